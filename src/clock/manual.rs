@@ -1,0 +1,188 @@
+//! A clock that moves when it is told to.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use crate::clock::{Clock, Sleep, Timer};
+use crate::nanos::Nanos;
+
+/// A clock for tests and simulations: it stands still until it is advanced.
+///
+/// Clones share the time. [`advance`](ManualClock::advance) goes from one due time to the next, so that everything that
+/// waits happens at its own time, as it would in reality, and by the time it returns, permits that came due have
+/// been granted. [`jump`](ManualClock::jump) skips the times between, as a stalled machine does.
+///
+/// Works with any executor, and with blocking calls from other threads.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Clock, ManualClock, Nanos};
+///
+/// let clock = ManualClock::new();
+/// clock.advance(Duration::from_secs(2));
+/// assert_eq!(clock.now(), Nanos::new(2_000_000_000));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    now: Nanos,
+    /// Who sleeps until when. The second part of the key tells sleeps of the same time apart, in order.
+    sleepers: BTreeMap<(Nanos, u64), Waker>,
+    next_id: u64,
+}
+
+impl ManualClock {
+    /// A clock that stands at zero.
+    #[must_use]
+    pub fn new() -> ManualClock {
+        ManualClock::default()
+    }
+
+    /// A clock that stands at `now`.
+    #[must_use]
+    pub fn starting_at(now: Nanos) -> ManualClock {
+        let clock = ManualClock::default();
+        clock.lock().now = now;
+        clock
+    }
+
+    /// Moves forward by `span`, stopping at each time that somebody waits for.
+    pub fn advance(&self, span: Duration) {
+        let target = self.now().saturating_add(Nanos::from_duration(span));
+        while let Some(waker) = self.next_due(target) {
+            // Not under the lock: the waker may read this clock or sleep again.
+            waker.wake();
+        }
+        let mut shared = self.lock();
+        shared.now = shared.now.max(target);
+    }
+
+    /// Moves forward by `span` in one step, then wakes everybody who is due: a machine that stood still.
+    pub fn jump(&self, span: Duration) {
+        let target = self.now().saturating_add(Nanos::from_duration(span));
+        self.set(target);
+    }
+
+    /// Sets the time, also back, and wakes everybody who is due.
+    pub fn set(&self, now: Nanos) {
+        self.lock().now = now;
+        while let Some(waker) = self.next_due(now) {
+            waker.wake();
+        }
+    }
+
+    /// Moves to the next time at or before `target` that somebody waits for, and returns its waker.
+    fn next_due(&self, target: Nanos) -> Option<Waker> {
+        let mut shared = self.lock();
+        let due = shared.sleepers.first_entry().filter(|first| first.key().0 <= target)?;
+        let ((at, _), waker) = due.remove_entry();
+        shared.now = shared.now.max(at);
+        Some(waker)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Nanos {
+        self.lock().now
+    }
+}
+
+impl Timer for ManualClock {
+    type Sleep = ManualSleep;
+    type Domain = ();
+
+    fn domain(&self) {}
+
+    fn sleep_until(&self, at: Nanos) -> ManualSleep {
+        ManualSleep { clock: self.clone(), at, registered: None }
+    }
+
+    fn park_until(&self, at: Nanos) {
+        let mut sleep = self.sleep_until(at);
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        if Pin::new(&mut sleep).poll(&mut Context::from_waker(&waker)).is_pending() {
+            std::thread::park();
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// What [`ManualClock`] sleeps with.
+#[derive(Debug)]
+pub struct ManualSleep {
+    clock: ManualClock,
+    at: Nanos,
+    /// The key under which the clock keeps the waker.
+    registered: Option<(Nanos, u64)>,
+}
+
+impl ManualSleep {
+    /// Takes the waker out of the clock.
+    fn unregister(&mut self) -> Option<Waker> {
+        let key = self.registered.take()?;
+        self.clock.lock().sleepers.remove(&key)
+    }
+
+    /// Leaves the waker with the clock, or hands it back if it is time already. One look under one lock: no advance
+    /// can slip in between.
+    fn register(&mut self, waker: Waker) -> Option<Waker> {
+        let mut shared = self.clock.lock();
+        if self.at <= shared.now {
+            return Some(waker);
+        }
+        let key = (self.at, shared.next_id);
+        shared.next_id += 1;
+        shared.sleepers.insert(key, waker);
+        self.registered = Some(key);
+        None
+    }
+}
+
+impl Future for ManualSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        drop(self.unregister());
+        match self.register(context.waker().clone()) {
+            Some(_) => Poll::Ready(()),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Sleep for ManualSleep {
+    fn reset(mut self: Pin<&mut Self>, at: Nanos) {
+        let waker = self.unregister();
+        self.at = at;
+        if let Some(waker) = waker.and_then(|waker| self.register(waker)) {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for ManualSleep {
+    fn drop(&mut self) {
+        drop(self.unregister());
+    }
+}

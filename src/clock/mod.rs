@@ -1,0 +1,77 @@
+//! Clocks: what time it is, and how to wait for a later one.
+//!
+//! | clock | tells | waits with | use it for |
+//! |---|---|---|---|
+//! | [`SystemClock`] | the processor's time stamp counter | tokio's timer | the default |
+//! | [`TokioClock`] | tokio's clock, paused or not | tokio's timer | tests with paused time |
+//! | [`ManualClock`] | what you set | whoever advances it | tests and simulations |
+//!
+//! [`DefaultClock`] is [`SystemClock`], or [`TokioClock`] with the feature `test-util`.
+
+mod manual;
+mod system;
+mod tokio;
+
+pub use self::manual::{ManualClock, ManualSleep};
+pub use self::system::SystemClock;
+pub use self::tokio::{TokioClock, TokioSleep};
+
+use std::fmt::Debug;
+use std::pin::Pin;
+
+use crate::nanos::Nanos;
+
+/// The clock of a limiter that was made without one.
+#[cfg(not(feature = "test-util"))]
+pub type DefaultClock = SystemClock;
+
+/// The clock of a limiter that was made without one.
+#[cfg(feature = "test-util")]
+pub type DefaultClock = TokioClock;
+
+/// Tells the time.
+///
+/// An implementation should never go back. If it does, limiters stay within their bounds: time that is told twice
+/// earns permits once.
+pub trait Clock: Debug + Send + Sync + 'static {
+    /// The time since this clock's beginning.
+    fn now(&self) -> Nanos;
+}
+
+/// A clock that can also wait.
+///
+/// A limiter waits with one [`Sleep`] per event loop, however many tasks wait for permits. It polls the sleep from wherever
+/// it is called, with a waker that does the work of handing out permits. So `wake` must not be called
+/// while the timer holds a lock that polling, resetting or dropping a sleep would take.
+pub trait Timer: Clock {
+    /// A future that is ready at a set time.
+    type Sleep: Sleep;
+
+    /// Names an event loop. Sleeps made in the same one are woken by the same thread or threads.
+    type Domain: Copy + Debug + PartialEq + Send + 'static;
+
+    /// The event loop of the calling task.
+    ///
+    /// # Panics
+    ///
+    /// May panic where there is none.
+    fn domain(&self) -> Self::Domain;
+
+    /// Makes a future that is ready at `at`, in the event loop of the calling task.
+    ///
+    /// # Panics
+    ///
+    /// May panic where there is no event loop.
+    fn sleep_until(&self, at: Nanos) -> Self::Sleep;
+
+    /// Blocks the calling thread until `at`, or until the thread is unparked. It may return early for no reason.
+    ///
+    /// [`Nanos::MAX`] means until unparked.
+    fn park_until(&self, at: Nanos);
+}
+
+/// A future that is ready at a set time, and can be set anew.
+pub trait Sleep: Future<Output = ()> + Send + 'static {
+    /// Sets another time. Before it was ready, the waker of the last poll stays registered.
+    fn reset(self: Pin<&mut Self>, at: Nanos);
+}

@@ -1,0 +1,133 @@
+//! tokio's clock and timer.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use std::time::Duration;
+
+use tokio::runtime::{Handle, Id};
+use tokio::task::coop;
+use tokio::time::Instant;
+
+use crate::clock::{Clock, Sleep, Timer};
+use crate::nanos::Nanos;
+
+/// Reads tokio's clock, which tests can pause and advance.
+///
+/// With the feature `test-util` this is the clock of every limiter made without one, so that
+/// `#[tokio::test(start_paused = true)]` works. Without the feature, pass it to
+/// [`RateLimiter::with_clock`](crate::RateLimiter::with_clock). It costs about three times as much as the system clock.
+///
+/// tokio's paused time moves in whole milliseconds.
+///
+/// Blocking calls wait in real time and then look at tokio's clock again; under paused time they need
+/// somebody else to advance it.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Rate, RateLimiter, SmoothBursty, TokioClock};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
+/// assert_eq!(limiter.acquire().await, Duration::ZERO);
+/// assert_eq!(limiter.acquire().await, Duration::from_millis(200));
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct TokioClock {
+    start: Instant,
+}
+
+impl TokioClock {
+    /// A clock that begins now.
+    #[must_use]
+    pub fn new() -> TokioClock {
+        TokioClock { start: Instant::now() }
+    }
+}
+
+impl Default for TokioClock {
+    fn default() -> TokioClock {
+        TokioClock::new()
+    }
+}
+
+impl Clock for TokioClock {
+    fn now(&self) -> Nanos {
+        Nanos::from_duration(self.start.elapsed())
+    }
+}
+
+impl Timer for TokioClock {
+    type Sleep = TokioSleep;
+    type Domain = Id;
+
+    fn domain(&self) -> Id {
+        Handle::current().id()
+    }
+
+    fn sleep_until(&self, at: Nanos) -> TokioSleep {
+        TokioSleep::new(*self, at)
+    }
+
+    fn park_until(&self, at: Nanos) {
+        park_for(at, self.now());
+    }
+}
+
+/// Parks for the time from `now` to `at`, measured by the operating system.
+pub(super) fn park_for(at: Nanos, now: Nanos) {
+    if at == Nanos::MAX {
+        std::thread::park();
+    } else {
+        std::thread::park_timeout(at.saturating_since(now).as_duration());
+    }
+}
+
+/// What [`Timer::sleep_until`] makes for clocks that wait with tokio's timer.
+#[derive(Debug)]
+pub struct TokioSleep<C = TokioClock> {
+    clock: C,
+    // Boxed so that this future can move: there is one per event loop, not one per waiter.
+    sleep: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl<C: Clock> TokioSleep<C> {
+    pub(super) fn new(clock: C, at: Nanos) -> TokioSleep<C> {
+        let deadline = deadline(&clock, at);
+        TokioSleep { clock, sleep: Box::pin(tokio::time::sleep_until(deadline)) }
+    }
+}
+
+/// The instant in tokio's time at which `clock` will say `at`.
+fn deadline(clock: &impl Clock, at: Nanos) -> Instant {
+    // tokio itself takes 30 years for "far in the future".
+    let far = Nanos::from_duration(Duration::from_secs(30 * 365 * 86_400));
+    Instant::now() + at.saturating_since(clock.now()).min(far).as_duration()
+}
+
+impl<C: Clock + Unpin> Future for TokioSleep<C> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let sleep = &mut self.sleep;
+        // A task that has used up its budget must still be able to arm the alarm for all who wait.
+        let unlimited = std::pin::pin!(coop::unconstrained(std::future::poll_fn(|context| {
+            Poll::Ready(sleep.as_mut().poll(context))
+        })));
+        match unlimited.poll(context) {
+            Poll::Ready(result) => result,
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<C: Clock + Unpin> Sleep for TokioSleep<C> {
+    fn reset(mut self: Pin<&mut Self>, at: Nanos) {
+        let deadline = deadline(&self.clock, at);
+        self.sleep.as_mut().reset(deadline);
+    }
+}

@@ -1,0 +1,173 @@
+//! Every public error, and the refusal.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+/// Why a request got no permit.
+///
+/// A refusal is an ordinary outcome: small, `Copy`, made without allocation. Nothing was taken.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SmoothBursty};
+///
+/// let clock = ManualClock::new();
+/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock.clone());
+/// limiter.try_acquire()?;
+/// let refusal = limiter.try_acquire().unwrap_err();
+/// assert_eq!(refusal, Refusal::Limited { retry_after: Duration::from_millis(200) });
+/// clock.advance(Duration::from_millis(200));
+/// limiter.try_acquire()?;
+/// # Ok::<(), Refusal>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Not now, perhaps later: no permit is due, or others wait for it.
+    Limited {
+        /// If nobody else comes, the same call succeeds this much later, and not a nanosecond earlier.
+        /// [`Duration::MAX`] means never within the clock's time.
+        retry_after: Duration,
+    },
+    /// Never: the request is larger than the policy can ever give at once. Waiting does not help.
+    ExceedsBurst {
+        /// The permits asked for.
+        requested: u32,
+        /// The most permits that one request can have.
+        burst: u32,
+    },
+    /// Zero permits were asked for, which is neither granted nor refused by any rule: ask for at least one.
+    ZeroPermits,
+}
+
+impl Refusal {
+    /// How long to wait before the same call can succeed; `None` if it never can.
+    #[must_use]
+    pub fn retry_after(self) -> Option<Duration> {
+        match self {
+            Refusal::Limited { retry_after } => Some(retry_after),
+            Refusal::ExceedsBurst { .. } | Refusal::ZeroPermits => None,
+        }
+    }
+
+    /// Whether waiting can help.
+    #[must_use]
+    pub fn is_limited(self) -> bool {
+        matches!(self, Refusal::Limited { .. })
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Limited { retry_after: Duration::MAX } => f.write_str("limited, no permit is ever due"),
+            Refusal::Limited { retry_after } => write!(f, "limited, retry after {retry_after:?}"),
+            Refusal::ExceedsBurst { requested, burst } => {
+                write!(f, "{requested} permits requested, burst is {burst}")
+            }
+            Refusal::ZeroPermits => f.write_str("0 permits requested, at least 1 is needed"),
+        }
+    }
+}
+
+impl Error for Refusal {}
+
+/// Why a [`Rate`](crate::Rate) could not be made.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RateError {
+    /// The number of permits is zero or negative.
+    NotPositive {
+        /// The number given.
+        permits: f64,
+        /// The period it was given for.
+        period: Duration,
+    },
+    /// The number of permits is infinite or not a number.
+    NotFinite {
+        /// The number given.
+        permits: f64,
+    },
+    /// The period is zero or longer than [`Rate::MAX_PERIOD`](crate::Rate::MAX_PERIOD).
+    Period {
+        /// The period given.
+        period: Duration,
+    },
+    /// The text is not of the form `PERMITS/PERIOD`.
+    Syntax {
+        /// The text given.
+        text: Box<str>,
+    },
+}
+
+impl fmt::Display for RateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RateError::NotPositive { permits, period } => match period.as_secs() {
+                _ if period.subsec_nanos() > 0 => write!(f, "rate {permits}/{period:?} is not above zero"),
+                1 => write!(f, "rate {permits}/s is not above zero"),
+                60 => write!(f, "rate {permits}/min is not above zero"),
+                3600 => write!(f, "rate {permits}/h is not above zero"),
+                _ => write!(f, "rate {permits}/{period:?} is not above zero"),
+            },
+            RateError::NotFinite { permits } => write!(f, "rate of {permits} permits is not a finite number"),
+            RateError::Period { period } => {
+                write!(f, "period {period:?} is not between 1ns and {:?}", crate::Rate::MAX_PERIOD)
+            }
+            RateError::Syntax { text } => write!(
+                f,
+                "{text:?} is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms"
+            ),
+        }
+    }
+}
+
+impl Error for RateError {}
+
+/// Why a policy could not be made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The time for which unused permits are saved is longer than the limit.
+    MaxBurst {
+        /// The time given.
+        max_burst: Duration,
+        /// The longest possible.
+        limit: Duration,
+    },
+    /// The warm-up period is longer than the limit.
+    WarmUp {
+        /// The period given.
+        warm_up: Duration,
+        /// The longest possible.
+        limit: Duration,
+    },
+    /// The cold factor is not a number between 1 and the limit.
+    ColdFactor {
+        /// The factor given.
+        cold_factor: f64,
+        /// The largest possible.
+        limit: f64,
+    },
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PolicyError::MaxBurst { max_burst, limit } => {
+                write!(f, "permits of {max_burst:?} cannot be saved, the limit is {limit:?}")
+            }
+            PolicyError::WarmUp { warm_up, limit } => {
+                write!(f, "warm-up of {warm_up:?} is too long, the limit is {limit:?}")
+            }
+            PolicyError::ColdFactor { cold_factor, limit } => {
+                write!(f, "cold factor {cold_factor} is not between 1 and {limit}")
+            }
+        }
+    }
+}
+
+impl Error for PolicyError {}

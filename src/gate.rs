@@ -1,0 +1,395 @@
+//! The gate: the policy and its state in front, the queue behind.
+//!
+//! # How the two halves meet
+//!
+//! `waiting` is the length of the line. While it is zero, a request asks the policy directly: one load, one clock reading, one
+//! compare-and-swap. Otherwise it takes the queue's lock, serves those who are due, and goes behind the rest.
+//!
+//! | operation | ordering | why |
+//! |---|---|---|
+//! | `waiting` is stored, under the lock | Relaxed | see below |
+//! | `waiting` is loaded, without the lock | Relaxed | see below |
+//! | policy state | as in `policy/cell.rs` | |
+//! | everything else | under the lock | |
+//!
+//! **Nobody overtakes.** The promise: a request that begins after a waiter has joined the line goes behind it. "After" means
+//! happens-before, by whatever the program uses to order the two. The store of `waiting` then happens before the load, and
+//! coherence makes the load see it or something later, at any ordering. A request that overlaps with the joining may
+//! have read zero and take a permit a moment later: it came first, and is served first. The waiter's alarm then rings
+//! before its permit is there, and is set again.
+//!
+//! **No lost wake-up.** Whatever can make permits come *earlier* (a refund, a rate, a dropped wait) runs under the lock, and so
+//! does joining the line: either the one who joins asks the policy afterwards, or the change finds it in line. A taker without
+//! the lock only makes permits come later, and an alarm that rings too early is set again. So there is no pattern of
+//! store-then-load on two sides, which would need sequential consistency.
+//!
+//! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping against a grant, blocked threads;
+//! with twins that ask before they lock, or forget to look again.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::limiter::Status;
+use crate::nanos::Nanos;
+use crate::policy::{Policy, limited};
+use crate::rate::Rate;
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
+use crate::wait::queue::{After, Kind, Queue, Seen, Source};
+
+/// What a limiter and its futures share.
+pub(crate) struct Gate<P: Policy, C: Timer> {
+    policy: P,
+    state: P::State,
+    clock: C,
+    waiting: AtomicUsize,
+    /// In nanoseconds.
+    catch_up: AtomicU64,
+    queue: Mutex<Queue<P, C>>,
+}
+
+/// A request on its way: what a future keeps.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    n: u32,
+    place: Place,
+    /// When it was first polled.
+    since: Nanos,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Not polled yet. With a time: refused if it would take longer.
+    New { within: Option<Nanos> },
+    /// In the queue, under this key.
+    Queued(u32),
+    /// It has its answer.
+    Done,
+}
+
+/// Who polls.
+#[derive(Clone, Copy)]
+pub(crate) enum Poller<'a> {
+    Task(&'a Waker),
+    Thread(&'a Waker),
+}
+
+impl Wait {
+    pub(crate) fn new(n: u32, within: Option<Duration>) -> Wait {
+        let within = within.map(Nanos::from_duration);
+        Wait { n, place: Place::New { within }, since: Nanos::ZERO }
+    }
+
+    pub(crate) fn permits(&self) -> u32 {
+        self.n
+    }
+}
+
+impl<P: Policy, C: Timer> Gate<P, C> {
+    pub(crate) fn new(policy: P, clock: C, catch_up: Duration) -> Self {
+        let state = policy.start(clock.now());
+        Gate {
+            policy,
+            state,
+            clock,
+            waiting: AtomicUsize::new(0),
+            catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
+            queue: Mutex::new(Queue::new()),
+        }
+    }
+
+    pub(crate) fn clock(&self) -> &C {
+        &self.clock
+    }
+
+    pub(crate) fn policy(&self) -> &P {
+        &self.policy
+    }
+
+    /// Takes `n` permits now or not at all.
+    #[inline]
+    pub(crate) fn try_acquire(&self, n: u32) -> Result<(), Refusal> {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            self.policy.try_acquire(&self.state, self.clock.now(), n).map(drop)
+        } else {
+            self.try_acquire_behind(n)
+        }
+    }
+
+    /// The same while others wait: serves who is due, and takes only what nobody waits for.
+    #[cold]
+    fn try_acquire_behind(&self, n: u32) -> Result<(), Refusal> {
+        self.policy.check(n)?;
+        self.with_queue(|queue, now, _| {
+            if queue.len() == 0 {
+                return self.policy.try_acquire(&self.state, now, n).map(drop);
+            }
+            Err(limited(self.policy.ready_at(&self.state, now, queue.weight(), n), now))
+        })
+    }
+
+    /// Polls a request: on behalf of a task or a blocked thread.
+    #[inline]
+    pub(crate) fn poll(
+        self: &Arc<Self>,
+        wait: &mut Wait,
+        poller: Poller<'_>,
+    ) -> Poll<Result<Duration, Refusal>> {
+        let answer = match wait.place {
+            Place::New { within } => {
+                wait.since = self.clock.now();
+                match self.enter_free(wait.n, wait.since) {
+                    Some(answer) => answer.map(|()| Duration::ZERO),
+                    None => match self.enter(wait.n, within, poller) {
+                        Ok(None) => Ok(Duration::ZERO),
+                        Ok(Some(key)) => {
+                            wait.place = Place::Queued(key);
+                            return Poll::Pending;
+                        }
+                        Err(refusal) => Err(refusal),
+                    },
+                }
+            }
+            Place::Queued(key) => match self.look(key, poller) {
+                Poll::Ready(answer) => {
+                    answer.map(|()| self.clock.now().saturating_since(wait.since).as_duration())
+                }
+                Poll::Pending => return Poll::Pending,
+            },
+            Place::Done => panic!("polled after it was ready"),
+        };
+        wait.place = Place::Done;
+        Poll::Ready(answer)
+    }
+
+    /// Asks the policy if nobody waits. `None`: go to the queue.
+    #[inline]
+    fn enter_free(&self, n: u32, now: Nanos) -> Option<Result<(), Refusal>> {
+        if self.waiting.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        match self.policy.try_acquire(&self.state, now, n) {
+            Ok(_) => Some(Ok(())),
+            Err(Refusal::Limited { .. }) => None,
+            Err(never) => Some(Err(never)),
+        }
+    }
+
+    /// Joins the queue, unless a permit is there after all. Returns the key of the entry.
+    fn enter(
+        self: &Arc<Self>,
+        n: u32,
+        within: Option<Nanos>,
+        poller: Poller<'_>,
+    ) -> Result<Option<u32>, Refusal> {
+        self.policy.check(n)?;
+        self.with_queue(|queue, now, _| {
+            if self.take_if_first(queue, now, n)? {
+                return Ok(None);
+            }
+            let deadline = self.deadline(queue, now, n, within)?;
+            let (kind, waker) = match poller {
+                Poller::Task(waker) => (self.task(queue, now), waker),
+                Poller::Thread(waker) => (Kind::Thread { looks_at: Nanos::MAX }, waker),
+            };
+            Ok(Some(queue.push(&self.policy, n, deadline, kind, Some(waker.clone()))))
+        })
+    }
+
+    /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
+    pub(crate) fn reserve(&self, n: u32) -> Result<Wait, Refusal> {
+        self.policy.check(n)?;
+        self.with_queue(|queue, now, _| {
+            let key = queue.push(&self.policy, n, Nanos::MAX, Kind::Nobody, None);
+            Ok(Wait { n, place: Place::Queued(key), since: now })
+        })
+    }
+
+    /// Takes `n` permits if nobody waits and they are there.
+    fn take_if_first(&self, queue: &Queue<P, C>, now: Nanos, n: u32) -> Result<bool, Refusal> {
+        if queue.len() > 0 {
+            return Ok(false);
+        }
+        match self.policy.try_acquire(&self.state, now, n) {
+            Ok(_) => Ok(true),
+            Err(Refusal::Limited { .. }) => Ok(false),
+            Err(never) => Err(never),
+        }
+    }
+
+    /// The latest time at which a newcomer can be served, or a refusal if it will be later.
+    fn deadline(
+        &self,
+        queue: &Queue<P, C>,
+        now: Nanos,
+        n: u32,
+        within: Option<Nanos>,
+    ) -> Result<Nanos, Refusal> {
+        let Some(within) = within else { return Ok(Nanos::MAX) };
+        let deadline = now.saturating_add(within);
+        let due = self.policy.ready_at(&self.state, now, queue.weight(), n);
+        if due > deadline || due == Nanos::MAX {
+            return Err(limited(due, deadline));
+        }
+        Ok(deadline)
+    }
+
+    /// A waiter that is a task of the calling event loop.
+    fn task(self: &Arc<Self>, queue: &mut Queue<P, C>, now: Nanos) -> Kind {
+        let alarm = queue.alarms.join(self, now);
+        // One per event loop.
+        Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX) }
+    }
+
+    /// Looks whether a queued request has its answer, and if not, leaves the waker.
+    fn look(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Poll<Result<(), Refusal>> {
+        // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
+        match lock(&self.queue).see(key) {
+            Seen::Granted => return Poll::Ready(Ok(())),
+            Seen::Refused(refusal) => return Poll::Ready(Err(refusal)),
+            Seen::Waiting(_) => {}
+        }
+        let mut hopeless = false;
+        let answer = self.with_queue(|queue, now, after| {
+            let kind = match queue.see(key) {
+                Seen::Granted => return Poll::Ready(Ok(())),
+                Seen::Refused(refusal) => return Poll::Ready(Err(refusal)),
+                Seen::Waiting(kind) => kind,
+            };
+            let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
+            queue.set_waker(key, waker, after);
+            match (poller, kind) {
+                (Poller::Task(_), Kind::Task { alarm }) => {
+                    hopeless = queue.alarms.is_hopeless(alarm as usize);
+                    if !hopeless {
+                        queue.alarms.renew(alarm as usize, &self.clock, now);
+                    }
+                }
+                (Poller::Task(_), Kind::Nobody) => {
+                    let kind = self.task(queue, now);
+                    queue.set_kind(key, kind);
+                }
+                // The time has come without a grant: look again at the next one.
+                (Poller::Thread(_), Kind::Thread { looks_at }) if looks_at > now => {}
+                (Poller::Thread(_), Kind::Thread { .. } | Kind::Nobody) => {
+                    queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX });
+                }
+                // A request is polled by tasks or by one thread, never by both.
+                (Poller::Task(_), Kind::Thread { .. }) | (Poller::Thread(_), Kind::Task { .. }) => {}
+            }
+            Poll::Pending
+        });
+        assert!(
+            !hopeless,
+            "the timer of this limiter fires long before its clock says so; if tokio's time is paused, enable tidegate's \
+             feature `test-util` or make the limiter with a `TokioClock`"
+        );
+        answer
+    }
+
+    /// Until when a blocked thread is to be parked.
+    pub(crate) fn looks_at(&self, wait: &Wait) -> Nanos {
+        let Place::Queued(key) = wait.place else { return Nanos::ZERO };
+        match lock(&self.queue).kind(key) {
+            Kind::Thread { looks_at } => looks_at,
+            Kind::Task { .. } | Kind::Nobody => Nanos::ZERO,
+        }
+    }
+
+    /// How long a request has still to wait, if nothing changes.
+    pub(crate) fn due_in(&self, wait: &Wait) -> Duration {
+        let Place::Queued(key) = wait.place else { return Duration::ZERO };
+        self.with_queue(|queue, now, _| queue.due_in(&self.source(), key, now))
+    }
+
+    /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
+    pub(crate) fn claim(&self, wait: &mut Wait) -> Result<bool, Refusal> {
+        let Place::Queued(key) = wait.place else { return Ok(true) };
+        match self.with_queue(|queue, _, _| queue.see(key)) {
+            Seen::Waiting(_) => return Ok(false),
+            Seen::Granted => wait.place = Place::Done,
+            Seen::Refused(refusal) => {
+                wait.place = Place::Done;
+                return Err(refusal);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Drops a request at any stage, and leaves no trace of it.
+    pub(crate) fn leave(&self, wait: &mut Wait) {
+        let Place::Queued(key) = std::mem::replace(&mut wait.place, Place::Done) else { return };
+        let mut after = After::new();
+        let mut queue = lock(&self.queue);
+        let now = self.clock.now();
+        queue.remove(&self.source(), key, now, &mut after);
+        self.finish(queue, now, after);
+    }
+
+    pub(crate) fn refund(&self, n: u32) {
+        self.with_queue(|_, now, _| self.policy.refund(&self.state, now, n));
+    }
+
+    pub(crate) fn set_rate(&self, rate: Rate) {
+        self.with_queue(|queue, now, after| {
+            self.policy.set_rate(&self.state, now, rate);
+            queue.retime(&self.source(), now, after);
+        });
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.ring();
+        }
+        let now = self.clock.now();
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        let status = self.policy.status(&self.state, now);
+        let full_in = status.full_at.saturating_since(now).as_duration();
+        Status { available: if waiting == 0 { status.available } else { 0 }, full_in, waiting }
+    }
+
+    pub(crate) fn set_catch_up(&self, catch_up: Duration) {
+        self.catch_up.store(Nanos::from_duration(catch_up).as_u64(), Ordering::Relaxed);
+    }
+
+    /// Somebody's alarm rang.
+    pub(crate) fn ring(&self) {
+        self.with_queue(|_, _, _| ());
+    }
+
+    fn source(&self) -> Source<'_, P> {
+        let catch_up = Nanos::new(self.catch_up.load(Ordering::Relaxed));
+        Source { policy: &self.policy, state: &self.state, catch_up }
+    }
+
+    /// Runs `work` with the queue, after those who are due were served.
+    fn with_queue<R>(&self, work: impl FnOnce(&mut Queue<P, C>, Nanos, &mut After<C>) -> R) -> R {
+        let mut after = After::new();
+        let mut queue = lock(&self.queue);
+        let now = self.clock.now();
+        queue.serve(&self.source(), now, &mut after);
+        let result = work(&mut queue, now, &mut after);
+        self.finish(queue, now, after);
+        result
+    }
+
+    /// Serves, tells how many wait, sees that somebody will look when the next one is due, unlocks, and wakes.
+    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<P, C>>, mut now: Nanos, mut after: After<C>) {
+        loop {
+            let due = queue.serve(&self.source(), now, &mut after);
+            self.waiting.store(queue.len(), Ordering::Relaxed);
+            let job = due.and_then(|due| queue.watch(due, now, &mut after));
+            drop(queue);
+            after.run();
+            let Some(mut job) = job else { return };
+            job.run();
+            queue = lock(&self.queue);
+            after.sleeps.extend(queue.alarms.put_back(job));
+            // Much may have happened meanwhile, and others left the alarm to us.
+            now = self.clock.now();
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! [`RateLimiter`]: a policy, a clock and a queue behind a few calls.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{DefaultClock, Timer};
+use crate::error::Refusal;
+use crate::gate::{Gate, Wait};
+use crate::policy::{Policy, SmoothBursty, SmoothWarmingUp};
+use crate::rate::Rate;
+use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation, blocking};
+
+/// Makes a program wait its turn: hands out permits at a rate, first come, first served.
+///
+/// Clones share one limit, one state and one queue; a clone costs a reference count. A limiter is `Send` and `Sync`.
+///
+/// | call | permits not due now |
+/// |---|---|
+/// | [`acquire`](RateLimiter::acquire), [`acquire_many`](RateLimiter::acquire_many) | waits |
+/// | [`try_acquire`](RateLimiter::try_acquire), [`try_acquire_many`](RateLimiter::try_acquire_many) | refuses at once |
+/// | [`try_acquire_within`](RateLimiter::try_acquire_within), [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) | waits if it takes no longer, else refuses at once |
+/// | [`blocking_acquire`](RateLimiter::blocking_acquire), … | waits in the same queue, from a plain thread |
+/// | [`reserve`](RateLimiter::reserve) | takes a place in the queue and tells when it is due |
+///
+/// # Fairness
+///
+/// Requests are served in the order in which they were first polled, whatever their size. Neither a newcomer nor a `try_` overtakes:
+/// while somebody waits, a `try_` gets only what nobody waits for. A waiter that is not polled, or was leaked, delays
+/// those behind it by its own turn and no more.
+///
+/// # Cancel safety
+///
+/// Every wait can be dropped at any time without a trace: no permit is lost, none invented, and those behind move up.
+///
+/// # Memory ordering
+///
+/// A permit establishes no happens-before between those who got one.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Rate, RateLimiter, Refusal, SmoothBursty, TokioClock};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Refusal> {
+/// # let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
+/// # const _: &str = stringify! {
+/// let limiter = RateLimiter::smooth_bursty(Rate::per_second(5));
+/// # };
+/// assert_eq!(limiter.acquire().await, Duration::ZERO);
+/// // The first one is paid for by the second, which is not due yet.
+/// assert!(limiter.try_acquire().is_err());
+/// assert_eq!(limiter.acquire_many(3).await?, Duration::from_millis(200));
+/// # Ok(())
+/// # }
+/// ```
+pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
+    gate: Arc<Gate<P, C>>,
+}
+
+/// What a limiter could give, and how many wait: a snapshot that may be outdated when it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// How many single permits a caller could have right now, one after the other; 0 while others wait.
+    pub available: u64,
+    /// How long until the limiter is full, if nobody takes anything and those who wait go away.
+    pub full_in: Duration,
+    /// How many requests wait.
+    pub waiting: usize,
+}
+
+/// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a busy executor more.
+const CATCH_UP: Duration = Duration::from_millis(5);
+
+impl RateLimiter<SmoothBursty> {
+    /// A steady `rate` that saves up to one second's worth of unused permits: Guava's default.
+    ///
+    /// For another burst, pass a [`SmoothBursty`] to [`new`](RateLimiter::new).
+    #[must_use]
+    pub fn smooth_bursty(rate: Rate) -> Self {
+        RateLimiter::new(SmoothBursty::new(rate))
+    }
+}
+
+impl RateLimiter<SmoothWarmingUp> {
+    /// A steady `rate` that starts at a third of it and reaches it after `warm_up` of demand.
+    ///
+    /// # Panics
+    ///
+    /// If `warm_up` is longer than [`SmoothWarmingUp::MAX_WARM_UP`], about 2.28 years.
+    #[must_use]
+    #[track_caller]
+    pub fn smooth_warming_up(rate: Rate, warm_up: Duration) -> Self {
+        RateLimiter::new(SmoothWarmingUp::new(rate, warm_up))
+    }
+}
+
+impl<P: Policy> RateLimiter<P> {
+    /// A limiter with this policy and the default clock.
+    ///
+    /// With the feature `test-util` the default clock is tokio's; then this panics outside of a tokio runtime only if
+    /// tokio's clock does.
+    #[must_use]
+    pub fn new(policy: P) -> Self {
+        RateLimiter::with_clock(policy, DefaultClock::new())
+    }
+}
+
+impl<P: Policy, C: Timer> RateLimiter<P, C> {
+    /// A limiter with this policy and this clock.
+    #[must_use]
+    pub fn with_clock(policy: P, clock: C) -> Self {
+        RateLimiter { gate: Arc::new(Gate::new(policy, clock, CATCH_UP)) }
+    }
+
+    /// Waits for one permit. Returns the time waited, zero if it was there.
+    ///
+    /// Cannot fail: every policy can give one permit some day. That day may be far off: with one permit per year, wait
+    /// with [`try_acquire_within`](RateLimiter::try_acquire_within).
+    ///
+    /// # Fairness
+    ///
+    /// First polled, first served.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Panics
+    ///
+    /// With the default clock, if it has to wait outside of a tokio runtime with time enabled.
+    #[inline]
+    pub fn acquire(&self) -> Acquire<'_, P, C> {
+        Acquire::new(&self.gate)
+    }
+
+    /// Waits for `n` permits at once. Returns the time waited.
+    ///
+    /// Who pays for a large request is the policy's rule: with Guava's two policies it is granted as soon as the request before
+    /// it is paid for, and delays the next.
+    ///
+    /// # Fairness
+    ///
+    /// First polled, first served, whatever `n`: those behind wait for a large request to be served.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::ZeroPermits`] if `n` is 0.
+    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once. Waiting does not help.
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    #[inline]
+    pub fn acquire_many(&self, n: u32) -> AcquireMany<'_, P, C> {
+        AcquireMany::new(&self.gate, n, None)
+    }
+
+    /// [`acquire`](RateLimiter::acquire) with a future that does not borrow the limiter.
+    pub fn acquire_owned(&self) -> AcquireOwned<P, C> {
+        AcquireOwned::new(self.gate.clone())
+    }
+
+    /// [`acquire_many`](RateLimiter::acquire_many) with a future that does not borrow the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn acquire_many_owned(&self, n: u32) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::new(self.gate.clone(), n, None)
+    }
+
+    /// Takes one permit now, or refuses.
+    ///
+    /// While nobody waits this takes no lock and allocates nothing, and a refusal writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Limited`] if no permit is due, or others wait for it. Its `retry_after` is exact: if nobody else comes, the
+    /// same call succeeds that much later and not before.
+    #[inline]
+    pub fn try_acquire(&self) -> Result<(), Refusal> {
+        self.gate.try_acquire(1)
+    }
+
+    /// Takes `n` permits now, or refuses.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::Limited`] as for [`try_acquire`](RateLimiter::try_acquire).
+    /// - [`Refusal::ZeroPermits`] if `n` is 0.
+    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once.
+    #[inline]
+    pub fn try_acquire_many(&self, n: u32) -> Result<(), Refusal> {
+        self.gate.try_acquire(n)
+    }
+
+    /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends nothing.
+    ///
+    /// The decision is made on the first poll, for the place in the queue that the request would get. Once in the queue, it is
+    /// refused only if a change, such as a lower rate, makes its time come too late; then at once. What counts is
+    /// when the permit is due, not when a late timer tells.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Limited`] if the permit would be due later. Its `retry_after` tells when the same call, with the same
+    /// `within`, is accepted: not when the permit is due, but `within` before that.
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{Rate, RateLimiter, SmoothBursty, TokioClock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
+    /// limiter.acquire().await;
+    /// let refusal = limiter.try_acquire_within(Duration::from_millis(30)).await.unwrap_err();
+    /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(70)));
+    /// assert!(limiter.try_acquire_within(Duration::from_millis(100)).await.is_ok());
+    /// # }
+    /// ```
+    #[inline]
+    pub fn try_acquire_within(&self, within: Duration) -> AcquireMany<'_, P, C> {
+        AcquireMany::new(&self.gate, 1, Some(within))
+    }
+
+    /// [`try_acquire_within`](RateLimiter::try_acquire_within) for `n` permits at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_within`](RateLimiter::try_acquire_within), and:
+    ///
+    /// - [`Refusal::ZeroPermits`] if `n` is 0.
+    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once.
+    #[inline]
+    pub fn try_acquire_many_within(&self, n: u32, within: Duration) -> AcquireMany<'_, P, C> {
+        AcquireMany::new(&self.gate, n, Some(within))
+    }
+
+    /// [`try_acquire_within`](RateLimiter::try_acquire_within) with a future that does not borrow the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
+    pub fn try_acquire_within_owned(&self, within: Duration) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::new(self.gate.clone(), 1, Some(within))
+    }
+
+    /// [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) with a future that does not borrow the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
+    pub fn try_acquire_many_within_owned(&self, n: u32, within: Duration) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::new(self.gate.clone(), n, Some(within))
+    }
+
+    /// Blocks the calling thread until it has one permit. Returns the time waited.
+    ///
+    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the executor's thread. It needs no runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{Rate, RateLimiter};
+    ///
+    /// let limiter = RateLimiter::smooth_bursty(Rate::per_second(1000));
+    /// limiter.blocking_acquire();
+    /// limiter.blocking_acquire();
+    /// ```
+    pub fn blocking_acquire(&self) -> Duration {
+        // One permit is never refused for good.
+        blocking::acquire(&self.gate, Wait::new(1, None)).unwrap_or(Duration::MAX)
+    }
+
+    /// Blocks the calling thread until it has `n` permits at once. Returns the time waited.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn blocking_acquire_many(&self, n: u32) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::new(n, None))
+    }
+
+    /// Blocks the calling thread until it has one permit if that takes no longer than `within`; else refuses at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
+    pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::new(1, Some(within)))
+    }
+
+    /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
+    pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::new(n, Some(within)))
+    }
+
+    /// Takes a place in the queue for `n` permits, now, and tells when they are due.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn reserve(&self, n: u32) -> Result<Reservation<P, C>, Refusal> {
+        Ok(Reservation::new(self.gate.clone(), self.gate.reserve(n)?))
+    }
+
+    /// Gives back `n` permits that were acquired and not used. Those who wait move up at once.
+    ///
+    /// The limiter takes back what it has room for: it never becomes fuller than full. It does not know whom a permit
+    /// was granted to, so give back only what you got.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
+    ///
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+    /// limiter.try_acquire_many(10)?;
+    /// assert!(limiter.try_acquire().is_err());
+    /// limiter.refund(10);
+    /// limiter.try_acquire()?;
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn refund(&self, n: u32) {
+        self.gate.refund(n);
+    }
+
+    /// Changes the rate, now, also for those who wait.
+    ///
+    /// What happens to saved permits and to debts is the policy's rule; see [`SmoothBursty`] and [`SmoothWarmingUp`]. A request
+    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at once. The cost
+    /// grows with the number of waiters.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
+    ///
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), ManualClock::new());
+    /// limiter.try_acquire()?;
+    /// let first = limiter.reserve(1)?;
+    /// let second = limiter.reserve(1)?;
+    /// assert_eq!(second.due_in(), Duration::from_secs(2));
+    /// limiter.set_rate(Rate::per_second(10));
+    /// // The debt of a second was made at the old rate and stays; the permits to come are ten times as fast.
+    /// assert_eq!(second.due_in(), Duration::from_millis(1100));
+    /// # drop(first);
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn set_rate(&self, rate: Rate) {
+        self.gate.set_rate(rate);
+    }
+
+    /// The rate, exactly as it was given.
+    #[must_use]
+    pub fn rate(&self) -> Rate {
+        self.gate.policy().rate()
+    }
+
+    /// What could be had now, when the limiter is full again, and how many wait. Takes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
+    ///
+    /// let policy = SmoothBursty::new(Rate::per_second(5)).start_full();
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// // Five are saved, and one more is granted that the next caller pays.
+    /// assert_eq!(limiter.status().available, 6);
+    /// limiter.try_acquire()?;
+    /// assert_eq!(limiter.status().available, 5);
+    /// assert_eq!(limiter.status().full_in, Duration::from_millis(200));
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.gate.status()
+    }
+
+    /// The policy.
+    #[must_use]
+    pub fn policy(&self) -> &P {
+        self.gate.policy()
+    }
+
+    /// The clock.
+    #[must_use]
+    pub fn clock(&self) -> &C {
+        self.gate.clock()
+    }
+
+    /// Sets how far back a waiter's grant can be charged; 5 ms unless set.
+    ///
+    /// Timers are late. A grant is charged as of the time it was due, so that lateness does not slow the limiter
+    /// down, but at most this far back, so that a program that stood still does not let everything through at once. More makes
+    /// the average exact on a busier machine; a span of length *d* can see `rate * catch_up` more permits.
+    pub fn set_catch_up(&self, catch_up: Duration) {
+        self.gate.set_catch_up(catch_up);
+    }
+}
+
+impl<P: Policy, C: Timer> Clone for RateLimiter<P, C> {
+    fn clone(&self) -> Self {
+        RateLimiter { gate: self.gate.clone() }
+    }
+}
+
+impl<P: Policy, C: Timer> fmt::Debug for RateLimiter<P, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimiter").field("policy", self.policy()).field("status", &self.status()).finish()
+    }
+}

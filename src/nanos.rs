@@ -1,0 +1,74 @@
+//! Time as the policies see it: whole nanoseconds since a clock's own beginning.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A point in time, or a span of it, in whole nanoseconds since the [`Clock`](crate::Clock)'s beginning.
+///
+/// A `u64` of nanoseconds lasts 584 years. All arithmetic saturates: [`Nanos::MAX`] means "never".
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::Nanos;
+///
+/// let at = Nanos::from_duration(Duration::from_millis(5));
+/// assert_eq!(at.as_u64(), 5_000_000);
+/// assert_eq!(at.saturating_add(Nanos::MAX), Nanos::MAX);
+/// assert_eq!(Nanos::from_duration(Duration::MAX), Nanos::MAX);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nanos(u64);
+
+impl Nanos {
+    /// The beginning of a clock's time.
+    pub const ZERO: Nanos = Nanos(0);
+    /// The end of time. A permit that is due at this time is never due.
+    pub const MAX: Nanos = Nanos(u64::MAX);
+
+    /// Makes a time from a number of nanoseconds.
+    #[must_use]
+    pub const fn new(nanos: u64) -> Nanos {
+        Nanos(nanos)
+    }
+
+    /// Makes a time from a duration. More than 584 years becomes [`Nanos::MAX`].
+    #[must_use]
+    pub const fn from_duration(duration: Duration) -> Nanos {
+        let nanos = duration.as_nanos();
+        // The comparison makes the cast exact.
+        #[allow(clippy::cast_possible_truncation)]
+        if nanos > u64::MAX as u128 { Nanos::MAX } else { Nanos(nanos as u64) }
+    }
+
+    /// The number of nanoseconds.
+    #[must_use]
+    pub const fn as_u64(self) -> u64 {
+        self.0
+    }
+
+    /// The same span as a [`Duration`]. [`Nanos::MAX`] becomes [`Duration::MAX`].
+    #[must_use]
+    pub const fn as_duration(self) -> Duration {
+        if self.0 == u64::MAX { Duration::MAX } else { Duration::from_nanos(self.0) }
+    }
+
+    /// This time plus a span; [`Nanos::MAX`] instead of an overflow.
+    #[must_use]
+    pub const fn saturating_add(self, span: Nanos) -> Nanos {
+        Nanos(self.0.saturating_add(span.0))
+    }
+
+    /// The span from `earlier` to this time; zero if `earlier` is later. "Never" minus anything is "never".
+    #[must_use]
+    pub const fn saturating_since(self, earlier: Nanos) -> Nanos {
+        if self.0 == u64::MAX { Nanos::MAX } else { Nanos(self.0.saturating_sub(earlier.0)) }
+    }
+}
+
+impl fmt::Display for Nanos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Nanos::MAX { f.write_str("never") } else { write!(f, "{:?}", self.as_duration()) }
+    }
+}

@@ -1,0 +1,74 @@
+//! The one compare-and-swap loop that every one-word policy runs on.
+//!
+//! # Memory ordering
+//!
+//! **Shared.** One atomic word: a `u64`, or a `u128` where a policy needs two numbers.
+//!
+//! | operation | ordering | pairs with | why |
+//! |---|---|---|---|
+//! | load | Relaxed | nothing | a first guess; a stale one is corrected by the exchange |
+//! | compare and exchange, success | Relaxed | nothing | reads the newest value of the word, or fails |
+//! | compare and exchange, failure | Relaxed | nothing | the next guess |
+//!
+//! **Why enough.** The bad execution is two takers that both spend the same permit. Each successful exchange reads
+//! the latest value in the word's modification order and puts its own directly behind, so the second one
+//! sees what the first one spent. The word carries its whole meaning; no other memory is published through it.
+//! A refusal from a stale guess is a refusal that was right a moment earlier, in a call that overlaps with
+//! the change. **Why not more.** An acquire without a release, or the reverse, would publish nothing.
+//!
+//! The rate is other memory: a taker may price its permits by the rate that was just replaced, as if it had
+//! come before the change. It never sees half a rate: that is [`published`](super::published)'s promise.
+//!
+//! **Promise.** None: a grant establishes no happens-before between callers.
+//!
+//! **Checked by** `loom-tests/cell.rs`, with a load-and-store twin that double-spends.
+
+use crate::sync::{AtomicU64, AtomicU128, Ordering};
+
+/// A word of state that is replaced as a whole.
+pub(crate) trait Cell {
+    type Word: Copy;
+    fn load(&self) -> Self::Word;
+    /// Replaces `current` by `new`, or returns the word that is there instead; may fail for no reason.
+    fn exchange(&self, current: Self::Word, new: Self::Word) -> Result<(), Self::Word>;
+}
+
+impl Cell for AtomicU64 {
+    type Word = u64;
+
+    fn load(&self) -> u64 {
+        self.load(Ordering::Relaxed)
+    }
+
+    fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
+        self.compare_exchange_weak(current, new, Ordering::Relaxed, Ordering::Relaxed).map(drop)
+    }
+}
+
+impl Cell for AtomicU128 {
+    type Word = u128;
+
+    fn load(&self) -> u128 {
+        self.load(Ordering::Relaxed)
+    }
+
+    fn exchange(&self, current: u128, new: u128) -> Result<(), u128> {
+        self.compare_exchange_weak(current, new, Ordering::Relaxed, Ordering::Relaxed).map(drop)
+    }
+}
+
+/// Applies a pure step until it is applied to the newest word. An error from the step writes nothing.
+#[inline]
+pub(crate) fn update<C: Cell, R, E>(
+    cell: &C,
+    step: impl Fn(C::Word) -> Result<(C::Word, R), E>,
+) -> Result<R, E> {
+    let mut word = cell.load();
+    loop {
+        let (new, result) = step(word)?;
+        match cell.exchange(word, new) {
+            Ok(()) => return Ok(result),
+            Err(newer) => word = newer,
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The price of permits: how many ticks `n` of them take at a rate, rounded up once per request.
+
+use crate::policy::ticks;
+use crate::rate::Rate;
+
+/// The time between two permits as the fraction `ticks / permits`, never smaller than the true one.
+///
+/// The fraction is exact where both numbers fit 64 bits after reduction, which holds for every rate of a whole number
+/// of permits. Otherwise (floats of many digits) it is at most 2^-62 of itself too large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interval {
+    /// The price of one permit, kept because nearly everybody asks for one.
+    one: u64,
+    /// Zero for an unlimited rate.
+    ticks: u64,
+    /// Zero for a rate so slow that one permit outlasts the clock.
+    permits: u64,
+}
+
+impl Interval {
+    pub(crate) fn new(rate: Rate) -> Interval {
+        if rate.is_unlimited() {
+            return Interval { one: 0, ticks: 0, permits: 1 };
+        }
+        let (digits, exponent, period) = rate.parts();
+        let mut ticks = u128::from(period) * u128::from(ticks::PER_NANO);
+        let mut permits = u128::from(digits);
+        for _ in 0..exponent.unsigned_abs() {
+            // The side that grows; both lose four bits when it is about to run over, rounded against the caller.
+            let grows = if exponent > 0 { &mut permits } else { &mut ticks };
+            *grows *= 10;
+            if ticks.max(permits) >= 1 << 120 {
+                ticks = ticks.div_ceil(16);
+                permits >>= 4;
+            }
+        }
+        let divisor = gcd(ticks, permits).max(1);
+        (ticks, permits) = (ticks / divisor, permits / divisor);
+        while ticks.max(permits) > u128::from(u64::MAX) {
+            ticks = ticks.div_ceil(2);
+            permits >>= 1;
+        }
+        // Both were just brought below 2^64.
+        #[allow(clippy::cast_possible_truncation)]
+        let (ticks, permits) = (ticks as u64, permits as u64);
+        let one = price(ticks, permits, 1);
+        Interval { one, ticks, permits }
+    }
+
+    /// Ticks for `n` permits, rounded up; [`ticks::NEVER`] instead of an overflow.
+    pub(crate) fn price(self, n: u32) -> u64 {
+        if n == 1 { self.one } else { price(self.ticks, self.permits, n) }
+    }
+
+    /// Whether everything is free.
+    pub(crate) fn is_unlimited(self) -> bool {
+        self.ticks == 0
+    }
+
+    pub(crate) fn to_words(self) -> [u64; 3] {
+        [self.one, self.ticks, self.permits]
+    }
+
+    pub(crate) fn from_words([one, ticks, permits]: [u64; 3]) -> Interval {
+        Interval { one, ticks, permits }
+    }
+}
+
+fn price(ticks: u64, permits: u64, n: u32) -> u64 {
+    if permits == 0 {
+        return ticks::NEVER;
+    }
+    // One machine division where the product fits, as it does for most.
+    match ticks.checked_mul(u64::from(n)) {
+        Some(product) => product.div_ceil(permits),
+        None => {
+            let quotient = (u128::from(ticks) * u128::from(n)).div_ceil(u128::from(permits));
+            u64::try_from(quotient).unwrap_or(ticks::NEVER)
+        }
+    }
+}
+
+fn gcd(mut a: u128, mut b: u128) -> u128 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    #[test]
+    fn prices_of_plain_rates() {
+        let five = Interval::new(Rate::per_second(5));
+        assert_eq!(five.price(1), 3_200_000_000);
+        assert_eq!(five.price(3), 9_600_000_000);
+        // A third of a tick each, rounded up once per request.
+        let fast = Interval::new(Rate::per_second(48_000_000_000));
+        assert_eq!((fast.price(1), fast.price(3), fast.price(4)), (1, 1, 2));
+        assert_eq!(Interval::new(Rate::UNLIMITED).price(u32::MAX), 0);
+    }
+
+    #[test]
+    fn extreme_rates_end_in_limited() -> Result<(), crate::RateError> {
+        for (permits, one) in [(f64::from_bits(1), ticks::NEVER), (1e-13, ticks::NEVER), (f64::MAX, 1)] {
+            assert_eq!(Interval::new(Rate::from_per_second(permits)?).price(1), one, "{permits}");
+        }
+        assert_eq!(Interval::new(Rate::new(1, Rate::MAX_PERIOD)?).price(u32::MAX), ticks::NEVER);
+        Ok(())
+    }
+
+    proptest! {
+        /// Whole permits: exactly the quotient rounded up, from big integers.
+        #[test]
+        fn price_is_exact(permits in 1u64.., period in 1u64..=1 << 60, n in 1u32..) {
+            let rate = Rate::new(permits, Duration::from_nanos(period))?;
+            let exact = (u128::from(period) * 16 * u128::from(n)).div_ceil(u128::from(permits));
+            let got = Interval::new(rate).price(n);
+            prop_assert_eq!(u128::from(got), exact.min(u128::from(u64::MAX)));
+        }
+
+        /// Floats: never cheaper than the true price, and closer than a tick and a 2^-52th.
+        #[test]
+        fn price_of_a_float_is_close(permits in 1e-3f64..1e12, n in 1u32..100_000) {
+            let got = Interval::new(Rate::from_per_second(permits)?).price(n) as f64;
+            let exact = f64::from(n) * 16e9 / permits;
+            prop_assert!(got >= exact * (1.0 - 1e-15) && got <= exact * (1.0 + 1e-15) + 1.0, "{} {}", got, exact);
+        }
+    }
+}

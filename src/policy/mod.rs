@@ -1,0 +1,111 @@
+//! Policies: the rules by which permits come due, without clocks, queues or threads.
+//!
+//! A policy is configuration plus a rule. Its state is separate, so one policy can serve many states. Time is always
+//! an argument: a policy can be simulated, replayed and tested with times of your choice.
+//!
+//! | policy | state | who pays for `n` permits | unused permits | use it for |
+//! |---|---|---|---|---|
+//! | [`SmoothBursty`] | one `u64` | the next caller | saved, free | a steady rate with spare capacity |
+//! | [`SmoothWarmingUp`] | one `u128` | the next caller | saved, dearer | a service that is slow after idling |
+//!
+//! # Examples
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate::policy::{Policy, SmoothBursty};
+//! use tidegate::{Nanos, Rate};
+//!
+//! let policy = SmoothBursty::new(Rate::per_second(10));
+//! let state = policy.start(Nanos::ZERO);
+//! policy.try_acquire(&state, Nanos::ZERO, 5)?;
+//! // Five permits were granted at once; the next caller waits for them.
+//! assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 1), Nanos::new(500_000_000));
+//! # Ok::<(), tidegate::Refusal>(())
+//! ```
+
+pub(crate) mod cell;
+pub(crate) mod interval;
+pub(crate) mod published;
+mod smooth_bursty;
+mod smooth_warming_up;
+pub(crate) mod ticks;
+
+pub use smooth_bursty::{BurstyCharge, BurstyState, SmoothBursty};
+pub use smooth_warming_up::{SmoothWarmingUp, WarmingUpCharge, WarmingUpState};
+
+use std::fmt::Debug;
+
+use crate::error::Refusal;
+use crate::nanos::Nanos;
+use crate::rate::Rate;
+
+/// A rule that says when permits are due.
+///
+/// Every method takes the time as an argument and may be called from many threads at once. Times need not rise:
+/// a caller may have read its clock a moment before another.
+///
+/// Implement it to bring a rule of your own; [`RateLimiter`](crate::RateLimiter) adds the waiting. The contract: a refusal
+/// changes nothing, [`try_acquire`](Policy::try_acquire) succeeds at the time that [`ready_at`](Policy::ready_at) tells with nobody
+/// ahead, if nothing happened meanwhile, and nothing panics.
+pub trait Policy: Debug + Send + Sync + 'static {
+    /// What one limiter, or one key, keeps in memory.
+    type State: Debug + Send + Sync + 'static;
+
+    /// What one grant took, so that exactly this can be put back.
+    type Charge: Copy + Debug + Send + 'static;
+
+    /// The state of a limiter that begins at `now`.
+    fn start(&self, now: Nanos) -> Self::State;
+
+    /// Takes `n` permits at the time `at`, atomically.
+    ///
+    /// # Errors
+    ///
+    /// A [`Refusal`]; then nothing was written.
+    fn try_acquire(&self, state: &Self::State, at: Nanos, n: u32) -> Result<Self::Charge, Refusal>;
+
+    /// Says without taking anything whether a request of `n` permits can ever be granted.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::ZeroPermits`] or [`Refusal::ExceedsBurst`].
+    fn check(&self, n: u32) -> Result<(), Refusal>;
+
+    /// What a request of `n` permits weighs in a sum of requests that go first, in the policy's own unit.
+    fn weight(&self, n: u32) -> u64;
+
+    /// The earliest time at which `n` permits can be had, if requests of the summed weight `ahead` are served first and
+    /// nothing happens before `at`. A time in the past means "now"; [`Nanos::MAX`] means never.
+    fn ready_at(&self, state: &Self::State, at: Nanos, ahead: u64, n: u32) -> Nanos;
+
+    /// Puts back what one grant took, as if it had not been. What would have been lost by now, because the limiter would
+    /// have been full without this grant, is not given back: permits are never invented.
+    fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge);
+
+    /// Gives back `n` permits that were acquired and not used. The limiter never becomes fuller than full.
+    fn refund(&self, state: &Self::State, at: Nanos, n: u32);
+
+    /// Changes the rate. Each policy states what happens to saved permits and debts.
+    fn set_rate(&self, state: &Self::State, at: Nanos, rate: Rate);
+
+    /// The rate, as it was given.
+    fn rate(&self) -> Rate;
+
+    /// What could be had at the time `at`: a snapshot that may be outdated when it returns.
+    fn status(&self, state: &Self::State, at: Nanos) -> PolicyStatus;
+}
+
+/// What a policy could give at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyStatus {
+    /// How many single permits could be had right now, one after the other.
+    pub available: u64,
+    /// When the limiter is full again if nobody takes anything; in the past if it is full.
+    pub full_at: Nanos,
+}
+
+/// The refusal of a request that is due at `due`.
+#[inline]
+pub(crate) fn limited(due: Nanos, at: Nanos) -> Refusal {
+    Refusal::Limited { retry_after: due.saturating_since(at).as_duration() }
+}

@@ -1,0 +1,67 @@
+//! A few words that change rarely and are read on every decision, always as one.
+//!
+//! Two slots and a version. The version's lowest bit names the slot to read; a writer fills the other slot and
+//! then raises the version. A reader that finds the version unchanged after reading has read one
+//! publication. It retries only if a whole publication happened meanwhile, so a stalled writer holds up nobody.
+//!
+//! # Memory ordering
+//!
+//! | operation | ordering | pairs with | why |
+//! |---|---|---|---|
+//! | writer stores a word | Release | reader's word load | a reader that sees it also sees the version that freed the slot |
+//! | writer stores the version | Release | reader's first version load | the words of the new slot are seen whole |
+//! | reader loads the version | Acquire | writer's version store | as above |
+//! | reader loads a word | Acquire | writer's word store | as above |
+//! | reader loads the version again | Relaxed | | ordered behind the words by their acquire |
+//!
+//! **Why enough.** The bad execution: at version *v* a reader reads one word of publication *v* and one of *v + 2*, which
+//! uses the same slot. The word of *v + 2* was stored after version *v + 1*; the reader's acquire load of
+//! it makes version *v + 1* visible, so its second look at the version differs and it retries.
+//!
+//! **Checked by** `loom-tests/published.rs`, with a twin that does not look again.
+
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+
+#[derive(Debug)]
+pub(crate) struct Published<const N: usize> {
+    version: AtomicU64,
+    slots: [[AtomicU64; N]; 2],
+    /// One writer at a time.
+    writer: Mutex<()>,
+}
+
+impl<const N: usize> Published<N> {
+    pub(crate) fn new(words: [u64; N]) -> Self {
+        Published {
+            version: AtomicU64::new(0),
+            slots: [words.map(AtomicU64::new), words.map(AtomicU64::new)],
+            writer: Mutex::new(()),
+        }
+    }
+
+    /// The `M` words from `first` on, of one publication.
+    #[inline]
+    pub(crate) fn read<const M: usize>(&self, first: usize) -> [u64; M] {
+        let mut version = self.version.load(Ordering::Acquire);
+        loop {
+            let slot = &self.slots[usize::from(version & 1 == 1)];
+            let words = std::array::from_fn(|i| slot[first + i].load(Ordering::Acquire));
+            let newer = self.version.load(Ordering::Relaxed);
+            if newer == version {
+                return words;
+            }
+            // The second look was relaxed: start again from one that shows the slot's words.
+            version = self.version.load(Ordering::Acquire);
+        }
+    }
+
+    pub(crate) fn publish(&self, words: [u64; N]) {
+        let _one_writer = lock(&self.writer);
+        // Only writers change the version, and this is the only writer.
+        let version = self.version.load(Ordering::Relaxed).wrapping_add(1);
+        for (word, slot) in words.into_iter().zip(&self.slots[usize::from(version & 1 == 1)]) {
+            slot.store(word, Ordering::Release);
+        }
+        self.version.store(version, Ordering::Release);
+    }
+}

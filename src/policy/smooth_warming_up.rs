@@ -1,0 +1,416 @@
+//! SmoothWarmingUp: a steady rate that is slower after idling.
+//!
+//! # Algorithm
+//!
+//! [`SmoothBursty`](super::SmoothBursty) treats saved permits as spare capacity: they are free. But a service that idled may be
+//! slower, not faster: caches went stale, connections closed. Then a saved permit should cost *more* than a fresh
+//! one. So remember, beside the time of the next grant, how cold the service is.
+//!
+//! Coldness is a time between 0 (warm) and the warm-up period *W* (cold). Idling adds the time that passed; *W* of idling makes
+//! the service cold, whatever the rate. A permit takes coldness away and costs an interval, plus a surcharge while the
+//! coldness is above a threshold *T*:
+//!
+//! ```text
+//!  price of a permit
+//!   F x interval |                      .
+//!                |                   .  |
+//!                |                .     |
+//!                |             .        |
+//!       interval |----------.           |
+//!                |          |           |
+//!                +----------+-----------+---- coldness
+//!                0          T           W
+//! ```
+//!
+//! The surcharge of several permits is an area under the ramp, so `n` at once cost the same as `n` one by one. With cold factor
+//! *F*, a permit takes `k` intervals of coldness, `k = 2 (1 + F) / (5 + F)`, and `T = W (1 + F) / (5 + F)`: with Guava's factor 3, `k` is 1
+//! and `T` is half of *W*. Going from *W* to *T* at full demand takes *W* of time. All of this is free of the rate, so a
+//! rate change leaves both numbers alone.
+//!
+//! Worked example, 2 per second, *W* = 4 s, *F* = 3, cold, eight permits at time 0: the waits are 0, 1.375, 1.125, 0.875, 0.625, then 0.5 s
+//! each. The first permit costs the interval of 0.5 s plus an area of 0.875 s, and the second one waits for that.
+//!
+//! ## When idle time cools
+//!
+//! In Guava a program that polls with `tryAcquire` can keep a short warm-up cold for ever: it is refused because the next
+//! permit is expensive, and by the time it asks again enough idle time has passed to be as cold as before. Here **a gap
+//! no longer than the cold interval (*F* x interval) does not cool; a longer one counts in full.** A caller that asks
+//! that often is held back by the coldness itself, and must be able to work it off; one that asks less often is
+//! granted every time, cold or not. [`SmoothWarmingUp::cool_at_once`] restores Guava's rule.
+//!
+//! # State word
+//!
+//! | bits | name | unit | range | at the edges |
+//! |---|---|---|---|---|
+//! | 0..64 | next free time | 1/16 ns | the clock's beginning to 34 years after it | saturates: limited for ever |
+//! | 64..128 | coldness | 1/16 ns | 0 to *W* | clamped |
+//!
+//! Two numbers, since neither follows from the other, in one `u128`, so that they change together.
+//!
+//! # Invariant
+//!
+//! In any span of length *d*, single permits: at most `1 + rate * d`: warming up saves nothing that could burst. And
+//! from cold, the first permits come at no more than `rate / F`. Tests: `tests/policy_properties.rs`.
+//!
+//! # Memory ordering
+//!
+//! One word under the shared loop: see `policy/cell.rs`.
+//!
+//! # Source
+//!
+//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothWarmingUp`). Where we deviate, besides the cooling: ticks of 1/16 ns where
+//! Guava cuts to whole microseconds three times per request; a warm-up of zero limits (in Guava it turns
+//! everything free); sums saturate (in Guava they wrap).
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::cell::{Cell, update};
+use crate::policy::interval::Interval;
+use crate::policy::published::Published;
+use crate::policy::{Policy, PolicyStatus, limited, ticks};
+use crate::rate::Rate;
+use crate::sync::AtomicU128;
+
+/// A steady rate that is slower after idling and speeds up under demand.
+///
+/// Guava's `SmoothWarmingUp`. It starts cold: at first permits come at the rate divided by the cold factor (3 by
+/// default), and reach the full rate after the warm-up period of steady demand. As long an idle time makes it cold again.
+///
+/// As with [`SmoothBursty`](super::SmoothBursty), a request of any size is granted as soon as the one before is paid for, and is paid
+/// by the next. There are no free saved permits, so there is no burst.
+///
+/// When the rate changes, coldness and debt are kept. Leaving [`Rate::UNLIMITED`], the limiter is warm.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::policy::{Policy, SmoothWarmingUp};
+/// use tidegate::{Nanos, Rate};
+///
+/// let policy = SmoothWarmingUp::new(Rate::per_second(2), Duration::from_secs(4));
+/// let state = policy.start(Nanos::ZERO);
+/// policy.try_acquire(&state, Nanos::ZERO, 1)?;
+/// // Cold: the second permit is due after 1.375 s, not after 0.5 s.
+/// assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 1), Nanos::new(1_375_000_000));
+/// # Ok::<(), tidegate::Refusal>(())
+/// ```
+///
+/// # Source
+///
+/// `SmoothRateLimiter.SmoothWarmingUp` of Guava 31.1; deviations are listed in `src/policy/smooth_warming_up.rs`.
+#[derive(Debug)]
+pub struct SmoothWarmingUp {
+    /// The rate as given (three words) and the interval it makes (three words).
+    rate: Published<6>,
+    /// *W* in ticks.
+    warm_up: u64,
+    cold_factor: f64,
+    curve: Curve,
+    start_warm: bool,
+    cool_at_once: bool,
+}
+
+/// The constants of the price curve. The cold factor is a float in the configuration; here it is fixed point.
+#[derive(Clone, Copy, Debug)]
+struct Curve {
+    /// *T* in ticks.
+    threshold: u64,
+    /// *W* - *T* in ticks.
+    ramp: u64,
+    /// How many ticks of coldness a tick of price takes away, in fixed point.
+    cooling: u128,
+    /// (F - 1)(F + 5) / (4 (F + 1)), the weight of the surcharge, in fixed point.
+    steepness: u128,
+    /// F in fixed point.
+    cold_factor: u128,
+}
+
+/// Fraction bits in the fixed point of [`Curve`]: the error of a factor stays below 10^-13, and the largest product,
+/// a tick count of 64 bits times a cold factor of 20, below 2^128.
+const FRACTION: u32 = 44;
+
+/// The state of one [`SmoothWarmingUp`]: two numbers in one word.
+#[derive(Debug)]
+pub struct WarmingUpState {
+    word: AtomicU128,
+}
+
+/// The two numbers of the state word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Word {
+    /// Ticks of idling not yet worked off, up to *W*.
+    coldness: u64,
+    /// The tick at which the next request is granted.
+    next: u64,
+}
+
+impl Word {
+    fn decode(bits: u128) -> Word {
+        // The two halves.
+        #[allow(clippy::cast_possible_truncation)]
+        Word { coldness: (bits >> 64) as u64, next: bits as u64 }
+    }
+
+    fn encode(self) -> u128 {
+        u128::from(self.coldness) << 64 | u128::from(self.next)
+    }
+}
+
+/// What one grant of a [`SmoothWarmingUp`] took.
+#[derive(Clone, Copy, Debug)]
+pub struct WarmingUpCharge {
+    /// The next free time right after the grant.
+    after: u64,
+    /// By how many ticks the grant moved it.
+    price: u64,
+    /// How many ticks of coldness it worked off.
+    coldness: u64,
+}
+
+impl SmoothWarmingUp {
+    /// The longest warm-up period, about 2.28 years.
+    pub const MAX_WARM_UP: Duration = ticks::MAX_SPAN;
+    /// The largest cold factor.
+    pub const MAX_COLD_FACTOR: f64 = 1e6;
+
+    /// A steady `rate`, reached after `warm_up` of steady demand; cold factor 3; starts cold.
+    ///
+    /// A warm-up of zero is allowed: then every permit costs one interval and nothing is ever saved.
+    ///
+    /// # Panics
+    ///
+    /// If `warm_up` is longer than [`MAX_WARM_UP`](SmoothWarmingUp::MAX_WARM_UP). For values from a configuration,
+    /// use [`try_new`](SmoothWarmingUp::try_new).
+    #[must_use]
+    #[track_caller]
+    pub fn new(rate: Rate, warm_up: Duration) -> SmoothWarmingUp {
+        match SmoothWarmingUp::try_new(rate, warm_up, 3.0) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A steady `rate`, reached after `warm_up`; cold permits come at `rate / cold_factor`.
+    ///
+    /// # Errors
+    ///
+    /// - [`PolicyError::WarmUp`] if `warm_up` is longer than [`MAX_WARM_UP`](SmoothWarmingUp::MAX_WARM_UP).
+    /// - [`PolicyError::ColdFactor`] if `cold_factor` is not a number from 1 to
+    ///   [`MAX_COLD_FACTOR`](SmoothWarmingUp::MAX_COLD_FACTOR).
+    pub fn try_new(rate: Rate, warm_up: Duration, cold_factor: f64) -> Result<SmoothWarmingUp, PolicyError> {
+        let Some(ticks) = ticks::from_span(warm_up) else {
+            return Err(PolicyError::WarmUp { warm_up, limit: SmoothWarmingUp::MAX_WARM_UP });
+        };
+        if !(1.0..=SmoothWarmingUp::MAX_COLD_FACTOR).contains(&cold_factor) {
+            return Err(PolicyError::ColdFactor { cold_factor, limit: SmoothWarmingUp::MAX_COLD_FACTOR });
+        }
+        Ok(SmoothWarmingUp {
+            rate: Published::new(words(rate)),
+            warm_up: ticks,
+            cold_factor,
+            curve: Curve::new(ticks, cold_factor),
+            start_warm: false,
+            cool_at_once: false,
+        })
+    }
+
+    /// Starts warm, at the full rate.
+    #[must_use]
+    pub fn start_warm(self) -> SmoothWarmingUp {
+        SmoothWarmingUp { start_warm: true, ..self }
+    }
+
+    /// Lets every gap between requests cool, as Guava does, also one no longer than the cold interval.
+    ///
+    /// Then a caller that polls a little slower than the rate can find a short warm-up cold for ever.
+    #[must_use]
+    pub fn cool_at_once(self) -> SmoothWarmingUp {
+        SmoothWarmingUp { cool_at_once: true, ..self }
+    }
+
+    /// The cold factor, as it was given.
+    #[must_use]
+    pub fn cold_factor(&self) -> f64 {
+        self.cold_factor
+    }
+
+    #[inline]
+    fn interval(&self) -> Interval {
+        Interval::from_words(self.rate.read(3))
+    }
+
+    /// The state at `at`, after the idle time since the next free time, if any, has cooled.
+    fn idled(&self, word: Word, at: u64, interval: Interval) -> Word {
+        let Some(idle) = at.checked_sub(word.next).filter(|idle| *idle >= ticks::PER_NANO) else {
+            // Waiting, or a gap below the clock's resolution, which is rounding.
+            return word;
+        };
+        let cools = self.cool_at_once || idle > self.curve.cold_interval(interval);
+        let coldness =
+            if cools { word.coldness.saturating_add(idle).min(self.warm_up) } else { word.coldness };
+        Word { coldness, next: at }
+    }
+
+    /// The price of `n` permits from a coldness, and the coldness they work off.
+    fn price(&self, coldness: u64, base: u64) -> (u64, u64) {
+        let worked_off = self.curve.worked_off(base).min(coldness);
+        let surcharge = self.curve.surcharge(coldness) - self.curve.surcharge(coldness - worked_off);
+        (base.saturating_add(surcharge), worked_off)
+    }
+
+    /// The rule. The error is the tick at which the request is due.
+    fn step(&self, word: Word, at: u64, n: u32, interval: Interval) -> Result<(Word, WarmingUpCharge), u64> {
+        if word.next > at {
+            return Err(word.next);
+        }
+        let Word { coldness, next } = self.idled(word, at, interval);
+        let (price, worked_off) = self.price(coldness, interval.price(n));
+        let after = next.saturating_add(price);
+        let charge = WarmingUpCharge { after, price: after - next, coldness: worked_off };
+        Ok((Word { coldness: coldness - worked_off, next: after }, charge))
+    }
+}
+
+impl Curve {
+    fn new(warm_up: u64, factor: f64) -> Curve {
+        // Floats belong to the configuration: each becomes an integer here, once. All are in range, since the
+        // factor lies between 1 and 10^6.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let fixed = |x: f64| (x * (1u64 << FRACTION) as f64) as u128;
+        let share = fixed((1.0 + factor) / (5.0 + factor));
+        // Below `warm_up`, since the share is below one.
+        let threshold = u64::try_from((u128::from(warm_up) * share) >> FRACTION).unwrap_or(warm_up);
+        Curve {
+            threshold,
+            ramp: warm_up - threshold,
+            cooling: 2 * share,
+            steepness: fixed((factor - 1.0) * (factor + 5.0) / (4.0 * (factor + 1.0))),
+            cold_factor: fixed(factor),
+        }
+    }
+
+    /// The surcharge for working off all of a coldness: steepness * u^2 / ramp, with u the part above the threshold.
+    ///
+    /// A difference of two of these is the price of going from one coldness to another. Rounding each up, not the
+    /// difference, makes the prices of steps add up to the price of the whole way.
+    fn surcharge(&self, coldness: u64) -> u64 {
+        let above = u128::from(coldness.saturating_sub(self.threshold));
+        if above == 0 {
+            return 0;
+        }
+        // above <= ramp <= 2^60, so the square fits, and so does the quotient times a steepness below 2^(18 + 44).
+        let area = (above * above).div_ceil(u128::from(self.ramp));
+        saturate((area * self.steepness).div_ceil(1 << FRACTION))
+    }
+
+    /// The coldness that permits of a base price work off.
+    fn worked_off(&self, base: u64) -> u64 {
+        saturate((u128::from(base) * self.cooling) >> FRACTION)
+    }
+
+    /// The price of a permit when cold.
+    fn cold_interval(&self, interval: Interval) -> u64 {
+        saturate((u128::from(interval.price(1)) * self.cold_factor) >> FRACTION)
+    }
+}
+
+fn saturate(ticks: u128) -> u64 {
+    u64::try_from(ticks).unwrap_or(u64::MAX)
+}
+
+fn words(rate: Rate) -> [u64; 6] {
+    let [a, b, c] = rate.to_words();
+    let [d, e, f] = Interval::new(rate).to_words();
+    [a, b, c, d, e, f]
+}
+
+/// Replaces the state whatever it is.
+fn replace(state: &WarmingUpState, new: impl Fn(Word) -> Word) {
+    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
+}
+
+impl Policy for SmoothWarmingUp {
+    type State = WarmingUpState;
+    type Charge = WarmingUpCharge;
+
+    fn start(&self, now: Nanos) -> WarmingUpState {
+        let coldness = if self.start_warm { 0 } else { self.warm_up };
+        let word = Word { coldness, next: ticks::from_nanos(now) };
+        WarmingUpState { word: AtomicU128::new(word.encode()) }
+    }
+
+    fn try_acquire(&self, state: &WarmingUpState, at: Nanos, n: u32) -> Result<WarmingUpCharge, Refusal> {
+        self.check(n)?;
+        let (tick, interval) = (ticks::from_nanos(at), self.interval());
+        update(&state.word, |bits| {
+            let (word, charge) = self.step(Word::decode(bits), tick, n, interval)?;
+            Ok((word.encode(), charge))
+        })
+        .map_err(|next| limited(ticks::to_nanos(next), at))
+    }
+
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        if n == 0 { Err(Refusal::ZeroPermits) } else { Ok(()) }
+    }
+
+    fn weight(&self, n: u32) -> u64 {
+        self.interval().price(n)
+    }
+
+    fn ready_at(&self, state: &WarmingUpState, at: Nanos, ahead: u64, _n: u32) -> Nanos {
+        let word = Word::decode(Cell::load(&state.word));
+        if ahead == 0 {
+            return ticks::to_nanos(word.next);
+        }
+        let Word { coldness, next } = self.idled(word, ticks::from_nanos(at), self.interval());
+        ticks::to_nanos(next.saturating_add(self.price(coldness, ahead).0))
+    }
+
+    fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge) {
+        let at = ticks::from_nanos(at);
+        replace(state, |word| {
+            // Of the time taken, the future part is given back. In the past part the limiter would have been idle and
+            // would have cooled.
+            let back = charge.price.min(charge.after.saturating_sub(at));
+            let idle = charge.price - back;
+            let coldness = word.coldness.saturating_add(charge.coldness).saturating_add(idle);
+            Word { coldness: coldness.min(self.warm_up), next: word.next.saturating_sub(back) }
+        });
+    }
+
+    fn refund(&self, state: &WarmingUpState, at: Nanos, n: u32) {
+        let at = ticks::from_nanos(at);
+        let base = self.interval().price(n);
+        // A permit given back is a debt not owed. What exceeds the debt is dropped: nothing is saved here that would make
+        // a later permit cheaper.
+        replace(state, |word| Word { next: word.next.saturating_sub(base).max(at).min(word.next), ..word });
+    }
+
+    fn set_rate(&self, state: &WarmingUpState, at: Nanos, rate: Rate) {
+        let was_unlimited = self.interval().is_unlimited();
+        self.rate.publish(words(rate));
+        if was_unlimited && !rate.is_unlimited() {
+            let at = ticks::from_nanos(at);
+            replace(state, |word| Word { coldness: 0, next: word.next.max(at) });
+        }
+    }
+
+    fn rate(&self) -> Rate {
+        Rate::from_words(self.rate.read(0))
+    }
+
+    fn status(&self, state: &WarmingUpState, at: Nanos) -> PolicyStatus {
+        let word = Word::decode(Cell::load(&state.word));
+        let tick = ticks::from_nanos(at);
+        let available = match word.next > tick {
+            true => 0,
+            false if self.interval().is_unlimited() => u64::MAX,
+            false => 1,
+        };
+        PolicyStatus { available, full_at: ticks::to_nanos(word.next) }
+    }
+}

@@ -1,0 +1,67 @@
+//! The unit of every state word: a sixteenth of a nanosecond.
+
+use std::time::Duration;
+
+use crate::nanos::Nanos;
+
+/// Ticks in a nanosecond.
+///
+/// A whole nanosecond is too coarse for an interval: 700,000/s would be 0.04 % wrong. A 16th keeps the
+/// error of rounding up below 65 ppm at 1 M/s, and a `u64` of them still lasts 36.5 years.
+pub(crate) const PER_NANO: u64 = 16;
+
+/// The tick of time zero. What lies before it is room for permits saved before the clock began: a full bucket
+/// at time zero was empty 2.28 years ago. The 34 years after it are the clock's.
+pub(crate) const ORIGIN: u64 = 1 << 60;
+
+/// A state at this tick is never free again: [`from_nanos`] stays below.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// The longest span for which permits can be saved or a warm-up can last, about 2.28 years.
+pub(crate) const MAX_SPAN: Duration = Duration::from_nanos(ORIGIN / PER_NANO);
+
+/// The tick of a time. After 34 years it stands still below [`NEVER`], so overflow means "limited".
+pub(crate) const fn from_nanos(at: Nanos) -> u64 {
+    let tick = at.as_u64().saturating_mul(PER_NANO).saturating_add(ORIGIN);
+    if tick == NEVER { NEVER - 1 } else { tick }
+}
+
+/// The first whole nanosecond at or after a tick.
+pub(crate) const fn to_nanos(tick: u64) -> Nanos {
+    // A tick that no reading of the clock reaches is never due.
+    if tick > from_nanos(Nanos::MAX) {
+        Nanos::MAX
+    } else {
+        Nanos::new(tick.saturating_sub(ORIGIN).div_ceil(PER_NANO))
+    }
+}
+
+/// A span in ticks, `None` if it is longer than [`MAX_SPAN`].
+pub(crate) const fn from_span(span: Duration) -> Option<u64> {
+    if span.as_nanos() > MAX_SPAN.as_nanos() {
+        return None;
+    }
+    Some(Nanos::from_duration(span).as_u64() * PER_NANO)
+}
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_time_is_never_reached() {
+        assert!(from_nanos(Nanos::MAX) < NEVER);
+        assert_eq!(to_nanos(NEVER), Nanos::MAX);
+        assert_eq!(to_nanos(0), Nanos::ZERO);
+        assert_eq!(from_span(MAX_SPAN), Some(ORIGIN));
+        assert_eq!(from_span(Duration::MAX), None);
+    }
+
+    #[test]
+    fn a_time_is_reached_not_before_its_tick() {
+        for tick in [ORIGIN, ORIGIN + 1, ORIGIN + 15, ORIGIN + 16, ORIGIN + 17] {
+            let at = to_nanos(tick);
+            assert!(from_nanos(at) >= tick && from_nanos(at) - tick < PER_NANO);
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! [`Rate`]: permits per period, kept exactly as written.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::RateError;
+
+const SECOND: u64 = 1_000_000_000;
+const MINUTE: u64 = 60 * SECOND;
+const HOUR: u64 = 60 * MINUTE;
+const DAY: u64 = 24 * HOUR;
+
+/// The units of a period, longest first: the name, and its nanoseconds.
+const UNITS: [(&str, u64); 7] =
+    [("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
+
+/// A number of permits per period of time: "5 per second", "1000 per 100 ms".
+///
+/// A rate is exact. It is stored as written, a decimal number of permits and a whole number of nanoseconds, so the
+/// rate read back from a limiter is the rate that was given. For the same reason two rates are equal
+/// only if both numbers are: `300/min` is as fast as `5/s`, but a policy that counts over a period treats them
+/// differently, so they are not equal. To compare speeds, use [`as_per_second`](Rate::as_per_second).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::Rate;
+///
+/// let rate = Rate::new(1000, Duration::from_millis(100))?;
+/// assert_eq!(rate.to_string(), "1000/100ms");
+/// assert_eq!("1000/100ms".parse::<Rate>()?, rate);
+/// assert_eq!("2.5/s".parse::<Rate>()?.as_per_second(), 2.5);
+/// assert_eq!("0/s".parse::<Rate>().unwrap_err().to_string(), "rate 0/s is not above zero");
+/// # Ok::<(), tidegate::RateError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rate {
+    /// Digits of the number of permits. Zero only in `UNLIMITED`.
+    digits: u64,
+    /// Power of ten by which `digits` are multiplied; zero for a whole number of permits.
+    exponent: i16,
+    /// Nanoseconds, at least 1 and at most `MAX_PERIOD`. Zero only in `UNLIMITED`.
+    period: u64,
+}
+
+impl Rate {
+    /// The longest period of a rate: 2^60 ns, about 36.5 years.
+    pub const MAX_PERIOD: Duration = Duration::from_nanos(1 << 60);
+
+    /// No limit. A limiter with this rate grants everything at once.
+    ///
+    /// This is a value of its own. No number overflows into it: an infinite `f64` is an error.
+    pub const UNLIMITED: Rate = Rate { digits: 0, exponent: 0, period: 0 };
+
+    /// `permits` per second.
+    ///
+    /// # Panics
+    ///
+    /// If `permits` is 0. In a constant this is a build error. For numbers from a configuration, use
+    /// [`Rate::new`] or parse a string.
+    #[must_use]
+    #[track_caller]
+    pub const fn per_second(permits: u64) -> Rate {
+        Rate::per(permits, SECOND)
+    }
+
+    /// `permits` per minute.
+    ///
+    /// # Panics
+    ///
+    /// If `permits` is 0, as [`per_second`](Rate::per_second).
+    #[must_use]
+    #[track_caller]
+    pub const fn per_minute(permits: u64) -> Rate {
+        Rate::per(permits, MINUTE)
+    }
+
+    /// `permits` per hour.
+    ///
+    /// # Panics
+    ///
+    /// If `permits` is 0, as [`per_second`](Rate::per_second).
+    #[must_use]
+    #[track_caller]
+    pub const fn per_hour(permits: u64) -> Rate {
+        Rate::per(permits, HOUR)
+    }
+
+    #[track_caller]
+    const fn per(permits: u64, period: u64) -> Rate {
+        assert!(permits > 0, "a rate of 0 permits is not above zero");
+        Rate { digits: permits, exponent: 0, period }
+    }
+
+    /// `permits` per `period`.
+    ///
+    /// # Errors
+    ///
+    /// - [`RateError::NotPositive`] if `permits` is 0.
+    /// - [`RateError::Period`] if `period` is 0 or longer than [`Rate::MAX_PERIOD`].
+    pub const fn new(permits: u64, period: Duration) -> Result<Rate, RateError> {
+        if permits == 0 {
+            return Err(RateError::NotPositive { permits: 0.0, period });
+        }
+        match nanos_of(period) {
+            Some(period) => Ok(Rate { digits: permits, exponent: 0, period }),
+            None => Err(RateError::Period { period }),
+        }
+    }
+
+    /// `permits` per second, from a float: any finite number above zero.
+    ///
+    /// The float is taken as the shortest decimal that reads back as the same float, so `0.1` is one permit per ten
+    /// seconds exactly, and [`as_per_second`](Rate::as_per_second) returns the very number given.
+    ///
+    /// # Errors
+    ///
+    /// - [`RateError::NotPositive`] if it is zero or negative.
+    /// - [`RateError::NotFinite`] if it is infinite or not a number. For no limit, use [`Rate::UNLIMITED`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::Rate;
+    ///
+    /// assert_eq!(Rate::from_per_second(0.1)?.as_per_second(), 0.1);
+    /// assert!(Rate::from_per_second(f64::NAN).is_err());
+    /// assert!(Rate::from_per_second(-1.0).is_err());
+    /// # Ok::<(), tidegate::RateError>(())
+    /// ```
+    pub fn from_per_second(permits: f64) -> Result<Rate, RateError> {
+        Rate::from_float(permits, Duration::from_secs(1))
+    }
+
+    /// `permits` per `period`, from a float.
+    fn from_float(permits: f64, period: Duration) -> Result<Rate, RateError> {
+        if !permits.is_finite() {
+            return Err(RateError::NotFinite { permits });
+        }
+        if permits <= 0.0 {
+            return Err(RateError::NotPositive { permits, period });
+        }
+        let period = nanos_of(period).ok_or(RateError::Period { period })?;
+        // The standard library writes the shortest decimal that reads back the same: at most 17 digits, so they
+        // fit, and an exponent between -340 and 308.
+        let shortest = format!("{permits:e}");
+        let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let digits = format!("{whole}{fraction}").parse().unwrap_or(1);
+        let shift = i16::try_from(fraction.len()).unwrap_or(i16::MAX);
+        let exponent = exponent.parse::<i16>().unwrap_or(0) - shift;
+        Ok(Rate { digits, exponent, period }.plain())
+    }
+
+    /// Writes a whole number without an exponent, where it fits, so that `5.0` and `5` are the same rate.
+    fn plain(mut self) -> Rate {
+        while self.exponent > 0
+            && let Some(digits) = self.digits.checked_mul(10)
+        {
+            self.digits = digits;
+            self.exponent -= 1;
+        }
+        self
+    }
+
+    /// Whether this is [`Rate::UNLIMITED`].
+    #[must_use]
+    pub const fn is_unlimited(self) -> bool {
+        self.period == 0
+    }
+
+    /// The permits per second as a float, for display and statistics: infinity if unlimited.
+    ///
+    /// A rate made by [`from_per_second`](Rate::from_per_second) gives back the same float.
+    #[must_use]
+    pub fn as_per_second(self) -> f64 {
+        if self.is_unlimited() {
+            return f64::INFINITY;
+        }
+        let permits = self.permits();
+        // No operation for a period of one second: what came from a float goes back unchanged.
+        if self.period == SECOND { permits } else { permits * (SECOND as f64 / self.period as f64) }
+    }
+
+    /// The period, or zero if the rate is unlimited.
+    #[must_use]
+    pub const fn period(self) -> Duration {
+        Duration::from_nanos(self.period)
+    }
+
+    /// The permits of one period as the nearest float.
+    fn permits(self) -> f64 {
+        // Reading the decimal is correctly rounded; a product of floats would not be.
+        format!("{}e{}", self.digits, self.exponent).parse().unwrap_or(f64::INFINITY)
+    }
+
+    /// Digits, power of ten and nanoseconds, for whoever computes with them. All zero if unlimited.
+    pub(crate) const fn parts(self) -> (u64, i16, u64) {
+        (self.digits, self.exponent, self.period)
+    }
+
+    /// Packs the rate into words that can be published atomically.
+    pub(crate) fn to_words(self) -> [u64; 3] {
+        [self.digits, u64::from(self.exponent.cast_unsigned()), self.period]
+    }
+
+    /// The reverse of [`to_words`](Rate::to_words).
+    pub(crate) fn from_words([digits, exponent, period]: [u64; 3]) -> Rate {
+        // Only the low 16 bits were ever set.
+        #[allow(clippy::cast_possible_truncation)]
+        Rate { digits, exponent: (exponent as u16).cast_signed(), period }
+    }
+}
+
+/// The nanoseconds of a period, if it is one that a rate can have.
+const fn nanos_of(period: Duration) -> Option<u64> {
+    let nanos = period.as_nanos();
+    if nanos == 0 || nanos > Rate::MAX_PERIOD.as_nanos() {
+        return None;
+    }
+    // At most 2^60, just checked.
+    #[allow(clippy::cast_possible_truncation)]
+    Some(nanos as u64)
+}
+
+/// Writes the rate so that parsing it gives the same rate: `5/s`, `2.5/s`, `100/min`, `1000/100ms`, `unlimited`.
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_unlimited() {
+            return f.write_str("unlimited");
+        }
+        let places = usize::from(self.exponent.unsigned_abs());
+        match self.exponent {
+            0 => write!(f, "{}", self.digits)?,
+            // A fraction of a few places is written out, anything stranger in scientific notation.
+            -20..0 => {
+                let digits = format!("{:0width$}", self.digits, width = places + 1);
+                let (whole, fraction) = digits.split_at(digits.len() - places);
+                write!(f, "{whole}.{fraction}")?;
+            }
+            _ => write!(f, "{}e{}", self.digits, self.exponent)?,
+        }
+        let (name, nanos) =
+            UNITS.into_iter().find(|(_, nanos)| self.period % nanos == 0).unwrap_or(("ns", 1));
+        match self.period / nanos {
+            1 => write!(f, "/{name}"),
+            count => write!(f, "/{count}{name}"),
+        }
+    }
+}
+
+impl fmt::Debug for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rate({self})")
+    }
+}
+
+/// Reads `PERMITS/PERIOD` or `unlimited`.
+///
+/// `PERMITS` is a number above zero, with a fraction or exponent if need be. `PERIOD` is `s`, `min`, `h`, `d`, `ms`,
+/// `us` or `ns`, with a whole number before it if it is not one: `100ms`. Spaces around the parts are ignored.
+impl FromStr for Rate {
+    type Err = RateError;
+
+    fn from_str(text: &str) -> Result<Rate, RateError> {
+        let syntax = || RateError::Syntax { text: text.into() };
+        if text.trim() == "unlimited" {
+            return Ok(Rate::UNLIMITED);
+        }
+        let (permits, period) = text.split_once('/').ok_or_else(syntax)?;
+        let (permits, period) = (permits.trim(), period.trim());
+        let unit = period.trim_start_matches(|c: char| c.is_ascii_digit());
+        let count = match &period[..period.len() - unit.len()] {
+            "" => 1,
+            digits => digits.parse::<u64>().map_err(|_| syntax())?,
+        };
+        let unit = unit.trim();
+        let (_, nanos) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(syntax)?;
+        let nanos = count.checked_mul(nanos).ok_or_else(syntax)?;
+        let period = Duration::from_nanos(nanos);
+        match permits.parse::<u64>() {
+            Ok(permits) => Rate::new(permits, period),
+            Err(_) => {
+                // A float accepts words like "inf" and "NaN"; from_float names them as what they are.
+                let permits = permits.parse::<f64>().map_err(|_| syntax())?;
+                Rate::from_float(permits, period)
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn text_goes_round() {
+        for text in
+            ["5/s", "100/min", "2.5/s", "1000/100ms", "7/h", "3/d", "0.001/s", "1/7us", "9/3ns", "unlimited"]
+        {
+            assert_eq!(text.parse::<Rate>().map(|rate| rate.to_string()), Ok(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn bad_text_is_named() {
+        for (text, error) in [
+            ("0/s", "rate 0/s is not above zero"),
+            ("-3/min", "rate -3/min is not above zero"),
+            ("NaN/s", "rate of NaN permits is not a finite number"),
+            ("inf/s", "rate of inf permits is not a finite number"),
+            ("1/0s", "period 0ns is not between 1ns and 1152921504.606846976s"),
+            ("1/99999d", "period 8639913600s is not between 1ns and 1152921504.606846976s"),
+            ("5", "\"5\" is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms"),
+            (
+                "5/week",
+                "\"5/week\" is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms",
+            ),
+            ("x/s", "\"x/s\" is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms"),
+            (
+                "1/99999999999999999999s",
+                "\"1/99999999999999999999s\" is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms",
+            ),
+        ] {
+            assert_eq!(text.parse::<Rate>().map_err(|e| e.to_string()), Err(error.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn whole_floats_are_whole_rates() {
+        assert_eq!(Rate::from_per_second(5.0), Ok(Rate::per_second(5)));
+        assert_eq!(Rate::from_per_second(1e6), Ok(Rate::per_second(1_000_000)));
+    }
+
+    #[test]
+    fn extreme_floats_read_back() {
+        for permits in [f64::from_bits(1), f64::MIN_POSITIVE, f64::MAX, 1e-13, 1.0000000000000002] {
+            assert_eq!(Rate::from_per_second(permits).map(Rate::as_per_second), Ok(permits));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_rate_reads_back(digits in 1u64.., exponent in -330i16..300, period in 1u64..=1 << 60) {
+            let rate = Rate { digits, exponent: 0, period };
+            prop_assert_eq!(rate.to_string().parse(), Ok(rate));
+            prop_assert_eq!(Rate::from_words(rate.to_words()), rate);
+            if let Ok(float) = format!("{digits}e{exponent}").parse::<f64>()
+                && float > 0.0
+                && float.is_finite()
+            {
+                let rate = Rate::from_per_second(float)?;
+                prop_assert_eq!(rate.as_per_second(), float);
+                prop_assert_eq!(rate.to_string().parse(), Ok(rate));
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The one place that chooses between the real atomics and locks and loom's.
+
+#[cfg(all(test, tidegate_loom))]
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+};
+#[cfg(all(test, tidegate_loom))]
+pub(crate) use loom::thread::{Thread, current as current_thread};
+#[cfg(all(test, tidegate_loom))]
+pub(crate) use twin::AtomicU128;
+
+#[cfg(not(all(test, tidegate_loom)))]
+pub(crate) use portable_atomic::AtomicU128;
+#[cfg(not(all(test, tidegate_loom)))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+};
+#[cfg(not(all(test, tidegate_loom)))]
+pub(crate) use std::thread::{Thread, current as current_thread};
+
+/// Locks, and goes on after a panic in another holder: every section leaves its data whole at each point
+/// where foreign code could unwind.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(all(test, tidegate_loom))]
+mod twin {
+    use super::Ordering;
+
+    /// Loom has no 128-bit atomic. A mutex around the value explores every interleaving of loads and
+    /// exchanges, but not what a relaxed ordering could show to other memory; see `loom-tests/README.md`.
+    #[derive(Debug)]
+    pub(crate) struct AtomicU128(loom::sync::Mutex<u128>);
+
+    impl AtomicU128 {
+        pub(crate) fn new(value: u128) -> Self {
+            AtomicU128(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn load(&self, _: Ordering) -> u128 {
+            *super::lock(&self.0)
+        }
+
+        pub(crate) fn compare_exchange_weak(
+            &self,
+            current: u128,
+            new: u128,
+            _: Ordering,
+            _: Ordering,
+        ) -> Result<u128, u128> {
+            let mut value = super::lock(&self.0);
+            if *value == current {
+                *value = new;
+                Ok(current)
+            } else {
+                Err(*value)
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Alarms: who looks at the queue when the next permit is due.
+//!
+//! The queue has one alarm per event loop in which tasks wait: a [`Sleep`](crate::clock::Sleep) set to the time at which the
+//! head of the queue is due, with a waker that serves the queue itself. So nobody depends on a waiter being polled, and
+//! a time that moves is one alarm to set, not one timer per waiter.
+//!
+//! Setting an alarm may call its waker on the spot, and the waker takes the queue's lock. So an alarm is taken out of
+//! the queue, set without the lock, and put back. Whoever finds it taken leaves it: the one who has it looks at the
+//! queue again when putting it back.
+//!
+//! # States of an alarm
+//!
+//! | `sleep` | `armed` | meaning | who changes it |
+//! |---|---|---|---|
+//! | there | none | set to nothing: new, or it rang | the next one to look at the queue takes it |
+//! | there | a time | rings at that time | taken when the head is due earlier; or it rings |
+//! | taken | | somebody sets it right now | that one puts it back |
+//! | gone | | its event loop is shutting down, or does not keep the clock's time | a waiter of that event loop makes a new one |
+
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Wake, Waker};
+
+use slab::Slab;
+
+use crate::clock::{Sleep, Timer};
+use crate::gate::Gate;
+use crate::nanos::Nanos;
+use crate::policy::Policy;
+use crate::sync::{AtomicBool, Ordering};
+
+/// How much later than the head is due the alarms of other event loops ring, in case the head's own is held up.
+const SLACK: Nanos = Nanos::new(5_000_000);
+
+/// How early an alarm may ring: two clocks that differ a little, or one that ticks in milliseconds.
+const EARLY: Nanos = Nanos::new(2_000_000);
+
+/// After so many rings that came far too early, the timer and the clock do not tell the same time.
+const TOO_OFTEN: u32 = 16;
+
+/// The waker of an alarm.
+struct Bell<P: Policy, C: Timer> {
+    /// Weak, so that a sleeping alarm does not keep a dropped limiter.
+    gate: Weak<Gate<P, C>>,
+    rung: Arc<AtomicBool>,
+}
+
+impl<P: Policy, C: Timer> Wake for Bell<P, C> {
+    fn wake(self: Arc<Self>) {
+        // Before the lock: whoever holds the queue, or the alarm, sees it when they look again.
+        self.rung.store(true, Ordering::Release);
+        if let Some(gate) = self.gate.upgrade() {
+            gate.ring();
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Place<S> {
+    Here(Pin<Box<S>>),
+    Taken,
+    Gone,
+}
+
+struct Alarm<C: Timer> {
+    domain: C::Domain,
+    /// How many tasks of this event loop wait.
+    users: usize,
+    sleep: Place<C::Sleep>,
+    waker: Waker,
+    rung: Arc<AtomicBool>,
+    /// When it was set, and to when.
+    armed: Option<(Nanos, Nanos)>,
+    /// How often in a row it rang far too early.
+    early: u32,
+}
+
+/// All alarms of a queue.
+pub(crate) struct Alarms<C: Timer> {
+    list: Slab<Alarm<C>>,
+}
+
+/// An alarm taken out to be set.
+pub(crate) struct Job<C: Timer> {
+    key: usize,
+    sleep: Pin<Box<C::Sleep>>,
+    waker: Waker,
+    rung: Arc<AtomicBool>,
+    since: Nanos,
+    at: Nanos,
+    /// Whether the waker has to be left with the timer anew.
+    register: bool,
+}
+
+/// What [`Alarms::check`] found.
+pub(crate) enum Found<C: Timer> {
+    /// All alarms are set.
+    Nothing,
+    /// This one has to be set.
+    Job(Job<C>),
+    /// The alarm of this key rang far too early. Its sleep is to be dropped, and its users make a new one.
+    Lost(usize, Pin<Box<C::Sleep>>),
+}
+
+impl<C: Timer> Alarms<C> {
+    pub(crate) fn new() -> Self {
+        Alarms { list: Slab::new() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Adds a user from the calling task's event loop, and returns the key of its alarm.
+    pub(crate) fn join<P: Policy>(&mut self, gate: &Arc<Gate<P, C>>, now: Nanos) -> usize {
+        let clock = gate.clock();
+        let domain = clock.domain();
+        let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
+        let key = found.unwrap_or_else(|| {
+            let rung = Arc::new(AtomicBool::new(false));
+            let bell = Bell { gate: Arc::downgrade(gate), rung: rung.clone() };
+            self.list.insert(Alarm {
+                domain,
+                users: 0,
+                sleep: Place::Gone,
+                waker: Waker::from(Arc::new(bell)),
+                rung,
+                armed: None,
+                early: 0,
+            })
+        });
+        self.renew(key, clock, now);
+        self.list[key].users += 1;
+        key
+    }
+
+    /// Makes a new sleep if the old one is gone. Called by a task of the alarm's event loop.
+    pub(crate) fn renew(&mut self, key: usize, clock: &C, now: Nanos) {
+        let alarm = &mut self.list[key];
+        if let Place::Gone = alarm.sleep {
+            alarm.sleep = Place::Here(Box::pin(clock.sleep_until(now)));
+            alarm.armed = None;
+        }
+    }
+
+    /// Removes a user. Returns the sleep that nobody uses any more, to be dropped without the lock.
+    #[must_use]
+    pub(crate) fn leave(&mut self, key: usize) -> Option<Pin<Box<C::Sleep>>> {
+        self.list[key].users -= 1;
+        if self.list[key].users > 0 {
+            return None;
+        }
+        match self.list.remove(key).sleep {
+            Place::Here(sleep) => Some(sleep),
+            // Taken: whoever has it will not find its place and drop it.
+            Place::Taken | Place::Gone => None,
+        }
+    }
+
+    /// Looks for an alarm that has to be set, if the head of the queue is due at `due` and has the alarm `first`.
+    pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, now: Nanos) -> Found<C> {
+        // With no preference, the first alarm is as good as any.
+        let first = first.or_else(|| self.list.iter().next().map(|(key, _)| key));
+        for (key, alarm) in &mut self.list {
+            if alarm.rung.load(Ordering::Relaxed) && alarm.rung.swap(false, Ordering::Acquire) {
+                match alarm.armed.take() {
+                    Some((since, at)) if far_too_early(since, at, now) => {
+                        alarm.early += 1;
+                        if let Place::Here(sleep) = std::mem::replace(&mut alarm.sleep, Place::Gone) {
+                            return Found::Lost(key, sleep);
+                        }
+                    }
+                    Some(_) => alarm.early = 0,
+                    None => {}
+                }
+            }
+            let at = if first == Some(key) { due } else { due.saturating_add(SLACK) };
+            let set = alarm.armed.is_some_and(|(_, armed)| armed <= at);
+            if set || at == Nanos::MAX || !matches!(alarm.sleep, Place::Here(_)) {
+                continue;
+            }
+            if let Place::Here(sleep) = std::mem::replace(&mut alarm.sleep, Place::Taken) {
+                let register = alarm.armed.is_none();
+                let (waker, rung) = (alarm.waker.clone(), alarm.rung.clone());
+                return Found::Job(Job { key, sleep, waker, rung, since: now, at, register });
+            }
+        }
+        Found::Nothing
+    }
+
+    /// Whether the alarm rang far too early so often that waiting for it is hopeless.
+    pub(crate) fn is_hopeless(&self, key: usize) -> bool {
+        self.list[key].early >= TOO_OFTEN
+    }
+
+    /// Puts an alarm back, or returns its sleep if its place is gone.
+    #[must_use]
+    pub(crate) fn put_back(&mut self, job: Job<C>) -> Option<Pin<Box<C::Sleep>>> {
+        match self.list.get_mut(job.key) {
+            Some(alarm) if Arc::ptr_eq(&alarm.rung, &job.rung) => {
+                alarm.sleep = Place::Here(job.sleep);
+                alarm.armed = Some((job.since, job.at));
+                None
+            }
+            _ => Some(job.sleep),
+        }
+    }
+}
+
+impl<C: Timer> Job<C> {
+    /// Sets the alarm. Not under the queue's lock: this may call the bell.
+    pub(crate) fn run(&mut self) {
+        self.sleep.as_mut().reset(self.at);
+        if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
+            self.rung.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// A steady clock and a steady timer drift apart by far less than an eighth.
+fn far_too_early(since: Nanos, at: Nanos, now: Nanos) -> bool {
+    let missing = at.saturating_since(now);
+    missing.as_u64() > EARLY.as_u64() + at.saturating_since(since).as_u64() / 8
+}

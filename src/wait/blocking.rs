@@ -1,0 +1,47 @@
+//! The same queue from a plain thread: poll, park, poll again.
+
+use std::sync::Arc;
+use std::task::{Poll, Wake, Waker};
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::gate::{Gate, Poller, Wait};
+use crate::policy::Policy;
+use crate::sync::{Thread, current_thread};
+
+/// Wakes a parked thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Leaves the queue if the thread unwinds while it waits.
+struct Leave<'a, P: Policy, C: Timer> {
+    gate: &'a Arc<Gate<P, C>>,
+    wait: Wait,
+}
+
+impl<P: Policy, C: Timer> Drop for Leave<'_, P, C> {
+    fn drop(&mut self) {
+        self.gate.leave(&mut self.wait);
+    }
+}
+
+/// Blocks the calling thread until a request has its answer.
+///
+/// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so it is not lost. Parking
+/// may end early for no reason; then the poll finds nothing and the thread parks again.
+pub(crate) fn acquire<P: Policy, C: Timer>(gate: &Arc<Gate<P, C>>, wait: Wait) -> Result<Duration, Refusal> {
+    let mut this = Leave { gate, wait };
+    let waker = Waker::from(Arc::new(Unpark(current_thread())));
+    loop {
+        match gate.poll(&mut this.wait, Poller::Thread(&waker)) {
+            Poll::Ready(answer) => return answer,
+            Poll::Pending => gate.clock().park_until(gate.looks_at(&this.wait)),
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The queue: who is next, when, and who is woken.
+//!
+//! First come, first served. A waiter owes nothing until it is served; then it is charged as of the time its permits were
+//! due, and leaves the line. Its entry stays until its future has seen the grant or is dropped.
+//!
+//! # Entry
+//!
+//! | state | in line | charged | leaves by |
+//! |---|---|---|---|
+//! | waiting | yes | no | [`serve`](Queue::serve): granted or refused; [`remove`](Queue::remove): its future was dropped |
+//! | granted | no | yes | its future sees it; or was dropped: the charge is undone |
+//! | refused | no | no | its future sees it, or was dropped |
+//!
+//! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
+//! the lock is gone, since both may run foreign code that comes back here.
+
+use std::pin::Pin;
+use std::task::Waker;
+use std::time::Duration;
+
+use slab::Slab;
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::nanos::Nanos;
+use crate::policy::Policy;
+use crate::wait::alarm::{Alarms, Found, Job};
+
+/// No entry.
+const NONE: u32 = u32::MAX;
+
+pub(crate) struct Queue<P: Policy, C: Timer> {
+    entries: Slab<Entry<P::Charge>>,
+    /// The line, linked through the entries.
+    head: u32,
+    tail: u32,
+    len: usize,
+    /// The weights of all in line, summed, in the policy's unit. 2^32 entries of 2^64 cannot overflow it.
+    weight: u128,
+    pub(crate) alarms: Alarms<C>,
+}
+
+#[derive(Debug)]
+struct Entry<Charge> {
+    n: u32,
+    previous: u32,
+    next: u32,
+    kind: Kind,
+    /// Due later than this, it is refused.
+    deadline: Nanos,
+    state: State<Charge>,
+}
+
+/// Who waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// A task, with the key of its event loop's alarm.
+    Task { alarm: u32 },
+    /// A blocked thread, which is its own alarm when it is first: it will look at this time.
+    Thread { looks_at: Nanos },
+    /// A reservation that nobody awaits yet.
+    Nobody,
+}
+
+#[derive(Debug)]
+enum State<Charge> {
+    Waiting(Option<Waker>),
+    Granted(Charge),
+    Refused(Refusal),
+}
+
+/// What a look at an entry found.
+pub(crate) enum Seen {
+    Waiting(Kind),
+    Granted,
+    Refused(Refusal),
+}
+
+/// What is done when the lock is gone.
+pub(crate) struct After<C: Timer> {
+    pub(crate) wake: Vec<Waker>,
+    pub(crate) discard: Vec<Waker>,
+    pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
+}
+
+impl<C: Timer> After<C> {
+    pub(crate) fn new() -> Self {
+        After { wake: Vec::new(), discard: Vec::new(), sleeps: Vec::new() }
+    }
+
+    pub(crate) fn run(&mut self) {
+        for waker in self.wake.drain(..) {
+            waker.wake();
+        }
+        self.discard.clear();
+        self.sleeps.clear();
+    }
+}
+
+/// Where the queue asks for permits.
+pub(crate) struct Source<'a, P: Policy> {
+    pub(crate) policy: &'a P,
+    pub(crate) state: &'a P::State,
+    pub(crate) catch_up: Nanos,
+}
+
+impl<P: Policy, C: Timer> Queue<P, C> {
+    pub(crate) fn new() -> Self {
+        Queue { entries: Slab::new(), head: NONE, tail: NONE, len: 0, weight: 0, alarms: Alarms::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The summed weight of all in line.
+    pub(crate) fn weight(&self) -> u64 {
+        u64::try_from(self.weight).unwrap_or(u64::MAX)
+    }
+
+    /// Joins the line at the end.
+    pub(crate) fn push(
+        &mut self,
+        policy: &P,
+        n: u32,
+        deadline: Nanos,
+        kind: Kind,
+        waker: Option<Waker>,
+    ) -> u32 {
+        let state = State::Waiting(waker);
+        let key = self.entries.insert(Entry { n, previous: self.tail, next: NONE, kind, deadline, state });
+        // Four billion waiters at 64 bytes would not fit in memory.
+        let key = u32::try_from(key).unwrap_or(NONE);
+        match self.entries.get_mut(self.tail as usize) {
+            Some(last) => last.next = key,
+            None => self.head = key,
+        }
+        self.tail = key;
+        self.len += 1;
+        self.weight += u128::from(policy.weight(n));
+        key
+    }
+
+    /// Takes an entry out of the line; it stays in memory.
+    fn unlink(&mut self, policy: &P, key: u32, after: &mut After<C>) {
+        let Entry { n, previous, next, kind, .. } = self.entries[key as usize];
+        match self.entries.get_mut(previous as usize) {
+            Some(entry) => entry.next = next,
+            None => self.head = next,
+        }
+        match self.entries.get_mut(next as usize) {
+            Some(entry) => entry.previous = previous,
+            None => self.tail = previous,
+        }
+        self.len -= 1;
+        self.weight = self.weight.saturating_sub(u128::from(policy.weight(n)));
+        if let Kind::Task { alarm } = kind {
+            after.sleeps.extend(self.alarms.leave(alarm as usize));
+        }
+    }
+
+    /// Ends the wait of an entry in line.
+    fn settle(&mut self, policy: &P, key: u32, state: State<P::Charge>, after: &mut After<C>) {
+        self.unlink(policy, key, after);
+        if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
+            after.wake.extend(waker);
+        }
+    }
+
+    /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
+    /// when the first of the others is due.
+    pub(crate) fn serve(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+        while let Some(first) = self.entries.get(self.head as usize) {
+            let (key, n, deadline) = (self.head, first.n, first.deadline);
+            let due = from.policy.ready_at(from.state, now, 0, n);
+            if due > deadline {
+                let retry_after = due.saturating_since(deadline).as_duration();
+                self.settle(from.policy, key, State::Refused(Refusal::Limited { retry_after }), after);
+                continue;
+            }
+            if due > now {
+                return Some(due);
+            }
+            // As of when it was due, so that a late timer costs nothing; but not further back than allowed, so
+            // that a machine that stood still does not let everything through at once.
+            let oldest = Nanos::new(now.as_u64().saturating_sub(from.catch_up.as_u64()));
+            match from.policy.try_acquire(from.state, due.max(oldest), n) {
+                Ok(charge) => self.settle(from.policy, key, State::Granted(charge), after),
+                Err(Refusal::Limited { .. }) => {
+                    // Somebody who came before the line formed took it just now.
+                    if from.policy.ready_at(from.state, now, 0, n) <= due {
+                        return Some(due);
+                    }
+                }
+                Err(refusal) => self.settle(from.policy, key, State::Refused(refusal), after),
+            }
+        }
+        None
+    }
+
+    /// After a change of the rate: weighs anew, and refuses at once those who will not be served by their deadline.
+    pub(crate) fn retime(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) {
+        // Counted anew: the sum so far is at the old rate.
+        self.weight = 0;
+        let mut ahead = 0u128;
+        let mut key = self.head;
+        while let Some(entry) = self.entries.get(key as usize) {
+            let (n, next, deadline) = (entry.n, entry.next, entry.deadline);
+            let so_far = u64::try_from(ahead).unwrap_or(u64::MAX);
+            let due = from.policy.ready_at(from.state, now, so_far, n);
+            if due > deadline {
+                let retry_after = due.saturating_since(deadline).as_duration();
+                self.settle(from.policy, key, State::Refused(Refusal::Limited { retry_after }), after);
+            } else {
+                ahead += u128::from(from.policy.weight(n));
+            }
+            key = next;
+        }
+        self.weight = ahead;
+    }
+
+    /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a thread. Returns an alarm to be
+    /// set without the lock.
+    pub(crate) fn watch(&mut self, due: Nanos, now: Nanos, after: &mut After<C>) -> Option<Job<C>> {
+        self.tell_thread(due, after);
+        let first = match self.entries.get(self.head as usize)?.kind {
+            Kind::Task { alarm } => Some(alarm as usize),
+            Kind::Thread { .. } | Kind::Nobody => None,
+        };
+        loop {
+            match self.alarms.check(first, due, now) {
+                Found::Nothing => return None,
+                Found::Job(job) => return Some(job),
+                Found::Lost(key, sleep) => {
+                    after.sleeps.push(sleep);
+                    // Only a task of that event loop can make a new one.
+                    for (_, entry) in &mut self.entries {
+                        if let State::Waiting(waker) = &mut entry.state
+                            && matches!(entry.kind, Kind::Task { alarm } if alarm as usize == key)
+                        {
+                            after.wake.extend(waker.take());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A blocked thread at the head looks at the time itself. If there are no alarms, because all who wait are threads
+    /// or reservations, the first thread looks on behalf of all.
+    fn tell_thread(&mut self, due: Nanos, after: &mut After<C>) {
+        let mut key = self.head;
+        while let Some(entry) = self.entries.get_mut(key as usize) {
+            if let Kind::Thread { looks_at } = &mut entry.kind {
+                if *looks_at > due
+                    && let State::Waiting(Some(waker)) = &entry.state
+                {
+                    *looks_at = due;
+                    after.wake.push(waker.clone());
+                }
+                return;
+            }
+            if !self.alarms.is_empty() {
+                return;
+            }
+            key = entry.next;
+        }
+    }
+
+    /// Looks at an entry on behalf of its future, and removes it if its wait is over.
+    pub(crate) fn see(&mut self, key: u32) -> Seen {
+        match self.entries[key as usize].state {
+            State::Waiting(_) => return Seen::Waiting(self.entries[key as usize].kind),
+            State::Granted(_) => {}
+            State::Refused(refusal) => {
+                self.entries.remove(key as usize);
+                return Seen::Refused(refusal);
+            }
+        }
+        self.entries.remove(key as usize);
+        Seen::Granted
+    }
+
+    /// Leaves a waker with an entry in line.
+    pub(crate) fn set_waker(&mut self, key: u32, waker: &Waker, after: &mut After<C>) {
+        if let State::Waiting(old) = &mut self.entries[key as usize].state
+            && !old.as_ref().is_some_and(|old| old.will_wake(waker))
+        {
+            after.discard.extend(old.replace(waker.clone()));
+        }
+    }
+
+    pub(crate) fn kind(&self, key: u32) -> Kind {
+        self.entries[key as usize].kind
+    }
+
+    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind) {
+        self.entries[key as usize].kind = kind;
+    }
+
+    /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.
+    pub(crate) fn remove(&mut self, from: &Source<'_, P>, key: u32, now: Nanos, after: &mut After<C>) {
+        if let State::Waiting(_) = self.entries[key as usize].state {
+            self.unlink(from.policy, key, after);
+        }
+        match self.entries.remove(key as usize).state {
+            State::Waiting(waker) => after.discard.extend(waker),
+            State::Granted(charge) => from.policy.undo(from.state, now, charge),
+            State::Refused(_) => {}
+        }
+    }
+
+    /// When an entry is due, if nothing changes: zero time from now if it is granted.
+    pub(crate) fn due_in(&self, from: &Source<'_, P>, key: u32, now: Nanos) -> Duration {
+        match &self.entries[key as usize].state {
+            State::Waiting(_) => {}
+            State::Granted(_) => return Duration::ZERO,
+            State::Refused(_) => return Duration::MAX,
+        }
+        let mut ahead = 0u64;
+        let mut at = self.head;
+        while at != key
+            && let Some(entry) = self.entries.get(at as usize)
+        {
+            ahead = ahead.saturating_add(from.policy.weight(entry.n));
+            at = entry.next;
+        }
+        let due = from.policy.ready_at(from.state, now, ahead, self.entries[key as usize].n);
+        due.saturating_since(now).as_duration()
+    }
+}
