@@ -262,15 +262,13 @@ impl<P: Policy, C: Timer> Gate<P, C> {
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             queue.set_waker(key, waker, after);
             match (poller, kind) {
-                (Poller::Task(_), Kind::Task { alarm }) => {
-                    hopeless = queue.alarms.is_hopeless(alarm as usize);
-                    if !hopeless {
-                        queue.alarms.renew(alarm as usize, &self.clock, now);
-                    }
-                }
+                (Poller::Task(_), Kind::Task { .. }) => {}
                 (Poller::Task(_), Kind::Nobody) => {
-                    let kind = self.task(queue, now);
-                    queue.set_kind(key, kind);
+                    hopeless = queue.alarms.is_hopeless();
+                    if !hopeless {
+                        let kind = self.task(queue, now);
+                        queue.set_kind(key, kind);
+                    }
                 }
                 // The time has come without a grant: look again at the next one.
                 (Poller::Thread(_), Kind::Thread { looks_at }) if looks_at > now => {}

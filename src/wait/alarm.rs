@@ -15,7 +15,9 @@
 //! | there | none | set to nothing: new, or it rang | the next one to look at the queue takes it |
 //! | there | a time | rings at that time | taken when the head is due earlier; or it rings |
 //! | taken | | somebody sets it right now | that one puts it back |
-//! | gone | | its event loop is shutting down, or does not keep the clock's time | a waiter of that event loop makes a new one |
+//!
+//! An alarm that rings far too early is removed: its event loop is shutting down, which fires all timers, or does not keep
+//! the clock's time. Those who relied on it are woken, and the ones that still live make a new one.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -56,28 +58,23 @@ impl<P: Policy, C: Timer> Wake for Bell<P, C> {
 }
 
 #[derive(Debug)]
-enum Place<S> {
-    Here(Pin<Box<S>>),
-    Taken,
-    Gone,
-}
-
 struct Alarm<C: Timer> {
     domain: C::Domain,
     /// How many tasks of this event loop wait.
     users: usize,
-    sleep: Place<C::Sleep>,
+    /// `None` while somebody has taken it to set it.
+    sleep: Option<Pin<Box<C::Sleep>>>,
     waker: Waker,
     rung: Arc<AtomicBool>,
     /// When it was set, and to when.
     armed: Option<(Nanos, Nanos)>,
-    /// How often in a row it rang far too early.
-    early: u32,
 }
 
 /// All alarms of a queue.
 pub(crate) struct Alarms<C: Timer> {
     list: Slab<Alarm<C>>,
+    /// How many alarms in a row rang far too early.
+    early: u32,
 }
 
 /// An alarm taken out to be set.
@@ -98,13 +95,14 @@ pub(crate) enum Found<C: Timer> {
     Nothing,
     /// This one has to be set.
     Job(Job<C>),
-    /// The alarm of this key rang far too early. Its sleep is to be dropped, and its users make a new one.
-    Lost(usize, Pin<Box<C::Sleep>>),
+    /// The alarm of this key rang far too early and is removed. Its sleep is to be dropped without the lock, and its
+    /// users have none.
+    Lost(usize, Option<Pin<Box<C::Sleep>>>),
 }
 
 impl<C: Timer> Alarms<C> {
     pub(crate) fn new() -> Self {
-        Alarms { list: Slab::new() }
+        Alarms { list: Slab::new(), early: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -117,30 +115,13 @@ impl<C: Timer> Alarms<C> {
         let domain = clock.domain();
         let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
         let key = found.unwrap_or_else(|| {
+            let sleep = Some(Box::pin(clock.sleep_until(now)));
             let rung = Arc::new(AtomicBool::new(false));
-            let bell = Bell { gate: Arc::downgrade(gate), rung: rung.clone() };
-            self.list.insert(Alarm {
-                domain,
-                users: 0,
-                sleep: Place::Gone,
-                waker: Waker::from(Arc::new(bell)),
-                rung,
-                armed: None,
-                early: 0,
-            })
+            let waker = Waker::from(Arc::new(Bell { gate: Arc::downgrade(gate), rung: rung.clone() }));
+            self.list.insert(Alarm { domain, users: 0, sleep, waker, rung, armed: None })
         });
-        self.renew(key, clock, now);
         self.list[key].users += 1;
         key
-    }
-
-    /// Makes a new sleep if the old one is gone. Called by a task of the alarm's event loop.
-    pub(crate) fn renew(&mut self, key: usize, clock: &C, now: Nanos) {
-        let alarm = &mut self.list[key];
-        if let Place::Gone = alarm.sleep {
-            alarm.sleep = Place::Here(Box::pin(clock.sleep_until(now)));
-            alarm.armed = None;
-        }
     }
 
     /// Removes a user. Returns the sleep that nobody uses any more, to be dropped without the lock.
@@ -150,11 +131,8 @@ impl<C: Timer> Alarms<C> {
         if self.list[key].users > 0 {
             return None;
         }
-        match self.list.remove(key).sleep {
-            Place::Here(sleep) => Some(sleep),
-            // Taken: whoever has it will not find its place and drop it.
-            Place::Taken | Place::Gone => None,
-        }
+        // If it is taken, whoever has it will not find its place and drop it.
+        self.list.remove(key).sleep
     }
 
     /// Looks for an alarm that has to be set, if the head of the queue is due at `due` and has the alarm `first`.
@@ -165,21 +143,19 @@ impl<C: Timer> Alarms<C> {
             if alarm.rung.load(Ordering::Relaxed) && alarm.rung.swap(false, Ordering::Acquire) {
                 match alarm.armed.take() {
                     Some((since, at)) if far_too_early(since, at, now) => {
-                        alarm.early += 1;
-                        if let Place::Here(sleep) = std::mem::replace(&mut alarm.sleep, Place::Gone) {
-                            return Found::Lost(key, sleep);
-                        }
+                        self.early += 1;
+                        return Found::Lost(key, self.list.remove(key).sleep);
                     }
-                    Some(_) => alarm.early = 0,
+                    Some(_) => self.early = 0,
                     None => {}
                 }
             }
             let at = if first == Some(key) { due } else { due.saturating_add(SLACK) };
             let set = alarm.armed.is_some_and(|(_, armed)| armed <= at);
-            if set || at == Nanos::MAX || !matches!(alarm.sleep, Place::Here(_)) {
+            if set || at == Nanos::MAX {
                 continue;
             }
-            if let Place::Here(sleep) = std::mem::replace(&mut alarm.sleep, Place::Taken) {
+            if let Some(sleep) = alarm.sleep.take() {
                 let register = alarm.armed.is_none();
                 let (waker, rung) = (alarm.waker.clone(), alarm.rung.clone());
                 return Found::Job(Job { key, sleep, waker, rung, since: now, at, register });
@@ -188,9 +164,9 @@ impl<C: Timer> Alarms<C> {
         Found::Nothing
     }
 
-    /// Whether the alarm rang far too early so often that waiting for it is hopeless.
-    pub(crate) fn is_hopeless(&self, key: usize) -> bool {
-        self.list[key].early >= TOO_OFTEN
+    /// Whether alarms rang far too early so often that waiting for them is hopeless.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.early >= TOO_OFTEN
     }
 
     /// Puts an alarm back, or returns its sleep if its place is gone.
@@ -198,7 +174,7 @@ impl<C: Timer> Alarms<C> {
     pub(crate) fn put_back(&mut self, job: Job<C>) -> Option<Pin<Box<C::Sleep>>> {
         match self.list.get_mut(job.key) {
             Some(alarm) if Arc::ptr_eq(&alarm.rung, &job.rung) => {
-                alarm.sleep = Place::Here(job.sleep);
+                alarm.sleep = Some(job.sleep);
                 alarm.armed = Some((job.since, job.at));
                 None
             }

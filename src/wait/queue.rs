@@ -58,7 +58,7 @@ pub(crate) enum Kind {
     Task { alarm: u32 },
     /// A blocked thread, which is its own alarm when it is first: it will look at this time.
     Thread { looks_at: Nanos },
-    /// A reservation that nobody awaits yet.
+    /// A reservation that nobody awaits, or a task whose event loop went away. Nobody looks when it is due.
     Nobody,
 }
 
@@ -171,7 +171,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     /// when the first of the others is due.
     pub(crate) fn serve(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
         while let Some(first) = self.entries.get(self.head as usize) {
-            let (key, n, deadline) = (self.head, first.n, first.deadline);
+            let (key, n, deadline, kind) = (self.head, first.n, first.deadline, first.kind);
             let due = from.policy.ready_at(from.state, now, 0, n);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
@@ -182,9 +182,13 @@ impl<P: Policy, C: Timer> Queue<P, C> {
                 return Some(due);
             }
             // As of when it was due, so that a late timer costs nothing; but not further back than allowed, so
-            // that a machine that stood still does not let everything through at once.
-            let oldest = Nanos::new(now.as_u64().saturating_sub(from.catch_up.as_u64()));
-            match from.policy.try_acquire(from.state, due.max(oldest), n) {
+            // that a machine that stood still does not let everything through at once. Where nobody was to look, the
+            // grant was not late: its turn passed at its time, and is over.
+            let oldest = match kind {
+                Kind::Task { .. } | Kind::Thread { .. } => now.as_u64().saturating_sub(from.catch_up.as_u64()),
+                Kind::Nobody => 0,
+            };
+            match from.policy.try_acquire(from.state, due.max(Nanos::new(oldest)), n) {
                 Ok(charge) => self.settle(from.policy, key, State::Granted(charge), after),
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
@@ -223,21 +227,21 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     /// set without the lock.
     pub(crate) fn watch(&mut self, due: Nanos, now: Nanos, after: &mut After<C>) -> Option<Job<C>> {
         self.tell_thread(due, after);
-        let first = match self.entries.get(self.head as usize)?.kind {
-            Kind::Task { alarm } => Some(alarm as usize),
-            Kind::Thread { .. } | Kind::Nobody => None,
-        };
         loop {
+            let first = match self.entries.get(self.head as usize)?.kind {
+                Kind::Task { alarm } => Some(alarm as usize),
+                Kind::Thread { .. } | Kind::Nobody => None,
+            };
             match self.alarms.check(first, due, now) {
                 Found::Nothing => return None,
                 Found::Job(job) => return Some(job),
                 Found::Lost(key, sleep) => {
-                    after.sleeps.push(sleep);
-                    // Only a task of that event loop can make a new one.
+                    after.sleeps.extend(sleep);
                     for (_, entry) in &mut self.entries {
                         if let State::Waiting(waker) = &mut entry.state
                             && matches!(entry.kind, Kind::Task { alarm } if alarm as usize == key)
                         {
+                            entry.kind = Kind::Nobody;
                             after.wake.extend(waker.take());
                         }
                     }

@@ -1,0 +1,65 @@
+//! What the compiler checks: the futures can be sent, moved and stored; the default types need not be named.
+
+use std::time::Duration;
+
+use tidegate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
+use tidegate::{
+    ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal, Reservation, SmoothBursty,
+    SmoothWarmingUp, SystemClock, TokioClock,
+};
+
+fn future<T: Send + Unpin>() {}
+fn shared<T: Send + Sync + 'static>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+
+#[test]
+fn everything_can_be_sent() {
+    future::<Acquire<'_, SmoothBursty, SystemClock>>();
+    future::<AcquireMany<'_, SmoothWarmingUp, TokioClock>>();
+    future::<AcquireOwned<SmoothBursty, ManualClock>>();
+    future::<AcquireManyOwned<SmoothBursty, SystemClock>>();
+    future::<Reservation<SmoothBursty, SystemClock>>();
+    shared::<RateLimiter>();
+    shared::<RateLimiter<SmoothWarmingUp, ManualClock>>();
+    error::<Refusal>();
+    error::<RateError>();
+    error::<PolicyError>();
+}
+
+#[test]
+fn futures_and_refusals_are_small() {
+    assert!(size_of::<Acquire<'_, SmoothBursty, SystemClock>>() <= 56);
+    assert!(size_of::<Refusal>() <= 24);
+    assert_eq!(size_of::<RateLimiter>(), size_of::<usize>());
+}
+
+#[test]
+fn the_default_types_need_not_be_named() {
+    struct Client {
+        limiter: RateLimiter,
+    }
+    let client = Client { limiter: RateLimiter::smooth_bursty(const { Rate::per_second(5) }) };
+    assert!(client.limiter.try_acquire().is_ok());
+    let limiter = RateLimiter::smooth_warming_up(Rate::per_minute(100), Duration::from_secs(3));
+    assert!(limiter.try_acquire().is_ok());
+}
+
+#[test]
+fn bad_configurations_name_value_and_limit() {
+    let error =
+        SmoothBursty::new(Rate::per_second(1)).try_max_burst(Duration::MAX).map(drop).expect_err("too long");
+    assert_eq!(
+        error.to_string(),
+        "permits of 18446744073709551615.999999999s cannot be saved, the limit is 72057594.037927936s"
+    );
+    for factor in [f64::NAN, f64::INFINITY, 0.5, -3.0, 1e7] {
+        let error = SmoothWarmingUp::try_new(Rate::per_second(1), Duration::ZERO, factor)
+            .map(drop)
+            .expect_err("bad factor");
+        assert_eq!(error.to_string(), format!("cold factor {factor} is not between 1 and 1000000"));
+    }
+    let error = SmoothWarmingUp::try_new(Rate::per_second(1), Duration::from_secs(1 << 40), 3.0)
+        .map(drop)
+        .expect_err("too long");
+    assert_eq!(error.to_string(), "warm-up of 1099511627776s is too long, the limit is 72057594.037927936s");
+}

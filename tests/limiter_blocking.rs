@@ -1,0 +1,106 @@
+//! Blocking threads in the same queue as tasks, on the manual clock.
+
+mod support;
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use support::{Limiter, one_per_second, waiting};
+use tidegate::{Refusal, SystemClock};
+use tokio_test::assert_ready_eq;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Returns when `count` requests wait. Threads take the time they take; nothing depends on how long.
+fn until_waiting(limiter: &Limiter, count: usize) {
+    while limiter.status().waiting != count {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_blocked_thread_is_served_when_its_permit_is_due() {
+    let (limiter, clock) = one_per_second();
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| limiter.blocking_acquire());
+        until_waiting(&limiter, 1);
+        clock.advance(SECOND);
+        assert_eq!(blocked.join().expect("no panic"), SECOND);
+    });
+}
+
+#[test]
+fn threads_and_tasks_wait_in_one_line() {
+    let (limiter, clock) = one_per_second();
+    let (done, order) = mpsc::channel();
+    thread::scope(|scope| {
+        let mut first = waiting(&limiter);
+        for (name, place) in [("second", 1), ("third", 2)] {
+            let (done, limiter) = (done.clone(), &limiter);
+            scope.spawn(move || {
+                limiter.blocking_acquire();
+                done.send(name).expect("the test listens");
+            });
+            until_waiting(limiter, place + 1);
+        }
+        let mut fourth = waiting(&limiter);
+        clock.advance(SECOND);
+        assert_ready_eq!(first.poll(), SECOND);
+        clock.advance(SECOND);
+        assert_eq!(order.recv(), Ok("second"));
+        clock.advance(SECOND);
+        assert_eq!(order.recv(), Ok("third"));
+        clock.advance(SECOND);
+        assert_ready_eq!(fourth.poll(), 4 * SECOND);
+    });
+}
+
+#[test]
+fn a_dropped_task_and_a_refund_move_a_blocked_thread_up() {
+    let (limiter, clock) = one_per_second();
+    thread::scope(|scope| {
+        let ahead = waiting(&limiter);
+        let blocked = scope.spawn(|| limiter.blocking_acquire());
+        until_waiting(&limiter, 2);
+        drop(ahead);
+        limiter.refund(1);
+        assert_eq!(blocked.join().expect("no panic"), Duration::ZERO);
+    });
+    drop(clock);
+}
+
+#[test]
+fn a_thread_behind_a_reservation_that_nobody_claims_is_served() {
+    let (limiter, clock) = one_per_second();
+    thread::scope(|scope| {
+        let _unclaimed = limiter.reserve(1);
+        let blocked = scope.spawn(|| limiter.blocking_acquire());
+        until_waiting(&limiter, 2);
+        // With no task in line, the thread watches the clock for all.
+        clock.advance(SECOND);
+        until_waiting(&limiter, 1);
+        clock.advance(SECOND);
+        assert_eq!(blocked.join().expect("no panic"), 2 * SECOND);
+    });
+}
+
+#[test]
+fn a_thread_does_not_wait_longer_than_it_was_told() {
+    let (limiter, _clock) = one_per_second();
+    let refusal = limiter.blocking_try_acquire_within(SECOND / 2);
+    assert_eq!(refusal, Err(Refusal::Limited { retry_after: SECOND / 2 }));
+    assert_eq!(limiter.status().waiting, 0);
+}
+
+#[test]
+fn plain_threads_need_no_runtime() {
+    let policy = tidegate::SmoothBursty::new(tidegate::Rate::per_second(100_000)).max_burst(Duration::ZERO);
+    let limiter = tidegate::RateLimiter::with_clock(policy, SystemClock::new());
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..500).for_each(|_| drop(limiter.blocking_acquire())));
+        }
+    });
+    assert_eq!(limiter.status().waiting, 0);
+}

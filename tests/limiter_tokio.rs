@@ -1,0 +1,158 @@
+//! The limiter on tokio: paused time, runtimes that end, stall or are many.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tidegate::{Rate, RateLimiter, SmoothBursty, SystemClock, TokioClock};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::Instant;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn bursty(rate: Rate) -> SmoothBursty {
+    SmoothBursty::new(rate).max_burst(Duration::ZERO)
+}
+
+#[tokio::test(start_paused = true)]
+async fn paused_time_drives_every_wait() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(5)), TokioClock::new());
+    let start = Instant::now();
+    for turn in 0..100 {
+        limiter.acquire().await;
+        assert_eq!(start.elapsed(), turn * Duration::from_millis(200));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_are_served_in_order() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1000)), TokioClock::new());
+    let (done, mut order) = tokio::sync::mpsc::unbounded_channel();
+    for name in 0..1000 {
+        let (limiter, done) = (limiter.clone(), done.clone());
+        tokio::spawn(async move {
+            limiter.acquire_many(1 + name % 7).await.expect("never refused");
+            done.send(name).expect("the test listens");
+        });
+    }
+    for name in 0..1000 {
+        assert_eq!(order.recv().await, Some(name));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_around_a_wait_leaves_no_trace() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1)), TokioClock::new());
+    limiter.acquire().await;
+    for _ in 0..9 {
+        assert!(tokio::time::timeout(SECOND / 10, limiter.acquire()).await.is_err());
+    }
+    let start = Instant::now();
+    limiter.acquire().await;
+    assert_eq!(start.elapsed(), SECOND / 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_without_budget_still_arms_the_alarm() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1)), TokioClock::new());
+    limiter.acquire().await;
+    // Use up the cooperative budget of this task, then wait in the same poll.
+    let semaphore = tokio::sync::Semaphore::new(1);
+    std::future::poll_fn(|context| {
+        while let Poll::Ready(permit) = pin!(semaphore.acquire()).poll(context) {
+            drop(permit);
+        }
+        Poll::Ready(())
+    })
+    .await;
+    assert_eq!(limiter.acquire().await, SECOND);
+}
+
+/// Without the feature `test-util` the default clock does not know that tokio's time is paused. It must say so.
+#[tokio::test(start_paused = true)]
+#[should_panic(expected = "enable tidegate's feature `test-util`")]
+async fn a_clock_that_paused_time_does_not_drive_is_an_error() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_hour(1)), SystemClock::new());
+    limiter.acquire().await;
+    limiter.acquire().await;
+}
+
+#[test]
+#[should_panic(expected = "there is no reactor running")]
+fn waiting_without_a_runtime_is_an_error() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_hour(1)), SystemClock::new());
+    limiter.try_acquire().expect("the first");
+    let _ = pin!(limiter.acquire()).poll(&mut Context::from_waker(Waker::noop()));
+}
+
+#[test]
+fn a_limiter_survives_a_wait_without_a_runtime() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1_000)), SystemClock::new());
+    limiter.try_acquire_many(20).expect("the first");
+    let waits = limiter.clone();
+    let poll = move || pin!(waits.acquire()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
+    assert!(std::thread::spawn(poll).join().is_err());
+    assert_eq!(limiter.status().waiting, 0);
+    limiter.blocking_acquire();
+}
+
+#[test]
+fn a_runtime_that_ends_with_a_leaked_waiter_stalls_no_other() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(100)), SystemClock::new());
+    limiter.try_acquire().expect("the first");
+    let other = runtime();
+    let waits = limiter.clone();
+    let ended = runtime();
+    ended.block_on(async {
+        let mut leaked = Box::pin(limiter.acquire_owned());
+        assert!(leaked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        std::mem::forget(leaked);
+    });
+    // A waiter of the other runtime stands behind the leaked one, whose alarm goes down with its runtime.
+    let mut waiting = Box::pin(waits.acquire_owned());
+    other.block_on(async {
+        std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await.is_pending()
+    });
+    drop(ended);
+    other.block_on(waiting);
+    assert_eq!(limiter.status().waiting, 0);
+}
+
+#[test]
+fn a_stalled_runtime_holds_up_no_other() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(200)), SystemClock::new());
+    limiter.try_acquire().expect("the first");
+    let (stalled, other) = (runtime(), runtime());
+    // The first in line belongs to a runtime that does not run.
+    let mut first = Box::pin(limiter.acquire_owned());
+    stalled.block_on(async {
+        std::future::poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending()
+    });
+    other.block_on(async {
+        limiter.acquire().await;
+        limiter.acquire().await;
+    });
+    stalled.block_on(first);
+}
+
+#[test]
+fn many_runtimes_share_one_limiter() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(20_000)), SystemClock::new());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                runtime().block_on(async {
+                    for _ in 0..500 {
+                        limiter.acquire().await;
+                    }
+                });
+            });
+        }
+    });
+    assert_eq!(limiter.status().waiting, 0);
+}

@@ -1,0 +1,35 @@
+//! Set-up shared by the tests of the limiter: everything on a manual clock.
+
+#![allow(dead_code)] // Each test file uses its part.
+
+use std::time::Duration;
+
+use tidegate::wait::Acquire;
+use tidegate::{ManualClock, Policy, Rate, RateLimiter, SmoothBursty};
+use tokio_test::task::{Spawn, spawn};
+
+pub type Limiter = RateLimiter<SmoothBursty, ManualClock>;
+
+pub const MS: Duration = Duration::from_millis(1);
+
+/// One permit per second, none saved, and the first one taken: the next is due at 1 s.
+pub fn one_per_second() -> (Limiter, ManualClock) {
+    let (limiter, clock) = without_burst(Rate::per_second(1));
+    assert!(limiter.try_acquire().is_ok());
+    (limiter, clock)
+}
+
+pub fn without_burst(rate: Rate) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    let policy = SmoothBursty::new(rate).max_burst(Duration::ZERO);
+    (RateLimiter::with_clock(policy, clock.clone()), clock)
+}
+
+pub type Waiting<'a, P> = Spawn<Acquire<'a, P, ManualClock>>;
+
+/// A future that has been polled once and waits.
+pub fn waiting<P: Policy>(limiter: &RateLimiter<P, ManualClock>) -> Waiting<'_, P> {
+    let mut future = spawn(limiter.acquire());
+    assert!(future.poll().is_pending());
+    future
+}
