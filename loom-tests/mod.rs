@@ -1,1 +1,6 @@
-//! Loom models.
+//! Loom models: every interleaving of a few threads, within a bound. See `README.md` beside this file.
+
+mod cell;
+mod gate;
+mod published;
+mod support;

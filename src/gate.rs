@@ -42,13 +42,14 @@ use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 
 /// What a limiter and its futures share.
 pub(crate) struct Gate<P: Policy, C: Timer> {
-    policy: P,
-    state: P::State,
-    clock: C,
-    waiting: AtomicUsize,
+    pub(crate) policy: P,
+    pub(crate) state: P::State,
+    pub(crate) clock: C,
+    /// The length of the line.
+    pub(crate) waiting: AtomicUsize,
     /// In nanoseconds.
     catch_up: AtomicU64,
-    queue: Mutex<Queue<P, C>>,
+    pub(crate) queue: Mutex<Queue<P, C>>,
 }
 
 /// A request on its way: what a future keeps.
@@ -86,6 +87,19 @@ impl Wait {
     pub(crate) fn permits(&self) -> u32 {
         self.n
     }
+
+    /// Takes the key of its entry, if it has one: from then on the entry is the caller's to remove.
+    pub(crate) fn take_key(&mut self) -> Option<u32> {
+        match std::mem::replace(&mut self.place, Place::Done) {
+            Place::Queued(key) => Some(key),
+            Place::New { .. } | Place::Done => None,
+        }
+    }
+
+    /// A request that has joined the queue under this key.
+    pub(crate) fn queued(n: u32, key: u32, since: Nanos) -> Wait {
+        Wait { n, place: Place::Queued(key), since }
+    }
 }
 
 impl<P: Policy, C: Timer> Gate<P, C> {
@@ -99,14 +113,6 @@ impl<P: Policy, C: Timer> Gate<P, C> {
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
             queue: Mutex::new(Queue::new()),
         }
-    }
-
-    pub(crate) fn clock(&self) -> &C {
-        &self.clock
-    }
-
-    pub(crate) fn policy(&self) -> &P {
-        &self.policy
     }
 
     /// Takes `n` permits now or not at all.
@@ -204,7 +210,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         self.policy.check(n)?;
         self.with_queue(|queue, now, _| {
             let key = queue.push(&self.policy, n, Nanos::MAX, Kind::Nobody, None);
-            Ok(Wait { n, place: Place::Queued(key), since: now })
+            Ok(Wait::queued(n, key, now))
         })
     }
 
@@ -319,7 +325,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
 
     /// Drops a request at any stage, and leaves no trace of it.
     pub(crate) fn leave(&self, wait: &mut Wait) {
-        let Place::Queued(key) = std::mem::replace(&mut wait.place, Place::Done) else { return };
+        let Some(key) = wait.take_key() else { return };
         let mut after = After::new();
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
@@ -358,7 +364,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         self.with_queue(|_, _, _| ());
     }
 
-    fn source(&self) -> Source<'_, P> {
+    pub(crate) fn source(&self) -> Source<'_, P> {
         let catch_up = Nanos::new(self.catch_up.load(Ordering::Relaxed));
         Source { policy: &self.policy, state: &self.state, catch_up }
     }

@@ -377,7 +377,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// The rate, exactly as it was given.
     #[must_use]
     pub fn rate(&self) -> Rate {
-        self.gate.policy().rate()
+        self.gate.policy.rate()
     }
 
     /// What could be had now, when the limiter is full again, and how many wait. Takes nothing.
@@ -405,13 +405,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// The policy.
     #[must_use]
     pub fn policy(&self) -> &P {
-        self.gate.policy()
+        &self.gate.policy
     }
 
     /// The clock.
     #[must_use]
     pub fn clock(&self) -> &C {
-        self.gate.clock()
+        &self.gate.clock
     }
 
     /// Sets how far back a waiter's grant can be charged; 5 ms unless set.

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tidegate::{Rate, RateLimiter, SmoothBursty, SystemClock, TokioClock};
+use tidegate::{Clock, Rate, RateLimiter, SmoothBursty, SystemClock, TokioClock};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 
@@ -155,4 +155,25 @@ fn many_runtimes_share_one_limiter() {
         }
     });
     assert_eq!(limiter.status().waiting, 0);
+}
+
+#[test]
+fn a_runtime_that_ends_after_an_alarm_was_due_does_not_panic() {
+    let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1_000)), SystemClock::new());
+    limiter.try_acquire().expect("the first");
+    let ended = runtime();
+    ended.block_on(async {
+        for _ in 0..100 {
+            let mut leaked = Box::pin(limiter.acquire_owned());
+            assert!(leaked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            std::mem::forget(leaked);
+        }
+    });
+    // The runtime does not run while the first ones come due, so its timer fires for the last time as it ends.
+    let start = limiter.clock().now();
+    while limiter.clock().now().saturating_since(start).as_duration() < Duration::from_millis(5) {
+        std::hint::spin_loop();
+    }
+    drop(ended);
+    assert!(limiter.status().waiting < 100);
 }

@@ -1,8 +1,8 @@
 //! tokio's clock and timer.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
@@ -91,14 +91,15 @@ pub(super) fn park_for(at: Nanos, now: Nanos) {
 #[derive(Debug)]
 pub struct TokioSleep<C = TokioClock> {
     clock: C,
-    // Boxed so that this future can move: there is one per event loop, not one per waiter.
-    sleep: Pin<Box<tokio::time::Sleep>>,
+    /// Boxed so that this future can move: there is one per event loop, not one per waiter. `None` after the runtime has
+    /// shut down.
+    sleep: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
 impl<C: Clock> TokioSleep<C> {
     pub(super) fn new(clock: C, at: Nanos) -> TokioSleep<C> {
         let deadline = deadline(&clock, at);
-        TokioSleep { clock, sleep: Box::pin(tokio::time::sleep_until(deadline)) }
+        TokioSleep { clock, sleep: Some(Box::pin(tokio::time::sleep_until(deadline))) }
     }
 }
 
@@ -113,14 +114,20 @@ impl<C: Clock + Unpin> Future for TokioSleep<C> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let sleep = &mut self.sleep;
+        let Some(sleep) = &mut self.sleep else { return Poll::Pending };
         // A task that has used up its budget must still be able to arm the alarm for all who wait.
         let unlimited = std::pin::pin!(coop::unconstrained(std::future::poll_fn(|context| {
             Poll::Ready(sleep.as_mut().poll(context))
         })));
-        match unlimited.poll(context) {
-            Poll::Ready(result) => result,
-            Poll::Pending => Poll::Pending,
+        // tokio panics when a timer is polled while its runtime shuts down, and tells nobody beforehand that it does. It
+        // happens here if a waiter was leaked, or belongs to another runtime: that must not end this one in a panic.
+        match catch_unwind(AssertUnwindSafe(|| unlimited.poll(context))) {
+            Ok(Poll::Ready(result)) => result,
+            Ok(Poll::Pending) => Poll::Pending,
+            Err(_) => {
+                self.sleep = None;
+                Poll::Pending
+            }
         }
     }
 }
@@ -128,6 +135,8 @@ impl<C: Clock + Unpin> Future for TokioSleep<C> {
 impl<C: Clock + Unpin> Sleep for TokioSleep<C> {
     fn reset(mut self: Pin<&mut Self>, at: Nanos) {
         let deadline = deadline(&self.clock, at);
-        self.sleep.as_mut().reset(deadline);
+        if let Some(sleep) = &mut self.sleep {
+            sleep.as_mut().reset(deadline);
+        }
     }
 }

@@ -111,7 +111,7 @@ impl<C: Timer> Alarms<C> {
 
     /// Adds a user from the calling task's event loop, and returns the key of its alarm.
     pub(crate) fn join<P: Policy>(&mut self, gate: &Arc<Gate<P, C>>, now: Nanos) -> usize {
-        let clock = gate.clock();
+        let clock = &gate.clock;
         let domain = clock.domain();
         let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
         let key = found.unwrap_or_else(|| {

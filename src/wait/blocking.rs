@@ -41,7 +41,7 @@ pub(crate) fn acquire<P: Policy, C: Timer>(gate: &Arc<Gate<P, C>>, wait: Wait) -
     loop {
         match gate.poll(&mut this.wait, Poller::Thread(&waker)) {
             Poll::Ready(answer) => return answer,
-            Poll::Pending => gate.clock().park_until(gate.looks_at(&this.wait)),
+            Poll::Pending => gate.clock.park_until(gate.looks_at(&this.wait)),
         }
     }
 }

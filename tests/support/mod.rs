@@ -8,27 +8,27 @@ use tidegate::wait::Acquire;
 use tidegate::{ManualClock, Policy, Rate, RateLimiter, SmoothBursty};
 use tokio_test::task::{Spawn, spawn};
 
-pub type Limiter = RateLimiter<SmoothBursty, ManualClock>;
+pub(crate) type Limiter = RateLimiter<SmoothBursty, ManualClock>;
 
-pub const MS: Duration = Duration::from_millis(1);
+pub(crate) const MS: Duration = Duration::from_millis(1);
 
 /// One permit per second, none saved, and the first one taken: the next is due at 1 s.
-pub fn one_per_second() -> (Limiter, ManualClock) {
+pub(crate) fn one_per_second() -> (Limiter, ManualClock) {
     let (limiter, clock) = without_burst(Rate::per_second(1));
     assert!(limiter.try_acquire().is_ok());
     (limiter, clock)
 }
 
-pub fn without_burst(rate: Rate) -> (Limiter, ManualClock) {
+pub(crate) fn without_burst(rate: Rate) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();
     let policy = SmoothBursty::new(rate).max_burst(Duration::ZERO);
     (RateLimiter::with_clock(policy, clock.clone()), clock)
 }
 
-pub type Waiting<'a, P> = Spawn<Acquire<'a, P, ManualClock>>;
+pub(crate) type Waiting<'a, P> = Spawn<Acquire<'a, P, ManualClock>>;
 
 /// A future that has been polled once and waits.
-pub fn waiting<P: Policy>(limiter: &RateLimiter<P, ManualClock>) -> Waiting<'_, P> {
+pub(crate) fn waiting<P: Policy>(limiter: &RateLimiter<P, ManualClock>) -> Waiting<'_, P> {
     let mut future = spawn(limiter.acquire());
     assert!(future.poll().is_pending());
     future

@@ -1,0 +1,315 @@
+//! The gate: requests without the lock against the queue behind it.
+
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use loom::sync::atomic::{AtomicBool, Ordering as LoomOrdering};
+use loom::thread;
+
+use super::support::{LoomClock, Woken, model};
+use crate::error::Refusal;
+use crate::gate::{Gate, Poller, Wait};
+use crate::nanos::Nanos;
+use crate::policy::{Policy, SmoothBursty};
+use crate::rate::Rate;
+use crate::sync::{Ordering, lock};
+use crate::wait::blocking;
+use crate::wait::queue::{After, Kind};
+
+type TestGate = Arc<Gate<SmoothBursty, LoomClock>>;
+
+const SECOND: Nanos = Nanos::new(1_000_000_000);
+
+/// One permit per second, none saved, and the first one taken: the next is due at 1 s.
+fn gate() -> (TestGate, LoomClock) {
+    let clock = LoomClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
+    let gate = Arc::new(Gate::new(policy, clock.clone(), Duration::ZERO));
+    gate.try_acquire(1).expect("the first");
+    (gate, clock)
+}
+
+/// A request for one permit.
+struct Request {
+    gate: TestGate,
+    wait: Wait,
+    waker: Waker,
+}
+
+impl Request {
+    fn new(gate: &TestGate) -> Request {
+        Request { gate: gate.clone(), wait: Wait::new(1, None), waker: Waker::from(Woken::new()) }
+    }
+
+    fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
+        self.gate.poll(&mut self.wait, Poller::Task(&self.waker))
+    }
+
+    /// Whether the permit is there, without anybody's help: no clock moves, nobody else is served.
+    fn is_granted(&mut self) -> bool {
+        assert_eq!(self.gate.waiting.load(Ordering::Relaxed), 0, "nobody is left waiting");
+        self.gate.claim(&mut self.wait) == Ok(true)
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.gate.leave(&mut self.wait);
+    }
+}
+
+/// A waiter joins, its permit comes due, its alarm is late, and only then somebody tries: the permit is the waiter's. If
+/// the try comes earlier, either of the two gets the permit, and not both.
+fn try_against_a_waiter(try_acquire: fn(&TestGate) -> bool) {
+    model(4, move || {
+        let (gate, clock) = gate();
+        let due = Arc::new(AtomicBool::new(false));
+        let other = {
+            let (gate, due) = (gate.clone(), due.clone());
+            thread::spawn(move || {
+                let after = due.load(LoomOrdering::Acquire);
+                (after, try_acquire(&gate))
+            })
+        };
+        let mut request = Request::new(&gate);
+        assert!(request.poll().is_pending(), "not due yet");
+        clock.set_without_ringing(SECOND);
+        due.store(true, LoomOrdering::Release);
+        let (after, taken) = other.join().expect("no panic");
+        assert!(!(after && taken), "nobody overtakes");
+        clock.set(SECOND);
+        let granted = gate.claim(&mut request.wait) == Ok(true);
+        assert!(taken != granted, "one permit, one owner");
+    });
+}
+
+#[test]
+fn a_try_never_overtakes_a_waiter() {
+    try_against_a_waiter(|gate| gate.try_acquire(1).is_ok());
+}
+
+/// The broken twin: a try that does not look whether somebody waits.
+#[test]
+#[should_panic(expected = "nobody overtakes")]
+fn broken_a_try_never_overtakes_a_waiter() {
+    try_against_a_waiter(|gate| {
+        let now = crate::Clock::now(&gate.clock);
+        gate.policy.try_acquire(&gate.state, now, 1).is_ok()
+    });
+}
+
+/// A waiter joins while somebody gives a permit back: it gets the permit, now or when the refund looks at the queue.
+fn join_against_refund(refund: fn(&TestGate)) {
+    model(4, move || {
+        let (gate, _clock) = gate();
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || refund(&gate))
+        };
+        let mut request = Request::new(&gate);
+        let ready = request.poll().is_ready();
+        other.join().expect("no panic");
+        assert!(ready || request.is_granted());
+    });
+}
+
+#[test]
+fn a_refund_reaches_those_who_join_meanwhile() {
+    join_against_refund(|gate| gate.refund(1));
+}
+
+/// The broken twin: a refund that looks for waiters without the lock. The waiter asks before the refund and joins
+/// after the look.
+#[test]
+#[should_panic(expected = "nobody is left waiting")]
+fn broken_a_refund_reaches_those_who_join_meanwhile() {
+    join_against_refund(|gate| {
+        gate.policy.refund(&gate.state, Nanos::ZERO, 1);
+        if gate.waiting.load(Ordering::Relaxed) > 0 {
+            gate.ring();
+        }
+    });
+}
+
+/// Joining while the time comes, and with it the alarm: the waiter is served, whether the alarm was set before or after.
+fn join_against_time(join: fn(&mut Request)) {
+    model(4, move || {
+        let (gate, clock) = gate();
+        let other = {
+            let clock = clock.clone();
+            thread::spawn(move || clock.set(SECOND))
+        };
+        let mut request = Request::new(&gate);
+        join(&mut request);
+        other.join().expect("no panic");
+        assert!(request.is_granted());
+    });
+}
+
+#[test]
+fn an_alarm_is_not_missed_while_it_is_set() {
+    join_against_time(|request| {
+        let _ = request.poll();
+    });
+}
+
+/// The broken twin: who sets the alarm does not look again afterwards.
+#[test]
+#[should_panic(expected = "nobody is left waiting")]
+fn broken_an_alarm_is_not_missed_while_it_is_set() {
+    join_against_time(|request| {
+        let gate = &request.gate;
+        let mut after = After::new();
+        let mut queue = lock(&gate.queue);
+        let now = crate::Clock::now(&gate.clock);
+        let alarm = u32::try_from(queue.alarms.join(gate, now)).expect("one");
+        let kind = Kind::Task { alarm };
+        let key = queue.push(&gate.policy, 1, Nanos::MAX, kind, Some(request.waker.clone()));
+        gate.waiting.store(1, Ordering::Relaxed);
+        let job = queue.watch(SECOND, now, &mut after);
+        drop(queue);
+        if let Some(mut job) = job {
+            job.run();
+            let lost = lock(&gate.queue).alarms.put_back(job);
+            drop(lost);
+        }
+        request.wait = Wait::queued(1, key, now);
+    });
+}
+
+/// One sets the alarm for a late time while another makes the head due earlier and finds the alarm taken.
+#[test]
+fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
+    model(4, || {
+        let clock = LoomClock::new();
+        let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
+        let gate = Arc::new(Gate::new(policy, clock.clone(), Duration::ZERO));
+        gate.try_acquire(2).expect("the first two");
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.refund(1))
+        };
+        let mut request = Request::new(&gate);
+        assert!(request.poll().is_pending());
+        other.join().expect("no panic");
+        // Due at 1 s, not at 2 s, and only the alarm tells.
+        clock.set(SECOND);
+        assert!(request.is_granted());
+    });
+}
+
+/// The first of two waiters is dropped while the alarm grants it: whichever comes first, the second one has the permit.
+fn drop_against_grant(leave: fn(&TestGate, &mut Wait)) {
+    model(4, move || {
+        let (gate, clock) = gate();
+        let mut first = Request::new(&gate);
+        let mut second = Request::new(&gate);
+        assert!(first.poll().is_pending() && second.poll().is_pending());
+        let other = {
+            let clock = clock.clone();
+            thread::spawn(move || clock.set(SECOND))
+        };
+        leave(&gate, &mut first.wait);
+        other.join().expect("no panic");
+        assert!(second.is_granted());
+        // And there was one permit, not two.
+        assert!(gate.try_acquire(1).is_err());
+    });
+}
+
+#[test]
+fn a_dropped_waiter_passes_its_permit_on() {
+    drop_against_grant(|gate, wait| gate.leave(wait));
+}
+
+/// The broken twin: a drop that undoes the grant and does not look who is next.
+#[test]
+#[should_panic(expected = "nobody is left waiting")]
+fn broken_a_dropped_waiter_passes_its_permit_on() {
+    drop_against_grant(|gate, wait| {
+        let Some(key) = wait.take_key() else { return };
+        let mut after = After::new();
+        let mut queue = lock(&gate.queue);
+        let now = crate::Clock::now(&gate.clock);
+        queue.remove(&gate.source(), key, now, &mut after);
+        gate.waiting.store(queue.len(), Ordering::Relaxed);
+        drop(queue);
+        after.run();
+    });
+}
+
+/// A waiter is dropped while another one joins: the one who joins is alone in the line, with an alarm that rings.
+#[test]
+fn a_drop_does_not_take_the_alarm_of_another() {
+    model(4, || {
+        let (gate, clock) = gate();
+        let mut first = Request::new(&gate);
+        assert!(first.poll().is_pending());
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || {
+                let mut second = Request::new(&gate);
+                assert!(second.poll().is_pending());
+                second
+            })
+        };
+        drop(first);
+        let mut second = other.join().expect("no panic");
+        clock.set(SECOND);
+        assert!(second.is_granted());
+    });
+}
+
+/// The rate rises while two join: both are served at the new rate, by one alarm.
+#[test]
+fn a_change_of_rate_reaches_those_who_join_meanwhile() {
+    model(4, || {
+        let (gate, clock) = gate();
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.set_rate(Rate::per_second(1000)))
+        };
+        let mut first = Request::new(&gate);
+        let mut second = Request::new(&gate);
+        assert!(first.poll().is_pending() && second.poll().is_pending());
+        other.join().expect("no panic");
+        clock.set(SECOND);
+        clock.set(Nanos::new(1_001_000_000));
+        assert!(second.is_granted() && first.is_granted());
+    });
+}
+
+/// A blocked thread is woken by a refund, wherever it is between its look and its parking.
+#[test]
+fn a_blocked_thread_is_unparked() {
+    model(4, || {
+        let (gate, _clock) = gate();
+        let blocked = {
+            let gate = gate.clone();
+            thread::spawn(move || blocking::acquire(&gate, Wait::new(1, None)))
+        };
+        gate.refund(1);
+        assert!(blocked.join().expect("no panic").is_ok());
+    });
+}
+
+/// The broken twin: a thread that looks, and parks without having left its waker.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn broken_a_blocked_thread_is_unparked() {
+    model(4, || {
+        let (gate, _clock) = gate();
+        let blocked = {
+            let gate = gate.clone();
+            thread::spawn(move || {
+                let mut wait = Wait::new(1, None);
+                while gate.poll(&mut wait, Poller::Thread(Waker::noop())).is_pending() {
+                    thread::park();
+                }
+            })
+        };
+        gate.refund(1);
+        blocked.join().expect("no panic");
+    });
+}

@@ -1,0 +1,150 @@
+//! What the models share: the bound, a clock and a waker made of loom's parts.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicBool, Ordering};
+
+use crate::clock::{Clock, Sleep, Timer};
+use crate::nanos::Nanos;
+use crate::sync::lock;
+
+/// Runs a model in every interleaving with at most this many preemptions, or `LOOM_MAX_PREEMPTIONS`.
+pub(crate) fn model(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(preemptions);
+    builder.max_branches = 100_000;
+    builder.check(model);
+}
+
+/// A clock that stands where it is put.
+#[derive(Clone, Debug)]
+pub(crate) struct LoomClock(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    now: Nanos,
+    /// Who sleeps until when, with a number that tells them apart.
+    sleepers: Vec<(u32, Nanos, Waker)>,
+    next: u32,
+}
+
+impl State {
+    fn take(&mut self, sleeper: u32) -> Option<Waker> {
+        let at = self.sleepers.iter().position(|(number, ..)| *number == sleeper)?;
+        Some(self.sleepers.remove(at).2)
+    }
+}
+
+impl LoomClock {
+    pub(crate) fn new() -> LoomClock {
+        LoomClock(Arc::new(Mutex::new(State { now: Nanos::ZERO, sleepers: Vec::new(), next: 0 })))
+    }
+
+    /// Sets the time while the timer is late.
+    pub(crate) fn set_without_ringing(&self, now: Nanos) {
+        lock(&self.0).now = now;
+    }
+
+    /// Sets the time, and wakes those who are due.
+    pub(crate) fn set(&self, now: Nanos) {
+        let due: Vec<_> = {
+            let mut state = lock(&self.0);
+            state.now = now;
+            state.sleepers.extract_if(.., |(_, at, _)| *at <= now).collect()
+        };
+        for (_, _, waker) in due {
+            waker.wake();
+        }
+    }
+}
+
+impl Clock for LoomClock {
+    fn now(&self) -> Nanos {
+        lock(&self.0).now
+    }
+}
+
+impl Timer for LoomClock {
+    type Sleep = LoomSleep;
+    type Domain = ();
+
+    fn domain(&self) {}
+
+    fn sleep_until(&self, at: Nanos) -> LoomSleep {
+        let mut state = lock(&self.0);
+        state.next += 1;
+        LoomSleep { clock: self.clone(), at, number: state.next }
+    }
+
+    fn park_until(&self, _: Nanos) {
+        loom::thread::park();
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct LoomSleep {
+    clock: LoomClock,
+    at: Nanos,
+    number: u32,
+}
+
+impl LoomSleep {
+    /// Sleeps on, or hands the waker back if it is time.
+    fn sleep(&self, state: &mut State, waker: Waker) -> Option<Waker> {
+        if self.at <= state.now {
+            return Some(waker);
+        }
+        state.sleepers.push((self.number, self.at, waker));
+        None
+    }
+}
+
+impl Future for LoomSleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.clock.0);
+        let old = state.take(self.number);
+        let due = self.sleep(&mut state, context.waker().clone());
+        drop(state);
+        drop(old);
+        if due.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Sleep for LoomSleep {
+    fn reset(mut self: Pin<&mut Self>, at: Nanos) {
+        self.at = at;
+        let mut state = lock(&self.clock.0);
+        let due = state.take(self.number).and_then(|waker| self.sleep(&mut state, waker));
+        drop(state);
+        if let Some(waker) = due {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for LoomSleep {
+    fn drop(&mut self) {
+        let sleeper = lock(&self.clock.0).take(self.number);
+        drop(sleeper);
+    }
+}
+
+/// A waker that remembers.
+pub(crate) struct Woken(AtomicBool);
+
+impl Woken {
+    pub(crate) fn new() -> Arc<Woken> {
+        Arc::new(Woken(AtomicBool::new(false)))
+    }
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
