@@ -3,7 +3,7 @@
 use loom::thread;
 use std::sync::Arc;
 
-use super::support::model;
+use super::support::{model, model_of_three};
 use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::{Policy, SmoothBursty, SmoothWarmingUp};
@@ -13,7 +13,7 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 /// Two takers, one permit: one gets it.
 #[test]
 fn one_permit_is_taken_once() {
-    model(5, || {
+    model(|| {
         let policy = Arc::new(SmoothBursty::new(Rate::per_second(1)));
         let state = Arc::new(policy.start(Nanos::ZERO));
         let other = {
@@ -36,7 +36,7 @@ fn broken_update(cell: &AtomicU64, step: impl Fn(u64) -> Result<u64, ()>) -> Res
 #[test]
 #[should_panic(expected = "one of the two")]
 fn broken_one_permit_is_taken_once() {
-    model(5, || {
+    model(|| {
         let state = Arc::new(AtomicU64::new(0));
         let take = |state: &AtomicU64| broken_update(state, |word| if word == 0 { Ok(1) } else { Err(()) }).is_ok();
         let other = {
@@ -51,7 +51,7 @@ fn broken_one_permit_is_taken_once() {
 /// Three grants of different sizes by three threads add up to what one thread would have made of them.
 #[test]
 fn no_grant_is_lost() {
-    model(5, || {
+    model_of_three(|| {
         let state = Arc::new(AtomicU64::new(0));
         let others: Vec<_> = [10, 100]
             .into_iter()
@@ -72,7 +72,7 @@ fn no_grant_is_lost() {
 /// some order of the three.
 #[test]
 fn two_numbers_change_together() {
-    model(5, || {
+    model(|| {
         let warm_up = std::time::Duration::from_secs(4);
         let policy = Arc::new(SmoothWarmingUp::new(Rate::per_second(2), warm_up).start_warm());
         let state = Arc::new(policy.start(Nanos::ZERO));
@@ -107,7 +107,7 @@ fn broken_two_numbers_change_together() {
         state.coldness.store(0, Ordering::Release);
         price
     }
-    model(5, || {
+    model(|| {
         let state = Arc::new(Halves { coldness: AtomicU64::new(1), next: AtomicU64::new(0) });
         let other = {
             let state = state.clone();
@@ -128,7 +128,7 @@ fn one_word_of_two_numbers_is_priced_in_some_order() {
         });
         price
     }
-    model(5, || {
+    model(|| {
         let state = Arc::new(AtomicU128::new(1 << 64));
         let other = {
             let state = state.clone();

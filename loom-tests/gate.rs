@@ -7,7 +7,7 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicBool, Ordering as LoomOrdering};
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model};
+use super::support::{LoomClock, Woken, model, model_of_three};
 use crate::error::Refusal;
 use crate::gate::{Gate, Poller, Wait};
 use crate::nanos::Nanos;
@@ -62,7 +62,7 @@ impl Drop for Request {
 /// A waiter joins, its permit comes due, its alarm is late, and only then somebody tries: the permit is the waiter's. If
 /// the try comes earlier, either of the two gets the permit, and not both.
 fn try_against_a_waiter(try_acquire: fn(&TestGate) -> bool) {
-    model(4, move || {
+    model(move || {
         let (gate, clock) = gate();
         let due = Arc::new(AtomicBool::new(false));
         let other = {
@@ -101,7 +101,7 @@ fn broken_a_try_never_overtakes_a_waiter() {
 
 /// A waiter joins while somebody gives a permit back: it gets the permit, now or when the refund looks at the queue.
 fn join_against_refund(refund: fn(&TestGate)) {
-    model(4, move || {
+    model(move || {
         let (gate, _clock) = gate();
         let other = {
             let gate = gate.clone();
@@ -134,7 +134,7 @@ fn broken_a_refund_reaches_those_who_join_meanwhile() {
 
 /// Joining while the time comes, and with it the alarm: the waiter is served, whether the alarm was set before or after.
 fn join_against_time(join: fn(&mut Request)) {
-    model(4, move || {
+    model(move || {
         let (gate, clock) = gate();
         let other = {
             let clock = clock.clone();
@@ -181,7 +181,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
 /// One sets the alarm for a late time while another makes the head due earlier and finds the alarm taken.
 #[test]
 fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
-    model(4, || {
+    model(|| {
         let clock = LoomClock::new();
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
         let gate = Arc::new(Gate::new(policy, clock.clone(), Duration::ZERO));
@@ -201,7 +201,7 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
 
 /// The first of two waiters is dropped while the alarm grants it: whichever comes first, the second one has the permit.
 fn drop_against_grant(leave: fn(&TestGate, &mut Wait)) {
-    model(4, move || {
+    model(move || {
         let (gate, clock) = gate();
         let mut first = Request::new(&gate);
         let mut second = Request::new(&gate);
@@ -242,7 +242,7 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
 /// A waiter is dropped while another one joins: the one who joins is alone in the line, with an alarm that rings.
 #[test]
 fn a_drop_does_not_take_the_alarm_of_another() {
-    model(4, || {
+    model(|| {
         let (gate, clock) = gate();
         let mut first = Request::new(&gate);
         assert!(first.poll().is_pending());
@@ -264,7 +264,7 @@ fn a_drop_does_not_take_the_alarm_of_another() {
 /// The rate rises while two join: both are served at the new rate, by one alarm.
 #[test]
 fn a_change_of_rate_reaches_those_who_join_meanwhile() {
-    model(4, || {
+    model(|| {
         let (gate, clock) = gate();
         let other = {
             let gate = gate.clone();
@@ -283,7 +283,7 @@ fn a_change_of_rate_reaches_those_who_join_meanwhile() {
 /// A blocked thread is woken by a refund, wherever it is between its look and its parking.
 #[test]
 fn a_blocked_thread_is_unparked() {
-    model(4, || {
+    model(|| {
         let (gate, _clock) = gate();
         let blocked = {
             let gate = gate.clone();
@@ -298,7 +298,7 @@ fn a_blocked_thread_is_unparked() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn broken_a_blocked_thread_is_unparked() {
-    model(4, || {
+    model(|| {
         let (gate, _clock) = gate();
         let blocked = {
             let gate = gate.clone();
@@ -311,5 +311,48 @@ fn broken_a_blocked_thread_is_unparked() {
         };
         gate.refund(1);
         blocked.join().expect("no panic");
+    });
+}
+
+/// A waiter is dropped while its time comes and a third one tries: the permit is there once, and if the try does not get it, it
+/// is still there.
+#[test]
+fn a_dropped_permit_is_neither_lost_nor_doubled() {
+    model_of_three(|| {
+        let (gate, clock) = gate();
+        let mut request = Request::new(&gate);
+        assert!(request.poll().is_pending());
+        let ringer = {
+            let clock = clock.clone();
+            thread::spawn(move || clock.set(SECOND))
+        };
+        let taker = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.try_acquire(1).is_ok())
+        };
+        drop(request);
+        ringer.join().expect("no panic");
+        let taken = taker.join().expect("no panic");
+        assert!(taken != gate.try_acquire(1).is_ok());
+    });
+}
+
+/// Two blocked threads and a call that finds them due: both go, whether they had joined before it or not.
+#[test]
+fn all_blocked_threads_are_unparked() {
+    model_of_three(|| {
+        let (gate, clock) = gate();
+        gate.set_rate(Rate::UNLIMITED);
+        let blocked: Vec<_> = (0..2)
+            .map(|_| {
+                let gate = gate.clone();
+                thread::spawn(move || blocking::acquire(&gate, Wait::new(1, None)))
+            })
+            .collect();
+        clock.set(SECOND);
+        gate.ring();
+        for thread in blocked {
+            assert!(thread.join().expect("no panic").is_ok());
+        }
     });
 }

@@ -13,7 +13,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// Two publications, the second into the slot that the reader may be reading.
 #[test]
 fn a_reader_sees_one_publication() {
-    model(5, || {
+    model(|| {
         let words = Arc::new(Published::new([0, 0]));
         let writer = {
             let words = words.clone();
@@ -33,7 +33,7 @@ fn a_reader_sees_one_publication() {
 #[test]
 #[should_panic(expected = "one publication")]
 fn broken_a_reader_sees_one_publication() {
-    model(5, || {
+    model(|| {
         let version = Arc::new(AtomicU64::new(0));
         let slots = Arc::new([[AtomicU64::new(0), AtomicU64::new(0)], [AtomicU64::new(0), AtomicU64::new(0)]]);
         let writer = {
@@ -56,7 +56,7 @@ fn broken_a_reader_sees_one_publication() {
 /// Two writers at once: the words of one of them stand at the end.
 #[test]
 fn writers_take_turns() {
-    model(5, || {
+    model(|| {
         let words = Arc::new(Published::new([0, 0]));
         let other = {
             let words = words.clone();
@@ -72,7 +72,7 @@ fn writers_take_turns() {
 /// A take against a change of the rate: priced by the old rate or by the new one, and by nothing between.
 #[test]
 fn a_take_is_priced_by_one_rate() {
-    model(5, || {
+    model(|| {
         let policy = Arc::new(SmoothBursty::new(Rate::per_second(10)).max_burst(std::time::Duration::ZERO));
         let state = Arc::new(policy.start(Nanos::ZERO));
         let taker = {
@@ -92,7 +92,7 @@ fn a_take_is_priced_by_one_rate() {
 #[test]
 #[should_panic(expected = "one rate")]
 fn broken_a_take_is_priced_by_one_rate() {
-    model(5, || {
+    model(|| {
         let (period, permits) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(10)));
         let writer = {
             let (period, permits) = (period.clone(), permits.clone());

@@ -11,10 +11,18 @@ use crate::clock::{Clock, Sleep, Timer};
 use crate::nanos::Nanos;
 use crate::sync::lock;
 
-/// Runs a model in every interleaving with at most this many preemptions, or `LOOM_MAX_PREEMPTIONS`.
-pub(crate) fn model(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+/// Runs a model of two threads in every interleaving, with no bound.
+pub(crate) fn model(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(preemptions);
+    builder.preemption_bound = None;
+    builder.max_branches = 100_000;
+    builder.check(model);
+}
+
+/// Runs a model of three threads in every interleaving with up to three preemptions, or `LOOM_MAX_PREEMPTIONS`.
+pub(crate) fn model_of_three(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(3);
     builder.max_branches = 100_000;
     builder.check(model);
 }
