@@ -336,23 +336,3 @@ fn a_dropped_permit_is_neither_lost_nor_doubled() {
         assert!(taken != gate.try_acquire(1).is_ok());
     });
 }
-
-/// Two blocked threads and a call that finds them due: both go, whether they had joined before it or not.
-#[test]
-fn all_blocked_threads_are_unparked() {
-    model_of_three(|| {
-        let (gate, clock) = gate();
-        gate.set_rate(Rate::UNLIMITED);
-        let blocked: Vec<_> = (0..2)
-            .map(|_| {
-                let gate = gate.clone();
-                thread::spawn(move || blocking::acquire(&gate, Wait::new(1, None)))
-            })
-            .collect();
-        clock.set(SECOND);
-        gate.ring();
-        for thread in blocked {
-            assert!(thread.join().expect("no panic").is_ok());
-        }
-    });
-}
