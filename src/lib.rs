@@ -1,6 +1,5 @@
 //! tidegate makes a program wait its turn.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![warn(clippy::pedantic)]
 
 pub mod clock;
 mod error;

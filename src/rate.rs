@@ -243,7 +243,7 @@ impl fmt::Display for Rate {
             _ => write!(f, "{}e{}", self.digits, self.exponent)?,
         }
         let (name, nanos) =
-            UNITS.into_iter().find(|(_, nanos)| self.period % nanos == 0).unwrap_or(("ns", 1));
+            UNITS.into_iter().find(|(_, nanos)| self.period.is_multiple_of(*nanos)).unwrap_or(("ns", 1));
         match self.period / nanos {
             1 => write!(f, "/{name}"),
             count => write!(f, "/{count}{name}"),

@@ -23,7 +23,7 @@ pub(crate) use std::thread::{Thread, current as current_thread};
 /// Locks, and goes on after a panic in another holder: every section leaves its data whole at each point
 /// where foreign code could unwind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(all(test, tidegate_loom))]

@@ -24,6 +24,7 @@
 //! ```
 
 pub(crate) mod cell;
+mod current_rate;
 pub(crate) mod interval;
 pub(crate) mod published;
 mod smooth_bursty;

@@ -42,13 +42,13 @@
 //! and so is 4 % too fast at 80,000/s and unlimited above 1 M/s; the rate read back is the rate given; and a
 //! limiter that leaves [`Rate::UNLIMITED`] in debt pays the debt before it has stock, where Guava has both.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::cell::update;
-use crate::policy::interval::Interval;
-use crate::policy::published::Published;
+use crate::policy::cell::{Cell, update};
+use crate::policy::current_rate::CurrentRate;
 use crate::policy::{Policy, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU64;
@@ -84,8 +84,7 @@ use crate::sync::AtomicU64;
 /// `SmoothRateLimiter.SmoothBursty` of Guava 31.1; deviations are listed in `src/policy/smooth_bursty.rs`.
 #[derive(Debug)]
 pub struct SmoothBursty {
-    /// The rate as given (three words) and the interval it makes (three words).
-    rate: Published<6>,
+    rate: CurrentRate,
     /// For how many ticks unused time is saved.
     max_burst: u64,
     start_full: bool,
@@ -115,7 +114,7 @@ impl SmoothBursty {
     #[must_use]
     pub fn new(rate: Rate) -> SmoothBursty {
         SmoothBursty {
-            rate: Published::new(words(rate)),
+            rate: CurrentRate::new(rate),
             max_burst: 1_000_000_000 * ticks::PER_NANO,
             start_full: false,
         }
@@ -154,11 +153,6 @@ impl SmoothBursty {
         SmoothBursty { start_full: true, ..self }
     }
 
-    #[inline]
-    fn interval(&self) -> Interval {
-        Interval::from_words(self.rate.read(3))
-    }
-
     /// The earliest tick from which time counts as saved: what lies before it has overflowed.
     #[inline]
     fn floor(&self, at: u64) -> u64 {
@@ -166,12 +160,6 @@ impl SmoothBursty {
         // that rounding; to charge it would slow a limiter without burst by up to a nanosecond per permit.
         at.saturating_sub(self.max_burst.max(ticks::PER_NANO - 1))
     }
-}
-
-fn words(rate: Rate) -> [u64; 6] {
-    let [a, b, c] = rate.to_words();
-    let [d, e, f] = Interval::new(rate).to_words();
-    [a, b, c, d, e, f]
 }
 
 /// The rule. The error is the tick at which the request is due.
@@ -199,7 +187,7 @@ impl Policy for SmoothBursty {
     fn try_acquire(&self, state: &BurstyState, at: Nanos, n: u32) -> Result<BurstyCharge, Refusal> {
         self.check(n)?;
         let tick = ticks::from_nanos(at);
-        let (floor, price) = (self.floor(tick), self.interval().price(n));
+        let (floor, price) = (self.floor(tick), self.rate.interval().price(n));
         update(&state.zero, |zero| step(zero, tick, floor, price))
             .map_err(|zero| limited(ticks::to_nanos(zero), at))
     }
@@ -211,12 +199,12 @@ impl Policy for SmoothBursty {
 
     #[inline]
     fn weight(&self, n: u32) -> u64 {
-        self.interval().price(n)
+        self.rate.interval().price(n)
     }
 
     #[inline]
     fn ready_at(&self, state: &BurstyState, at: Nanos, ahead: u64, _n: u32) -> Nanos {
-        let zero = crate::policy::cell::Cell::load(&state.zero);
+        let zero = Cell::load(&state.zero);
         if ahead == 0 {
             return ticks::to_nanos(zero);
         }
@@ -228,42 +216,43 @@ impl Policy for SmoothBursty {
         // It surely was not full while the state right after the grant lies above the floor.
         let floor = self.floor(ticks::from_nanos(at));
         let back = charge.price.min(charge.after.saturating_sub(floor));
-        let Ok(()) =
-            update(&state.zero, |zero| Ok::<_, std::convert::Infallible>((zero.saturating_sub(back), ())));
+        let Ok(()) = update(&state.zero, |zero| Ok::<_, Infallible>((zero.saturating_sub(back), ())));
     }
 
     fn refund(&self, state: &BurstyState, at: Nanos, n: u32) {
         let floor = self.floor(ticks::from_nanos(at));
-        let price = self.interval().price(n);
+        let price = self.rate.interval().price(n);
         let Ok(()) = update(&state.zero, |zero| {
-            Ok::<_, std::convert::Infallible>((zero.saturating_sub(price).max(floor).min(zero), ()))
+            Ok::<_, Infallible>((zero.saturating_sub(price).max(floor).min(zero), ()))
         });
     }
 
     fn set_rate(&self, state: &BurstyState, at: Nanos, rate: Rate) {
-        let was_unlimited = self.interval().is_unlimited();
-        self.rate.publish(words(rate));
+        let was_unlimited = self.rate.interval().is_unlimited();
+        self.rate.set(rate);
         if was_unlimited && !rate.is_unlimited() {
             // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.
             let at = ticks::from_nanos(at);
             let full = at.saturating_sub(self.max_burst);
             let Ok(()) = update(&state.zero, |zero| {
-                Ok::<_, std::convert::Infallible>((if zero > at { zero } else { zero.min(full) }, ()))
+                Ok::<_, Infallible>((if zero > at { zero } else { zero.min(full) }, ()))
             });
         }
     }
 
     fn rate(&self) -> Rate {
-        Rate::from_words(self.rate.read(0))
+        self.rate.rate()
     }
 
     fn status(&self, state: &BurstyState, at: Nanos) -> PolicyStatus {
-        let zero = crate::policy::cell::Cell::load(&state.zero);
+        let zero = Cell::load(&state.zero);
         let at = ticks::from_nanos(at);
         let saved = at.checked_sub(zero.max(self.floor(at)));
         let available = match saved {
             None => 0,
-            Some(saved) => saved.checked_div(self.interval().price(1)).map_or(u64::MAX, |stock| stock + 1),
+            Some(saved) => {
+                saved.checked_div(self.rate.interval().price(1)).map_or(u64::MAX, |stock| stock + 1)
+            }
         };
         PolicyStatus { available, full_at: ticks::to_nanos(zero.saturating_add(self.max_burst)) }
     }

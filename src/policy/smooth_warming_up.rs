@@ -68,8 +68,8 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
+use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
-use crate::policy::published::Published;
 use crate::policy::{Policy, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
@@ -104,8 +104,7 @@ use crate::sync::AtomicU128;
 /// `SmoothRateLimiter.SmoothWarmingUp` of Guava 31.1; deviations are listed in `src/policy/smooth_warming_up.rs`.
 #[derive(Debug)]
 pub struct SmoothWarmingUp {
-    /// The rate as given (three words) and the interval it makes (three words).
-    rate: Published<6>,
+    rate: CurrentRate,
     /// *W* in ticks.
     warm_up: u64,
     cold_factor: f64,
@@ -209,7 +208,7 @@ impl SmoothWarmingUp {
             return Err(PolicyError::ColdFactor { cold_factor, limit: SmoothWarmingUp::MAX_COLD_FACTOR });
         }
         Ok(SmoothWarmingUp {
-            rate: Published::new(words(rate)),
+            rate: CurrentRate::new(rate),
             warm_up: ticks,
             cold_factor,
             curve: Curve::new(ticks, cold_factor),
@@ -236,11 +235,6 @@ impl SmoothWarmingUp {
     #[must_use]
     pub fn cold_factor(&self) -> f64 {
         self.cold_factor
-    }
-
-    #[inline]
-    fn interval(&self) -> Interval {
-        Interval::from_words(self.rate.read(3))
     }
 
     /// The state at `at`, after the idle time since the next free time, if any, has cooled.
@@ -322,12 +316,6 @@ fn saturate(ticks: u128) -> u64 {
     u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
-fn words(rate: Rate) -> [u64; 6] {
-    let [a, b, c] = rate.to_words();
-    let [d, e, f] = Interval::new(rate).to_words();
-    [a, b, c, d, e, f]
-}
-
 /// Replaces the state whatever it is.
 fn replace(state: &WarmingUpState, new: impl Fn(Word) -> Word) {
     let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
@@ -345,7 +333,7 @@ impl Policy for SmoothWarmingUp {
 
     fn try_acquire(&self, state: &WarmingUpState, at: Nanos, n: u32) -> Result<WarmingUpCharge, Refusal> {
         self.check(n)?;
-        let (tick, interval) = (ticks::from_nanos(at), self.interval());
+        let (tick, interval) = (ticks::from_nanos(at), self.rate.interval());
         update(&state.word, |bits| {
             let (word, charge) = self.step(Word::decode(bits), tick, n, interval)?;
             Ok((word.encode(), charge))
@@ -358,7 +346,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn weight(&self, n: u32) -> u64 {
-        self.interval().price(n)
+        self.rate.interval().price(n)
     }
 
     fn ready_at(&self, state: &WarmingUpState, at: Nanos, ahead: u64, _n: u32) -> Nanos {
@@ -366,7 +354,7 @@ impl Policy for SmoothWarmingUp {
         if ahead == 0 {
             return ticks::to_nanos(word.next);
         }
-        let Word { coldness, next } = self.idled(word, ticks::from_nanos(at), self.interval());
+        let Word { coldness, next } = self.idled(word, ticks::from_nanos(at), self.rate.interval());
         ticks::to_nanos(next.saturating_add(self.price(coldness, ahead).0))
     }
 
@@ -384,15 +372,15 @@ impl Policy for SmoothWarmingUp {
 
     fn refund(&self, state: &WarmingUpState, at: Nanos, n: u32) {
         let at = ticks::from_nanos(at);
-        let base = self.interval().price(n);
+        let base = self.rate.interval().price(n);
         // A permit given back is a debt not owed. What exceeds the debt is dropped: nothing is saved here that would make
         // a later permit cheaper.
         replace(state, |word| Word { next: word.next.saturating_sub(base).max(at).min(word.next), ..word });
     }
 
     fn set_rate(&self, state: &WarmingUpState, at: Nanos, rate: Rate) {
-        let was_unlimited = self.interval().is_unlimited();
-        self.rate.publish(words(rate));
+        let was_unlimited = self.rate.interval().is_unlimited();
+        self.rate.set(rate);
         if was_unlimited && !rate.is_unlimited() {
             let at = ticks::from_nanos(at);
             replace(state, |word| Word { coldness: 0, next: word.next.max(at) });
@@ -400,7 +388,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn rate(&self) -> Rate {
-        Rate::from_words(self.rate.read(0))
+        self.rate.rate()
     }
 
     fn status(&self, state: &WarmingUpState, at: Nanos) -> PolicyStatus {
@@ -408,7 +396,7 @@ impl Policy for SmoothWarmingUp {
         let tick = ticks::from_nanos(at);
         let available = match word.next > tick {
             true => 0,
-            false if self.interval().is_unlimited() => u64::MAX,
+            false if self.rate.interval().is_unlimited() => u64::MAX,
             false => 1,
         };
         PolicyStatus { available, full_at: ticks::to_nanos(word.next) }

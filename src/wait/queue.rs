@@ -185,7 +185,9 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             // that a machine that stood still does not let everything through at once. Where nobody was to look, the
             // grant was not late: its turn passed at its time, and is over.
             let oldest = match kind {
-                Kind::Task { .. } | Kind::Thread { .. } => now.as_u64().saturating_sub(from.catch_up.as_u64()),
+                Kind::Task { .. } | Kind::Thread { .. } => {
+                    now.as_u64().saturating_sub(from.catch_up.as_u64())
+                }
                 Kind::Nobody => 0,
             };
             match from.policy.try_acquire(from.state, due.max(Nanos::new(oldest)), n) {
