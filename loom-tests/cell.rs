@@ -38,7 +38,8 @@ fn broken_update(cell: &AtomicU64, step: impl Fn(u64) -> Result<u64, ()>) -> Res
 fn broken_one_permit_is_taken_once() {
     model(|| {
         let state = Arc::new(AtomicU64::new(0));
-        let take = |state: &AtomicU64| broken_update(state, |word| if word == 0 { Ok(1) } else { Err(()) }).is_ok();
+        let take =
+            |state: &AtomicU64| broken_update(state, |word| if word == 0 { Ok(1) } else { Err(()) }).is_ok();
         let other = {
             let state = state.clone();
             thread::spawn(move || take(&state))

@@ -336,3 +336,28 @@ fn a_dropped_permit_is_neither_lost_nor_doubled() {
         assert!(taken != gate.try_acquire(1).is_ok());
     });
 }
+
+/// An alarm rings while somebody sets it to an earlier time: the ring is not taken for one of the new setting, so the
+/// next waiter has an alarm as well.
+#[test]
+fn a_ring_while_the_alarm_is_taken_is_not_lost() {
+    model(|| {
+        let clock = LoomClock::new();
+        let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
+        let gate = Arc::new(Gate::new(policy, clock.clone(), Duration::ZERO));
+        gate.try_acquire(2).expect("the first two");
+        let mut first = Request::new(&gate);
+        let mut second = Request::new(&gate);
+        assert!(first.poll().is_pending() && second.poll().is_pending());
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.refund(1))
+        };
+        // Due at 1 s by the refund, else at 2 s.
+        clock.set(SECOND);
+        other.join().expect("no panic");
+        clock.set(Nanos::new(2_000_000_000));
+        clock.set(Nanos::new(3_000_000_000));
+        assert!(first.is_granted() && second.is_granted());
+    });
+}

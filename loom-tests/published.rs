@@ -35,7 +35,8 @@ fn a_reader_sees_one_publication() {
 fn broken_a_reader_sees_one_publication() {
     model(|| {
         let version = Arc::new(AtomicU64::new(0));
-        let slots = Arc::new([[AtomicU64::new(0), AtomicU64::new(0)], [AtomicU64::new(0), AtomicU64::new(0)]]);
+        let slots =
+            Arc::new([[AtomicU64::new(0), AtomicU64::new(0)], [AtomicU64::new(0), AtomicU64::new(0)]]);
         let writer = {
             let (version, slots) = (version.clone(), slots.clone());
             thread::spawn(move || {

@@ -140,6 +140,10 @@ impl<C: Timer> Alarms<C> {
         // With no preference, the first alarm is as good as any.
         let first = first.or_else(|| self.list.iter().next().map(|(key, _)| key));
         for (key, alarm) in &mut self.list {
+            if alarm.sleep.is_none() {
+                // Whoever has it looks again. A ring stays for them: it may be that of the new setting already.
+                continue;
+            }
             if alarm.rung.load(Ordering::Relaxed) && alarm.rung.swap(false, Ordering::Acquire) {
                 match alarm.armed.take() {
                     Some((since, at)) if far_too_early(since, at, now) => {
