@@ -167,7 +167,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let kind = Kind::Task { alarm };
         let key = queue.push(&gate.policy, 1, Nanos::MAX, kind, Some(request.waker.clone()));
         gate.waiting.store(1, Ordering::Relaxed);
-        let job = queue.watch(SECOND, now, &mut after);
+        let job = queue.watch(SECOND, &gate.clock, &mut after);
         drop(queue);
         if let Some(mut job) = job {
             job.run();

@@ -385,7 +385,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         loop {
             let due = queue.serve(&self.source(), now, &mut after);
             self.waiting.store(queue.len(), Ordering::Relaxed);
-            let job = due.and_then(|due| queue.watch(due, now, &mut after));
+            let job = due.and_then(|due| queue.watch(due, &self.clock, &mut after));
             drop(queue);
             after.run();
             let Some(mut job) = job else { return };

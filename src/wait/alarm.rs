@@ -136,7 +136,7 @@ impl<C: Timer> Alarms<C> {
     }
 
     /// Looks for an alarm that has to be set, if the head of the queue is due at `due` and has the alarm `first`.
-    pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, now: Nanos) -> Found<C> {
+    pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, clock: &C) -> Found<C> {
         // With no preference, the first alarm is as good as any.
         let first = first.or_else(|| self.list.iter().next().map(|(key, _)| key));
         for (key, alarm) in &mut self.list {
@@ -146,7 +146,8 @@ impl<C: Timer> Alarms<C> {
             }
             if alarm.rung.load(Ordering::Relaxed) && alarm.rung.swap(false, Ordering::Acquire) {
                 match alarm.armed.take() {
-                    Some((since, at)) if far_too_early(since, at, now) => {
+                    // A new reading of the clock: an older one may be from before the time that made it ring.
+                    Some((since, at)) if far_too_early(since, at, clock.now()) => {
                         self.early += 1;
                         return Found::Lost(key, self.list.remove(key).sleep);
                     }
@@ -162,7 +163,7 @@ impl<C: Timer> Alarms<C> {
             if let Some(sleep) = alarm.sleep.take() {
                 let register = alarm.armed.is_none();
                 let (waker, rung) = (alarm.waker.clone(), alarm.rung.clone());
-                return Found::Job(Job { key, sleep, waker, rung, since: now, at, register });
+                return Found::Job(Job { key, sleep, waker, rung, since: clock.now(), at, register });
             }
         }
         Found::Nothing

@@ -227,14 +227,14 @@ impl<P: Policy, C: Timer> Queue<P, C> {
 
     /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a thread. Returns an alarm to be
     /// set without the lock.
-    pub(crate) fn watch(&mut self, due: Nanos, now: Nanos, after: &mut After<C>) -> Option<Job<C>> {
+    pub(crate) fn watch(&mut self, due: Nanos, clock: &C, after: &mut After<C>) -> Option<Job<C>> {
         self.tell_thread(due, after);
         loop {
             let first = match self.entries.get(self.head as usize)?.kind {
                 Kind::Task { alarm } => Some(alarm as usize),
                 Kind::Thread { .. } | Kind::Nobody => None,
             };
-            match self.alarms.check(first, due, now) {
+            match self.alarms.check(first, due, clock) {
                 Found::Nothing => return None,
                 Found::Job(job) => return Some(job),
                 Found::Lost(key, sleep) => {
