@@ -46,9 +46,8 @@ use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservat
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Refusal> {
 /// # let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
-/// # const _: &str = stringify! {
+/// # #[cfg(any())]
 /// let limiter = RateLimiter::smooth_bursty(Rate::per_second(5));
-/// # };
 /// assert_eq!(limiter.acquire().await, Duration::ZERO);
 /// // The first one is paid for by the second, which is not due yet.
 /// assert!(limiter.try_acquire().is_err());

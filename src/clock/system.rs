@@ -1,6 +1,5 @@
 //! The system's monotonic clock, read the cheapest way, with tokio's timer.
 
-use quanta::Instant;
 use tokio::runtime::{Handle, Id};
 
 use crate::clock::tokio::{TokioSleep, park_for};
@@ -15,16 +14,20 @@ use crate::nanos::Nanos;
 /// # Panics
 ///
 /// Awaiting a permit that is not due at once panics outside of a tokio runtime.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SystemClock {
-    start: Instant,
+    clock: quanta::Clock,
+    /// The counter's value at the beginning.
+    start: u64,
 }
 
 impl SystemClock {
     /// A clock that begins now.
     #[must_use]
     pub fn new() -> SystemClock {
-        SystemClock { start: Instant::now() }
+        let clock = quanta::Clock::new();
+        let start = clock.raw();
+        SystemClock { clock, start }
     }
 }
 
@@ -37,7 +40,8 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Nanos {
-        Nanos::from_duration(Instant::now().saturating_duration_since(self.start))
+        // Zero if the counter went back, as it may between processors.
+        Nanos::new(self.clock.delta_as_nanos(self.start, self.clock.raw()))
     }
 }
 
@@ -50,7 +54,7 @@ impl Timer for SystemClock {
     }
 
     fn sleep_until(&self, at: Nanos) -> TokioSleep<SystemClock> {
-        TokioSleep::new(*self, at)
+        TokioSleep::new(self.clone(), at)
     }
 
     fn park_until(&self, at: Nanos) {

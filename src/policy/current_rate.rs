@@ -1,26 +1,43 @@
 //! The rate that is in force: as it was given, and as the interval it makes, replaced together.
+//!
+//! # Memory ordering
+//!
+//! The price of one permit has a word of its own, so that the request nearly everybody makes needs one load. It is relaxed: the
+//! word is whole by itself, and a request that overlaps with a change may pay either price. Everything else is
+//! read as one through [`Published`].
 
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::rate::Rate;
+use crate::sync::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct CurrentRate {
+    /// What one permit costs, in ticks.
+    one: AtomicU64,
     /// The rate (three words), then the interval (three words).
     words: Published<6>,
 }
 
 impl CurrentRate {
     pub(crate) fn new(rate: Rate) -> CurrentRate {
-        CurrentRate { words: Published::new(words(rate)) }
+        let interval = Interval::new(rate);
+        CurrentRate { one: AtomicU64::new(interval.price(1)), words: Published::new(words(rate, interval)) }
     }
 
     pub(crate) fn set(&self, rate: Rate) {
-        self.words.publish(words(rate));
+        let interval = Interval::new(rate);
+        self.words.publish(words(rate, interval), || self.one.store(interval.price(1), Ordering::Relaxed));
     }
 
     pub(crate) fn rate(&self) -> Rate {
         Rate::from_words(self.words.read(0))
+    }
+
+    /// What `n` permits cost now.
+    #[inline]
+    pub(crate) fn price(&self, n: u32) -> u64 {
+        if n == 1 { self.one.load(Ordering::Relaxed) } else { self.interval().price(n) }
     }
 
     #[inline]
@@ -29,8 +46,8 @@ impl CurrentRate {
     }
 }
 
-fn words(rate: Rate) -> [u64; 6] {
+fn words(rate: Rate, interval: Interval) -> [u64; 6] {
     let [digits, exponent, period] = rate.to_words();
-    let [one, ticks, permits] = Interval::new(rate).to_words();
+    let [one, ticks, permits] = interval.to_words();
     [digits, exponent, period, one, ticks, permits]
 }

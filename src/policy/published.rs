@@ -55,7 +55,8 @@ impl<const N: usize> Published<N> {
         }
     }
 
-    pub(crate) fn publish(&self, words: [u64; N]) {
+    /// Replaces the words, then runs `also` before another writer can begin.
+    pub(crate) fn publish(&self, words: [u64; N], also: impl FnOnce()) {
         let _one_writer = lock(&self.writer);
         // Only writers change the version, and this is the only writer.
         let version = self.version.load(Ordering::Relaxed).wrapping_add(1);
@@ -63,5 +64,6 @@ impl<const N: usize> Published<N> {
             slot.store(word, Ordering::Release);
         }
         self.version.store(version, Ordering::Release);
+        also();
     }
 }

@@ -49,7 +49,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
-use crate::policy::{Policy, PolicyStatus, limited, ticks};
+use crate::policy::{Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU64;
 
@@ -87,6 +87,8 @@ pub struct SmoothBursty {
     rate: CurrentRate,
     /// For how many ticks unused time is saved.
     max_burst: u64,
+    /// The same, but at least `RESOLUTION`.
+    saved: u64,
     start_full: bool,
 }
 
@@ -106,6 +108,11 @@ pub struct BurstyCharge {
     price: u64,
 }
 
+/// Ticks that are always saved: one less than a nanosecond. Times are whole nanoseconds, rounded up where they come from a
+/// tick. A gap of less than one is that rounding; charging for it would slow a limiter without burst by up to a
+/// nanosecond per permit.
+const RESOLUTION: u64 = ticks::PER_NANO - 1;
+
 impl SmoothBursty {
     /// The longest time for which permits can be saved, about 2.28 years.
     pub const MAX_BURST: Duration = ticks::MAX_SPAN;
@@ -113,11 +120,8 @@ impl SmoothBursty {
     /// A steady `rate` that saves up to one second's worth of unused permits and starts with none.
     #[must_use]
     pub fn new(rate: Rate) -> SmoothBursty {
-        SmoothBursty {
-            rate: CurrentRate::new(rate),
-            max_burst: 1_000_000_000 * ticks::PER_NANO,
-            start_full: false,
-        }
+        let second = 1_000_000_000 * ticks::PER_NANO;
+        SmoothBursty { rate: CurrentRate::new(rate), max_burst: second, saved: second, start_full: false }
     }
 
     /// Saves at most `max_burst` worth of permits. Zero saves none.
@@ -142,7 +146,7 @@ impl SmoothBursty {
     /// [`PolicyError::MaxBurst`] if it is longer than [`MAX_BURST`](SmoothBursty::MAX_BURST).
     pub fn try_max_burst(self, max_burst: Duration) -> Result<SmoothBursty, PolicyError> {
         match ticks::from_span(max_burst) {
-            Some(max_burst) => Ok(SmoothBursty { max_burst, ..self }),
+            Some(ticks) => Ok(SmoothBursty { max_burst: ticks, saved: ticks.max(RESOLUTION), ..self }),
             None => Err(PolicyError::MaxBurst { max_burst, limit: SmoothBursty::MAX_BURST }),
         }
     }
@@ -156,9 +160,8 @@ impl SmoothBursty {
     /// The earliest tick from which time counts as saved: what lies before it has overflowed.
     #[inline]
     fn floor(&self, at: u64) -> u64 {
-        // Times are whole nanoseconds, rounded up where they come from a tick. A gap of less than one is
-        // that rounding; to charge it would slow a limiter without burst by up to a nanosecond per permit.
-        at.saturating_sub(self.max_burst.max(ticks::PER_NANO - 1))
+        // Every tick of a time lies further than any burst from zero.
+        at - self.saved
     }
 }
 
@@ -187,9 +190,9 @@ impl Policy for SmoothBursty {
     fn try_acquire(&self, state: &BurstyState, at: Nanos, n: u32) -> Result<BurstyCharge, Refusal> {
         self.check(n)?;
         let tick = ticks::from_nanos(at);
-        let (floor, price) = (self.floor(tick), self.rate.interval().price(n));
+        let (floor, price) = (self.floor(tick), self.rate.price(n));
         update(&state.zero, |zero| step(zero, tick, floor, price))
-            .map_err(|zero| limited(ticks::to_nanos(zero), at))
+            .map_err(|zero| Refusal::Limited { retry_after: ticks::between(tick, zero) })
     }
 
     #[inline]
@@ -199,7 +202,7 @@ impl Policy for SmoothBursty {
 
     #[inline]
     fn weight(&self, n: u32) -> u64 {
-        self.rate.interval().price(n)
+        self.rate.price(n)
     }
 
     #[inline]
@@ -221,7 +224,7 @@ impl Policy for SmoothBursty {
 
     fn refund(&self, state: &BurstyState, at: Nanos, n: u32) {
         let floor = self.floor(ticks::from_nanos(at));
-        let price = self.rate.interval().price(n);
+        let price = self.rate.price(n);
         let Ok(()) = update(&state.zero, |zero| {
             Ok::<_, Infallible>((zero.saturating_sub(price).max(floor).min(zero), ()))
         });
@@ -233,7 +236,7 @@ impl Policy for SmoothBursty {
         if was_unlimited && !rate.is_unlimited() {
             // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.
             let at = ticks::from_nanos(at);
-            let full = at.saturating_sub(self.max_burst);
+            let full = self.floor(at);
             let Ok(()) = update(&state.zero, |zero| {
                 Ok::<_, Infallible>((if zero > at { zero } else { zero.min(full) }, ()))
             });
@@ -250,9 +253,7 @@ impl Policy for SmoothBursty {
         let saved = at.checked_sub(zero.max(self.floor(at)));
         let available = match saved {
             None => 0,
-            Some(saved) => {
-                saved.checked_div(self.rate.interval().price(1)).map_or(u64::MAX, |stock| stock + 1)
-            }
+            Some(saved) => saved.checked_div(self.rate.price(1)).map_or(u64::MAX, |stock| stock + 1),
         };
         PolicyStatus { available, full_at: ticks::to_nanos(zero.saturating_add(self.max_burst)) }
     }

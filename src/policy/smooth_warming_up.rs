@@ -70,7 +70,7 @@ use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
-use crate::policy::{Policy, PolicyStatus, limited, ticks};
+use crate::policy::{Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
 
@@ -338,7 +338,7 @@ impl Policy for SmoothWarmingUp {
             let (word, charge) = self.step(Word::decode(bits), tick, n, interval)?;
             Ok((word.encode(), charge))
         })
-        .map_err(|next| limited(ticks::to_nanos(next), at))
+        .map_err(|next| Refusal::Limited { retry_after: ticks::between(tick, next) })
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
@@ -346,7 +346,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn weight(&self, n: u32) -> u64 {
-        self.rate.interval().price(n)
+        self.rate.price(n)
     }
 
     fn ready_at(&self, state: &WarmingUpState, at: Nanos, ahead: u64, _n: u32) -> Nanos {
@@ -372,7 +372,7 @@ impl Policy for SmoothWarmingUp {
 
     fn refund(&self, state: &WarmingUpState, at: Nanos, n: u32) {
         let at = ticks::from_nanos(at);
-        let base = self.rate.interval().price(n);
+        let base = self.rate.price(n);
         // A permit given back is a debt not owed. What exceeds the debt is dropped: nothing is saved here that would make
         // a later permit cheaper.
         replace(state, |word| Word { next: word.next.saturating_sub(base).max(at).min(word.next), ..word });

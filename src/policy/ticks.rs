@@ -20,10 +20,20 @@ pub(crate) const NEVER: u64 = u64::MAX;
 /// The longest span for which permits can be saved or a warm-up can last, about 2.28 years.
 pub(crate) const MAX_SPAN: Duration = Duration::from_nanos(ORIGIN / PER_NANO);
 
-/// The tick of a time. After 34 years it stands still below [`NEVER`], so overflow means "limited".
+/// The last time that has a tick of its own, 34 years after the beginning.
+const LAST: u64 = (NEVER - 1 - ORIGIN) / PER_NANO;
+
+/// The tick of a time. After [`LAST`] it stands still below [`NEVER`], so overflow means "limited".
+#[inline]
 pub(crate) const fn from_nanos(at: Nanos) -> u64 {
-    let tick = at.as_u64().saturating_mul(PER_NANO).saturating_add(ORIGIN);
-    if tick == NEVER { NEVER - 1 } else { tick }
+    let nanos = if at.as_u64() < LAST { at.as_u64() } else { LAST };
+    nanos * PER_NANO + ORIGIN
+}
+
+/// The time from one tick to a later one, in whole nanoseconds rounded up.
+#[inline]
+pub(crate) const fn between(earlier: u64, later: u64) -> Duration {
+    if later == NEVER { Duration::MAX } else { Duration::from_nanos((later - earlier).div_ceil(PER_NANO)) }
 }
 
 /// The first whole nanosecond at or after a tick.
