@@ -1,0 +1,81 @@
+//! Are we at least as good as the other limiters at what users feel: one attempt, a wait, a place in line?
+//!
+//! `cargo bench --bench peers` prints one table and writes `target/peers.json`. Everything is measured in one run, in
+//! turns, so that a noisy moment hits all alike; the table shows medians. `cargo bench --bench peers -- await/1k` runs the
+//! cases whose name contains one of the arguments; `--quick` has fewer repetitions and fewer waiters at 1,000 per second.
+
+mod attempt;
+mod hog;
+mod report;
+mod waiting;
+
+use std::error::Error;
+use std::time::Instant;
+
+use report::Row;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+/// Counts the bytes in use, for the memory of a waiter.
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
+
+/// A case and what runs it.
+type Case = (&'static str, fn(&'static str, &Options) -> Vec<Row>);
+
+/// What the command line asks for.
+struct Options {
+    /// Fewer repetitions.
+    quick: bool,
+    /// Of the contestants in the attempts, only those whose name begins like this: to count instructions.
+    only: Option<String>,
+}
+
+const CASES: [Case; 8] = [
+    ("attempt/granted/1", |case, options| attempt::granted(case, 1, options)),
+    ("attempt/granted/2", |case, options| attempt::granted(case, 2, options)),
+    ("attempt/refused/1", |case, options| attempt::refused(case, 1, options)),
+    ("attempt/refused/2", |case, options| attempt::refused(case, 2, options)),
+    ("await/1k", waiting::at_1k),
+    ("await/100k", waiting::at_100k),
+    ("await/1M", waiting::at_1m),
+    ("hog", hog::share),
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let (flags, wanted): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with("--"));
+    let quick = flags.iter().any(|flag| flag == "--quick");
+    let only = flags.iter().find_map(|flag| flag.strip_prefix("--only=")).map(String::from);
+    let options = Options { quick, only };
+    let mut rows = Vec::new();
+    for (name, run) in CASES {
+        if wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())) {
+            eprint!("{name} ... ");
+            let start = Instant::now();
+            rows.extend(run(name, &options));
+            eprintln!("{:.1} s", start.elapsed().as_secs_f64());
+        }
+    }
+    if rows.is_empty() {
+        return Ok(());
+    }
+    report::print(&rows);
+    report::write(&rows)
+}
+
+/// The middle one; of an even number the mean of the two in the middle.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+}
+
+/// Calls `run` with each contestant's number, `repetitions` times, in turns: the first one changes from turn to turn, and
+/// every other turn goes backwards, so that nobody always runs behind the same one.
+fn in_turns(contestants: usize, repetitions: usize, mut run: impl FnMut(usize, usize)) {
+    for repetition in 0..repetitions {
+        for step in 0..contestants {
+            let step = if repetition % 2 == 0 { step } else { contestants - 1 - step };
+            run((step + repetition / 2) % contestants, repetition);
+        }
+    }
+}
