@@ -48,7 +48,8 @@ impl Request {
 
     /// Whether the permit is there, without anybody's help: no clock moves, nobody else is served.
     fn is_granted(&mut self) -> bool {
-        assert_eq!(self.gate.waiting.load(Ordering::Relaxed), 0, "nobody is left waiting");
+        let waiting = lock(&self.gate.queue).len();
+        assert_eq!(waiting, 0, "nobody is left waiting");
         self.gate.claim(&mut self.wait) == Ok(true)
     }
 }

@@ -43,13 +43,25 @@ use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 /// What a limiter and its futures share.
 pub(crate) struct Gate<P: Policy, C: Timer> {
     pub(crate) policy: P,
-    pub(crate) state: P::State,
+    pub(crate) state: Alone<P::State>,
     pub(crate) clock: C,
-    /// The length of the line.
+    /// How many are in line, or were granted and have not run yet.
     pub(crate) waiting: AtomicUsize,
     /// In nanoseconds.
     catch_up: AtomicU64,
     pub(crate) queue: Mutex<Queue<P, C>>,
+}
+
+/// On cache lines of its own: each grant takes the line of the state away from all other threads, and with it whatever lies beside.
+#[repr(align(128))]
+pub(crate) struct Alone<T>(T);
+
+impl<T> std::ops::Deref for Alone<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
 }
 
 /// A request on its way: what a future keeps.
@@ -104,7 +116,7 @@ impl Wait {
 
 impl<P: Policy, C: Timer> Gate<P, C> {
     pub(crate) fn new(policy: P, clock: C, catch_up: Duration) -> Self {
-        let state = policy.start(clock.now());
+        let state = Alone(policy.start(clock.now()));
         Gate {
             policy,
             state,
@@ -171,7 +183,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         Poll::Ready(answer)
     }
 
-    /// Asks the policy if nobody waits. `None`: go to the queue.
+    /// Asks the policy if nobody is in line or about to run. `None`: go to the queue.
     #[inline]
     fn enter_free(&self, n: u32, now: Nanos) -> Option<Result<(), Refusal>> {
         if self.waiting.load(Ordering::Relaxed) != 0 {
@@ -193,7 +205,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     ) -> Result<Option<u32>, Refusal> {
         self.policy.check(n)?;
         self.with_queue(|queue, now, _| {
-            if self.take_if_first(queue, now, n)? {
+            if queue.len() == 0 && queue.unseen(now) == 0 && self.take(now, n)? {
                 return Ok(None);
             }
             let deadline = self.deadline(queue, now, n, within)?;
@@ -214,11 +226,8 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         })
     }
 
-    /// Takes `n` permits if nobody waits and they are there.
-    fn take_if_first(&self, queue: &Queue<P, C>, now: Nanos, n: u32) -> Result<bool, Refusal> {
-        if queue.len() > 0 {
-            return Ok(false);
-        }
+    /// Takes `n` permits if they are there.
+    fn take(&self, now: Nanos, n: u32) -> Result<bool, Refusal> {
         match self.policy.try_acquire(&self.state, now, n) {
             Ok(_) => Ok(true),
             Err(Refusal::Limited { .. }) => Ok(false),
@@ -253,7 +262,13 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     /// Looks whether a queued request has its answer, and if not, leaves the waker.
     fn look(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Poll<Result<(), Refusal>> {
         // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
-        match lock(&self.queue).see(key) {
+        let seen = {
+            let mut queue = lock(&self.queue);
+            let seen = queue.see(key);
+            self.waiting.store(queue.len() + queue.unseen_count(), Ordering::Relaxed);
+            seen
+        };
+        match seen {
             Seen::Granted => return Poll::Ready(Ok(())),
             Seen::Refused(refusal) => return Poll::Ready(Err(refusal)),
             Seen::Waiting(_) => {}
@@ -334,7 +349,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     pub(crate) fn refund(&self, n: u32) {
-        self.with_queue(|_, now, _| self.policy.refund(&self.state, now, n));
+        self.with_queue(|queue, now, _| queue.refund(&self.source(), now, n));
     }
 
     pub(crate) fn set_rate(&self, rate: Rate) {
@@ -345,11 +360,12 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     pub(crate) fn status(&self) -> Status {
-        if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.ring();
-        }
+        let waiting = match self.waiting.load(Ordering::Relaxed) {
+            0 => 0,
+            // Serves those who are due, so that they are not reported as waiting.
+            _ => self.with_queue(|queue, _, _| queue.len()),
+        };
         let now = self.clock.now();
-        let waiting = self.waiting.load(Ordering::Relaxed);
         let status = self.policy.status(&self.state, now);
         let full_in = status.full_at.saturating_since(now).as_duration();
         Status { available: if waiting == 0 { status.available } else { 0 }, full_in, waiting }
@@ -384,7 +400,8 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<P, C>>, mut now: Nanos, mut after: After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, &mut after);
-            self.waiting.store(queue.len(), Ordering::Relaxed);
+            let waiting = queue.len() + queue.unseen(now);
+            self.waiting.store(waiting, Ordering::Relaxed);
             let job = due.and_then(|due| queue.watch(due, &self.clock, &mut after));
             drop(queue);
             after.run();

@@ -36,7 +36,7 @@
 //! | [`SmoothWarmingUp`] | makes the next permits dearer | one 128-bit compare-and-swap | `1 + rate * d` | for a service that is slow when cold |
 //!
 //! For a request of *n* permits at once, read *n* for the 1: it is granted as soon as the one before is paid for, and the next one pays.
-//! Waiting adds `rate * catch_up` to the bound, 5 ms unless [set](RateLimiter::set_catch_up): the price of an exact average with late timers.
+//! Waiting adds `rate * catch_up` to the bound, 10 ms unless [set](RateLimiter::set_catch_up): the price of an exact average with late timers.
 //!
 //! # What is promised
 //!

@@ -72,7 +72,7 @@ pub struct Status {
 }
 
 /// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a busy executor more.
-const CATCH_UP: Duration = Duration::from_millis(5);
+const CATCH_UP: Duration = Duration::from_millis(10);
 
 impl RateLimiter<SmoothBursty> {
     /// A steady `rate` that saves up to one second's worth of unused permits: Guava's default.
@@ -413,7 +413,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self.gate.clock
     }
 
-    /// Sets how far back a waiter's grant can be charged; 5 ms unless set.
+    /// Sets how far back a waiter's grant can be charged; 10 ms unless set.
     ///
     /// Timers are late. A grant is charged as of the time it was due, so that lateness does not slow the limiter
     /// down, but at most this far back, so that a program that stood still does not let everything through at once. More makes

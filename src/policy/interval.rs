@@ -6,7 +6,7 @@ use crate::rate::Rate;
 /// The time between two permits as the fraction `ticks / permits`, never smaller than the true one.
 ///
 /// The fraction is exact where both numbers fit 64 bits after reduction, which holds for every rate of a whole number
-/// of permits. Otherwise (floats of many digits) it is at most 2^-62 of itself too large.
+/// of permits. Otherwise (floats of many digits) it is rounded up to a fraction of 2^-62 ticks, or to 62 bits if it is larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interval {
     /// The price of one permit, kept because nearly everybody asks for one.
@@ -36,9 +36,8 @@ impl Interval {
         }
         let divisor = gcd(ticks, permits).max(1);
         (ticks, permits) = (ticks / divisor, permits / divisor);
-        while ticks.max(permits) > u128::from(u64::MAX) {
-            ticks = ticks.div_ceil(2);
-            permits >>= 1;
+        if ticks.max(permits) > u128::from(u64::MAX) {
+            (ticks, permits) = over_a_power_of_two(ticks, permits);
         }
         // Both were just brought below 2^64.
         #[allow(clippy::cast_possible_truncation)]
@@ -50,6 +49,14 @@ impl Interval {
     /// Ticks for `n` permits, rounded up; [`ticks::NEVER`] instead of an overflow.
     pub(crate) fn price(self, n: u32) -> u64 {
         if n == 1 { self.one } else { price(self.ticks, self.permits, n) }
+    }
+
+    /// What `n` permits given back are worth, rounded down: giving back in pieces must not gain anything.
+    pub(crate) fn worth(self, n: u32) -> u64 {
+        match u128::from(self.permits) {
+            0 => ticks::NEVER,
+            permits => saturate(u128::from(self.ticks) * u128::from(n) / permits),
+        }
     }
 
     /// Whether everything is free.
@@ -75,9 +82,31 @@ fn price(ticks: u64, permits: u64, n: u32) -> u64 {
         Some(product) => product.div_ceil(permits),
         None => {
             let quotient = (u128::from(ticks) * u128::from(n)).div_ceil(u128::from(permits));
-            u64::try_from(quotient).unwrap_or(ticks::NEVER)
+            saturate(quotient)
         }
     }
+}
+
+/// The fraction rounded up to one with a power of two below, so that both numbers fit 64 bits.
+fn over_a_power_of_two(ticks: u128, permits: u128) -> (u128, u128) {
+    if permits == 0 || ticks / permits >= u128::from(u64::MAX) {
+        // Longer than the clock lasts.
+        return (1, 0);
+    }
+    let fits = 1 << 62;
+    // Long division, one bit at a time. The remainder is below `permits`, which is below 2^120.
+    let (mut quotient, mut rest, mut below) = (ticks / permits, ticks % permits, 1);
+    while below < fits && quotient < fits {
+        rest *= 2;
+        quotient = quotient * 2 + rest / permits;
+        rest %= permits;
+        below *= 2;
+    }
+    (quotient + u128::from(rest > 0), below)
+}
+
+fn saturate(ticks: u128) -> u64 {
+    u64::try_from(ticks).unwrap_or(ticks::NEVER)
 }
 
 fn gcd(mut a: u128, mut b: u128) -> u128 {
@@ -125,9 +154,10 @@ mod tests {
 
         /// Floats: never cheaper than the true price, and closer than a tick and a 2^-52th.
         #[test]
-        fn price_of_a_float_is_close(permits in 1e-3f64..1e12, n in 1u32..100_000) {
+        fn price_of_a_float_is_close(digits in 1.0f64..10.0, power in -6i32..12, n in 1u32..100_000) {
+            let permits = digits * 10f64.powi(power);
             let got = Interval::new(Rate::from_per_second(permits)?).price(n) as f64;
-            let exact = f64::from(n) * 16e9 / permits;
+            let exact = (f64::from(n) * 16e9 / permits).min(u64::MAX as f64);
             prop_assert!(got >= exact * (1.0 - 1e-15) && got <= exact * (1.0 + 1e-15) + 1.0, "{} {}", got, exact);
         }
     }

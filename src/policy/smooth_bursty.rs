@@ -165,16 +165,13 @@ impl SmoothBursty {
     }
 }
 
-/// The rule. The error is the tick at which the request is due.
+/// The rule, for a request that is due: the state after it, and what it took.
 #[inline]
-fn step(zero: u64, at: u64, floor: u64, price: u64) -> Result<(u64, BurstyCharge), u64> {
-    if zero > at {
-        return Err(zero);
-    }
+fn grant(zero: u64, floor: u64, price: u64) -> (u64, BurstyCharge) {
     let before = zero.max(floor);
     let after = before.saturating_add(price);
     // The difference, not the price: undoing a grant that saturated must restore what was before.
-    Ok((after, BurstyCharge { after, price: after - before }))
+    (after, BurstyCharge { after, price: after - before })
 }
 
 impl Policy for SmoothBursty {
@@ -190,9 +187,12 @@ impl Policy for SmoothBursty {
     fn try_acquire(&self, state: &BurstyState, at: Nanos, n: u32) -> Result<BurstyCharge, Refusal> {
         self.check(n)?;
         let tick = ticks::from_nanos(at);
-        let (floor, price) = (self.floor(tick), self.rate.price(n));
-        update(&state.zero, |zero| step(zero, tick, floor, price))
-            .map_err(|zero| Refusal::Limited { retry_after: ticks::between(tick, zero) })
+        update(&state.zero, |zero| match zero > tick {
+            true => Err(zero),
+            // Not before: a refusal needs neither.
+            false => Ok(grant(zero, self.floor(tick), self.rate.price(n))),
+        })
+        .map_err(|zero| Refusal::Limited { retry_after: ticks::between(tick, zero) })
     }
 
     #[inline]
@@ -214,20 +214,24 @@ impl Policy for SmoothBursty {
         ticks::to_nanos(zero.max(self.floor(ticks::from_nanos(at))).saturating_add(ahead))
     }
 
-    fn undo(&self, state: &BurstyState, at: Nanos, charge: BurstyCharge) {
+    fn undo(&self, state: &BurstyState, at: Nanos, charge: BurstyCharge, given_back: u64) -> u64 {
         // Without the grant the stock might have been full for a while by now, and what came in then would be lost.
-        // It surely was not full while the state right after the grant lies above the floor.
+        // It surely was not full while the state right after the grant lies above the floor. What was given back since may
+        // have moved that state back, so it counts against it.
         let floor = self.floor(ticks::from_nanos(at));
-        let back = charge.price.min(charge.after.saturating_sub(floor));
+        let back = charge.price.min(charge.after.saturating_sub(given_back).saturating_sub(floor));
         let Ok(()) = update(&state.zero, |zero| Ok::<_, Infallible>((zero.saturating_sub(back), ())));
+        back
     }
 
-    fn refund(&self, state: &BurstyState, at: Nanos, n: u32) {
+    fn refund(&self, state: &BurstyState, at: Nanos, n: u32) -> u64 {
         let floor = self.floor(ticks::from_nanos(at));
-        let price = self.rate.price(n);
-        let Ok(()) = update(&state.zero, |zero| {
-            Ok::<_, Infallible>((zero.saturating_sub(price).max(floor).min(zero), ()))
+        let worth = self.rate.interval().worth(n);
+        let Ok(back) = update(&state.zero, |zero| {
+            let less = zero.saturating_sub(worth).max(floor).min(zero);
+            Ok::<_, Infallible>((less, zero - less))
         });
+        back
     }
 
     fn set_rate(&self, state: &BurstyState, at: Nanos, rate: Rate) {

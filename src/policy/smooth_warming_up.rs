@@ -162,9 +162,10 @@ impl Word {
 /// What one grant of a [`SmoothWarmingUp`] took.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmingUpCharge {
-    /// The next free time right after the grant.
-    after: u64,
-    /// By how many ticks the grant moved it.
+    /// The state before the grant and after it.
+    found: Word,
+    left: Word,
+    /// By how many ticks the grant moved the next free time.
     price: u64,
     /// How many ticks of coldness it worked off.
     coldness: u64,
@@ -264,8 +265,8 @@ impl SmoothWarmingUp {
         let Word { coldness, next } = self.idled(word, at, interval);
         let (price, worked_off) = self.price(coldness, interval.price(n));
         let after = next.saturating_add(price);
-        let charge = WarmingUpCharge { after, price: after - next, coldness: worked_off };
-        Ok((Word { coldness: coldness - worked_off, next: after }, charge))
+        let left = Word { coldness: coldness - worked_off, next: after };
+        Ok((left, WarmingUpCharge { found: word, left, price: after - next, coldness: worked_off }))
     }
 }
 
@@ -317,8 +318,12 @@ fn saturate(ticks: u128) -> u64 {
 }
 
 /// Replaces the state whatever it is.
-fn replace(state: &WarmingUpState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
+fn replace<R>(state: &WarmingUpState, new: impl Fn(Word) -> (Word, R)) -> R {
+    let Ok(result) = update(&state.word, |bits| {
+        let (word, result) = new(Word::decode(bits));
+        Ok::<_, Infallible>((word.encode(), result))
+    });
+    result
 }
 
 impl Policy for SmoothWarmingUp {
@@ -358,24 +363,31 @@ impl Policy for SmoothWarmingUp {
         ticks::to_nanos(next.saturating_add(self.price(coldness, ahead).0))
     }
 
-    fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge) {
+    fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge, given_back: u64) -> u64 {
         let at = ticks::from_nanos(at);
+        // Of the time taken, the future part is given back. In the past part the limiter would have been idle and would
+        // have cooled. What was given back since may have moved the state after the grant back already.
+        let back = charge.price.min(charge.left.next.saturating_sub(given_back).saturating_sub(at));
         replace(state, |word| {
-            // Of the time taken, the future part is given back. In the past part the limiter would have been idle and
-            // would have cooled.
-            let back = charge.price.min(charge.after.saturating_sub(at));
+            if word == charge.left {
+                // Nothing happened since: as if it had not been.
+                return (charge.found, charge.price);
+            }
             let idle = charge.price - back;
             let coldness = word.coldness.saturating_add(charge.coldness).saturating_add(idle);
-            Word { coldness: coldness.min(self.warm_up), next: word.next.saturating_sub(back) }
-        });
+            (Word { coldness: coldness.min(self.warm_up), next: word.next.saturating_sub(back) }, back)
+        })
     }
 
-    fn refund(&self, state: &WarmingUpState, at: Nanos, n: u32) {
+    fn refund(&self, state: &WarmingUpState, at: Nanos, n: u32) -> u64 {
         let at = ticks::from_nanos(at);
-        let base = self.rate.price(n);
+        let worth = self.rate.interval().worth(n);
         // A permit given back is a debt not owed. What exceeds the debt is dropped: nothing is saved here that would make
         // a later permit cheaper.
-        replace(state, |word| Word { next: word.next.saturating_sub(base).max(at).min(word.next), ..word });
+        replace(state, |word| {
+            let next = word.next.saturating_sub(worth).max(at).min(word.next);
+            (Word { next, ..word }, word.next - next)
+        })
     }
 
     fn set_rate(&self, state: &WarmingUpState, at: Nanos, rate: Rate) {
@@ -383,7 +395,7 @@ impl Policy for SmoothWarmingUp {
         self.rate.set(rate);
         if was_unlimited && !rate.is_unlimited() {
             let at = ticks::from_nanos(at);
-            replace(state, |word| Word { coldness: 0, next: word.next.max(at) });
+            replace(state, |word| (Word { coldness: 0, next: word.next.max(at) }, ()));
         }
     }
 

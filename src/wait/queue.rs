@@ -26,6 +26,9 @@ use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::wait::alarm::{Alarms, Found, Job};
 
+/// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
+const PATIENCE: Nanos = Nanos::new(10_000_000);
+
 /// No entry.
 const NONE: u32 = u32::MAX;
 
@@ -35,6 +38,14 @@ pub(crate) struct Queue<P: Policy, C: Timer> {
     head: u32,
     tail: u32,
     len: usize,
+    /// How many were granted lately and have not seen it; see [`unseen`](Queue::unseen).
+    unseen: usize,
+    /// Changes whenever `unseen` starts again at zero, so that an entry knows whether it is counted.
+    round: u32,
+    /// When `unseen` last grew.
+    granted_at: Nanos,
+    /// The sum of all that was given back to the policy, in its unit, wrapping.
+    given_back: u64,
     /// The weights of all in line, summed, in the policy's unit. 2^32 entries of 2^64 cannot overflow it.
     weight: u128,
     pub(crate) alarms: Alarms<C>,
@@ -65,8 +76,18 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 enum State<Charge> {
     Waiting(Option<Waker>),
-    Granted(Charge),
+    Granted(Grant<Charge>),
     Refused(Refusal),
+}
+
+/// A grant that was not seen yet.
+#[derive(Clone, Copy, Debug)]
+struct Grant<Charge> {
+    charge: Charge,
+    /// What `Queue::given_back` was.
+    given_back: u64,
+    /// The round in which it is counted as unseen.
+    round: u32,
 }
 
 /// What a look at an entry found.
@@ -106,11 +127,40 @@ pub(crate) struct Source<'a, P: Policy> {
 
 impl<P: Policy, C: Timer> Queue<P, C> {
     pub(crate) fn new() -> Self {
-        Queue { entries: Slab::new(), head: NONE, tail: NONE, len: 0, weight: 0, alarms: Alarms::new() }
+        Queue {
+            entries: Slab::new(),
+            head: NONE,
+            tail: NONE,
+            len: 0,
+            unseen: 0,
+            round: 0,
+            granted_at: Nanos::ZERO,
+            given_back: 0,
+            weight: 0,
+            alarms: Alarms::new(),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// How many were granted lately, and their futures were woken and have not run yet.
+    ///
+    /// While there are any, a newcomer joins the line even if its permit is there: it is granted at once, and woken behind
+    /// them, so that it does not run before them. A future that does not run for `PATIENCE` is counted no longer,
+    /// so that one that never runs does not keep everybody in line for ever.
+    pub(crate) fn unseen(&mut self, now: Nanos) -> usize {
+        if self.unseen > 0 && now.saturating_since(self.granted_at) > PATIENCE {
+            self.unseen = 0;
+            self.round = self.round.wrapping_add(1);
+        }
+        self.unseen
+    }
+
+    /// The same, without looking at the clock.
+    pub(crate) fn unseen_count(&self) -> usize {
+        self.unseen
     }
 
     /// The summed weight of all in line.
@@ -191,7 +241,14 @@ impl<P: Policy, C: Timer> Queue<P, C> {
                 Kind::Nobody => 0,
             };
             match from.policy.try_acquire(from.state, due.max(Nanos::new(oldest)), n) {
-                Ok(charge) => self.settle(from.policy, key, State::Granted(charge), after),
+                Ok(charge) => {
+                    let grant = Grant { charge, given_back: self.given_back, round: self.round };
+                    if let Kind::Task { .. } | Kind::Thread { .. } = kind {
+                        self.unseen += 1;
+                        self.granted_at = now;
+                    }
+                    self.settle(from.policy, key, State::Granted(grant), after);
+                }
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
                     if from.policy.ready_at(from.state, now, 0, n) <= due {
@@ -275,16 +332,26 @@ impl<P: Policy, C: Timer> Queue<P, C> {
 
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.
     pub(crate) fn see(&mut self, key: u32) -> Seen {
-        match self.entries[key as usize].state {
-            State::Waiting(_) => return Seen::Waiting(self.entries[key as usize].kind),
-            State::Granted(_) => {}
-            State::Refused(refusal) => {
-                self.entries.remove(key as usize);
-                return Seen::Refused(refusal);
+        let Entry { kind, ref state, .. } = self.entries[key as usize];
+        let seen = match *state {
+            State::Waiting(_) => return Seen::Waiting(kind),
+            State::Granted(grant) => {
+                self.count_seen(kind, grant.round);
+                Seen::Granted
             }
-        }
+            State::Refused(refusal) => Seen::Refused(refusal),
+        };
         self.entries.remove(key as usize);
-        Seen::Granted
+        seen
+    }
+
+    /// A grant was seen, or given up.
+    fn count_seen(&mut self, kind: Kind, round: u32) {
+        if let Kind::Task { .. } | Kind::Thread { .. } = kind
+            && round == self.round
+        {
+            self.unseen -= 1;
+        }
     }
 
     /// Leaves a waker with an entry in line.
@@ -304,14 +371,26 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         self.entries[key as usize].kind = kind;
     }
 
+    /// Gives back permits that were acquired and not used.
+    pub(crate) fn refund(&mut self, from: &Source<'_, P>, now: Nanos, n: u32) {
+        let back = from.policy.refund(from.state, now, n);
+        self.given_back = self.given_back.wrapping_add(back);
+    }
+
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.
     pub(crate) fn remove(&mut self, from: &Source<'_, P>, key: u32, now: Nanos, after: &mut After<C>) {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(from.policy, key, after);
         }
-        match self.entries.remove(key as usize).state {
+        let Entry { kind, state, .. } = self.entries.remove(key as usize);
+        match state {
             State::Waiting(waker) => after.discard.extend(waker),
-            State::Granted(charge) => from.policy.undo(from.state, now, charge),
+            State::Granted(grant) => {
+                self.count_seen(kind, grant.round);
+                let since = self.given_back.wrapping_sub(grant.given_back);
+                let back = from.policy.undo(from.state, now, grant.charge, since);
+                self.given_back = self.given_back.wrapping_add(back);
+            }
             State::Refused(_) => {}
         }
     }

@@ -1,0 +1,60 @@
+//! Replays recordings of other rate limiters against this one.
+//!
+//! ```text
+//! cargo run --release --example replay -- guava tests/golden/guava
+//! ```
+//!
+//! The last line is `N passed, N failed`, counted in traces. The exit code is 0 if all passed, 1 if one failed or there
+//! was none, 2 if the command line was wrong.
+
+#[path = "../../tests/support/allowance.rs"]
+mod allowance;
+#[path = "../../tests/support/guava.rs"]
+mod guava;
+#[path = "guava.rs"]
+mod replay_guava;
+mod report;
+#[path = "../../tests/support/trace.rs"]
+mod trace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+
+use report::Report;
+
+#[derive(Parser)]
+#[command(about = "Replays recordings of other rate limiters against tidegate.")]
+struct Arguments {
+    /// What was recorded.
+    kind: Kind,
+    /// A directory of *.jsonl files, one trace a line.
+    dir: PathBuf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// Guava's RateLimiter, bursty and warming up.
+    Guava,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let report = match arguments.kind {
+        Kind::Guava => replay_guava::replay(&arguments.dir),
+    };
+    let report = report.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        Report::default()
+    });
+    for failure in &report.failures {
+        println!("FAILED {failure}");
+    }
+    for note in &report.notes {
+        println!("{note}");
+    }
+    println!("{} skipped: {}", report.skipped.len(), report.skipped.join(" "));
+    println!("{} passed, {} failed", report.passed, report.failures.len());
+    if report.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
