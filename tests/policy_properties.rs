@@ -266,8 +266,8 @@ fn bounded<P: Policy>(
                 continue;
             }
             Grab::Undo(ago) => {
-                let made = log.iter_mut().rev().filter(|entry| entry.charge.is_some());
-                if let Some(entry) = made.skip(ago).next()
+                let mut made = log.iter_mut().rev().filter(|entry| entry.charge.is_some());
+                if let Some(entry) = made.nth(ago)
                     && let Some((charge, before)) = entry.charge.take()
                 {
                     given_back += policy.undo(&state, now, charge, given_back - before);

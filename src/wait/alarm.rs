@@ -1,6 +1,6 @@
 //! Alarms: who looks at the queue when the next permit is due.
 //!
-//! The queue has one alarm per event loop in which tasks wait: a [`Sleep`](crate::clock::Sleep) set to the time at which the
+//! The queue has one alarm per event loop in which tasks wait: a [`Sleep`] set to the time at which the
 //! head of the queue is due, with a waker that serves the queue itself. So nobody depends on a waiter being polled, and
 //! a time that moves is one alarm to set, not one timer per waiter.
 //!
