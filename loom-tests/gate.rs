@@ -164,16 +164,15 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let mut after = After::new();
         let mut queue = lock(&gate.queue);
         let now = crate::Clock::now(&gate.clock);
-        let alarm = u32::try_from(queue.alarms.join(gate, now)).expect("one");
-        let kind = Kind::Task { alarm };
+        let alarm = u32::try_from(queue.alarms.join(gate, (), now)).expect("one");
+        let kind = Kind::Task { alarm, lost: 0 };
         let key = queue.push(&gate.policy, 1, Nanos::MAX, kind, Some(request.waker.clone()));
         gate.waiting.store(1, Ordering::Relaxed);
         let job = queue.watch(SECOND, &gate.clock, &mut after);
         drop(queue);
         if let Some(mut job) = job {
             job.run();
-            let lost = lock(&gate.queue).alarms.put_back(job);
-            drop(lost);
+            lock(&gate.queue).put_back(job, &mut after);
         }
         request.wait = Wait::queued(1, key, now);
     });
@@ -232,11 +231,10 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
         let Some(key) = wait.take_key() else { return };
         let mut after = After::new();
         let mut queue = lock(&gate.queue);
-        let now = crate::Clock::now(&gate.clock);
-        queue.remove(&gate.source(), key, now, &mut after);
+        queue.remove(&gate.source(), key, &mut after);
         gate.waiting.store(queue.len(), Ordering::Relaxed);
         drop(queue);
-        after.run();
+        drop(after);
     });
 }
 

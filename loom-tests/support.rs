@@ -79,7 +79,9 @@ impl Timer for LoomClock {
     type Sleep = LoomSleep;
     type Domain = ();
 
-    fn domain(&self) {}
+    fn domain(&self) -> Option<()> {
+        Some(())
+    }
 
     fn sleep_until(&self, at: Nanos) -> LoomSleep {
         let mut state = lock(&self.0);

@@ -40,6 +40,9 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 
+/// After a waiter lost so many alarms, the timer and the clock do not tell the same time.
+const TOO_OFTEN: u8 = 16;
+
 /// What a limiter and its futures share.
 pub(crate) struct Gate<P: Policy, C: Timer> {
     pub(crate) policy: P,
@@ -69,14 +72,16 @@ impl<T> std::ops::Deref for Alone<T> {
 pub(crate) struct Wait {
     n: u32,
     place: Place,
+    /// Refused if it would take longer.
+    within: Option<Nanos>,
     /// When it was first polled.
     since: Nanos,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// Not polled yet. With a time: refused if it would take longer.
-    New { within: Option<Nanos> },
+    /// Not polled yet.
+    New,
     /// In the queue, under this key.
     Queued(u32),
     /// It has its answer.
@@ -92,8 +97,7 @@ pub(crate) enum Poller<'a> {
 
 impl Wait {
     pub(crate) fn new(n: u32, within: Option<Duration>) -> Wait {
-        let within = within.map(Nanos::from_duration);
-        Wait { n, place: Place::New { within }, since: Nanos::ZERO }
+        Wait { n, place: Place::New, within: within.map(Nanos::from_duration), since: Nanos::ZERO }
     }
 
     pub(crate) fn permits(&self) -> u32 {
@@ -104,13 +108,13 @@ impl Wait {
     pub(crate) fn take_key(&mut self) -> Option<u32> {
         match std::mem::replace(&mut self.place, Place::Done) {
             Place::Queued(key) => Some(key),
-            Place::New { .. } | Place::Done => None,
+            Place::New | Place::Done => None,
         }
     }
 
     /// A request that has joined the queue under this key.
     pub(crate) fn queued(n: u32, key: u32, since: Nanos) -> Wait {
-        Wait { n, place: Place::Queued(key), since }
+        Wait { n, place: Place::Queued(key), within: None, since }
     }
 }
 
@@ -157,11 +161,11 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         poller: Poller<'_>,
     ) -> Poll<Result<Duration, Refusal>> {
         let answer = match wait.place {
-            Place::New { within } => {
+            Place::New => {
                 wait.since = self.clock.now();
                 match self.enter_free(wait.n, wait.since) {
                     Some(answer) => answer.map(|()| Duration::ZERO),
-                    None => match self.enter(wait.n, within, poller) {
+                    None => match self.enter(wait, poller) {
                         Ok(None) => Ok(Duration::ZERO),
                         Ok(Some(key)) => {
                             wait.place = Place::Queued(key);
@@ -171,7 +175,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
                     },
                 }
             }
-            Place::Queued(key) => match self.look(key, poller) {
+            Place::Queued(key) => match self.look(wait, key, poller) {
                 Poll::Ready(answer) => {
                     answer.map(|()| self.clock.now().saturating_since(wait.since).as_duration())
                 }
@@ -197,31 +201,43 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     /// Joins the queue, unless a permit is there after all. Returns the key of the entry.
-    fn enter(
-        self: &Arc<Self>,
-        n: u32,
-        within: Option<Nanos>,
-        poller: Poller<'_>,
-    ) -> Result<Option<u32>, Refusal> {
+    fn enter(self: &Arc<Self>, wait: &Wait, poller: Poller<'_>) -> Result<Option<u32>, Refusal> {
+        let n = wait.n;
         self.policy.check(n)?;
+        // Before the lock: it panics where there is no event loop.
+        let relies_on = match poller {
+            Poller::Task(_) => Some(self.domain()),
+            Poller::Thread(_) => self.clock.rings_anywhere().then(|| self.domain()),
+        };
         self.with_queue(|queue, now, _| {
             if queue.len() == 0 && queue.unseen(now) == 0 && self.take(now, n)? {
                 return Ok(None);
             }
-            let deadline = self.deadline(queue, now, n, within)?;
-            let (kind, waker) = match poller {
-                Poller::Task(waker) => (self.task(queue, now), waker),
-                Poller::Thread(waker) => (Kind::Thread { looks_at: Nanos::MAX }, waker),
+            let deadline = self.deadline(queue, now, n, wait.within)?;
+            let kind = match relies_on {
+                Some(domain) => self.task(queue, domain, now, 0),
+                None => Kind::Thread { looks_at: Nanos::MAX },
             };
+            let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             Ok(Some(queue.push(&self.policy, n, deadline, kind, Some(waker.clone()))))
         })
+    }
+
+    /// The event loop of the calling task.
+    fn domain(&self) -> C::Domain {
+        match self.clock.domain() {
+            Some(domain) => domain,
+            None => {
+                panic!("no event loop to wait in: with the default clock, await a permit in a tokio runtime")
+            }
+        }
     }
 
     /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
     pub(crate) fn reserve(&self, n: u32) -> Result<Wait, Refusal> {
         self.policy.check(n)?;
         self.with_queue(|queue, now, _| {
-            let key = queue.push(&self.policy, n, Nanos::MAX, Kind::Nobody, None);
+            let key = queue.push(&self.policy, n, Nanos::MAX, Kind::Nobody { since: now }, None);
             Ok(Wait::queued(n, key, now))
         })
     }
@@ -252,15 +268,15 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         Ok(deadline)
     }
 
-    /// A waiter that is a task of the calling event loop.
-    fn task(self: &Arc<Self>, queue: &mut Queue<P, C>, now: Nanos) -> Kind {
-        let alarm = queue.alarms.join(self, now);
+    /// A waiter that relies on the alarm of its event loop, after it lost others.
+    fn task(self: &Arc<Self>, queue: &mut Queue<P, C>, domain: C::Domain, now: Nanos, lost: u8) -> Kind {
+        let alarm = queue.alarms.join(self, domain, now);
         // One per event loop.
-        Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX) }
+        Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
     }
 
     /// Looks whether a queued request has its answer, and if not, leaves the waker.
-    fn look(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Poll<Result<(), Refusal>> {
+    fn look(self: &Arc<Self>, wait: &Wait, key: u32, poller: Poller<'_>) -> Poll<Result<(), Refusal>> {
         // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
         let seen = {
             let mut queue = lock(&self.queue);
@@ -268,54 +284,75 @@ impl<P: Policy, C: Timer> Gate<P, C> {
             self.waiting.store(queue.len() + queue.unseen_count(), Ordering::Relaxed);
             seen
         };
+        let seen = match seen {
+            Seen::Waiting(kind) => self.stay(key, kind, poller),
+            Seen::Granted | Seen::Refused(_) => seen,
+        };
         match seen {
-            Seen::Granted => return Poll::Ready(Ok(())),
-            Seen::Refused(refusal) => return Poll::Ready(Err(refusal)),
-            Seen::Waiting(_) => {}
+            Seen::Granted => Poll::Ready(Ok(())),
+            Seen::Refused(refusal) => Poll::Ready(Err(self.refused_now(wait, refusal))),
+            Seen::Waiting(_) => Poll::Pending,
         }
-        let mut hopeless = false;
-        let answer = self.with_queue(|queue, now, after| {
-            let kind = match queue.see(key) {
-                Seen::Granted => return Poll::Ready(Ok(())),
-                Seen::Refused(refusal) => return Poll::Ready(Err(refusal)),
-                Seen::Waiting(kind) => kind,
-            };
+    }
+
+    /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
+    fn stay(self: &Arc<Self>, key: u32, kind: Kind, poller: Poller<'_>) -> Seen {
+        // Before the lock: these panic.
+        if let Kind::Lost { times } = kind {
+            assert!(
+                times < TOO_OFTEN,
+                "the timer of this limiter fires long before its clock says so; if tokio's time is paused, enable tidegate's \
+                 feature `test-util` or make the limiter with a `TokioClock`"
+            );
+        }
+        let domain = match kind {
+            // It has an alarm, and may be polled from anywhere.
+            Kind::Task { .. } => self.clock.domain(),
+            Kind::Lost { .. } | Kind::Nobody { .. } => Some(self.domain()),
+            Kind::Thread { .. } => None,
+        };
+        self.with_queue(|queue, now, after| {
+            let seen = queue.see(key);
+            let Seen::Waiting(kind) = seen else { return seen };
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             queue.set_waker(key, waker, after);
-            match (poller, kind) {
-                (Poller::Task(_), Kind::Task { .. }) => {}
-                (Poller::Task(_), Kind::Nobody) => {
-                    hopeless = queue.alarms.is_hopeless();
-                    if !hopeless {
-                        let kind = self.task(queue, now);
-                        queue.set_kind(key, kind);
-                    }
+            let lost = match (kind, domain) {
+                // Polled in another event loop than before: it relies on that one from now on.
+                (Kind::Task { alarm, lost }, Some(domain))
+                    if domain != queue.alarms.domain(alarm as usize) =>
+                {
+                    lost
                 }
-                // The time has come without a grant: look again at the next one.
-                (Poller::Thread(_), Kind::Thread { looks_at }) if looks_at > now => {}
-                (Poller::Thread(_), Kind::Thread { .. } | Kind::Nobody) => {
-                    queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX });
+                (Kind::Lost { times }, Some(_)) => times,
+                (Kind::Nobody { .. }, Some(_)) => 0,
+                (Kind::Thread { looks_at }, _) if looks_at <= now => {
+                    // The time has come without a grant: look again at the next one.
+                    queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, after);
+                    return seen;
                 }
-                // A request is polled by tasks or by one thread, never by both.
-                (Poller::Task(_), Kind::Thread { .. }) | (Poller::Thread(_), Kind::Task { .. }) => {}
+                _ => return seen,
+            };
+            if let Some(domain) = domain {
+                let kind = self.task(queue, domain, now, lost);
+                queue.set_kind(key, kind, after);
             }
-            Poll::Pending
-        });
-        assert!(
-            !hopeless,
-            "the timer of this limiter fires long before its clock says so; if tokio's time is paused, enable tidegate's \
-             feature `test-util` or make the limiter with a `TokioClock`"
-        );
-        answer
+            seen
+        })
+    }
+
+    /// What the same call would be told now, for one that was refused while it waited.
+    fn refused_now(&self, wait: &Wait, refusal: Refusal) -> Refusal {
+        let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.within) else { return refusal };
+        self.with_queue(|queue, now, _| {
+            let due = self.policy.ready_at(&self.state, now, queue.weight(), wait.n);
+            limited(due, now.saturating_add(within))
+        })
     }
 
     /// Until when a blocked thread is to be parked.
     pub(crate) fn looks_at(&self, wait: &Wait) -> Nanos {
         let Place::Queued(key) = wait.place else { return Nanos::ZERO };
-        match lock(&self.queue).kind(key) {
-            Kind::Thread { looks_at } => looks_at,
-            Kind::Task { .. } | Kind::Nobody => Nanos::ZERO,
-        }
+        lock(&self.queue).looks_at(key)
     }
 
     /// How long a request has still to wait, if nothing changes.
@@ -344,12 +381,13 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         let mut after = After::new();
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
-        queue.remove(&self.source(), key, now, &mut after);
-        self.finish(queue, now, after);
+        queue.tell(now);
+        queue.remove(&self.source(), key, &mut after);
+        self.finish(queue, now, &mut after);
     }
 
     pub(crate) fn refund(&self, n: u32) {
-        self.with_queue(|queue, now, _| queue.refund(&self.source(), now, n));
+        self.with_queue(|queue, _, _| queue.refund(&self.source(), n));
     }
 
     pub(crate) fn set_rate(&self, rate: Rate) {
@@ -390,27 +428,29 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         let mut after = After::new();
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
+        queue.tell(now);
         queue.serve(&self.source(), now, &mut after);
         let result = work(&mut queue, now, &mut after);
-        self.finish(queue, now, after);
+        self.finish(queue, now, &mut after);
         result
     }
 
-    /// Serves, tells how many wait, sees that somebody will look when the next one is due, unlocks, and wakes.
-    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<P, C>>, mut now: Nanos, mut after: After<C>) {
+    /// Serves, tells how many wait, sees that somebody will look when the next one is due, and unlocks.
+    ///
+    /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its time, come back here or panic.
+    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<P, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
-            let due = queue.serve(&self.source(), now, &mut after);
+            let due = queue.serve(&self.source(), now, after);
             let waiting = queue.len() + queue.unseen(now);
             self.waiting.store(waiting, Ordering::Relaxed);
-            let job = due.and_then(|due| queue.watch(due, &self.clock, &mut after));
+            let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);
-            after.run();
-            let Some(mut job) = job else { return };
             job.run();
             queue = lock(&self.queue);
-            after.sleeps.extend(queue.alarms.put_back(job));
+            queue.put_back(job, after);
             // Much may have happened meanwhile, and others left the alarm to us.
             now = self.clock.now();
+            queue.tell(now);
         }
     }
 }

@@ -204,8 +204,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends nothing.
     ///
     /// The decision is made on the first poll, for the place in the queue that the request would get. Once in the queue, it is
-    /// refused only if a change, such as a lower rate, makes its time come too late; then at once. What counts is
-    /// when the permit is due, not when a late timer tells.
+    /// refused only if its time comes too late after all, by a lower rate, or because the program stood still for longer than
+    /// the [catch-up](RateLimiter::set_catch_up); then at once. What counts is when the permit is due, not when a
+    /// late timer tells.
     ///
     /// # Cancel safety
     ///
@@ -401,12 +402,6 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.gate.status()
     }
 
-    /// The policy.
-    #[must_use]
-    pub fn policy(&self) -> &P {
-        &self.gate.policy
-    }
-
     /// The clock.
     #[must_use]
     pub fn clock(&self) -> &C {
@@ -431,6 +426,9 @@ impl<P: Policy, C: Timer> Clone for RateLimiter<P, C> {
 
 impl<P: Policy, C: Timer> fmt::Debug for RateLimiter<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimiter").field("policy", self.policy()).field("status", &self.status()).finish()
+        f.debug_struct("RateLimiter")
+            .field("policy", &self.gate.policy)
+            .field("status", &self.status())
+            .finish()
     }
 }

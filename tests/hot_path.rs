@@ -33,7 +33,9 @@ impl Timer for Counted {
     type Sleep = ManualSleep;
     type Domain = ();
 
-    fn domain(&self) {}
+    fn domain(&self) -> Option<()> {
+        Some(())
+    }
 
     fn sleep_until(&self, at: Nanos) -> ManualSleep {
         self.clock.sleep_until(at)

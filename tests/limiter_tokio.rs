@@ -83,7 +83,7 @@ async fn a_clock_that_paused_time_does_not_drive_is_an_error() {
 }
 
 #[test]
-#[should_panic(expected = "there is no reactor running")]
+#[should_panic(expected = "no event loop to wait in")]
 fn waiting_without_a_runtime_is_an_error() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_hour(1)), SystemClock::new());
     limiter.try_acquire().expect("the first");

@@ -57,6 +57,9 @@ impl ManualClock {
     }
 
     /// Moves forward by `span`, stopping at each time that somebody waits for.
+    ///
+    /// Call it from one thread at a time: where two threads advance at once, one may pass a time before the other has
+    /// served those who are due at it, and they are served late.
     pub fn advance(&self, span: Duration) {
         let target = self.now().saturating_add(Nanos::from_duration(span));
         while let Some(waker) = self.next_due(target) {
@@ -105,7 +108,13 @@ impl Timer for ManualClock {
     type Sleep = ManualSleep;
     type Domain = ();
 
-    fn domain(&self) {}
+    fn domain(&self) -> Option<()> {
+        Some(())
+    }
+
+    fn rings_anywhere(&self) -> bool {
+        true
+    }
 
     fn sleep_until(&self, at: Nanos) -> ManualSleep {
         ManualSleep { clock: self.clone(), at, registered: None }

@@ -50,18 +50,19 @@ pub trait Timer: Clock {
     /// Names an event loop. Sleeps made in the same one are woken by the same thread or threads.
     type Domain: Copy + Debug + PartialEq + Send + 'static;
 
-    /// The event loop of the calling task.
-    ///
-    /// # Panics
-    ///
-    /// May panic where there is none.
-    fn domain(&self) -> Self::Domain;
+    /// The event loop of the calling task; `None` where there is none, and waiting for a permit is a mistake.
+    fn domain(&self) -> Option<Self::Domain>;
+
+    /// Whether sleeps are woken without an event loop. Then blocked threads rely on them as tasks do.
+    fn rings_anywhere(&self) -> bool {
+        false
+    }
 
     /// Makes a future that is ready at `at`, in the event loop of the calling task.
     ///
     /// # Panics
     ///
-    /// May panic where there is no event loop.
+    /// May panic where [`domain`](Timer::domain) is `None`.
     fn sleep_until(&self, at: Nanos) -> Self::Sleep;
 
     /// Blocks the calling thread until `at`, or until the thread is unparked. It may return early for no reason.
@@ -74,4 +75,9 @@ pub trait Timer: Clock {
 pub trait Sleep: Future<Output = ()> + Send + 'static {
     /// Sets another time. Before it was ready, the waker of the last poll stays registered.
     fn reset(self: Pin<&mut Self>, at: Nanos);
+
+    /// Whether it will never be ready, because its event loop is gone.
+    fn is_gone(&self) -> bool {
+        false
+    }
 }

@@ -49,8 +49,8 @@ impl Timer for SystemClock {
     type Sleep = TokioSleep<SystemClock>;
     type Domain = Id;
 
-    fn domain(&self) -> Id {
-        Handle::current().id()
+    fn domain(&self) -> Option<Id> {
+        Handle::try_current().ok().map(|runtime| runtime.id())
     }
 
     fn sleep_until(&self, at: Nanos) -> TokioSleep<SystemClock> {

@@ -65,8 +65,8 @@ impl Timer for TokioClock {
     type Sleep = TokioSleep;
     type Domain = Id;
 
-    fn domain(&self) -> Id {
-        Handle::current().id()
+    fn domain(&self) -> Option<Id> {
+        Handle::try_current().ok().map(|runtime| runtime.id())
     }
 
     fn sleep_until(&self, at: Nanos) -> TokioSleep {
@@ -138,5 +138,9 @@ impl<C: Clock + Unpin> Sleep for TokioSleep<C> {
         if let Some(sleep) = &mut self.sleep {
             sleep.as_mut().reset(deadline);
         }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.sleep.is_none()
     }
 }

@@ -244,10 +244,13 @@ impl SmoothWarmingUp {
             // Waiting, or a gap below the clock's resolution, which is rounding.
             return word;
         };
-        let cools = self.cool_at_once || idle > self.curve.cold_interval(interval);
-        let coldness =
-            if cools { word.coldness.saturating_add(idle).min(self.warm_up) } else { word.coldness };
-        Word { coldness, next: at }
+        let idle = if self.cools(idle, interval) { idle } else { 0 };
+        Word { coldness: word.coldness.saturating_add(idle).min(self.warm_up), next: at }
+    }
+
+    /// Whether a gap is long enough to cool.
+    fn cools(&self, idle: u64, interval: Interval) -> bool {
+        self.cool_at_once || idle > self.curve.cold_interval(interval)
     }
 
     /// The price of `n` permits from a coldness, and the coldness they work off.
@@ -374,6 +377,7 @@ impl Policy for SmoothWarmingUp {
                 return (charge.found, charge.price);
             }
             let idle = charge.price - back;
+            let idle = if self.cools(idle, self.rate.interval()) { idle } else { 0 };
             let coldness = word.coldness.saturating_add(charge.coldness).saturating_add(idle);
             (Word { coldness: coldness.min(self.warm_up), next: word.next.saturating_sub(back) }, back)
         })

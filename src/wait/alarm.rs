@@ -16,8 +16,9 @@
 //! | there | a time | rings at that time | taken when the head is due earlier; or it rings |
 //! | taken | | somebody sets it right now | that one puts it back |
 //!
-//! An alarm that rings far too early is removed: its event loop is shutting down, which fires all timers, or does not keep
-//! the clock's time. Those who relied on it are woken, and the ones that still live make a new one.
+//! An alarm is lost if it rings far too early: its event loop is shutting down, which fires all timers, or does not keep the clock's
+//! time. Or if its event loop turns out to be gone when it is set. Those who relied on it are woken, and the ones that still live
+//! make a new one.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -31,14 +32,12 @@ use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::sync::{AtomicBool, Ordering};
 
-/// How much later than the head is due the alarms of other event loops ring, in case the head's own is held up.
-const SLACK: Nanos = Nanos::new(5_000_000);
+/// How much later than the head is due the alarms of other event loops ring, and blocked threads look, in case the head's own
+/// alarm is held up. Together with a late timer less than the catch-up, so that nothing is lost by it.
+pub(crate) const SLACK: Nanos = Nanos::new(5_000_000);
 
 /// How early an alarm may ring: two clocks that differ a little, or one that ticks in milliseconds.
 const EARLY: Nanos = Nanos::new(2_000_000);
-
-/// After so many rings that came far too early, the timer and the clock do not tell the same time.
-const TOO_OFTEN: u32 = 16;
 
 /// The waker of an alarm.
 struct Bell<P: Policy, C: Timer> {
@@ -73,8 +72,6 @@ struct Alarm<C: Timer> {
 /// All alarms of a queue.
 pub(crate) struct Alarms<C: Timer> {
     list: Slab<Alarm<C>>,
-    /// How many alarms in a row rang far too early.
-    early: u32,
 }
 
 /// An alarm taken out to be set.
@@ -95,33 +92,45 @@ pub(crate) enum Found<C: Timer> {
     Nothing,
     /// This one has to be set.
     Job(Job<C>),
-    /// The alarm of this key rang far too early and is removed. Its sleep is to be dropped without the lock, and its
-    /// users have none.
+    /// The alarm of this key is removed, and its users have none. The sleep is to be dropped without the lock.
     Lost(usize, Option<Pin<Box<C::Sleep>>>),
+}
+
+/// What [`Alarms::put_back`] did.
+pub(crate) enum PutBack<C: Timer> {
+    /// The alarm is set.
+    There,
+    /// Its last user left meanwhile. The sleep is to be dropped without the lock.
+    Unused(Pin<Box<C::Sleep>>),
+    /// Its event loop is gone: the alarm of this key is removed, and its users have none.
+    Lost(usize, Pin<Box<C::Sleep>>),
 }
 
 impl<C: Timer> Alarms<C> {
     pub(crate) fn new() -> Self {
-        Alarms { list: Slab::new(), early: 0 }
+        Alarms { list: Slab::new() }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Adds a user from the calling task's event loop, and returns the key of its alarm.
-    pub(crate) fn join<P: Policy>(&mut self, gate: &Arc<Gate<P, C>>, now: Nanos) -> usize {
-        let clock = &gate.clock;
-        let domain = clock.domain();
+    /// Adds a user from `domain`, the calling task's event loop, and returns the key of its alarm.
+    pub(crate) fn join<P: Policy>(&mut self, gate: &Arc<Gate<P, C>>, domain: C::Domain, now: Nanos) -> usize {
         let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
         let key = found.unwrap_or_else(|| {
-            let sleep = Some(Box::pin(clock.sleep_until(now)));
+            let sleep = Some(Box::pin(gate.clock.sleep_until(now)));
             let rung = Arc::new(AtomicBool::new(false));
             let waker = Waker::from(Arc::new(Bell { gate: Arc::downgrade(gate), rung: rung.clone() }));
             self.list.insert(Alarm { domain, users: 0, sleep, waker, rung, armed: None })
         });
         self.list[key].users += 1;
         key
+    }
+
+    /// The event loop of an alarm.
+    pub(crate) fn domain(&self, key: usize) -> C::Domain {
+        self.list[key].domain
     }
 
     /// Removes a user. Returns the sleep that nobody uses any more, to be dropped without the lock.
@@ -148,11 +157,9 @@ impl<C: Timer> Alarms<C> {
                 match alarm.armed.take() {
                     // A new reading of the clock: an older one may be from before the time that made it ring.
                     Some((since, at)) if far_too_early(since, at, clock.now()) => {
-                        self.early += 1;
                         return Found::Lost(key, self.list.remove(key).sleep);
                     }
-                    Some(_) => self.early = 0,
-                    None => {}
+                    Some(_) | None => {}
                 }
             }
             let at = if first == Some(key) { due } else { due.saturating_add(SLACK) };
@@ -169,21 +176,20 @@ impl<C: Timer> Alarms<C> {
         Found::Nothing
     }
 
-    /// Whether alarms rang far too early so often that waiting for them is hopeless.
-    pub(crate) fn is_hopeless(&self) -> bool {
-        self.early >= TOO_OFTEN
-    }
-
-    /// Puts an alarm back, or returns its sleep if its place is gone.
-    #[must_use]
-    pub(crate) fn put_back(&mut self, job: Job<C>) -> Option<Pin<Box<C::Sleep>>> {
+    /// Puts back an alarm that was set.
+    pub(crate) fn put_back(&mut self, job: Job<C>) -> PutBack<C> {
         match self.list.get_mut(job.key) {
+            // The key may be another alarm's by now.
             Some(alarm) if Arc::ptr_eq(&alarm.rung, &job.rung) => {
+                if job.sleep.is_gone() {
+                    self.list.remove(job.key);
+                    return PutBack::Lost(job.key, job.sleep);
+                }
                 alarm.sleep = Some(job.sleep);
                 alarm.armed = Some((job.since, job.at));
-                None
+                PutBack::There
             }
-            _ => Some(job.sleep),
+            _ => PutBack::Unused(job.sleep),
         }
     }
 }

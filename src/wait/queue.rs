@@ -14,6 +14,7 @@
 //! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
 //! the lock is gone, since both may run foreign code that comes back here.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::Waker;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::nanos::Nanos;
 use crate::policy::Policy;
-use crate::wait::alarm::{Alarms, Found, Job};
+use crate::wait::alarm::{Alarms, Found, Job, PutBack, SLACK};
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
@@ -38,6 +39,10 @@ pub(crate) struct Queue<P: Policy, C: Timer> {
     head: u32,
     tail: u32,
     len: usize,
+    /// The first blocked thread in line.
+    first_thread: u32,
+    /// The latest time that anybody told, also if the clock went back since.
+    latest: Nanos,
     /// How many were granted lately and have not seen it; see [`unseen`](Queue::unseen).
     unseen: usize,
     /// Changes whenever `unseen` starts again at zero, so that an entry knows whether it is counted.
@@ -65,12 +70,14 @@ struct Entry<Charge> {
 /// Who waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// A task, with the key of its event loop's alarm.
-    Task { alarm: u32 },
+    /// A task, with the key of its event loop's alarm, and how many alarms it lost before.
+    Task { alarm: u32, lost: u8 },
+    /// A task that lost its alarm so many times, and was woken to get a new one.
+    Lost { times: u8 },
     /// A blocked thread, which is its own alarm when it is first: it will look at this time.
     Thread { looks_at: Nanos },
-    /// A reservation that nobody awaits, or a task whose event loop went away. Nobody looks when it is due.
-    Nobody,
+    /// A reservation made at this time that nobody awaits yet. Nobody looks when it is due.
+    Nobody { since: Nanos },
 }
 
 #[derive(Debug)]
@@ -97,24 +104,41 @@ pub(crate) enum Seen {
     Refused(Refusal),
 }
 
-/// What is done when the lock is gone.
+/// What is done when the lock is gone: on drop, so also if a caller's code panics meanwhile.
 pub(crate) struct After<C: Timer> {
-    pub(crate) wake: Vec<Waker>,
+    pub(crate) wake: VecDeque<Waker>,
     pub(crate) discard: Vec<Waker>,
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
 }
 
 impl<C: Timer> After<C> {
     pub(crate) fn new() -> Self {
-        After { wake: Vec::new(), discard: Vec::new(), sleeps: Vec::new() }
+        After { wake: VecDeque::new(), discard: Vec::new(), sleeps: Vec::new() }
+    }
+}
+
+impl<C: Timer> Drop for After<C> {
+    fn drop(&mut self) {
+        wake_all(&mut self.wake);
+    }
+}
+
+/// Wakes in order; the rest also if one of the wakers panics.
+fn wake_all(wakers: &mut VecDeque<Waker>) {
+    struct Rest<'a>(&'a mut VecDeque<Waker>);
+
+    impl Drop for Rest<'_> {
+        fn drop(&mut self) {
+            while let Some(waker) = self.0.pop_front() {
+                waker.wake();
+            }
+        }
     }
 
-    pub(crate) fn run(&mut self) {
-        for waker in self.wake.drain(..) {
-            waker.wake();
-        }
-        self.discard.clear();
-        self.sleeps.clear();
+    // If a waker panics here, the destructor goes on with the rest.
+    let rest = Rest(wakers);
+    while let Some(waker) = rest.0.pop_front() {
+        waker.wake();
     }
 }
 
@@ -132,6 +156,8 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             head: NONE,
             tail: NONE,
             len: 0,
+            first_thread: NONE,
+            latest: Nanos::ZERO,
             unseen: 0,
             round: 0,
             granted_at: Nanos::ZERO,
@@ -143,6 +169,11 @@ impl<P: Policy, C: Timer> Queue<P, C> {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Tells the queue the time.
+    pub(crate) fn tell(&mut self, now: Nanos) {
+        self.latest = self.latest.max(now);
     }
 
     /// How many were granted lately, and their futures were woken and have not run yet.
@@ -186,6 +217,9 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             None => self.head = key,
         }
         self.tail = key;
+        if matches!(kind, Kind::Thread { .. }) && self.first_thread == NONE {
+            self.first_thread = key;
+        }
         self.len += 1;
         self.weight += u128::from(policy.weight(n));
         key
@@ -204,7 +238,25 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         }
         self.len -= 1;
         self.weight = self.weight.saturating_sub(u128::from(policy.weight(n)));
-        if let Kind::Task { alarm } = kind {
+        if key == self.first_thread {
+            self.first_thread = self.thread_from(next);
+        }
+        self.leave_alarm(kind, after);
+    }
+
+    /// The first blocked thread in line from an entry on. Each entry is passed once, since all threads stand behind the first.
+    fn thread_from(&self, mut key: u32) -> u32 {
+        while let Some(entry) = self.entries.get(key as usize)
+            && !matches!(entry.kind, Kind::Thread { .. })
+        {
+            key = entry.next;
+        }
+        key
+    }
+
+    /// A task does not rely on its alarm any more.
+    fn leave_alarm(&mut self, kind: Kind, after: &mut After<C>) {
+        if let Kind::Task { alarm, .. } = kind {
             after.sleeps.extend(self.alarms.leave(alarm as usize));
         }
     }
@@ -235,15 +287,15 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             // that a machine that stood still does not let everything through at once. Where nobody was to look, the
             // grant was not late: its turn passed at its time, and is over.
             let oldest = match kind {
-                Kind::Task { .. } | Kind::Thread { .. } => {
-                    now.as_u64().saturating_sub(from.catch_up.as_u64())
+                Kind::Nobody { since } => since,
+                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => {
+                    Nanos::new(now.as_u64().saturating_sub(from.catch_up.as_u64()))
                 }
-                Kind::Nobody => 0,
             };
-            match from.policy.try_acquire(from.state, due.max(Nanos::new(oldest)), n) {
+            match from.policy.try_acquire(from.state, due.max(oldest), n) {
                 Ok(charge) => {
                     let grant = Grant { charge, given_back: self.given_back, round: self.round };
-                    if let Kind::Task { .. } | Kind::Thread { .. } = kind {
+                    if !matches!(kind, Kind::Nobody { .. }) {
                         self.unseen += 1;
                         self.granted_at = now;
                     }
@@ -285,48 +337,55 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a thread. Returns an alarm to be
     /// set without the lock.
     pub(crate) fn watch(&mut self, due: Nanos, clock: &C, after: &mut After<C>) -> Option<Job<C>> {
-        self.tell_thread(due, after);
         loop {
             let first = match self.entries.get(self.head as usize)?.kind {
-                Kind::Task { alarm } => Some(alarm as usize),
-                Kind::Thread { .. } | Kind::Nobody => None,
+                Kind::Task { alarm, .. } => Some(alarm as usize),
+                Kind::Thread { .. } | Kind::Lost { .. } | Kind::Nobody { .. } => None,
             };
             match self.alarms.check(first, due, clock) {
-                Found::Nothing => return None,
                 Found::Job(job) => return Some(job),
-                Found::Lost(key, sleep) => {
-                    after.sleeps.extend(sleep);
-                    for (_, entry) in &mut self.entries {
-                        if let State::Waiting(waker) = &mut entry.state
-                            && matches!(entry.kind, Kind::Task { alarm } if alarm as usize == key)
-                        {
-                            entry.kind = Kind::Nobody;
-                            after.wake.extend(waker.take());
-                        }
-                    }
-                }
+                Found::Lost(key, sleep) => self.lose(key, sleep, after),
+                Found::Nothing => break,
+            }
+        }
+        self.tell_thread(due, after);
+        None
+    }
+
+    /// Puts back an alarm that was set.
+    pub(crate) fn put_back(&mut self, job: Job<C>, after: &mut After<C>) {
+        match self.alarms.put_back(job) {
+            PutBack::There => {}
+            PutBack::Unused(sleep) => after.sleeps.push(sleep),
+            PutBack::Lost(key, sleep) => self.lose(key, Some(sleep), after),
+        }
+    }
+
+    /// Wakes those who relied on an alarm that is lost.
+    fn lose(&mut self, key: usize, sleep: Option<Pin<Box<C::Sleep>>>, after: &mut After<C>) {
+        after.sleeps.extend(sleep);
+        for (_, entry) in &mut self.entries {
+            if let State::Waiting(waker) = &mut entry.state
+                && let Kind::Task { alarm, lost } = entry.kind
+                && alarm as usize == key
+            {
+                entry.kind = Kind::Lost { times: lost.saturating_add(1) };
+                after.wake.extend(waker.take());
             }
         }
     }
 
-    /// A blocked thread at the head looks at the time itself. If there are no alarms, because all who wait are threads
-    /// or reservations, the first thread looks on behalf of all.
+    /// The first blocked thread in line looks at the time itself: when the head is due if it is the head, or if there are no
+    /// alarms, and else a little later, in case they are held up.
     fn tell_thread(&mut self, due: Nanos, after: &mut After<C>) {
-        let mut key = self.head;
-        while let Some(entry) = self.entries.get_mut(key as usize) {
-            if let Kind::Thread { looks_at } = &mut entry.kind {
-                if *looks_at > due
-                    && let State::Waiting(Some(waker)) = &entry.state
-                {
-                    *looks_at = due;
-                    after.wake.push(waker.clone());
-                }
-                return;
-            }
-            if !self.alarms.is_empty() {
-                return;
-            }
-            key = entry.next;
+        let own = self.first_thread == self.head || self.alarms.is_empty();
+        let at = if own { due } else { due.saturating_add(SLACK) };
+        if let Some(Entry { kind: Kind::Thread { looks_at }, state: State::Waiting(Some(waker)), .. }) =
+            self.entries.get_mut(self.first_thread as usize)
+            && *looks_at > at
+        {
+            *looks_at = at;
+            after.wake.push_back(waker.clone());
         }
     }
 
@@ -347,9 +406,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
 
     /// A grant was seen, or given up.
     fn count_seen(&mut self, kind: Kind, round: u32) {
-        if let Kind::Task { .. } | Kind::Thread { .. } = kind
-            && round == self.round
-        {
+        if !matches!(kind, Kind::Nobody { .. }) && round == self.round {
             self.unseen -= 1;
         }
     }
@@ -363,22 +420,31 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         }
     }
 
-    pub(crate) fn kind(&self, key: u32) -> Kind {
-        self.entries[key as usize].kind
+    /// Until when the blocked thread of an entry is to be parked.
+    pub(crate) fn looks_at(&self, key: u32) -> Nanos {
+        match &self.entries[key as usize] {
+            Entry { state: State::Waiting(_), kind: Kind::Thread { looks_at }, .. } => *looks_at,
+            // It relies on an alarm.
+            Entry { state: State::Waiting(_), .. } => Nanos::MAX,
+            // It has its answer. Its wake-up may have been used up by a waker that parked this thread.
+            _ => Nanos::ZERO,
+        }
     }
 
-    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind) {
-        self.entries[key as usize].kind = kind;
+    /// Changes who waits.
+    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind, after: &mut After<C>) {
+        let old = std::mem::replace(&mut self.entries[key as usize].kind, kind);
+        self.leave_alarm(old, after);
     }
 
     /// Gives back permits that were acquired and not used.
-    pub(crate) fn refund(&mut self, from: &Source<'_, P>, now: Nanos, n: u32) {
-        let back = from.policy.refund(from.state, now, n);
+    pub(crate) fn refund(&mut self, from: &Source<'_, P>, n: u32) {
+        let back = from.policy.refund(from.state, self.latest, n);
         self.given_back = self.given_back.wrapping_add(back);
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.
-    pub(crate) fn remove(&mut self, from: &Source<'_, P>, key: u32, now: Nanos, after: &mut After<C>) {
+    pub(crate) fn remove(&mut self, from: &Source<'_, P>, key: u32, after: &mut After<C>) {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(from.policy, key, after);
         }
@@ -388,7 +454,8 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             State::Granted(grant) => {
                 self.count_seen(kind, grant.round);
                 let since = self.given_back.wrapping_sub(grant.given_back);
-                let back = from.policy.undo(from.state, now, grant.charge, since);
+                // At the latest time: what overflowed by then is lost, also if the clock went back.
+                let back = from.policy.undo(from.state, self.latest, grant.charge, since);
                 self.given_back = self.given_back.wrapping_add(back);
             }
             State::Refused(_) => {}

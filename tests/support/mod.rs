@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Each test file uses its part.
 
+pub(crate) mod loops;
+
 use std::time::Duration;
 
 use tidegate::wait::Acquire;

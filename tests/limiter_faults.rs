@@ -1,0 +1,220 @@
+//! What once went wrong, or could: reservations after idling, wakers that panic, block or come back, a clock that goes back.
+
+mod support;
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use support::{MS, one_per_second, waiting, without_burst};
+use tidegate::{ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, SmoothWarmingUp};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn reservations_after_idling_get_the_burst_and_no_more() {
+    // A reservation was once charged as of the time at which the stock was zero, however long ago: an hour of idling
+    // was worth an hour of permits.
+    let (limiter, clock) = without_burst(Rate::per_second(1));
+    clock.advance(3600 * SECOND);
+    let mut held: Vec<_> = (0..100).map(|_| limiter.reserve(1).expect("one")).collect();
+    assert_eq!(held.iter_mut().filter_map(|reservation| reservation.claim().then_some(())).count(), 1);
+
+    let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock.clone());
+    clock.jump(3600 * SECOND);
+    let mut held: Vec<_> = (0..100).map(|_| limiter.reserve(1).expect("one")).collect();
+    assert_eq!(held.iter_mut().filter_map(|reservation| reservation.claim().then_some(())).count(), 6);
+}
+
+#[test]
+fn a_waker_that_panics_stops_nobody_else() {
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+
+    let (limiter, clock) = one_per_second();
+    let waker = Waker::from(Arc::new(Panics));
+    let mut bad = pin!(limiter.acquire());
+    assert!(bad.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let mut others: Vec<_> = (0..3).map(|_| waiting(&limiter)).collect();
+    let advancing = clock.clone();
+    assert!(thread::spawn(move || advancing.advance(SECOND)).join().is_err());
+    clock.advance(3 * SECOND);
+    for other in &mut others {
+        assert!(other.is_woken());
+        assert_ready!(other.poll());
+    }
+}
+
+#[test]
+fn a_waker_that_takes_its_time_holds_up_nobody_else() {
+    struct Slow(Mutex<mpsc::Receiver<()>>);
+
+    impl Wake for Slow {
+        fn wake(self: Arc<Self>) {
+            self.0.lock().expect("no panic").recv().expect("the test lets go");
+        }
+    }
+
+    let (limiter, clock) = one_per_second();
+    let (let_go, held) = mpsc::channel();
+    let waker = Waker::from(Arc::new(Slow(Mutex::new(held))));
+    let mut bad = Box::pin(limiter.acquire_owned());
+    assert!(bad.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let mut second = waiting(&limiter);
+    thread::scope(|scope| {
+        scope.spawn(|| clock.jump(SECOND));
+        while limiter.status().waiting == 2 {
+            thread::yield_now();
+        }
+        clock.advance(SECOND);
+        assert!(second.is_woken());
+        let_go.send(()).expect("it waits");
+    });
+    assert_ready!(second.poll());
+}
+
+#[test]
+fn a_waker_may_advance_the_clock() {
+    struct Advances(ManualClock);
+
+    impl Wake for Advances {
+        fn wake(self: Arc<Self>) {
+            self.0.advance(5 * SECOND);
+        }
+    }
+
+    let (limiter, clock) = one_per_second();
+    let waker = Waker::from(Arc::new(Advances(clock.clone())));
+    let mut first = pin!(limiter.acquire());
+    assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let mut others: Vec<_> = (0..3).map(|_| waiting(&limiter)).collect();
+    clock.advance(SECOND);
+    for other in &mut others {
+        assert_ready!(other.poll());
+    }
+}
+
+#[test]
+fn a_waker_that_owns_a_wait_of_the_same_limiter_can_be_dropped() {
+    struct Owns(#[allow(dead_code)] Mutex<Box<dyn Send>>);
+
+    impl Wake for Owns {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    let (limiter, clock) = one_per_second();
+    let mut owned = Box::pin(limiter.acquire_owned());
+    assert!(owned.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let waker = Waker::from(Arc::new(Owns(Mutex::new(Box::new(owned)))));
+    let mut wait = Box::pin(limiter.acquire_owned());
+    assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(waker);
+    // Replaces the waker, whose drop drops a wait of this limiter.
+    assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(limiter.status().waiting, 1);
+    clock.advance(SECOND);
+    assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+}
+
+#[test]
+fn cancelled_grants_do_not_cool_a_warm_limiter() {
+    let make = || {
+        let clock = ManualClock::new();
+        let policy = SmoothWarmingUp::new(Rate::per_second(2), 4 * SECOND).start_warm();
+        (RateLimiter::with_clock(policy, clock.clone()), clock)
+    };
+    let ((with, clock), (without, other)) = (make(), make());
+    for _ in 0..40 {
+        assert!(with.try_acquire().is_ok() && without.try_acquire().is_ok());
+        let cancelled = (waiting(&with), waiting(&with));
+        clock.advance(1490 * MS);
+        drop(cancelled);
+        clock.advance(10 * MS);
+        other.advance(1500 * MS);
+    }
+    assert!(with.try_acquire().is_ok() && without.try_acquire().is_ok());
+    assert_eq!(with.try_acquire(), without.try_acquire());
+}
+
+#[test]
+fn retry_after_of_a_waiter_that_a_lower_rate_refuses_is_exact() {
+    let (limiter, clock) = one_per_second();
+    let within = 5 * SECOND;
+    let _first = waiting(&limiter);
+    let mut second = spawn(limiter.try_acquire_within(within));
+    assert_pending!(second.poll());
+    clock.advance(500 * MS);
+    limiter.set_rate("1/10s".parse().expect("a rate"));
+    let Poll::Ready(Err(refusal)) = second.poll() else { panic!("refused at once") };
+    // Due at 11 s: the same call is accepted from 6 s on.
+    let after = refusal.retry_after().expect("later");
+    assert_eq!(after, 5500 * MS);
+    clock.advance(after - Duration::from_nanos(1));
+    assert!(assert_ready!(spawn(limiter.try_acquire_within(within)).poll()).is_err());
+    clock.advance(Duration::from_nanos(1));
+    assert_pending!(spawn(limiter.try_acquire_within(within)).poll());
+}
+
+#[test]
+fn a_program_that_stood_still_too_long_refuses_who_is_too_late_by_it() {
+    let (limiter, clock) = without_burst(Rate::per_second(100));
+    assert!(limiter.try_acquire().is_ok());
+    let _first = waiting(&limiter);
+    let mut second = spawn(limiter.try_acquire_within(20 * MS));
+    assert_pending!(second.poll());
+    // The first was due at 10 ms and is charged as of 15 ms, 10 ms ago. So the second is due at 25 ms.
+    clock.jump(25 * MS);
+    assert!(assert_ready!(second.poll()).is_err());
+}
+
+#[test]
+fn a_clock_that_goes_back_does_not_make_an_undone_grant_worth_more() {
+    let clock = ManualClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(10 * SECOND);
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    assert!(limiter.try_acquire().is_ok());
+    let unseen: Vec<_> = (0..10).map(|_| waiting(&limiter)).collect();
+    clock.advance(1000 * SECOND);
+    let mut granted = 0;
+    while limiter.try_acquire().is_ok() {
+        granted += 1;
+    }
+    clock.set(Nanos::new(5_000_000_000));
+    drop(unseen);
+    clock.set(Nanos::new(1_000_000_000_000));
+    while limiter.try_acquire().is_ok() {
+        granted += 1;
+    }
+    assert_eq!(granted, 11);
+}
+
+#[test]
+fn advancing_serves_blocked_threads_at_their_own_times() {
+    let (limiter, clock) = one_per_second();
+    thread::scope(|scope| {
+        let blocked: Vec<_> = (1..=2)
+            .map(|place| {
+                let thread = scope.spawn(|| limiter.blocking_acquire());
+                while limiter.status().waiting < place {
+                    thread::yield_now();
+                }
+                thread
+            })
+            .collect();
+        // In one step, and both are served.
+        clock.advance(2 * SECOND);
+        assert_eq!(limiter.status().waiting, 0);
+        for thread in blocked {
+            thread.join().expect("no panic");
+        }
+    });
+}

@@ -1,0 +1,191 @@
+//! Several event loops that share one limiter, and stall, end, or hand a waiter to another. On the manual clock.
+
+mod support;
+
+use std::thread;
+use std::time::Duration;
+
+use support::loops::Loops;
+use tidegate::wait::AcquireOwned;
+use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
+use tokio_test::task::{Spawn, spawn};
+use tokio_test::{assert_pending, assert_ready};
+
+const MS: Duration = Duration::from_millis(1);
+
+type Limiter = RateLimiter<SmoothBursty, Loops>;
+
+/// One permit each 10 ms, none saved, and the first one taken.
+fn one_each_10_ms() -> (Limiter, ManualClock, Loops) {
+    let clock = ManualClock::new();
+    let loops = Loops::new(clock.clone());
+    let policy = SmoothBursty::new(Rate::per_second(100)).max_burst(Duration::ZERO);
+    let limiter = RateLimiter::with_clock(policy, loops.clone());
+    assert!(limiter.try_acquire().is_ok());
+    (limiter, clock, loops)
+}
+
+/// Polled once in a loop, and waiting.
+fn waiting_in(name: u32, limiter: &Limiter, loops: &Loops) -> Spawn<AcquireOwned<SmoothBursty, Loops>> {
+    loops.enter(name);
+    let mut future = spawn(limiter.acquire_owned());
+    assert_pending!(future.poll());
+    loops.enter(None);
+    future
+}
+
+#[test]
+fn a_stalled_loop_delays_the_waiters_of_another_by_the_slack_at_most() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let _first = waiting_in(1, &limiter, &loops);
+    let mut second = waiting_in(2, &limiter, &loops);
+    loops.stall(1);
+    clock.advance(20 * MS);
+    assert!(second.is_woken());
+    assert_ready!(second.poll());
+}
+
+#[test]
+fn a_stalled_loop_costs_the_others_nothing_but_its_turns() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let _stalled: Vec<_> = (0..50).map(|_| waiting_in(1, &limiter, &loops)).collect();
+    let mut last = waiting_in(2, &limiter, &loops);
+    loops.stall(1);
+    clock.advance(51 * 10 * MS - MS);
+    assert_pending!(last.poll());
+    // Charged as of their times, although others had to look: the rate is kept.
+    clock.advance(MS + 5 * MS);
+    assert_ready!(last.poll());
+}
+
+#[test]
+fn a_blocked_thread_behind_a_stalled_loop_is_served() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let _first = waiting_in(1, &limiter, &loops);
+    loops.stall(1);
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| limiter.blocking_acquire());
+        while limiter.status().waiting < 2 {
+            thread::yield_now();
+        }
+        while !blocked.is_finished() {
+            clock.advance(MS);
+            thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn a_blocked_thread_behind_a_lost_alarm_is_served() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    std::mem::forget(waiting_in(1, &limiter, &loops));
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| limiter.blocking_acquire());
+        while limiter.status().waiting < 2 {
+            thread::yield_now();
+        }
+        // Rings far too early: the alarm is lost, and only the thread is left to look.
+        loops.end(1);
+        while !blocked.is_finished() {
+            clock.advance(MS);
+            thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn a_waiter_that_moves_to_another_loop_is_woken_by_that_one() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut moved = waiting_in(1, &limiter, &loops);
+    loops.stall(1);
+    loops.enter(2);
+    assert_pending!(moved.poll());
+    clock.advance(10 * MS);
+    assert!(moved.is_woken());
+    assert_ready!(moved.poll());
+}
+
+#[test]
+fn a_reservation_is_woken_by_the_loop_that_awaits_it() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut reservation = spawn(limiter.reserve(1).expect("one"));
+    loops.enter(1);
+    assert_pending!(reservation.poll());
+    loops.stall(1);
+    loops.enter(2);
+    assert_pending!(reservation.poll());
+    clock.advance(10 * MS);
+    assert!(reservation.is_woken());
+}
+
+#[test]
+fn those_who_relied_on_a_loop_that_ended_are_woken_to_get_another_alarm() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut moved = waiting_in(1, &limiter, &loops);
+    loops.end(1);
+    assert!(moved.is_woken());
+    loops.enter(2);
+    assert_pending!(moved.poll());
+    clock.advance(10 * MS);
+    assert!(moved.is_woken());
+    assert_ready!(moved.poll());
+}
+
+#[test]
+fn a_loop_that_ends_when_the_head_is_due_is_noticed() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut first = waiting_in(1, &limiter, &loops);
+    let mut second = waiting_in(1, &limiter, &loops);
+    loops.stall(1);
+    clock.advance(10 * MS);
+    // The last ring is on time, so the alarm is set again, and that finds the loop gone.
+    loops.end(1);
+    assert!(first.is_woken() && second.is_woken());
+    loops.enter(2);
+    assert_ready!(first.poll());
+    assert_pending!(second.poll());
+    clock.advance(10 * MS);
+    assert_ready!(second.poll());
+}
+
+#[test]
+fn loops_that_end_do_not_make_a_healthy_one_suspect() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    for name in 1..100 {
+        let waiter = waiting_in(name, &limiter, &loops);
+        loops.end(name);
+        drop(waiter);
+    }
+    let mut reservation = spawn(limiter.reserve(1).expect("one"));
+    loops.enter(100);
+    assert_pending!(reservation.poll());
+    clock.advance(10 * MS);
+    assert_ready!(reservation.poll()).expect("granted");
+}
+
+#[test]
+fn waiters_that_lost_their_alarm_do_not_all_go_at_once() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut all: Vec<_> = (0..50).map(|_| waiting_in(1, &limiter, &loops)).collect();
+    loops.end(1);
+    clock.jump(Duration::from_secs(1));
+    loops.enter(2);
+    let granted = all.iter_mut().filter_map(|waiter| waiter.poll().is_ready().then_some(())).count();
+    // One 10 ms ago, which is the catch-up, and one now.
+    assert_eq!(granted, 2);
+}
+
+#[test]
+fn a_caller_that_panics_outside_of_a_loop_loses_nobody_else_s_wake_up() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut waiter = waiting_in(1, &limiter, &loops);
+    loops.stall(1);
+    clock.advance(10 * MS);
+    let outside = limiter.clone();
+    let poll = move || spawn(outside.acquire_owned()).poll().is_ready();
+    assert!(thread::spawn(poll).join().is_err());
+    // Nobody rings in its own loop, so it depends on whoever looks next.
+    assert!(limiter.try_acquire().is_err());
+    assert!(waiter.is_woken());
+    assert_ready!(waiter.poll());
+}

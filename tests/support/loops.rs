@@ -1,0 +1,133 @@
+//! Event loops that the test stalls and ends: a manual clock whose sleeps belong to loops by number.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use tidegate::clock::{ManualSleep, Sleep};
+use tidegate::{Clock, ManualClock, Nanos, Timer};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Loops {
+    clock: ManualClock,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The loop that runs the test's code right now.
+    current: Option<u32>,
+    stalled: BTreeSet<u32>,
+    ended: BTreeSet<u32>,
+    /// The wakers left with each loop's timer.
+    wakers: Vec<(u32, Waker)>,
+}
+
+impl Loops {
+    pub(crate) fn new(clock: ManualClock) -> Loops {
+        Loops { clock, state: Arc::default() }
+    }
+
+    /// Runs in this loop from now on, or in none.
+    pub(crate) fn enter(&self, current: impl Into<Option<u32>>) {
+        self.lock().current = current.into();
+    }
+
+    /// The loop's timer wakes nobody from now on.
+    pub(crate) fn stall(&self, name: u32) {
+        self.lock().stalled.insert(name);
+    }
+
+    /// The loop ends. Its timer wakes everybody one last time, as tokio's does.
+    pub(crate) fn end(&self, name: u32) {
+        let mut state = self.lock();
+        state.ended.insert(name);
+        let wakers: Vec<_> = state.wakers.extract_if(.., |(owner, _)| *owner == name).collect();
+        drop(state);
+        for (_, waker) in wakers {
+            waker.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock for Loops {
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+}
+
+impl Timer for Loops {
+    type Sleep = LoopSleep;
+    type Domain = u32;
+
+    fn domain(&self) -> Option<u32> {
+        self.lock().current
+    }
+
+    fn sleep_until(&self, at: Nanos) -> LoopSleep {
+        let name = self.domain().expect("a loop");
+        LoopSleep { loops: self.clone(), name, sleep: self.clock.sleep_until(at), gone: false }
+    }
+
+    fn park_until(&self, at: Nanos) {
+        self.clock.park_until(at);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct LoopSleep {
+    loops: Loops,
+    name: u32,
+    sleep: ManualSleep,
+    /// Polled after its loop had ended.
+    gone: bool,
+}
+
+/// A waker that a stalled loop does not call.
+struct Through {
+    loops: Loops,
+    name: u32,
+    waker: Waker,
+}
+
+impl Wake for Through {
+    fn wake(self: Arc<Self>) {
+        if !self.loops.lock().stalled.contains(&self.name) {
+            self.waker.wake_by_ref();
+        }
+    }
+}
+
+impl Future for LoopSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let (loops, name, waker) = (self.loops.clone(), self.name, context.waker().clone());
+        if loops.lock().ended.contains(&name) {
+            self.gone = true;
+            return Poll::Pending;
+        }
+        loops.lock().wakers.push((name, waker.clone()));
+        let stalled = loops.lock().stalled.contains(&name);
+        let through = Waker::from(Arc::new(Through { loops, name, waker }));
+        match Pin::new(&mut self.sleep).poll(&mut Context::from_waker(&through)) {
+            Poll::Ready(()) if !stalled => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+impl Sleep for LoopSleep {
+    fn reset(mut self: Pin<&mut Self>, at: Nanos) {
+        Pin::new(&mut self.sleep).reset(at);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone
+    }
+}
