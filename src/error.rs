@@ -29,7 +29,7 @@ pub enum Refusal {
     /// Not now, perhaps later: no permit is due, or others wait for it.
     Limited {
         /// If nobody else comes, the same call succeeds this much later, and not a nanosecond earlier.
-        /// [`Duration::MAX`] means never within the clock's time.
+        /// [`Duration::MAX`] means never within the clock's time, which is 34 years.
         retry_after: Duration,
     },
     /// Never: the request is larger than the policy can ever give at once. Waiting does not help.
@@ -45,9 +45,23 @@ pub enum Refusal {
 
 impl Refusal {
     /// How long to wait before the same call can succeed; `None` if it never can.
+    ///
+    /// # Examples
+    ///
+    /// The header of an HTTP answer 429 takes whole seconds, rounded up:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::Refusal;
+    ///
+    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1200) };
+    /// let header = refusal.retry_after().map(|wait| wait.as_millis().div_ceil(1000).to_string());
+    /// assert_eq!(header.as_deref(), Some("2"));
+    /// ```
     #[must_use]
     pub fn retry_after(self) -> Option<Duration> {
         match self {
+            Refusal::Limited { retry_after: Duration::MAX } => None,
             Refusal::Limited { retry_after } => Some(retry_after),
             Refusal::ExceedsBurst { .. } | Refusal::ZeroPermits => None,
         }
@@ -115,11 +129,12 @@ impl fmt::Display for RateError {
             },
             RateError::NotFinite { permits } => write!(f, "rate of {permits} permits is not a finite number"),
             RateError::Period { period } => {
-                write!(f, "period {period:?} is not between 1ns and {:?}", crate::Rate::MAX_PERIOD)
+                write!(f, "period {period:?} is not between 1ns and 36.5 years")
             }
             RateError::Syntax { text } => write!(
                 f,
-                "{text:?} is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms"
+                "{text:?} is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, \
+                 2.5/min or 1000/100ms, or unlimited"
             ),
         }
     }
@@ -158,10 +173,10 @@ impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PolicyError::MaxBurst { max_burst, limit } => {
-                write!(f, "permits of {max_burst:?} cannot be saved, the limit is {limit:?}")
+                write!(f, "a burst of {} is longer than the limit of {}", Years(*max_burst), Years(*limit))
             }
             PolicyError::WarmUp { warm_up, limit } => {
-                write!(f, "warm-up of {warm_up:?} is too long, the limit is {limit:?}")
+                write!(f, "a warm-up of {} is longer than the limit of {}", Years(*warm_up), Years(*limit))
             }
             PolicyError::ColdFactor { cold_factor, limit } => {
                 write!(f, "cold factor {cold_factor} is not between 1 and {limit}")
@@ -171,3 +186,12 @@ impl fmt::Display for PolicyError {
 }
 
 impl Error for PolicyError {}
+
+/// A span that is too long for seconds to say much.
+struct Years(Duration);
+
+impl fmt::Display for Years {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} years", self.0.as_secs_f64() / (365.25 * 86_400.0))
+    }
+}

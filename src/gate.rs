@@ -104,6 +104,11 @@ impl Wait {
         self.n
     }
 
+    /// Whether it had its answer.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.place, Place::Done)
+    }
+
     /// Takes the key of its entry, if it has one: from then on the entry is the caller's to remove.
     pub(crate) fn take_key(&mut self) -> Option<u32> {
         match std::mem::replace(&mut self.place, Place::Done) {

@@ -14,29 +14,36 @@
 //! # #[cfg(any())]
 //! let limiter = RateLimiter::smooth_bursty(Rate::per_second(5)); // saves up to 1 s of unused permits
 //! limiter.acquire().await; // one permit; returns the time waited
-//! limiter.acquire_many(3).await?; // Err only if 3 can never be had
+//! limiter.acquire_many(3).await?; // several at once
 //! if let Err(refusal) = limiter.try_acquire() {
-//!     // Now, or a refusal that tells when.
-//!     assert_eq!(refusal.retry_after(), Some(Duration::from_millis(600)));
+//!     // Now, or a refusal that tells when: the three above are paid for after 600 ms.
+//!     assert!(refusal.retry_after() <= Some(Duration::from_millis(600)));
 //! }
 //! // Refused at once if 50 ms would not do.
 //! assert!(limiter.try_acquire_within(Duration::from_millis(50)).await.is_err());
-//! limiter.set_rate(Rate::per_second(10)); // also moves those already waiting
+//! limiter.set_rate(Rate::per_second(10)); // also for those already waiting
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same queue.
+//! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same queue. A wait can be dropped at any time, so
+//! `tokio::time::timeout` and `select!` around it are fine. What to tell a refused HTTP client is in [`Refusal::retry_after`].
+//!
+//! # Who pays for a large request
+//!
+//! The next caller. With both policies a request is granted as soon as the one before it is paid for, whatever its size: at 5 per second
+//! `acquire_many(100)` returns at once on an idle limiter, and the **next** caller waits 20 s. It is better to do the work than to idle first.
+//! It also means that one request can close the limiter for a long time, so check sizes that come from outside.
 //!
 //! # Choosing a policy
 //!
-//! | policy | idle time | a decision costs | at most, in any span *d* | choose it |
+//! | policy | idle time | at most, in any span *d* | a decision costs | choose it |
 //! |---|---|---|---|---|
-//! | [`SmoothBursty`] | saves permits, free later | one 64-bit compare-and-swap | `1 + rate * (d + max_burst)` | for a steady rate; with `max_burst` zero, to space calls evenly |
-//! | [`SmoothWarmingUp`] | makes the next permits dearer | one 128-bit compare-and-swap | `1 + rate * d` | for a service that is slow when cold |
+//! | [`SmoothBursty`] | saves permits, free later | `1 + rate * (d + max_burst)` | one 64-bit compare-and-swap | for a steady rate; with `max_burst` zero, to space calls evenly |
+//! | [`SmoothWarmingUp`] | makes the next permits dearer | `1 + rate * d` | one 128-bit compare-and-swap | for a service that is slow when cold |
 //!
-//! For a request of *n* permits at once, read *n* for the 1: it is granted as soon as the one before is paid for, and the next one pays.
-//! Waiting adds `rate * catch_up` to the bound, 10 ms unless [set](RateLimiter::set_catch_up): the price of an exact average with late timers.
+//! For requests of up to *n* permits at once, read *n* for the 1. Waiting adds `rate * catch_up` to the bound, 10 ms worth unless
+//! [set](RateLimiter::set_catch_up): the price of an exact average with late timers.
 //!
 //! # What is promised
 //!
@@ -46,14 +53,14 @@
 //! | P2 a dropped wait leaves no trace | dropping a waiting future, at any time, costs nothing: no permit lost, none invented, no debt, and those behind move up |
 //! | P3 first come, first served | waiters are served in order of arrival, whatever their size; nobody overtakes |
 //! | P4 nobody holds up the rest | a future that is polled once and then forgotten delays nobody beyond its own turn |
-//! | P5 changes act now | a new rate or a refund moves those who already wait |
-//! | P6 exact average | awaited throughput is within 0.5 % of the rate, though timers are late |
-//! | P7 exact rate | the long-run rate is never above the set one, and at most 65 ppm below it up to 1 M/s |
+//! | P5 changes act now | a new rate or a refund moves those who already wait; what was granted before is still paid at the old price |
+//! | P6 exact average | what is awaited comes within 0.5 % of the rate, though timers are late |
+//! | P7 exact rate | the arithmetic is never above the set rate, and at most 65 ppm below it up to 1 M/s |
 //! | P8 lock-free decision | while nobody waits: no lock, no allocation, and a refusal writes nothing |
 //! | P9 virtual time | everything, waiting included, runs on a [`ManualClock`] and on tokio's paused time |
-//! | P10 never free | overflow, clocks that jump, NaN, zero and huge arguments end in an error or in "limited" |
+//! | P10 never free | overflow, clocks that jump, NaN, zero and huge arguments end in an error or in "limited", perhaps for ever |
 //!
-//! Each is a test, most a model check: see `tests/`, and `loom-tests/README.md` for what is model-checked.
+//! Each is tested, most are model-checked with loom.
 //!
 //! # Testing code that waits
 //!
@@ -72,11 +79,29 @@
 //! # }
 //! ```
 //!
+//! A type that stores a limiter and is to be tested with a [`ManualClock`] takes the clock as a parameter:
+//!
+//! ```
+//! use std::time::Duration;
+//! use tidegate::{DefaultClock, ManualClock, Rate, RateLimiter, SmoothBursty, Timer};
+//!
+//! struct Client<C: Timer = DefaultClock> {
+//!     limiter: RateLimiter<SmoothBursty, C>,
+//! }
+//!
+//! let clock = ManualClock::new();
+//! let policy = SmoothBursty::new(Rate::per_second(5));
+//! let client = Client { limiter: RateLimiter::with_clock(policy, clock.clone()) };
+//! assert!(client.limiter.try_acquire().is_ok());
+//! clock.advance(Duration::from_millis(200));
+//! assert!(client.limiter.try_acquire().is_ok());
+//! ```
+//!
 //! # Features
 //!
 //! | feature | what it does | what it costs |
 //! |---|---|---|
-//! | `test-util` | [`DefaultClock`] follows tokio's clock, paused or not | tokio's `test-util`; a slower clock reading. For dev-dependencies |
+//! | `test-util` | [`DefaultClock`] is [`TokioClock`], paused or not, instead of [`SystemClock`]; name it `DefaultClock` in signatures | tokio's `test-util`; a slower clock reading. For dev-dependencies |
 //!
 //! # Runtimes
 //!
@@ -108,4 +133,4 @@ pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
 pub use policy::{Policy, SmoothBursty, SmoothWarmingUp};
 pub use rate::Rate;
-pub use wait::Reservation;
+pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation};

@@ -67,6 +67,12 @@ impl Nanos {
     }
 }
 
+impl From<Nanos> for Duration {
+    fn from(nanos: Nanos) -> Duration {
+        nanos.as_duration()
+    }
+}
+
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Nanos::MAX { f.write_str("never") } else { write!(f, "{:?}", self.as_duration()) }

@@ -49,7 +49,7 @@ impl Rate {
     /// The longest period of a rate: 2^60 ns, about 36.5 years.
     pub const MAX_PERIOD: Duration = Duration::from_nanos(1 << 60);
 
-    /// No limit. A limiter with this rate grants everything at once.
+    /// No limit. A limiter with this rate grants everything at once, as soon as a debt made before is paid.
     ///
     /// This is a value of its own. No number overflows into it: an infinite `f64` is an error.
     pub const UNLIMITED: Rate = Rate { digits: 0, exponent: 0, period: 0 };
@@ -155,14 +155,15 @@ impl Rate {
     }
 
     /// Writes a whole number without an exponent, where it fits, so that `5.0` and `5` are the same rate.
-    fn plain(mut self) -> Rate {
-        while self.exponent > 0
-            && let Some(digits) = self.digits.checked_mul(10)
-        {
-            self.digits = digits;
-            self.exponent -= 1;
+    fn plain(self) -> Rate {
+        let whole = u32::try_from(self.exponent)
+            .ok()
+            .and_then(|exponent| 10u64.checked_pow(exponent))
+            .and_then(|power| self.digits.checked_mul(power));
+        match whole {
+            Some(digits) => Rate { digits, exponent: 0, ..self },
+            None => self,
         }
-        self
     }
 
     /// Whether this is [`Rate::UNLIMITED`].
@@ -312,17 +313,23 @@ mod tests {
             ("-3/min", "rate -3/min is not above zero"),
             ("NaN/s", "rate of NaN permits is not a finite number"),
             ("inf/s", "rate of inf permits is not a finite number"),
-            ("1/0s", "period 0ns is not between 1ns and 1152921504.606846976s"),
-            ("1/99999d", "period 8639913600s is not between 1ns and 1152921504.606846976s"),
-            ("5", "\"5\" is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms"),
+            ("1/0s", "period 0ns is not between 1ns and 36.5 years"),
+            ("1/99999d", "period 8639913600s is not between 1ns and 36.5 years"),
+            (
+                "5",
+                "\"5\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited",
+            ),
             (
                 "5/week",
-                "\"5/week\" is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms",
+                "\"5/week\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited",
             ),
-            ("x/s", "\"x/s\" is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms"),
+            (
+                "x/s",
+                "\"x/s\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited",
+            ),
             (
                 "1/99999999999999999999s",
-                "\"1/99999999999999999999s\" is not a rate: expected permits/period such as 5/s, 2.5/min or 1000/100ms",
+                "\"1/99999999999999999999s\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited",
             ),
         ] {
             assert_eq!(text.parse::<Rate>().map_err(|e| e.to_string()), Err(error.to_owned()), "{text}");

@@ -16,7 +16,9 @@ use crate::nanos::Nanos;
 /// waits happens at its own time, as it would in reality, and by the time it returns, permits that came due have
 /// been granted. [`jump`](ManualClock::jump) skips the times between, as a stalled machine does.
 ///
-/// Works with any executor, and with blocking calls from other threads.
+/// Works with any executor, and with blocking calls from other threads. A task's own code runs when its executor runs it, which is
+/// after `advance` has returned. To be sure that another task or thread waits before you advance, look at
+/// [`status().waiting`](crate::RateLimiter::status).
 ///
 /// # Examples
 ///

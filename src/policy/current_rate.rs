@@ -6,12 +6,13 @@
 //! word is whole by itself, and a request that overlaps with a change may pay either price. Everything else is
 //! read as one through [`Published`].
 
+use std::fmt;
+
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 
-#[derive(Debug)]
 pub(crate) struct CurrentRate {
     /// What one permit costs, in ticks.
     one: AtomicU64,
@@ -43,6 +44,18 @@ impl CurrentRate {
     #[inline]
     pub(crate) fn interval(&self) -> Interval {
         Interval::from_words(self.words.read(3))
+    }
+}
+
+impl Clone for CurrentRate {
+    fn clone(&self) -> CurrentRate {
+        CurrentRate::new(self.rate())
+    }
+}
+
+impl fmt::Debug for CurrentRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rate().fmt(f)
     }
 }
 

@@ -22,7 +22,6 @@
 
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
-#[derive(Debug)]
 pub(crate) struct Published<const N: usize> {
     version: AtomicU64,
     slots: [[AtomicU64; N]; 2],

@@ -43,6 +43,7 @@
 //! limiter that leaves [`Rate::UNLIMITED`] in debt pays the debt before it has stock, where Guava has both.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
@@ -57,7 +58,11 @@ use crate::sync::AtomicU64;
 ///
 /// Guava's `SmoothBursty`. By default it saves up to one second's worth of permits and starts with none.
 ///
-/// A burst is `max_burst` worth of permits plus one request, since a request never waits for itself.
+/// A burst is `max_burst` worth of permits plus one request, since a request never waits for itself. The size of that request is
+/// not limited: at 5 per second a request for 100 is granted at once, and the next one waits 20 s. Check sizes that
+/// come from outside.
+///
+/// Cloning copies the configuration, with the rate that is in force.
 ///
 /// When the rate changes, the fill ratio of the saved permits is kept, and a debt stays a time: it is not
 /// recomputed. Leaving [`Rate::UNLIMITED`], the stock is full.
@@ -81,8 +86,14 @@ use crate::sync::AtomicU64;
 ///
 /// # Source
 ///
-/// `SmoothRateLimiter.SmoothBursty` of Guava 31.1; deviations are listed in `src/policy/smooth_bursty.rs`.
-#[derive(Debug)]
+/// `SmoothRateLimiter.SmoothBursty` of Guava 31.1, with these differences:
+///
+/// - Ticks of 1/16 ns rounded up once per request. Guava cuts to whole microseconds, so that 80,000 per second are 83,333, and above
+///   a million per second single permits are free.
+/// - The rate read back is the rate given; in Guava it can be off by the last bit.
+/// - Leaving [`Rate::UNLIMITED`] in debt, the debt is paid before anything is saved. Guava has both at once.
+/// - The time for which permits are saved can be set, and the start can be full. In Guava it is one second, and empty.
+#[derive(Clone)]
 pub struct SmoothBursty {
     rate: CurrentRate,
     /// For how many ticks unused time is saved.
@@ -174,6 +185,16 @@ fn grant(zero: u64, floor: u64, price: u64) -> (u64, BurstyCharge) {
     (after, BurstyCharge { after, price: after - before })
 }
 
+impl fmt::Debug for SmoothBursty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let max_burst = Duration::from_nanos(self.max_burst / ticks::PER_NANO);
+        f.debug_struct("SmoothBursty")
+            .field("rate", &self.rate)
+            .field("max_burst", &max_burst)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Policy for SmoothBursty {
     type State = BurstyState;
     type Charge = BurstyCharge;
@@ -259,6 +280,8 @@ impl Policy for SmoothBursty {
             None => 0,
             Some(saved) => saved.checked_div(self.rate.price(1)).map_or(u64::MAX, |stock| stock + 1),
         };
-        PolicyStatus { available, full_at: ticks::to_nanos(zero.saturating_add(self.max_burst)) }
+        // Without a limit there is nothing to fill.
+        let stock = if available == u64::MAX { 0 } else { self.max_burst };
+        PolicyStatus { available, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
     }
 }

@@ -63,6 +63,7 @@
 //! everything free); sums saturate (in Guava they wrap).
 
 use std::convert::Infallible;
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
@@ -101,8 +102,16 @@ use crate::sync::AtomicU128;
 ///
 /// # Source
 ///
-/// `SmoothRateLimiter.SmoothWarmingUp` of Guava 31.1; deviations are listed in `src/policy/smooth_warming_up.rs`.
-#[derive(Debug)]
+/// `SmoothRateLimiter.SmoothWarmingUp` of Guava 31.1, with these differences:
+///
+/// - A gap no longer than the cold interval, which is the cold factor times the interval, does not cool. In Guava every gap does, and a
+///   program that polls a little slower than the rate can find a short warm-up cold for ever; see
+///   [`cool_at_once`](SmoothWarmingUp::cool_at_once).
+/// - Ticks of 1/16 ns, where Guava cuts to whole microseconds up to three times per request.
+/// - A warm-up of zero limits as any other. In Guava it turns everything free.
+/// - Sums saturate, and end in "limited". In Guava they can wrap and end in "free".
+/// - The cold factor can be set, and the start can be warm. In Guava it is 3, and cold.
+#[derive(Clone)]
 pub struct SmoothWarmingUp {
     rate: CurrentRate,
     /// *W* in ticks.
@@ -327,6 +336,16 @@ fn replace<R>(state: &WarmingUpState, new: impl Fn(Word) -> (Word, R)) -> R {
         Ok::<_, Infallible>((word.encode(), result))
     });
     result
+}
+
+impl fmt::Debug for SmoothWarmingUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SmoothWarmingUp")
+            .field("rate", &self.rate)
+            .field("warm_up", &Duration::from_nanos(self.warm_up / ticks::PER_NANO))
+            .field("cold_factor", &self.cold_factor)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Policy for SmoothWarmingUp {

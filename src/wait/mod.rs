@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::clock::Timer;
+use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::gate::{Gate, Poller, Wait};
-use crate::policy::Policy;
+use crate::policy::{Policy, SmoothBursty};
 
 /// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire): one permit, and the time waited for it.
 ///
@@ -31,7 +31,7 @@ use crate::policy::Policy;
 ///
 /// Polling it again after it was ready panics. So does waiting on the default clock outside of a tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
-pub struct Acquire<'a, P: Policy, C: Timer> {
+pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     gate: &'a Arc<Gate<P, C>>,
     wait: Wait,
 }
@@ -41,21 +41,21 @@ pub struct Acquire<'a, P: Policy, C: Timer> {
 ///
 /// Lazy, cancel safe, `Unpin` and `Send`, as [`Acquire`].
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
-pub struct AcquireMany<'a, P: Policy, C: Timer> {
+pub struct AcquireMany<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     gate: &'a Arc<Gate<P, C>>,
     wait: Wait,
 }
 
 /// [`Acquire`] without a borrow: it can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
-pub struct AcquireOwned<P: Policy, C: Timer> {
+pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     gate: Arc<Gate<P, C>>,
     wait: Wait,
 }
 
 /// [`AcquireMany`] without a borrow: it can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
-pub struct AcquireManyOwned<P: Policy, C: Timer> {
+pub struct AcquireManyOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     gate: Arc<Gate<P, C>>,
     wait: Wait,
 }

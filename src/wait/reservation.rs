@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::clock::Timer;
+use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::gate::{Gate, Poller, Wait};
-use crate::policy::Policy;
+use crate::policy::{Policy, SmoothBursty};
 
 /// A place in the queue, taken at once: made by [`RateLimiter::reserve`](crate::RateLimiter::reserve).
 ///
@@ -42,7 +42,7 @@ use crate::policy::Policy;
 /// # Ok::<(), tidegate::Refusal>(())
 /// ```
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
-pub struct Reservation<P: Policy, C: Timer> {
+pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     gate: Arc<Gate<P, C>>,
     wait: Wait,
 }
@@ -78,16 +78,19 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     }
 }
 
-/// Waits until the reservation is due and claims it. Returns the time since it was made.
+/// Waits until the reservation is due and claims it. Returns the time since it was made, or zero if it was claimed before.
 ///
 /// # Panics
 ///
-/// If it was claimed before. Otherwise as [`Acquire`](crate::wait::Acquire).
+/// With the default clock, if it has to wait outside of a tokio runtime.
 impl<P: Policy, C: Timer> Future for Reservation<P, C> {
     type Output = Result<Duration, Refusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        if this.wait.is_done() {
+            return Poll::Ready(Ok(Duration::ZERO));
+        }
         this.gate.poll(&mut this.wait, Poller::Task(context.waker()))
     }
 }
