@@ -2,8 +2,9 @@
 //!
 //! # How the two halves meet
 //!
-//! `waiting` is the length of the line. While it is zero, a request asks the policy directly: one load, one clock reading, one
-//! compare-and-swap. Otherwise it takes the queue's lock, serves those who are due, and goes behind the rest.
+//! `waiting` counts those in line, and those who were granted a moment ago and have not run yet. While it is zero, a request asks
+//! the policy directly: one load, one clock reading, one compare-and-swap. Otherwise it takes the queue's lock, serves those who
+//! are due, and goes behind the rest.
 //!
 //! | operation | ordering | why |
 //! |---|---|---|
