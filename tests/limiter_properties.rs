@@ -1,0 +1,302 @@
+//! The limiter with its queue against an obvious one: a list of who waits, and exact integers. Random joins, drops, tries,
+//! refunds, changes of the rate and times, on the manual clock.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::wait::AcquireManyOwned;
+use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty};
+
+const SECOND: u64 = 1_000_000_000;
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// Somebody asks, and waits if need be.
+    Join(u32),
+    /// Somebody asks, and waits at most so many nanoseconds.
+    JoinWithin(u32, u64),
+    /// Somebody asks, and waits exactly as long as it takes, or a nanosecond less.
+    JoinJust(u32, bool),
+    /// The future of one of those who wait is dropped.
+    Drop(usize),
+    /// The future of one of those who wait is forgotten: never polled again, and never dropped.
+    Forget(usize),
+    Try(u32),
+    Refund(u32),
+    /// So many permits per second.
+    SetRate(u64),
+    Pass(u64),
+}
+
+fn some_acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        6 => (1u32..5).prop_map(Act::Join),
+        2 => (1u32..5, 0..2 * SECOND).prop_map(|(n, within)| Act::JoinWithin(n, within)),
+        2 => (1u32..5, any::<bool>()).prop_map(|(n, less)| Act::JoinJust(n, less)),
+        3 => any::<usize>().prop_map(Act::Drop),
+        1 => any::<usize>().prop_map(Act::Forget),
+        3 => (1u32..5).prop_map(Act::Try),
+        1 => (1u32..5).prop_map(Act::Refund),
+        1 => (1u64..50).prop_map(Act::SetRate),
+        6 => (0..SECOND / 2).prop_map(Act::Pass),
+        1 => (0..30 * SECOND).prop_map(Act::Pass),
+    ];
+    vec(act, 1..100)
+}
+
+// The obvious one
+
+/// Ticks of 1/16 ns.
+const PER_NANO: i128 = 16;
+
+struct Model {
+    now: i128,
+    /// When the stock is zero.
+    zero: i128,
+    permits: i128,
+    burst: i128,
+    /// Who waits: name, permits, and the latest time.
+    line: VecDeque<(usize, u32, Option<i128>)>,
+    /// Who was granted, and when.
+    granted: Vec<(usize, i128)>,
+    refused: Vec<usize>,
+}
+
+impl Model {
+    fn price(&self, n: u32) -> i128 {
+        let ticks = i128::from(n) * i128::from(SECOND) * PER_NANO;
+        (ticks + self.permits - 1) / self.permits
+    }
+
+    /// The whole nanosecond at which a tick has come.
+    fn ceil(tick: i128) -> i128 {
+        (tick + PER_NANO - 1).div_euclid(PER_NANO) * PER_NANO
+    }
+
+    fn floor(&self, at: i128) -> i128 {
+        at - self.burst.max(PER_NANO - 1)
+    }
+
+    fn take(&mut self, at: i128, n: u32) {
+        self.zero = self.zero.max(self.floor(at)) + self.price(n);
+    }
+
+    /// When a request behind all who wait is due.
+    fn due_behind_all(&self) -> i128 {
+        let ahead: i128 = self.line.iter().map(|(_, n, _)| self.price(*n)).sum();
+        match self.line.is_empty() {
+            true => Self::ceil(self.zero),
+            false => Self::ceil(self.zero.max(self.floor(self.now)) + ahead),
+        }
+    }
+
+    /// Goes to a time, and serves everybody at theirs.
+    fn pass_to(&mut self, target: i128) {
+        while let Some((name, n, deadline)) = self.line.front().copied() {
+            let due = Self::ceil(self.zero);
+            if deadline.is_some_and(|deadline| due > deadline) {
+                self.refused.push(name);
+            } else if due <= target {
+                self.now = self.now.max(due);
+                self.granted.push((name, self.now));
+                self.take(due, n);
+            } else {
+                break;
+            }
+            self.line.pop_front();
+        }
+        self.now = target;
+    }
+
+    fn join(&mut self, name: usize, n: u32, within: Option<i128>) {
+        let deadline = within.map(|within| self.now + within);
+        if deadline.is_some_and(|deadline| self.due_behind_all() > deadline) {
+            self.refused.push(name);
+            return;
+        }
+        if self.line.is_empty() && self.zero <= self.now {
+            // Charged as of now, not as of a due time in the past.
+            self.granted.push((name, self.now));
+            self.take(self.now, n);
+            return;
+        }
+        self.line.push_back((name, n, deadline));
+        self.pass_to(self.now);
+    }
+
+    fn attempt(&mut self, n: u32) -> Result<(), i128> {
+        if self.line.is_empty() && self.zero <= self.now {
+            self.take(self.now, n);
+            return Ok(());
+        }
+        Err((self.due_behind_all() - self.now) / PER_NANO)
+    }
+
+    fn refund(&mut self, n: u32) {
+        let worth = i128::from(n) * i128::from(SECOND) * PER_NANO / self.permits;
+        self.zero = (self.zero - worth).max(self.floor(self.now)).min(self.zero);
+        self.pass_to(self.now);
+    }
+
+    /// Those who cannot make it any more are refused, as if they had not been ahead of the others.
+    fn set_rate(&mut self, permits: i128) {
+        self.permits = permits;
+        let mut stays = VecDeque::new();
+        for waiter in std::mem::take(&mut self.line) {
+            std::mem::swap(&mut self.line, &mut stays);
+            let due = self.due_behind_all();
+            std::mem::swap(&mut self.line, &mut stays);
+            if waiter.2.is_some_and(|deadline| due > deadline) {
+                self.refused.push(waiter.0);
+            } else {
+                stays.push_back(waiter);
+            }
+        }
+        self.line = stays;
+        self.pass_to(self.now);
+    }
+}
+
+// The real one
+
+/// Notes when it was woken.
+struct Woken {
+    clock: ManualClock,
+    at: Mutex<Option<Nanos>>,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        let now = self.clock.now();
+        self.at.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(now);
+    }
+}
+
+struct Waiting {
+    name: usize,
+    future: Pin<Box<AcquireManyOwned<SmoothBursty, ManualClock>>>,
+    woken: Arc<Woken>,
+}
+
+struct Real {
+    limiter: RateLimiter<SmoothBursty, ManualClock>,
+    clock: ManualClock,
+    waiting: Vec<Waiting>,
+    granted: Vec<(usize, Nanos)>,
+    refused: Vec<usize>,
+}
+
+impl Real {
+    fn join(&mut self, name: usize, n: u32, within: Option<u64>) {
+        let future = match within {
+            None => self.limiter.acquire_many_owned(n),
+            Some(within) => self.limiter.try_acquire_many_within_owned(n, Duration::from_nanos(within)),
+        };
+        let woken = Arc::new(Woken { clock: self.clock.clone(), at: Mutex::new(Some(self.clock.now())) });
+        self.waiting.push(Waiting { name, future: Box::pin(future), woken });
+        self.poll();
+    }
+
+    /// Polls those who were woken, and only those.
+    fn poll(&mut self) {
+        let (granted, refused) = (&mut self.granted, &mut self.refused);
+        let mut again = true;
+        while std::mem::take(&mut again) {
+            self.waiting.retain_mut(|waiter| {
+                let woken = waiter.woken.at.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let Some(at) = woken else { return true };
+                again = true;
+                let waker = Waker::from(waiter.woken.clone());
+                match waiter.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    Poll::Pending => return true,
+                    Poll::Ready(Ok(_)) => granted.push((waiter.name, at)),
+                    Poll::Ready(Err(_)) => refused.push(waiter.name),
+                }
+                false
+            });
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_queue_does_what_an_obvious_one_does(
+        permits in 1u64..50, burst in prop_oneof![Just(0), 0..3 * SECOND], acts in some_acts(),
+    ) {
+        let clock = ManualClock::new();
+        let policy = SmoothBursty::new(Rate::per_second(permits)).max_burst(Duration::from_nanos(burst));
+        let limiter = RateLimiter::with_clock(policy, clock.clone());
+        let mut real = Real { limiter, clock, waiting: Vec::new(), granted: Vec::new(), refused: Vec::new() };
+        let mut model = Model {
+            now: 0, zero: 0, permits: permits.into(), burst: i128::from(burst) * PER_NANO,
+            line: VecDeque::new(), granted: Vec::new(), refused: Vec::new(),
+        };
+        let mut forgotten = Vec::new();
+        for (name, act) in acts.into_iter().enumerate() {
+            match act {
+                Act::Join(n) => {
+                    model.join(name, n, None);
+                    real.join(name, n, None);
+                }
+                Act::JoinWithin(n, within) => {
+                    model.join(name, n, Some(i128::from(within) * PER_NANO));
+                    real.join(name, n, Some(within));
+                }
+                Act::JoinJust(n, less) => {
+                    let wait = ((model.due_behind_all() - model.now) / PER_NANO).max(0) - i128::from(less);
+                    if let Ok(within) = u64::try_from(wait) {
+                        model.join(name, n, Some(wait * PER_NANO));
+                        real.join(name, n, Some(within));
+                        prop_assert_eq!(real.refused.contains(&name), less);
+                    }
+                }
+                Act::Drop(which) | Act::Forget(which) if !real.waiting.is_empty() => {
+                    let gone = real.waiting.remove(which % real.waiting.len());
+                    if let Act::Forget(_) = act {
+                        forgotten.push(gone.name);
+                        std::mem::forget(gone.future);
+                    } else {
+                        model.line.retain(|(name, ..)| *name != gone.name);
+                        drop(gone);
+                        model.pass_to(model.now);
+                    }
+                }
+                Act::Drop(_) | Act::Forget(_) => {}
+                Act::Try(n) => {
+                    let told = real.limiter.try_acquire_many(n).map_err(|refusal| match refusal {
+                        Refusal::Limited { retry_after } => retry_after.as_nanos().cast_signed(),
+                        _ => -1,
+                    });
+                    prop_assert_eq!(told, model.attempt(n));
+                }
+                Act::Refund(n) => {
+                    model.refund(n);
+                    real.limiter.refund(n);
+                }
+                Act::SetRate(permits) => {
+                    model.set_rate(permits.into());
+                    real.limiter.set_rate(Rate::per_second(permits));
+                }
+                Act::Pass(nanos) => {
+                    model.pass_to(model.now + i128::from(nanos) * PER_NANO);
+                    real.clock.advance(Duration::from_nanos(nanos));
+                }
+            }
+            real.poll();
+            prop_assert_eq!(real.limiter.status().waiting, model.line.len());
+        }
+        // Those who were forgotten had their turns as everybody else; only nobody noticed.
+        model.granted.retain(|(name, _)| !forgotten.contains(name));
+        model.refused.retain(|name| !forgotten.contains(name));
+        let granted: Vec<_> = real.granted.iter().map(|(name, at)| (*name, i128::from(at.as_u64()) * PER_NANO)).collect();
+        prop_assert_eq!(granted, model.granted);
+        real.refused.sort_unstable();
+        model.refused.sort_unstable();
+        prop_assert_eq!(real.refused, model.refused);
+    }
+}
