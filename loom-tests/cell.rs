@@ -83,7 +83,7 @@ fn two_numbers_change_together() {
             let (policy, state) = (policy.clone(), state.clone());
             thread::spawn(move || policy.try_acquire(&state, second, 2).is_ok())
         };
-        policy.undo(&state, Nanos::ZERO, charge, 0);
+        policy.undo(&state, Nanos::ZERO, charge, u64::MAX);
         assert!(other.join().expect("no panic"), "due at 0.5 s at the latest");
         let due = policy.ready_at(&state, second, 0, 1);
         // Undone first: free since 0, two permits taken at 0.5 s cost 1 s. Taken first: the same, less the half second.

@@ -28,6 +28,7 @@
 //! with twins that ask before they lock, or forget to look again.
 
 use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -210,21 +211,16 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     fn enter(self: &Arc<Self>, wait: &Wait, poller: Poller<'_>) -> Result<Option<u32>, Refusal> {
         let n = wait.n;
         self.policy.check(n)?;
-        // Before the lock: it panics where there is no event loop.
-        let relies_on = match poller {
-            Poller::Task(_) => Some(self.domain()),
-            Poller::Thread(_) => self.clock.rings_anywhere().then(|| self.domain()),
-        };
         self.with_queue(|queue, now, _| {
-            if queue.len() == 0 && queue.unseen(now) == 0 && self.take(now, n)? {
+            if queue.len() == 0 && queue.unseen() == 0 && self.take(now, n)? {
                 return Ok(None);
             }
-            let deadline = self.deadline(queue, now, n, wait.within)?;
-            let kind = match relies_on {
-                Some(domain) => self.task(queue, domain, now, 0),
-                None => Kind::Thread { looks_at: Nanos::MAX },
-            };
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
+            let deadline = self.deadline(queue, now, n, wait.within)?;
+            let kind = match poller {
+                Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
+                Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
+            };
             Ok(Some(queue.push(&self.policy, n, deadline, kind, Some(waker.clone()))))
         })
     }
@@ -287,11 +283,11 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         let seen = {
             let mut queue = lock(&self.queue);
             let seen = queue.see(key);
-            self.waiting.store(queue.len() + queue.unseen_count(), Ordering::Relaxed);
+            self.waiting.store(queue.len() + queue.unseen(), Ordering::Relaxed);
             seen
         };
         let seen = match seen {
-            Seen::Waiting(kind) => self.stay(key, kind, poller),
+            Seen::Waiting(_) => self.stay(key, poller),
             Seen::Granted | Seen::Refused(_) => seen,
         };
         match seen {
@@ -302,46 +298,38 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
-    fn stay(self: &Arc<Self>, key: u32, kind: Kind, poller: Poller<'_>) -> Seen {
-        // Before the lock: these panic.
-        if let Kind::Lost { times } = kind {
-            assert!(
-                times < TOO_OFTEN,
-                "the timer of this limiter fires long before its clock says so; if tokio's time is paused, enable tidegate's \
-                 feature `test-util` or make the limiter with a `TokioClock`"
-            );
-        }
-        let domain = match kind {
-            // It has an alarm, and may be polled from anywhere.
-            Kind::Task { .. } => self.clock.domain(),
-            Kind::Lost { .. } | Kind::Nobody { .. } => Some(self.domain()),
-            Kind::Thread { .. } => None,
-        };
+    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Seen {
         self.with_queue(|queue, now, after| {
             let seen = queue.see(key);
             let Seen::Waiting(kind) = seen else { return seen };
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             queue.set_waker(key, waker, after);
-            let lost = match (kind, domain) {
-                // Polled in another event loop than before: it relies on that one from now on.
-                (Kind::Task { alarm, lost }, Some(domain))
-                    if domain != queue.alarms.domain(alarm as usize) =>
-                {
-                    lost
+            let (domain, lost) = match kind {
+                Kind::Task { alarm, lost } => match self.clock.domain() {
+                    // Polled in another event loop than before: it relies on that one from now on.
+                    Some(domain) if domain != queue.alarms.domain(alarm as usize) => (domain, lost),
+                    // It has an alarm, and may be polled from anywhere.
+                    Some(_) | None => return seen,
+                },
+                Kind::Lost { times } => {
+                    assert!(
+                        times < TOO_OFTEN,
+                        "the timer of this limiter fires long before its clock says so; if tokio's time is paused, \
+                         enable tidegate's feature `test-util` or make the limiter with a `TokioClock`"
+                    );
+                    (self.domain(), times)
                 }
-                (Kind::Lost { times }, Some(_)) => times,
-                (Kind::Nobody { .. }, Some(_)) => 0,
-                (Kind::Thread { looks_at }, _) if looks_at <= now => {
-                    // The time has come without a grant: look again at the next one.
-                    queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, after);
+                Kind::Nobody { .. } => (self.domain(), 0),
+                Kind::Thread { looks_at } => {
+                    if looks_at <= now {
+                        // The time has come without a grant: look again at the next one.
+                        queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, after);
+                    }
                     return seen;
                 }
-                _ => return seen,
             };
-            if let Some(domain) = domain {
-                let kind = self.task(queue, domain, now, lost);
-                queue.set_kind(key, kind, after);
-            }
+            let kind = self.task(queue, domain, now, lost);
+            queue.set_kind(key, kind, after);
             seen
         })
     }
@@ -398,8 +386,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
 
     pub(crate) fn set_rate(&self, rate: Rate) {
         self.with_queue(|queue, now, after| {
-            self.policy.set_rate(&self.state, now, rate);
-            queue.retime(&self.source(), now, after);
+            queue.set_rate(&self.source(), rate, now, after);
         });
     }
 
@@ -436,9 +423,12 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         let now = self.clock.now();
         queue.tell(now);
         queue.serve(&self.source(), now, &mut after);
-        let result = work(&mut queue, now, &mut after);
+        // Foreign code may panic here: a timer outside of its event loop, a waker that is cloned. Those who were served
+        // before it, and those behind, must not suffer.
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut queue, now, &mut after)));
         self.finish(queue, now, &mut after);
-        result
+        drop(after);
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Serves, tells how many wait, sees that somebody will look when the next one is due, and unlocks.
@@ -447,7 +437,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<P, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, after);
-            let waiting = queue.len() + queue.unseen(now);
+            let waiting = queue.len() + queue.unseen();
             self.waiting.store(waiting, Ordering::Relaxed);
             let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);

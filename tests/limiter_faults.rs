@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use support::{MS, one_per_second, waiting, without_burst};
-use tidegate::{ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, SmoothWarmingUp};
+use tidegate::{AcquireOwned, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, SmoothWarmingUp};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
@@ -217,4 +217,91 @@ fn advancing_serves_blocked_threads_at_their_own_times() {
             thread.join().expect("no panic");
         }
     });
+}
+
+type Bursty = RateLimiter<SmoothBursty, ManualClock>;
+
+/// One per second and ten saved; ten waiters are granted at 10 s, and have not seen it. The stock is zero at 11 s.
+fn ten_unseen() -> (Bursty, ManualClock, Vec<AcquireOwned<SmoothBursty, ManualClock>>) {
+    let clock = ManualClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(10 * SECOND);
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    assert!(limiter.try_acquire().is_ok());
+    let wait = |_| {
+        let mut wait = spawn(limiter.acquire_owned());
+        assert_pending!(wait.poll());
+        wait.into_inner()
+    };
+    let waits = (0..10).map(wait).collect();
+    clock.jump(10 * SECOND);
+    assert_eq!(limiter.status().waiting, 0);
+    (limiter, clock, waits)
+}
+
+fn take_all(limiter: &Bursty) -> usize {
+    (0..1000).take_while(|_| limiter.try_acquire().is_ok()).count()
+}
+
+#[test]
+fn leaving_unlimited_with_unseen_grants_invents_nothing() {
+    let (limiter, clock, waits) = ten_unseen();
+    limiter.set_rate(Rate::UNLIMITED);
+    clock.advance(SECOND);
+    limiter.set_rate(Rate::per_second(1));
+    assert_eq!(take_all(&limiter), 11);
+    drop(waits);
+    assert_eq!(take_all(&limiter), 0);
+}
+
+#[test]
+fn unseen_grants_leave_no_trace_in_whatever_order_they_are_dropped() {
+    let (limiter, _clock, waits) = ten_unseen();
+    drop(waits);
+    assert_eq!(take_all(&limiter), 10);
+
+    let (limiter, _clock, mut waits) = ten_unseen();
+    while let Some(last) = waits.pop() {
+        drop(last);
+    }
+    assert_eq!(take_all(&limiter), 10);
+}
+
+#[test]
+fn one_leaked_grant_does_not_keep_everybody_in_line() {
+    let (limiter, clock) = without_burst(Rate::per_second(1000));
+    assert!(limiter.try_acquire().is_ok());
+    std::mem::forget(waiting(&limiter));
+    clock.advance(MS);
+    let mut held_up = 0;
+    for _ in 0..1000 {
+        clock.advance(5 * MS);
+        let mut acquire = spawn(limiter.acquire());
+        if acquire.poll().is_pending() {
+            held_up += 1;
+            assert_ready!(acquire.poll());
+        }
+    }
+    // Those that came within two rounds of 10 ms, each of which ends at the first call after it.
+    assert!(held_up <= 6, "{held_up}");
+}
+
+#[test]
+fn two_wakers_that_panic_do_not_abort() {
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+
+    let (limiter, clock) = one_per_second();
+    limiter.set_catch_up(SECOND);
+    let waker = Waker::from(Arc::new(Panics));
+    let mut bad: Vec<_> = (0..2).map(|_| Box::pin(limiter.acquire_owned())).collect();
+    for wait in &mut bad {
+        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    assert!(thread::spawn(move || clock.jump(2 * SECOND)).join().is_err());
+    assert_eq!(limiter.status().waiting, 0);
 }

@@ -189,3 +189,29 @@ fn a_caller_that_panics_outside_of_a_loop_loses_nobody_else_s_wake_up() {
     assert!(waiter.is_woken());
     assert_ready!(waiter.poll());
 }
+
+#[test]
+fn a_permit_that_is_there_needs_no_loop() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    std::mem::forget(waiting_in(1, &limiter, &loops));
+    clock.advance(10 * MS);
+    clock.advance(Duration::from_secs(3600));
+    assert_ready!(spawn(limiter.acquire()).poll());
+}
+
+#[test]
+fn a_reservation_that_is_due_needs_no_loop() {
+    let (limiter, clock, _loops) = one_each_10_ms();
+    let mut reservation = spawn(limiter.reserve(1).expect("one"));
+    clock.advance(10 * MS);
+    assert_ready!(reservation.poll()).expect("granted");
+}
+
+#[test]
+fn a_lost_waiter_that_is_due_needs_no_loop() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut lost = waiting_in(1, &limiter, &loops);
+    loops.end(1);
+    clock.jump(10 * MS);
+    assert_ready!(lost.poll());
+}

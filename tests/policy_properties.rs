@@ -226,8 +226,8 @@ fn some_grabs_of(jumps_back: bool, undoes: bool, refunds: bool) -> impl Strategy
 struct Passed<Charge> {
     at: i128,
     permits: i128,
-    /// With what had been given back before.
-    charge: Option<(Charge, u64)>,
+    /// With how often something had been given back before.
+    charge: Option<(Charge, usize)>,
 }
 
 /// Grabs what it can, and checks every span between two grants: all but the last of them fit into the time between, plus
@@ -244,7 +244,7 @@ fn bounded<P: Policy>(
     let mut now = Nanos::new(10 * SECOND);
     let state = policy.start(now);
     let mut log: Vec<Passed<P::Charge>> = Vec::new();
-    let mut given_back = 0;
+    let mut levels: Vec<u64> = Vec::new();
     for grab in grabs {
         let (at, n) = match *grab {
             Grab::Pass(time) => {
@@ -257,11 +257,11 @@ fn bounded<P: Policy>(
             }
             Grab::SetRate(percent) => {
                 let permits = (permits * percent / 100).max(1);
-                policy.set_rate(&state, now, Rate::new(permits, Duration::from_nanos(period))?);
+                levels.push(policy.set_rate(&state, now, Rate::new(permits, Duration::from_nanos(period))?));
                 continue;
             }
             Grab::Refund(n) => {
-                given_back += policy.refund(&state, now, n);
+                levels.push(policy.refund(&state, now, n));
                 log.push(Passed { at: now.as_u64().into(), permits: -i128::from(n), charge: None });
                 continue;
             }
@@ -270,7 +270,8 @@ fn bounded<P: Policy>(
                 if let Some(entry) = made.nth(ago)
                     && let Some((charge, before)) = entry.charge.take()
                 {
-                    given_back += policy.undo(&state, now, charge, given_back - before);
+                    let lowest = levels[before..].iter().copied().min().unwrap_or(u64::MAX);
+                    levels.push(policy.undo(&state, now, charge, lowest));
                     entry.permits = 0;
                 }
                 continue;
@@ -283,7 +284,7 @@ fn bounded<P: Policy>(
             log.push(Passed {
                 at: at.as_u64().into(),
                 permits: n.into(),
-                charge: Some((charge, given_back)),
+                charge: Some((charge, levels.len())),
             });
         }
     }
@@ -378,11 +379,11 @@ fn a_second_undone_grant_gives_back_no_more_than_was_missed() -> Result<(), Box<
     let (undone, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
     let first = policy.try_acquire(&undone, Nanos::ZERO, 1)?;
     let second = policy.try_acquire(&undone, secs(1.0), 1)?;
-    let given_back = policy.undo(&undone, secs(1.0), first, 0);
+    let level = policy.undo(&undone, secs(1.0), first, u64::MAX);
     for state in [&undone, &never] {
         policy.try_acquire(state, secs(2.0), 3)?;
     }
-    policy.undo(&undone, secs(2.0), second, given_back);
+    policy.undo(&undone, secs(2.0), second, level);
     // One second saved at 2 s, so three permits are paid for at 4 s.
     assert_eq!(due(&policy, &never, secs(2.0)), secs(4.0));
     assert_eq!(due(&policy, &undone, secs(2.0)), secs(4.0));
@@ -479,7 +480,7 @@ fn undoes_without_a_trace<P: Policy>(
         if let Some(n) = undone
             && let Ok(charge) = policy.try_acquire(&other, now, *n)
         {
-            policy.undo(&other, now, charge, 0);
+            policy.undo(&other, now, charge, u64::MAX);
             prop_assert_eq!(answers(policy, &plain, now), answers(policy, &other, now));
         }
         let granted = policy.try_acquire(&plain, now, *n);
@@ -536,7 +537,7 @@ proptest! {
                 policy.try_acquire(&plain, now, n)?;
             }
         }
-        policy.undo(&other, now, charge, 0);
+        policy.undo(&other, now, charge, u64::MAX);
         prop_assert_eq!(answers(&policy, &plain, now), answers(&policy, &other, now));
     }
 }
@@ -546,7 +547,7 @@ fn a_late_undo_leaves_the_coldness_of_having_idled() -> Result<(), Box<dyn Error
     let policy = SmoothWarmingUp::new(Rate::per_second(2), Duration::from_secs(4)).cool_at_once();
     let (undone, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
     let charge = policy.try_acquire(&undone, Nanos::ZERO, 4)?;
-    policy.undo(&undone, secs(1.0), charge, 0);
+    policy.undo(&undone, secs(1.0), charge, u64::MAX);
     for state in [&undone, &never] {
         policy.try_acquire(state, secs(1.0), 1)?;
         assert_eq!(due(&policy, state, secs(1.0)), secs(2.375));
@@ -559,7 +560,7 @@ fn a_refund_without_a_debt_changes_no_coldness() {
     let policy =
         SmoothWarmingUp::new(Rate::per_second(2), Duration::from_secs(4)).start_warm().cool_at_once();
     let (refunded, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
-    assert_eq!(policy.refund(&refunded, secs(1.0), 5), 0);
+    policy.refund(&refunded, secs(1.0), 5);
     for at in [1.0, 2.5, 10.0] {
         assert_eq!(answers(&policy, &refunded, secs(at)), answers(&policy, &never, secs(at)));
     }
@@ -572,7 +573,7 @@ fn an_undone_grant_does_not_interrupt_idling() -> Result<(), Box<dyn Error>> {
     let policy = SmoothWarmingUp::new(Rate::per_second(10), Duration::from_millis(500)).start_warm();
     let (undone, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
     let charge = policy.try_acquire(&undone, secs(0.2), 1)?;
-    policy.undo(&undone, secs(0.2), charge, 0);
+    policy.undo(&undone, secs(0.2), charge, u64::MAX);
     for state in [&undone, &never] {
         policy.try_acquire(state, secs(0.4), 1)?;
     }
@@ -637,7 +638,7 @@ fn survives<P: Policy>(policy: &P, rates: &[Rate]) -> Result<(), Box<dyn Error>>
                 policy.refund(&state, at, n);
                 if let Ok(charge) = charge {
                     for undo_at in times {
-                        policy.undo(&state, undo_at, charge, 0);
+                        policy.undo(&state, undo_at, charge, u64::MAX);
                     }
                 }
             }
@@ -646,7 +647,7 @@ fn survives<P: Policy>(policy: &P, rates: &[Rate]) -> Result<(), Box<dyn Error>>
                 let charge = policy.try_acquire(&state, at, u32::MAX);
                 policy.status(&state, at);
                 if let Ok(charge) = charge {
-                    policy.undo(&state, at, charge, 0);
+                    policy.undo(&state, at, charge, u64::MAX);
                 }
             }
             policy.set_rate(&state, at, first);

@@ -79,19 +79,22 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// nothing happens before `at`. A time in the past means "now"; [`Nanos::MAX`] means never.
     fn ready_at(&self, state: &Self::State, at: Nanos, ahead: u64, n: u32) -> Nanos;
 
-    /// Puts back what one grant took, as if it had not been. Returns how much that was, in the unit of [`weight`](Policy::weight).
+    /// Puts back what one grant took, as if it had not been. Returns the level that the state is left at.
     ///
     /// What would have been lost by now, because the limiter would have been full without this grant, is not given back:
-    /// permits are never invented. To judge that, the policy has to know `given_back`: the sum of what
-    /// [`undo`](Policy::undo) and [`refund`](Policy::refund) of this state returned since the grant.
-    fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge, given_back: u64) -> u64;
+    /// permits are never invented. To judge that, the policy has to know the `lowest` level that [`undo`](Policy::undo),
+    /// [`refund`](Policy::refund) and [`set_rate`](Policy::set_rate) have left this state at since the grant, or `u64::MAX`
+    /// if there was none. A level is the policy's own measure: the lower, the fuller the limiter; grants and time alone never
+    /// lower it.
+    fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge, lowest: u64) -> u64;
 
-    /// Gives back `n` permits that were acquired and not used. Returns how much that was, in the unit of
-    /// [`weight`](Policy::weight). The limiter never becomes fuller than full.
+    /// Gives back `n` permits that were acquired and not used. Returns the level that the state is left at. The limiter
+    /// never becomes fuller than full.
     fn refund(&self, state: &Self::State, at: Nanos, n: u32) -> u64;
 
-    /// Changes the rate. Each policy states what happens to saved permits and debts.
-    fn set_rate(&self, state: &Self::State, at: Nanos, rate: Rate);
+    /// Changes the rate. Returns the level that the state is left at. Each policy states what happens to saved permits and
+    /// debts.
+    fn set_rate(&self, state: &Self::State, at: Nanos, rate: Rate) -> u64;
 
     /// The rate, as it was given.
     fn rate(&self) -> Rate;

@@ -195,6 +195,12 @@ impl fmt::Debug for SmoothBursty {
     }
 }
 
+/// Moves the state, whatever it is, and returns where to.
+fn move_to(state: &BurstyState, target: impl Fn(u64) -> u64) -> u64 {
+    let Ok(zero) = update(&state.zero, |zero| Ok::<_, Infallible>((target(zero), target(zero))));
+    zero
+}
+
 impl Policy for SmoothBursty {
     type State = BurstyState;
     type Charge = BurstyCharge;
@@ -235,37 +241,30 @@ impl Policy for SmoothBursty {
         ticks::to_nanos(zero.max(self.floor(ticks::from_nanos(at))).saturating_add(ahead))
     }
 
-    fn undo(&self, state: &BurstyState, at: Nanos, charge: BurstyCharge, given_back: u64) -> u64 {
+    fn undo(&self, state: &BurstyState, at: Nanos, charge: BurstyCharge, lowest: u64) -> u64 {
         // Without the grant the stock might have been full for a while by now, and what came in then would be lost.
-        // It surely was not full while the state right after the grant lies above the floor. What was given back since may
-        // have moved that state back, so it counts against it.
+        // It surely was not full while the lowest state since the grant, less what is given back, lies above the floor.
         let floor = self.floor(ticks::from_nanos(at));
-        let back = charge.price.min(charge.after.saturating_sub(given_back).saturating_sub(floor));
-        let Ok(()) = update(&state.zero, |zero| Ok::<_, Infallible>((zero.saturating_sub(back), ())));
-        back
+        let back = charge.price.min(charge.after.min(lowest).saturating_sub(floor));
+        move_to(state, |zero| zero.saturating_sub(back))
     }
 
     fn refund(&self, state: &BurstyState, at: Nanos, n: u32) -> u64 {
         let floor = self.floor(ticks::from_nanos(at));
         let worth = self.rate.interval().worth(n);
-        let Ok(back) = update(&state.zero, |zero| {
-            let less = zero.saturating_sub(worth).max(floor).min(zero);
-            Ok::<_, Infallible>((less, zero - less))
-        });
-        back
+        move_to(state, |zero| zero.saturating_sub(worth).max(floor).min(zero))
     }
 
-    fn set_rate(&self, state: &BurstyState, at: Nanos, rate: Rate) {
+    fn set_rate(&self, state: &BurstyState, at: Nanos, rate: Rate) -> u64 {
         let was_unlimited = self.rate.interval().is_unlimited();
         self.rate.set(rate);
-        if was_unlimited && !rate.is_unlimited() {
-            // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.
-            let at = ticks::from_nanos(at);
-            let full = self.floor(at);
-            let Ok(()) = update(&state.zero, |zero| {
-                Ok::<_, Infallible>((if zero > at { zero } else { zero.min(full) }, ()))
-            });
+        if !was_unlimited || rate.is_unlimited() {
+            return Cell::load(&state.zero);
         }
+        // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.
+        let at = ticks::from_nanos(at);
+        let full = self.floor(at);
+        move_to(state, |zero| if zero > at { zero } else { zero.min(full) })
     }
 
     fn rate(&self) -> Rate {

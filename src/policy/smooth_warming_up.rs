@@ -329,13 +329,13 @@ fn saturate(ticks: u128) -> u64 {
     u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
-/// Replaces the state whatever it is.
-fn replace<R>(state: &WarmingUpState, new: impl Fn(Word) -> (Word, R)) -> R {
-    let Ok(result) = update(&state.word, |bits| {
-        let (word, result) = new(Word::decode(bits));
-        Ok::<_, Infallible>((word.encode(), result))
+/// Replaces the state, whatever it is, and returns the next free time.
+fn replace(state: &WarmingUpState, new: impl Fn(Word) -> Word) -> u64 {
+    let Ok(next) = update(&state.word, |bits| {
+        let word = new(Word::decode(bits));
+        Ok::<_, Infallible>((word.encode(), word.next))
     });
-    result
+    next
 }
 
 impl fmt::Debug for SmoothWarmingUp {
@@ -385,20 +385,20 @@ impl Policy for SmoothWarmingUp {
         ticks::to_nanos(next.saturating_add(self.price(coldness, ahead).0))
     }
 
-    fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge, given_back: u64) -> u64 {
+    fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge, lowest: u64) -> u64 {
         let at = ticks::from_nanos(at);
         // Of the time taken, the future part is given back. In the past part the limiter would have been idle and would
-        // have cooled. What was given back since may have moved the state after the grant back already.
-        let back = charge.price.min(charge.left.next.saturating_sub(given_back).saturating_sub(at));
+        // have cooled. What was given back since may have moved the state back already.
+        let back = charge.price.min(charge.left.next.min(lowest).saturating_sub(at));
         replace(state, |word| {
             if word == charge.left {
                 // Nothing happened since: as if it had not been.
-                return (charge.found, charge.price);
+                return charge.found;
             }
             let idle = charge.price - back;
             let idle = if self.cools(idle, self.rate.interval()) { idle } else { 0 };
             let coldness = word.coldness.saturating_add(charge.coldness).saturating_add(idle);
-            (Word { coldness: coldness.min(self.warm_up), next: word.next.saturating_sub(back) }, back)
+            Word { coldness: coldness.min(self.warm_up), next: word.next.saturating_sub(back) }
         })
     }
 
@@ -409,17 +409,18 @@ impl Policy for SmoothWarmingUp {
         // a later permit cheaper.
         replace(state, |word| {
             let next = word.next.saturating_sub(worth).max(at).min(word.next);
-            (Word { next, ..word }, word.next - next)
+            Word { next, ..word }
         })
     }
 
-    fn set_rate(&self, state: &WarmingUpState, at: Nanos, rate: Rate) {
+    fn set_rate(&self, state: &WarmingUpState, at: Nanos, rate: Rate) -> u64 {
         let was_unlimited = self.rate.interval().is_unlimited();
         self.rate.set(rate);
-        if was_unlimited && !rate.is_unlimited() {
-            let at = ticks::from_nanos(at);
-            replace(state, |word| (Word { coldness: 0, next: word.next.max(at) }, ()));
+        if !was_unlimited || rate.is_unlimited() {
+            return Word::decode(Cell::load(&state.word)).next;
         }
+        let at = ticks::from_nanos(at);
+        replace(state, |word| Word { coldness: 0, next: word.next.max(at) })
     }
 
     fn rate(&self) -> Rate {

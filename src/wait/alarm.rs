@@ -207,5 +207,6 @@ impl<C: Timer> Job<C> {
 /// A steady clock and a steady timer drift apart by far less than an eighth.
 fn far_too_early(since: Nanos, at: Nanos, now: Nanos) -> bool {
     let missing = at.saturating_since(now);
-    missing.as_u64() > EARLY.as_u64() + at.saturating_since(since).as_u64() / 8
+    // A clock that went back is late itself, which is no fault of the timer's.
+    now > since && missing.as_u64() > EARLY.as_u64() + at.saturating_since(since).as_u64() / 8
 }

@@ -14,7 +14,7 @@
 //! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
 //! the lock is gone, since both may run foreign code that comes back here.
 
-use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::Waker;
 use std::time::Duration;
@@ -25,6 +25,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::nanos::Nanos;
 use crate::policy::Policy;
+use crate::rate::Rate;
 use crate::wait::alarm::{Alarms, Found, Job, PutBack, SLACK};
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
@@ -43,14 +44,14 @@ pub(crate) struct Queue<P: Policy, C: Timer> {
     first_thread: u32,
     /// The latest time that anybody told, also if the clock went back since.
     latest: Nanos,
-    /// How many were granted lately and have not seen it; see [`unseen`](Queue::unseen).
-    unseen: usize,
-    /// Changes whenever `unseen` starts again at zero, so that an entry knows whether it is counted.
+    /// How many were granted in the round before and in this round and have not seen it; see [`unseen`](Queue::unseen).
+    unseen: [usize; 2],
+    /// The number of this round, so that an entry knows where it is counted.
     round: u32,
-    /// When `unseen` last grew.
-    granted_at: Nanos,
-    /// The sum of all that was given back to the policy, in its unit, wrapping.
-    given_back: u64,
+    /// When this round began.
+    began: Nanos,
+    /// The lowest level that the policy was left at by whatever gave permits back, since there are grants that were not seen.
+    lowest: u64,
     /// The weights of all in line, summed, in the policy's unit. 2^32 entries of 2^64 cannot overflow it.
     weight: u128,
     pub(crate) alarms: Alarms<C>,
@@ -91,8 +92,6 @@ enum State<Charge> {
 #[derive(Clone, Copy, Debug)]
 struct Grant<Charge> {
     charge: Charge,
-    /// What `Queue::given_back` was.
-    given_back: u64,
     /// The round in which it is counted as unseen.
     round: u32,
 }
@@ -106,39 +105,31 @@ pub(crate) enum Seen {
 
 /// What is done when the lock is gone: on drop, so also if a caller's code panics meanwhile.
 pub(crate) struct After<C: Timer> {
-    pub(crate) wake: VecDeque<Waker>,
+    pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
 }
 
 impl<C: Timer> After<C> {
     pub(crate) fn new() -> Self {
-        After { wake: VecDeque::new(), discard: Vec::new(), sleeps: Vec::new() }
+        After { wake: Vec::new(), discard: Vec::new(), sleeps: Vec::new() }
     }
 }
 
 impl<C: Timer> Drop for After<C> {
     fn drop(&mut self) {
-        wake_all(&mut self.wake);
-    }
-}
-
-/// Wakes in order; the rest also if one of the wakers panics.
-fn wake_all(wakers: &mut VecDeque<Waker>) {
-    struct Rest<'a>(&'a mut VecDeque<Waker>);
-
-    impl Drop for Rest<'_> {
-        fn drop(&mut self) {
-            while let Some(waker) = self.0.pop_front() {
-                waker.wake();
+        let mut first_panic = None;
+        for waker in self.wake.drain(..) {
+            // One that panics must not take the wake-ups of the others with it.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                first_panic.get_or_insert(panic);
             }
         }
-    }
-
-    // If a waker panics here, the destructor goes on with the rest.
-    let rest = Rest(wakers);
-    while let Some(waker) = rest.0.pop_front() {
-        waker.wake();
+        if let Some(panic) = first_panic
+            && !std::thread::panicking()
+        {
+            resume_unwind(panic);
+        }
     }
 }
 
@@ -158,10 +149,10 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             len: 0,
             first_thread: NONE,
             latest: Nanos::ZERO,
-            unseen: 0,
+            unseen: [0, 0],
             round: 0,
-            granted_at: Nanos::ZERO,
-            given_back: 0,
+            began: Nanos::ZERO,
+            lowest: u64::MAX,
             weight: 0,
             alarms: Alarms::new(),
         }
@@ -171,27 +162,28 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         self.len
     }
 
-    /// Tells the queue the time.
+    /// Tells the queue the time, before it does anything else.
     pub(crate) fn tell(&mut self, now: Nanos) {
         self.latest = self.latest.max(now);
+        let lasted = self.latest.saturating_since(self.began);
+        if self.unseen != [0, 0] && lasted > PATIENCE {
+            let two = lasted > PATIENCE.saturating_add(PATIENCE);
+            self.unseen = [if two { 0 } else { self.unseen[1] }, 0];
+            self.round = self.round.wrapping_add(if two { 2 } else { 1 });
+            self.began = self.latest;
+        }
+        if self.entries.len() == self.len {
+            self.lowest = u64::MAX;
+        }
     }
 
     /// How many were granted lately, and their futures were woken and have not run yet.
     ///
-    /// While there are any, a newcomer joins the line even if its permit is there: it is granted at once, and woken behind
-    /// them, so that it does not run before them. A future that does not run for `PATIENCE` is counted no longer,
-    /// so that one that never runs does not keep everybody in line for ever.
-    pub(crate) fn unseen(&mut self, now: Nanos) -> usize {
-        if self.unseen > 0 && now.saturating_since(self.granted_at) > PATIENCE {
-            self.unseen = 0;
-            self.round = self.round.wrapping_add(1);
-        }
-        self.unseen
-    }
-
-    /// The same, without looking at the clock.
-    pub(crate) fn unseen_count(&self) -> usize {
-        self.unseen
+    /// While there are any, a newcomer does not run on even if its permit is there: it is granted at once, and woken behind
+    /// them. Rounds last for `PATIENCE`, and this one and the one before are counted, so that a future
+    /// that never runs does not keep everybody in line for ever.
+    pub(crate) fn unseen(&self) -> usize {
+        self.unseen[0] + self.unseen[1]
     }
 
     /// The summed weight of all in line.
@@ -294,10 +286,12 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             };
             match from.policy.try_acquire(from.state, due.max(oldest), n) {
                 Ok(charge) => {
-                    let grant = Grant { charge, given_back: self.given_back, round: self.round };
+                    let grant = Grant { charge, round: self.round };
                     if !matches!(kind, Kind::Nobody { .. }) {
-                        self.unseen += 1;
-                        self.granted_at = now;
+                        if self.unseen == [0, 0] {
+                            self.began = self.latest;
+                        }
+                        self.unseen[1] += 1;
                     }
                     self.settle(from.policy, key, State::Granted(grant), after);
                 }
@@ -314,7 +308,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     }
 
     /// After a change of the rate: weighs anew, and refuses at once those who will not be served by their deadline.
-    pub(crate) fn retime(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) {
+    fn retime(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) {
         // Counted anew: the sum so far is at the old rate.
         self.weight = 0;
         let mut ahead = 0u128;
@@ -385,7 +379,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             && *looks_at > at
         {
             *looks_at = at;
-            after.wake.push_back(waker.clone());
+            after.wake.push(waker.clone());
         }
     }
 
@@ -406,8 +400,13 @@ impl<P: Policy, C: Timer> Queue<P, C> {
 
     /// A grant was seen, or given up.
     fn count_seen(&mut self, kind: Kind, round: u32) {
-        if !matches!(kind, Kind::Nobody { .. }) && round == self.round {
-            self.unseen -= 1;
+        if matches!(kind, Kind::Nobody { .. }) {
+            return;
+        }
+        match self.round.wrapping_sub(round) {
+            0 => self.unseen[1] -= 1,
+            1 => self.unseen[0] -= 1,
+            _ => {}
         }
     }
 
@@ -439,8 +438,20 @@ impl<P: Policy, C: Timer> Queue<P, C> {
 
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&mut self, from: &Source<'_, P>, n: u32) {
-        let back = from.policy.refund(from.state, self.latest, n);
-        self.given_back = self.given_back.wrapping_add(back);
+        let level = from.policy.refund(from.state, self.latest, n);
+        self.note_level(level);
+    }
+
+    /// Changes the rate, and with it the times of all who wait.
+    pub(crate) fn set_rate(&mut self, from: &Source<'_, P>, rate: Rate, now: Nanos, after: &mut After<C>) {
+        let level = from.policy.set_rate(from.state, now, rate);
+        self.note_level(level);
+        self.retime(from, now, after);
+    }
+
+    /// Remembers the lowest level for as long as there are grants that may be undone: entries that are not in line.
+    fn note_level(&mut self, level: u64) {
+        self.lowest = self.lowest.min(level);
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.
@@ -453,10 +464,9 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             State::Waiting(waker) => after.discard.extend(waker),
             State::Granted(grant) => {
                 self.count_seen(kind, grant.round);
-                let since = self.given_back.wrapping_sub(grant.given_back);
                 // At the latest time: what overflowed by then is lost, also if the clock went back.
-                let back = from.policy.undo(from.state, self.latest, grant.charge, since);
-                self.given_back = self.given_back.wrapping_add(back);
+                let level = from.policy.undo(from.state, self.latest, grant.charge, self.lowest);
+                self.note_level(level);
             }
             State::Refused(_) => {}
         }
