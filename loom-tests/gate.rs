@@ -166,13 +166,13 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let now = crate::Clock::now(&gate.clock);
         let alarm = u32::try_from(queue.alarms.join(gate, (), now)).expect("one");
         let kind = Kind::Task { alarm, lost: 0 };
-        let key = queue.push(&gate.policy, 1, Nanos::MAX, kind, Some(request.waker.clone()));
+        let key = queue.push(&gate.policy, 1, Nanos::MAX, kind, now, Some(request.waker.clone()));
         gate.waiting.store(1, Ordering::Relaxed);
         let job = queue.watch(SECOND, &gate.clock, &mut after);
         drop(queue);
         if let Some(mut job) = job {
             job.run();
-            lock(&gate.queue).put_back(job, &mut after);
+            lock(&gate.queue).put_back(job, false, &mut after);
         }
         request.wait = Wait::queued(1, key, now);
     });

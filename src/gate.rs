@@ -42,7 +42,7 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 
-/// After a waiter lost so many alarms, the timer and the clock do not tell the same time.
+/// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
 const TOO_OFTEN: u8 = 16;
 
 /// What a limiter and its futures share.
@@ -173,12 +173,8 @@ impl<P: Policy, C: Timer> Gate<P, C> {
                 match self.enter_free(wait.n, wait.since) {
                     Some(answer) => answer.map(|()| Duration::ZERO),
                     None => match self.enter(wait, poller) {
-                        Ok(None) => Ok(Duration::ZERO),
-                        Ok(Some(key)) => {
-                            wait.place = Place::Queued(key);
-                            return Poll::Pending;
-                        }
-                        Err(refusal) => Err(refusal),
+                        Poll::Pending => return Poll::Pending,
+                        Poll::Ready(answer) => answer.map(|()| Duration::ZERO),
                     },
                 }
             }
@@ -207,13 +203,13 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         }
     }
 
-    /// Joins the queue, unless a permit is there after all. Returns the key of the entry.
-    fn enter(self: &Arc<Self>, wait: &Wait, poller: Poller<'_>) -> Result<Option<u32>, Refusal> {
+    /// Joins the queue, unless a permit is there after all.
+    fn enter(self: &Arc<Self>, wait: &mut Wait, poller: Poller<'_>) -> Poll<Result<(), Refusal>> {
         let n = wait.n;
         self.policy.check(n)?;
         self.with_queue(|queue, now, _| {
             if queue.len() == 0 && queue.unseen() == 0 && self.take(now, n)? {
-                return Ok(None);
+                return Poll::Ready(Ok(()));
             }
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             let deadline = self.deadline(queue, now, n, wait.within)?;
@@ -221,7 +217,10 @@ impl<P: Policy, C: Timer> Gate<P, C> {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
             };
-            Ok(Some(queue.push(&self.policy, n, deadline, kind, Some(waker.clone()))))
+            let key = queue.push(&self.policy, n, deadline, kind, now, Some(waker.clone()));
+            // Here, so that the future knows of its entry also if foreign code panics before this returns.
+            wait.place = Place::Queued(key);
+            Poll::Pending
         })
     }
 
@@ -239,7 +238,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     pub(crate) fn reserve(&self, n: u32) -> Result<Wait, Refusal> {
         self.policy.check(n)?;
         self.with_queue(|queue, now, _| {
-            let key = queue.push(&self.policy, n, Nanos::MAX, Kind::Nobody { since: now }, None);
+            let key = queue.push(&self.policy, n, Nanos::MAX, Kind::Nobody, now, None);
             Ok(Wait::queued(n, key, now))
         })
     }
@@ -271,7 +270,13 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     /// A waiter that relies on the alarm of its event loop, after it lost others.
-    fn task(self: &Arc<Self>, queue: &mut Queue<P, C>, domain: C::Domain, now: Nanos, lost: u8) -> Kind {
+    fn task(
+        self: &Arc<Self>,
+        queue: &mut Queue<P, C>,
+        domain: C::Domain,
+        now: Nanos,
+        lost: u8,
+    ) -> Kind<C::Domain> {
         let alarm = queue.alarms.join(self, domain, now);
         // One per event loop.
         Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
@@ -298,28 +303,30 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
-    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Seen {
+    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Seen<C::Domain> {
         self.with_queue(|queue, now, after| {
             let seen = queue.see(key);
             let Seen::Waiting(kind) = seen else { return seen };
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             queue.set_waker(key, waker, after);
             let (domain, lost) = match kind {
-                Kind::Task { alarm, lost } => match self.clock.domain() {
+                Kind::Task { alarm, .. } => match self.clock.domain() {
                     // Polled in another event loop than before: it relies on that one from now on.
-                    Some(domain) if domain != queue.alarms.domain(alarm as usize) => (domain, lost),
+                    Some(domain) if domain != queue.alarms.domain(alarm as usize) => (domain, 0),
                     // It has an alarm, and may be polled from anywhere.
                     Some(_) | None => return seen,
                 },
-                Kind::Lost { times } => {
+                Kind::Lost { domain: before, times } => {
+                    let domain = self.domain();
+                    let times = if domain == before { times } else { 0 };
                     assert!(
                         times < TOO_OFTEN,
                         "the timer of this limiter fires long before its clock says so; if tokio's time is paused, \
                          enable tidegate's feature `test-util` or make the limiter with a `TokioClock`"
                     );
-                    (self.domain(), times)
+                    (domain, times)
                 }
-                Kind::Nobody { .. } => (self.domain(), 0),
+                Kind::Nobody => (self.domain(), 0),
                 Kind::Thread { looks_at } => {
                     if looks_at <= now {
                         // The time has come without a grant: look again at the next one.
@@ -441,9 +448,10 @@ impl<P: Policy, C: Timer> Gate<P, C> {
             self.waiting.store(waiting, Ordering::Relaxed);
             let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);
-            job.run();
+            let ran = catch_unwind(AssertUnwindSafe(|| job.run()));
             queue = lock(&self.queue);
-            queue.put_back(job, after);
+            queue.put_back(job, ran.is_err(), after);
+            after.panic = after.panic.take().or(ran.err());
             // Much may have happened meanwhile, and others left the alarm to us.
             now = self.clock.now();
             queue.tell(now);

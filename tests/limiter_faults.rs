@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use support::{MS, one_per_second, waiting, without_burst};
-use tidegate::{AcquireOwned, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, SmoothWarmingUp};
+use tidegate::{AcquireOwned, ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty, SmoothWarmingUp};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
@@ -304,4 +304,34 @@ fn two_wakers_that_panic_do_not_abort() {
     }
     assert!(thread::spawn(move || clock.jump(2 * SECOND)).join().is_err());
     assert_eq!(limiter.status().waiting, 0);
+}
+
+#[test]
+fn a_newcomer_behind_a_woken_waiter_is_charged_as_of_now() {
+    let (limiter, clock) = without_burst(Rate::per_second(1000));
+    assert!(limiter.try_acquire().is_ok());
+    let _woken = waiting(&limiter);
+    clock.advance(MS);
+    // The next permit is due at 2 ms; the newcomer comes at 2.5 ms, and was once charged as if it had come at 2 ms.
+    clock.advance(MS + MS / 2);
+    let mut newcomer = waiting(&limiter);
+    assert_ready!(newcomer.poll());
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: MS }));
+}
+
+#[test]
+fn a_leaked_grant_does_not_make_the_others_worth_less() {
+    let (limiter, clock) = one_per_second();
+    std::mem::forget(waiting(&limiter));
+    clock.advance(SECOND);
+    // Its being undone was once remembered for as long as the leaked one lasts, that is for ever.
+    let undone = waiting(&limiter);
+    clock.advance(SECOND);
+    drop(undone);
+    clock.advance(10 * SECOND);
+    assert!(limiter.try_acquire().is_ok());
+    let undone = waiting(&limiter);
+    clock.advance(SECOND);
+    drop(undone);
+    assert_eq!(limiter.try_acquire(), Ok(()));
 }

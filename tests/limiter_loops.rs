@@ -58,16 +58,14 @@ fn a_stalled_loop_costs_the_others_nothing_but_its_turns() {
     assert_ready!(last.poll());
 }
 
-#[test]
-fn a_blocked_thread_behind_a_stalled_loop_is_served() {
-    let (limiter, clock, loops) = one_each_10_ms();
-    let _first = waiting_in(1, &limiter, &loops);
-    loops.stall(1);
+/// Blocks a thread behind one waiter, does something to that one, and lets time pass until the thread is served.
+fn a_blocked_thread_is_served_behind_one(limiter: &Limiter, clock: &ManualClock, then: impl FnOnce()) {
     thread::scope(|scope| {
         let blocked = scope.spawn(|| limiter.blocking_acquire());
         while limiter.status().waiting < 2 {
             thread::yield_now();
         }
+        then();
         while !blocked.is_finished() {
             clock.advance(MS);
             thread::yield_now();
@@ -76,21 +74,19 @@ fn a_blocked_thread_behind_a_stalled_loop_is_served() {
 }
 
 #[test]
+fn a_blocked_thread_behind_a_stalled_loop_is_served() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let _first = waiting_in(1, &limiter, &loops);
+    loops.stall(1);
+    a_blocked_thread_is_served_behind_one(&limiter, &clock, || ());
+}
+
+#[test]
 fn a_blocked_thread_behind_a_lost_alarm_is_served() {
     let (limiter, clock, loops) = one_each_10_ms();
     std::mem::forget(waiting_in(1, &limiter, &loops));
-    thread::scope(|scope| {
-        let blocked = scope.spawn(|| limiter.blocking_acquire());
-        while limiter.status().waiting < 2 {
-            thread::yield_now();
-        }
-        // Rings far too early: the alarm is lost, and only the thread is left to look.
-        loops.end(1);
-        while !blocked.is_finished() {
-            clock.advance(MS);
-            thread::yield_now();
-        }
-    });
+    // Rings far too early: the alarm is lost, and only the thread is left to look.
+    a_blocked_thread_is_served_behind_one(&limiter, &clock, || loops.end(1));
 }
 
 #[test]
@@ -161,6 +157,39 @@ fn loops_that_end_do_not_make_a_healthy_one_suspect() {
     assert_pending!(reservation.poll());
     clock.advance(10 * MS);
     assert_ready!(reservation.poll()).expect("granted");
+}
+
+#[test]
+fn a_waiter_outlives_any_number_of_loops() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    let mut waiter = waiting_in(0, &limiter, &loops);
+    for name in 1..100 {
+        loops.end(name - 1);
+        assert!(waiter.is_woken());
+        loops.enter(name);
+        assert_pending!(waiter.poll());
+        loops.enter(None);
+    }
+    clock.advance(10 * MS);
+    assert_ready!(waiter.poll());
+}
+
+#[test]
+fn a_timer_that_panics_costs_nobody_their_place_or_their_alarm() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    loops.panic_once(1);
+    let (asking, inside) = (limiter.clone(), loops.clone());
+    let ask = move || {
+        inside.enter(1);
+        spawn(asking.acquire_owned()).poll().is_ready()
+    };
+    assert!(thread::spawn(ask).join().is_err());
+    assert_eq!(limiter.status().waiting, 0);
+    // The alarm of the same loop was once taken for good.
+    let mut next = waiting_in(1, &limiter, &loops);
+    clock.advance(10 * MS);
+    assert!(next.is_woken());
+    assert_ready!(next.poll());
 }
 
 #[test]

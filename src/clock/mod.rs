@@ -42,7 +42,8 @@ pub trait Clock: Debug + Send + Sync + 'static {
 ///
 /// A limiter waits with one [`Sleep`] per event loop, however many tasks wait for permits. It polls the sleep from wherever
 /// it is called, with a waker that does the work of handing out permits. So `wake` must not be called
-/// while the timer holds a lock that polling, resetting or dropping a sleep would take.
+/// while the timer holds a lock that polling, resetting or dropping a sleep would take. The limiter holds a lock of its own
+/// when it asks for the time and makes a sleep, so neither may wait for code that calls the limiter.
 pub trait Timer: Clock {
     /// A future that is ready at a set time.
     type Sleep: Sleep;

@@ -17,7 +17,7 @@
 //! | taken | | somebody sets it right now | that one puts it back |
 //!
 //! An alarm is lost if it rings far too early: its event loop is shutting down, which fires all timers, or does not keep the clock's
-//! time. Or if its event loop turns out to be gone when it is set. Those who relied on it are woken, and the ones that still live
+//! time. Or if its event loop turns out to be gone when it is set, or its timer panics. Those who relied on it are woken, and the ones that still live
 //! make a new one.
 
 use std::pin::Pin;
@@ -92,8 +92,16 @@ pub(crate) enum Found<C: Timer> {
     Nothing,
     /// This one has to be set.
     Job(Job<C>),
-    /// The alarm of this key is removed, and its users have none. The sleep is to be dropped without the lock.
-    Lost(usize, Option<Pin<Box<C::Sleep>>>),
+    /// An alarm was removed.
+    Lost(Lost<C>),
+}
+
+/// An alarm that was removed, and its users have none.
+pub(crate) struct Lost<C: Timer> {
+    pub(crate) key: usize,
+    pub(crate) domain: C::Domain,
+    /// To be dropped without the lock.
+    pub(crate) sleep: Option<Pin<Box<C::Sleep>>>,
 }
 
 /// What [`Alarms::put_back`] did.
@@ -102,8 +110,8 @@ pub(crate) enum PutBack<C: Timer> {
     There,
     /// Its last user left meanwhile. The sleep is to be dropped without the lock.
     Unused(Pin<Box<C::Sleep>>),
-    /// Its event loop is gone: the alarm of this key is removed, and its users have none.
-    Lost(usize, Pin<Box<C::Sleep>>),
+    /// Its event loop is gone, or its timer panicked: the alarm was removed.
+    Lost(Lost<C>),
 }
 
 impl<C: Timer> Alarms<C> {
@@ -157,7 +165,7 @@ impl<C: Timer> Alarms<C> {
                 match alarm.armed.take() {
                     // A new reading of the clock: an older one may be from before the time that made it ring.
                     Some((since, at)) if far_too_early(since, at, clock.now()) => {
-                        return Found::Lost(key, self.list.remove(key).sleep);
+                        return Found::Lost(self.lose(key));
                     }
                     Some(_) | None => {}
                 }
@@ -176,18 +184,20 @@ impl<C: Timer> Alarms<C> {
         Found::Nothing
     }
 
-    /// Puts back an alarm that was set.
-    pub(crate) fn put_back(&mut self, job: Job<C>) -> PutBack<C> {
+    fn lose(&mut self, key: usize) -> Lost<C> {
+        let Alarm { domain, sleep, .. } = self.list.remove(key);
+        Lost { key, domain, sleep }
+    }
+
+    /// Puts back an alarm that was set, or was to be set and `broke`.
+    pub(crate) fn put_back(&mut self, job: Job<C>, broke: bool) -> PutBack<C> {
         match self.list.get_mut(job.key) {
             // The key may be another alarm's by now.
             Some(alarm) if Arc::ptr_eq(&alarm.rung, &job.rung) => {
-                if job.sleep.is_gone() {
-                    self.list.remove(job.key);
-                    return PutBack::Lost(job.key, job.sleep);
-                }
+                let gone = broke || job.sleep.is_gone();
                 alarm.sleep = Some(job.sleep);
                 alarm.armed = Some((job.since, job.at));
-                PutBack::There
+                if gone { PutBack::Lost(self.lose(job.key)) } else { PutBack::There }
             }
             _ => PutBack::Unused(job.sleep),
         }

@@ -14,6 +14,7 @@
 //! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
 //! the lock is gone, since both may run foreign code that comes back here.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::Waker;
@@ -26,7 +27,8 @@ use crate::error::Refusal;
 use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::rate::Rate;
-use crate::wait::alarm::{Alarms, Found, Job, PutBack, SLACK};
+use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
+use crate::wait::lows::Lows;
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
@@ -35,7 +37,7 @@ const PATIENCE: Nanos = Nanos::new(10_000_000);
 const NONE: u32 = u32::MAX;
 
 pub(crate) struct Queue<P: Policy, C: Timer> {
-    entries: Slab<Entry<P::Charge>>,
+    entries: Slab<Entry<P::Charge, C::Domain>>,
     /// The line, linked through the entries.
     head: u32,
     tail: u32,
@@ -50,19 +52,20 @@ pub(crate) struct Queue<P: Policy, C: Timer> {
     round: u32,
     /// When this round began.
     began: Nanos,
-    /// The lowest level that the policy was left at by whatever gave permits back, since there are grants that were not seen.
-    lowest: u64,
+    lows: Lows,
     /// The weights of all in line, summed, in the policy's unit. 2^32 entries of 2^64 cannot overflow it.
     weight: u128,
     pub(crate) alarms: Alarms<C>,
 }
 
 #[derive(Debug)]
-struct Entry<Charge> {
+struct Entry<Charge, Domain> {
     n: u32,
     previous: u32,
     next: u32,
-    kind: Kind,
+    kind: Kind<Domain>,
+    /// When it joined: it is not charged as of a time before.
+    since: Nanos,
     /// Due later than this, it is refused.
     deadline: Nanos,
     state: State<Charge>,
@@ -70,15 +73,15 @@ struct Entry<Charge> {
 
 /// Who waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
-    /// A task, with the key of its event loop's alarm, and how many alarms it lost before.
+pub(crate) enum Kind<Domain> {
+    /// A task, with the key of its event loop's alarm, and how many of the same event loop it lost before.
     Task { alarm: u32, lost: u8 },
-    /// A task that lost its alarm so many times, and was woken to get a new one.
-    Lost { times: u8 },
+    /// A task that lost so many alarms of this event loop, and was woken to get a new one.
+    Lost { domain: Domain, times: u8 },
     /// A blocked thread, which is its own alarm when it is first: it will look at this time.
     Thread { looks_at: Nanos },
-    /// A reservation made at this time that nobody awaits yet. Nobody looks when it is due.
-    Nobody { since: Nanos },
+    /// A reservation that nobody awaits yet. Nobody looks when it is due.
+    Nobody,
 }
 
 #[derive(Debug)]
@@ -92,13 +95,15 @@ enum State<Charge> {
 #[derive(Clone, Copy, Debug)]
 struct Grant<Charge> {
     charge: Charge,
+    /// What the lowest level since is asked for with.
+    begun: u64,
     /// The round in which it is counted as unseen.
     round: u32,
 }
 
 /// What a look at an entry found.
-pub(crate) enum Seen {
-    Waiting(Kind),
+pub(crate) enum Seen<Domain> {
+    Waiting(Kind<Domain>),
     Granted,
     Refused(Refusal),
 }
@@ -108,24 +113,25 @@ pub(crate) struct After<C: Timer> {
     pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
+    /// The first panic of foreign code, which goes on when everything is done.
+    pub(crate) panic: Option<Box<dyn Any + Send>>,
 }
 
 impl<C: Timer> After<C> {
     pub(crate) fn new() -> Self {
-        After { wake: Vec::new(), discard: Vec::new(), sleeps: Vec::new() }
+        After { wake: Vec::new(), discard: Vec::new(), sleeps: Vec::new(), panic: None }
     }
 }
 
 impl<C: Timer> Drop for After<C> {
     fn drop(&mut self) {
-        let mut first_panic = None;
         for waker in self.wake.drain(..) {
             // One that panics must not take the wake-ups of the others with it.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                first_panic.get_or_insert(panic);
+                self.panic.get_or_insert(panic);
             }
         }
-        if let Some(panic) = first_panic
+        if let Some(panic) = self.panic.take()
             && !std::thread::panicking()
         {
             resume_unwind(panic);
@@ -152,7 +158,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             unseen: [0, 0],
             round: 0,
             began: Nanos::ZERO,
-            lowest: u64::MAX,
+            lows: Lows::new(),
             weight: 0,
             alarms: Alarms::new(),
         }
@@ -171,9 +177,6 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             self.unseen = [if two { 0 } else { self.unseen[1] }, 0];
             self.round = self.round.wrapping_add(if two { 2 } else { 1 });
             self.began = self.latest;
-        }
-        if self.entries.len() == self.len {
-            self.lowest = u64::MAX;
         }
     }
 
@@ -197,11 +200,13 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         policy: &P,
         n: u32,
         deadline: Nanos,
-        kind: Kind,
+        kind: Kind<C::Domain>,
+        since: Nanos,
         waker: Option<Waker>,
     ) -> u32 {
         let state = State::Waiting(waker);
-        let key = self.entries.insert(Entry { n, previous: self.tail, next: NONE, kind, deadline, state });
+        let key =
+            self.entries.insert(Entry { n, previous: self.tail, next: NONE, kind, since, deadline, state });
         // Four billion waiters at 64 bytes would not fit in memory.
         let key = u32::try_from(key).unwrap_or(NONE);
         match self.entries.get_mut(self.tail as usize) {
@@ -247,7 +252,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     }
 
     /// A task does not rely on its alarm any more.
-    fn leave_alarm(&mut self, kind: Kind, after: &mut After<C>) {
+    fn leave_alarm(&mut self, kind: Kind<C::Domain>, after: &mut After<C>) {
         if let Kind::Task { alarm, .. } = kind {
             after.sleeps.extend(self.alarms.leave(alarm as usize));
         }
@@ -265,7 +270,8 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     /// when the first of the others is due.
     pub(crate) fn serve(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
         while let Some(first) = self.entries.get(self.head as usize) {
-            let (key, n, deadline, kind) = (self.head, first.n, first.deadline, first.kind);
+            let key = self.head;
+            let &Entry { n, kind, since, deadline, .. } = first;
             let due = from.policy.ready_at(from.state, now, 0, n);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
@@ -277,17 +283,17 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             }
             // As of when it was due, so that a late timer costs nothing; but not further back than allowed, so
             // that a machine that stood still does not let everything through at once. Where nobody was to look, the
-            // grant was not late: its turn passed at its time, and is over.
-            let oldest = match kind {
-                Kind::Nobody { since } => since,
-                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => {
-                    Nanos::new(now.as_u64().saturating_sub(from.catch_up.as_u64()))
-                }
+            // grant was not late: its turn passed at its time, and is over. And not before it was asked for.
+            let late = match kind {
+                Kind::Nobody => u64::MAX,
+                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => from.catch_up.as_u64(),
             };
-            match from.policy.try_acquire(from.state, due.max(oldest), n) {
+            let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
+            // The clock may have gone back since it joined.
+            match from.policy.try_acquire(from.state, due.max(oldest).min(now), n) {
                 Ok(charge) => {
-                    let grant = Grant { charge, round: self.round };
-                    if !matches!(kind, Kind::Nobody { .. }) {
+                    let grant = Grant { charge, begun: self.lows.begin(), round: self.round };
+                    if !matches!(kind, Kind::Nobody) {
                         if self.unseen == [0, 0] {
                             self.began = self.latest;
                         }
@@ -334,11 +340,11 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         loop {
             let first = match self.entries.get(self.head as usize)?.kind {
                 Kind::Task { alarm, .. } => Some(alarm as usize),
-                Kind::Thread { .. } | Kind::Lost { .. } | Kind::Nobody { .. } => None,
+                Kind::Thread { .. } | Kind::Lost { .. } | Kind::Nobody => None,
             };
             match self.alarms.check(first, due, clock) {
                 Found::Job(job) => return Some(job),
-                Found::Lost(key, sleep) => self.lose(key, sleep, after),
+                Found::Lost(lost) => self.lose(lost, after),
                 Found::Nothing => break,
             }
         }
@@ -346,24 +352,25 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         None
     }
 
-    /// Puts back an alarm that was set.
-    pub(crate) fn put_back(&mut self, job: Job<C>, after: &mut After<C>) {
-        match self.alarms.put_back(job) {
+    /// Puts back an alarm that was set, or was to be set and `broke`.
+    pub(crate) fn put_back(&mut self, job: Job<C>, broke: bool, after: &mut After<C>) {
+        match self.alarms.put_back(job, broke) {
             PutBack::There => {}
             PutBack::Unused(sleep) => after.sleeps.push(sleep),
-            PutBack::Lost(key, sleep) => self.lose(key, Some(sleep), after),
+            PutBack::Lost(lost) => self.lose(lost, after),
         }
     }
 
     /// Wakes those who relied on an alarm that is lost.
-    fn lose(&mut self, key: usize, sleep: Option<Pin<Box<C::Sleep>>>, after: &mut After<C>) {
+    fn lose(&mut self, lost: Lost<C>, after: &mut After<C>) {
+        let Lost { key, domain, sleep } = lost;
         after.sleeps.extend(sleep);
         for (_, entry) in &mut self.entries {
             if let State::Waiting(waker) = &mut entry.state
                 && let Kind::Task { alarm, lost } = entry.kind
                 && alarm as usize == key
             {
-                entry.kind = Kind::Lost { times: lost.saturating_add(1) };
+                entry.kind = Kind::Lost { domain, times: lost.saturating_add(1) };
                 after.wake.extend(waker.take());
             }
         }
@@ -384,12 +391,12 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     }
 
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.
-    pub(crate) fn see(&mut self, key: u32) -> Seen {
+    pub(crate) fn see(&mut self, key: u32) -> Seen<C::Domain> {
         let Entry { kind, ref state, .. } = self.entries[key as usize];
         let seen = match *state {
             State::Waiting(_) => return Seen::Waiting(kind),
             State::Granted(grant) => {
-                self.count_seen(kind, grant.round);
+                self.end_grant(kind, grant);
                 Seen::Granted
             }
             State::Refused(refusal) => Seen::Refused(refusal),
@@ -398,16 +405,15 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         seen
     }
 
-    /// A grant was seen, or given up.
-    fn count_seen(&mut self, kind: Kind, round: u32) {
-        if matches!(kind, Kind::Nobody { .. }) {
-            return;
-        }
-        match self.round.wrapping_sub(round) {
+    /// A grant was seen, or given up. Returns the lowest level since.
+    fn end_grant(&mut self, kind: Kind<C::Domain>, grant: Grant<P::Charge>) -> u64 {
+        match self.round.wrapping_sub(grant.round) {
+            _ if matches!(kind, Kind::Nobody) => {}
             0 => self.unseen[1] -= 1,
             1 => self.unseen[0] -= 1,
             _ => {}
         }
+        self.lows.end(grant.begun)
     }
 
     /// Leaves a waker with an entry in line.
@@ -431,7 +437,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     }
 
     /// Changes who waits.
-    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind, after: &mut After<C>) {
+    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind<C::Domain>, after: &mut After<C>) {
         let old = std::mem::replace(&mut self.entries[key as usize].kind, kind);
         self.leave_alarm(old, after);
     }
@@ -439,19 +445,14 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&mut self, from: &Source<'_, P>, n: u32) {
         let level = from.policy.refund(from.state, self.latest, n);
-        self.note_level(level);
+        self.lows.note(level);
     }
 
     /// Changes the rate, and with it the times of all who wait.
     pub(crate) fn set_rate(&mut self, from: &Source<'_, P>, rate: Rate, now: Nanos, after: &mut After<C>) {
         let level = from.policy.set_rate(from.state, now, rate);
-        self.note_level(level);
+        self.lows.note(level);
         self.retime(from, now, after);
-    }
-
-    /// Remembers the lowest level for as long as there are grants that may be undone: entries that are not in line.
-    fn note_level(&mut self, level: u64) {
-        self.lowest = self.lowest.min(level);
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.
@@ -463,10 +464,10 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         match state {
             State::Waiting(waker) => after.discard.extend(waker),
             State::Granted(grant) => {
-                self.count_seen(kind, grant.round);
+                let lowest = self.end_grant(kind, grant);
                 // At the latest time: what overflowed by then is lost, also if the clock went back.
-                let level = from.policy.undo(from.state, self.latest, grant.charge, self.lowest);
-                self.note_level(level);
+                let level = from.policy.undo(from.state, self.latest, grant.charge, lowest);
+                self.lows.note(level);
             }
             State::Refused(_) => {}
         }

@@ -20,6 +20,8 @@ struct State {
     current: Option<u32>,
     stalled: BTreeSet<u32>,
     ended: BTreeSet<u32>,
+    /// The timer of these loops panics the next time it is used.
+    panics: BTreeSet<u32>,
     /// The wakers left with each loop's timer.
     wakers: Vec<(u32, Waker)>,
 }
@@ -37,6 +39,11 @@ impl Loops {
     /// The loop's timer wakes nobody from now on.
     pub(crate) fn stall(&self, name: u32) {
         self.lock().stalled.insert(name);
+    }
+
+    /// The loop's timer panics the next time it is used.
+    pub(crate) fn panic_once(&self, name: u32) {
+        self.lock().panics.insert(name);
     }
 
     /// The loop ends. Its timer wakes everybody one last time, as tokio's does.
@@ -108,6 +115,7 @@ impl Future for LoopSleep {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let (loops, name, waker) = (self.loops.clone(), self.name, context.waker().clone());
+        assert!(!loops.lock().panics.remove(&name), "a timer that panics");
         if loops.lock().ended.contains(&name) {
             self.gone = true;
             return Poll::Pending;
