@@ -267,7 +267,7 @@ fn a_change_of_rate_reaches_those_who_join_meanwhile() {
         let (gate, clock) = gate();
         let other = {
             let gate = gate.clone();
-            thread::spawn(move || gate.set_rate(Rate::per_second(1000)))
+            thread::spawn(move || gate.change(crate::policy::Change::rate(Rate::per_second(1000))))
         };
         let mut first = Request::new(&gate);
         let mut second = Request::new(&gate);

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use crate::rate::Rate;
+
 /// Why a request got no permit.
 ///
 /// A refusal is an ordinary outcome: small, `Copy`, made without allocation. Nothing was taken.
@@ -134,7 +136,7 @@ impl fmt::Display for RateError {
             RateError::Syntax { text } => write!(
                 f,
                 "{text:?} is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, \
-                 2.5/min or 1000/100ms, or unlimited"
+                 2.5/min or 1000/100ms, or unlimited or zero"
             ),
         }
     }
@@ -160,6 +162,41 @@ pub enum PolicyError {
         /// The longest possible.
         limit: Duration,
     },
+    /// A burst in permits was given to a policy that has none.
+    NoBurst {
+        /// The burst given.
+        burst: u32,
+    },
+    /// The bucket takes longer to fill than a state can tell.
+    Fill {
+        /// The burst given.
+        burst: u32,
+        /// The rate given.
+        rate: Rate,
+        /// The longest time.
+        limit: Duration,
+    },
+    /// The rate of a policy that counts is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
+    NotWhole {
+        /// The rate given.
+        rate: Rate,
+    },
+    /// A sliding log of more permits than it can have room for.
+    Log {
+        /// The number of permits given.
+        permits: u32,
+        /// The largest possible.
+        limit: u32,
+    },
+    /// A sliding window of no cells.
+    NoCells,
+    /// More permits than the bucket holds.
+    Stock {
+        /// The number given.
+        permits: u32,
+        /// What the bucket holds.
+        burst: u32,
+    },
     /// The cold factor is not a number between 1 and the limit.
     ColdFactor {
         /// The factor given.
@@ -177,6 +214,30 @@ impl fmt::Display for PolicyError {
             }
             PolicyError::WarmUp { warm_up, limit } => {
                 write!(f, "a warm-up of {} is longer than the limit of {}", Years(*warm_up), Years(*limit))
+            }
+            PolicyError::NoBurst { burst } => {
+                write!(f, "a burst of {burst} was given to a policy that has no burst in permits")
+            }
+            PolicyError::Fill { burst, rate, limit } => {
+                write!(
+                    f,
+                    "a burst of {burst} at {rate} takes longer to fill than the limit of {}",
+                    Years(*limit)
+                )
+            }
+            PolicyError::NotWhole { rate } => {
+                write!(
+                    f,
+                    "{rate} is not a whole number of permits, at most {}, in a whole number of nanoseconds",
+                    u32::MAX
+                )
+            }
+            PolicyError::Log { permits, limit } => {
+                write!(f, "a log of {permits} permits is longer than the limit of {limit}")
+            }
+            PolicyError::NoCells => f.write_str("a window of 0 cells, at least 1 is needed"),
+            PolicyError::Stock { permits, burst } => {
+                write!(f, "a stock of {permits} permits is more than the burst of {burst}")
             }
             PolicyError::ColdFactor { cold_factor, limit } => {
                 write!(f, "cold factor {cold_factor} is not between 1 and {limit}")

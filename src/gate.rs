@@ -34,11 +34,10 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use crate::clock::Timer;
-use crate::error::Refusal;
+use crate::error::{PolicyError, Refusal};
 use crate::limiter::Status;
 use crate::nanos::Nanos;
-use crate::policy::{Policy, limited};
-use crate::rate::Rate;
+use crate::policy::{Change, Policy, limited};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 
@@ -98,8 +97,14 @@ pub(crate) enum Poller<'a> {
 }
 
 impl Wait {
-    pub(crate) fn new(n: u32, within: Option<Duration>) -> Wait {
-        Wait { n, place: Place::New, within: within.map(Nanos::from_duration), since: Nanos::ZERO }
+    /// A request that waits for as long as it takes.
+    pub(crate) fn new(n: u32) -> Wait {
+        Wait { n, place: Place::New, within: None, since: Nanos::ZERO }
+    }
+
+    /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
+    pub(crate) fn within<P: Policy, C: Timer>(gate: &Gate<P, C>, n: u32, within: Option<Duration>) -> Wait {
+        Wait { within: gate.limit_wait(within), ..Wait::new(n) }
     }
 
     pub(crate) fn permits(&self) -> u32 {
@@ -127,6 +132,7 @@ impl Wait {
 
 impl<P: Policy, C: Timer> Gate<P, C> {
     pub(crate) fn new(policy: P, clock: C, catch_up: Duration) -> Self {
+        let policy = policy.anchored(clock.unix_time_at_zero());
         let state = Alone(policy.start(clock.now()));
         Gate {
             policy,
@@ -238,9 +244,17 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     pub(crate) fn reserve(&self, n: u32) -> Result<Wait, Refusal> {
         self.policy.check(n)?;
         self.with_queue(|queue, now, _| {
-            let key = queue.push(&self.policy, n, Nanos::MAX, Kind::Nobody, now, None);
+            let deadline = self.deadline(queue, now, n, self.limit_wait(None))?;
+            let key = queue.push(&self.policy, n, deadline, Kind::Nobody, now, None);
             Ok(Wait::queued(n, key, now))
         })
+    }
+
+    /// How long a request may wait, if there is a limit.
+    fn limit_wait(&self, within: Option<Duration>) -> Option<Nanos> {
+        let most = self.policy.max_wait();
+        let within = if most == Duration::MAX { within } else { Some(within.unwrap_or(most).min(most)) };
+        within.map(Nanos::from_duration)
     }
 
     /// Takes `n` permits if they are there.
@@ -391,10 +405,8 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         self.with_queue(|queue, _, _| queue.refund(&self.source(), n));
     }
 
-    pub(crate) fn set_rate(&self, rate: Rate) {
-        self.with_queue(|queue, now, after| {
-            queue.set_rate(&self.source(), rate, now, after);
-        });
+    pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
+        self.with_queue(|queue, now, after| queue.change(&self.source(), change, now, after))
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -406,7 +418,8 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         let now = self.clock.now();
         let status = self.policy.status(&self.state, now);
         let full_in = status.full_at.saturating_since(now).as_duration();
-        Status { available: if waiting == 0 { status.available } else { 0 }, full_in, waiting }
+        let available = if waiting == 0 { status.available } else { 0 };
+        Status { limit: status.limit, available, full_in, waiting }
     }
 
     pub(crate) fn set_catch_up(&self, catch_up: Duration) {

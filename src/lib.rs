@@ -131,6 +131,9 @@ pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock
 pub use error::{PolicyError, RateError, Refusal};
 pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
-pub use policy::{Policy, SmoothBursty, SmoothWarmingUp};
+pub use policy::{
+    FixedWindow, LeakyBucket, Policy, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
+    SmoothWarmingUp, TokenBucket,
+};
 pub use rate::Rate;
 pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
-use crate::error::Refusal;
+use crate::error::{PolicyError, Refusal};
 use crate::gate::{Gate, Wait};
-use crate::policy::{Policy, SmoothBursty, SmoothWarmingUp};
+use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation, blocking};
 
@@ -63,6 +63,8 @@ pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
+    /// The most permits that can ever be available; `u64::MAX` without a limit.
+    pub limit: u64,
     /// How many single permits a caller could have right now, one after the other; 0 while others wait.
     pub available: u64,
     /// How long until the limiter is full, if nobody takes anything and those who wait go away.
@@ -287,7 +289,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     pub fn blocking_acquire(&self) -> Duration {
         // One permit is never refused for good.
-        blocking::acquire(&self.gate, Wait::new(1, None)).unwrap_or(Duration::MAX)
+        blocking::acquire(&self.gate, Wait::new(1)).unwrap_or(Duration::MAX)
     }
 
     /// Blocks the calling thread until it has `n` permits at once. Returns the time waited.
@@ -296,7 +298,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn blocking_acquire_many(&self, n: u32) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::new(n, None))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, n, None))
     }
 
     /// Blocks the calling thread until it has one permit if that takes no longer than `within`; else refuses at once.
@@ -305,7 +307,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
     pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::new(1, Some(within)))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, 1, Some(within)))
     }
 
     /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at once.
@@ -314,7 +316,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
     pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::new(n, Some(within)))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within)))
     }
 
     /// Takes a place in the queue for `n` permits, now, and tells when they are due.
@@ -373,7 +375,34 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     pub fn set_rate(&self, rate: Rate) {
-        self.gate.set_rate(rate);
+        // A rate alone is never an error.
+        let _ = self.gate.change(Change::rate(rate));
+    }
+
+    /// Changes the rate, the burst or both, and chooses what becomes of the permits. Those who wait are moved at once, as by
+    /// [`set_rate`](RateLimiter::set_rate).
+    ///
+    /// # Errors
+    ///
+    /// A [`PolicyError`] if the policy cannot have such a burst; then nothing was changed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::policy::{Change, Keep};
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// limiter.try_acquire_many(8)?;
+    /// limiter.change(Change::only_burst(20))?;
+    /// assert_eq!(limiter.status().available, 2); // a larger bucket, not more permits
+    /// limiter.change(Change::reset())?;
+    /// assert_eq!(limiter.status().available, 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn change(&self, change: Change) -> Result<(), PolicyError> {
+        self.gate.change(change)
     }
 
     /// The rate, exactly as it was given.

@@ -37,7 +37,7 @@ const UNITS: [(&str, u64); 7] =
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rate {
-    /// Digits of the number of permits. Zero only in `UNLIMITED`.
+    /// Digits of the number of permits. Zero only in `UNLIMITED` and `ZERO`.
     digits: u64,
     /// Power of ten by which `digits` are multiplied; zero for a whole number of permits.
     exponent: i16,
@@ -53,6 +53,11 @@ impl Rate {
     ///
     /// This is a value of its own. No number overflows into it: an infinite `f64` is an error.
     pub const UNLIMITED: Rate = Rate { digits: 0, exponent: 0, period: 0 };
+
+    /// No permits at all, until the rate is changed. What a limiter had in stock can still be had.
+    ///
+    /// This is a value of its own, too: a number that is zero by mistake is an error. As text it is `zero`.
+    pub const ZERO: Rate = Rate { digits: 0, exponent: 0, period: SECOND };
 
     /// `permits` per second.
     ///
@@ -172,6 +177,12 @@ impl Rate {
         self.period == 0
     }
 
+    /// Whether this is [`Rate::ZERO`].
+    #[must_use]
+    pub const fn is_zero(self) -> bool {
+        self.digits == 0 && self.period > 0
+    }
+
     /// The permits per second as a float, for display and statistics: infinity if unlimited.
     ///
     /// A rate made by [`from_per_second`](Rate::from_per_second) gives back the same float.
@@ -197,6 +208,38 @@ impl Rate {
         format!("{}e{}", self.digits, self.exponent).parse().unwrap_or(f64::INFINITY)
     }
 
+    /// The rate as a whole number of permits in a period: `2.5/s` is 5 in 2 s. `None` if there is no such period, or the number
+    /// does not fit.
+    pub(crate) fn whole(self) -> Option<(u32, u64)> {
+        let power = 10u64.checked_pow(u32::from(self.exponent.unsigned_abs()))?;
+        let (mut permits, mut period) = (self.digits, self.period);
+        if self.exponent < 0 {
+            // By no more than is needed.
+            let needed = power / gcd(permits, power).max(1);
+            permits /= power / needed;
+            period = period
+                .checked_mul(needed)
+                .filter(|period| nanos_of(Duration::from_nanos(*period)).is_some())?;
+        } else {
+            permits = permits.checked_mul(power)?;
+        }
+        Some((u32::try_from(permits).ok()?, period))
+    }
+
+    /// The nearest rate below with whole permits in a period that fit: fewer permits, or one in a longer period.
+    pub(crate) fn whole_or_less(self) -> (u32, u64) {
+        let permits = self.permits();
+        if permits >= 1.0 || permits == 0.0 {
+            // Cut, and at most the largest number.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            return (permits as u32, self.period);
+        }
+        // A float is below 2^60 here or is cut to it.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let period = (self.period as f64 / permits).ceil() as u64 + 1;
+        (1, period.min(1 << 60))
+    }
+
     /// Digits, power of ten and nanoseconds, for whoever computes with them. All zero if unlimited.
     pub(crate) const fn parts(self) -> (u64, i16, u64) {
         (self.digits, self.exponent, self.period)
@@ -215,6 +258,13 @@ impl Rate {
     }
 }
 
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
 /// The nanoseconds of a period, if it is one that a rate can have.
 const fn nanos_of(period: Duration) -> Option<u64> {
     let nanos = period.as_nanos();
@@ -226,11 +276,14 @@ const fn nanos_of(period: Duration) -> Option<u64> {
     Some(nanos as u64)
 }
 
-/// Writes the rate so that parsing it gives the same rate: `5/s`, `2.5/s`, `100/min`, `1000/100ms`, `unlimited`.
+/// Writes the rate so that parsing it gives the same rate: `5/s`, `2.5/s`, `100/min`, `1000/100ms`, `unlimited`, `zero`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unlimited() {
             return f.write_str("unlimited");
+        }
+        if self.is_zero() {
+            return f.write_str("zero");
         }
         let places = usize::from(self.exponent.unsigned_abs());
         match self.exponent {
@@ -258,7 +311,7 @@ impl fmt::Debug for Rate {
     }
 }
 
-/// Reads `PERMITS/PERIOD` or `unlimited`.
+/// Reads `PERMITS/PERIOD`, `unlimited` or `zero`.
 ///
 /// `PERMITS` is a number above zero, with a fraction or exponent if need be. `PERIOD` is `s`, `min`, `h`, `d`, `ms`,
 /// `us` or `ns`, with a whole number before it if it is not one: `100ms`. Spaces around the parts are ignored.
@@ -269,6 +322,9 @@ impl FromStr for Rate {
         let syntax = || RateError::Syntax { text: text.into() };
         if text.trim() == "unlimited" {
             return Ok(Rate::UNLIMITED);
+        }
+        if text.trim() == "zero" {
+            return Ok(Rate::ZERO);
         }
         let (permits, period) = text.split_once('/').ok_or_else(syntax)?;
         let (permits, period) = (permits.trim(), period.trim());
@@ -299,9 +355,19 @@ mod tests {
 
     #[test]
     fn text_goes_round() {
-        for text in
-            ["5/s", "100/min", "2.5/s", "1000/100ms", "7/h", "3/d", "0.001/s", "1/7us", "9/3ns", "unlimited"]
-        {
+        for text in [
+            "5/s",
+            "100/min",
+            "2.5/s",
+            "1000/100ms",
+            "7/h",
+            "3/d",
+            "0.001/s",
+            "1/7us",
+            "9/3ns",
+            "unlimited",
+            "zero",
+        ] {
             assert_eq!(text.parse::<Rate>().map(|rate| rate.to_string()), Ok(text.to_owned()));
         }
     }
@@ -317,19 +383,19 @@ mod tests {
             ("1/99999d", "period 8639913600s is not between 1ns and 36.5 years"),
             (
                 "5",
-                "\"5\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited",
+                "\"5\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited or zero",
             ),
             (
                 "5/week",
-                "\"5/week\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited",
+                "\"5/week\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited or zero",
             ),
             (
                 "x/s",
-                "\"x/s\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited",
+                "\"x/s\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited or zero",
             ),
             (
                 "1/99999999999999999999s",
-                "\"1/99999999999999999999s\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited",
+                "\"1/99999999999999999999s\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited or zero",
             ),
         ] {
             assert_eq!(text.parse::<Rate>().map_err(|e| e.to_string()), Err(error.to_owned()), "{text}");

@@ -18,6 +18,7 @@ pub use self::tokio::{TokioClock, TokioSleep};
 
 use std::fmt::Debug;
 use std::pin::Pin;
+use std::time::{Duration, SystemTime};
 
 use crate::nanos::Nanos;
 
@@ -36,6 +37,18 @@ pub type DefaultClock = TokioClock;
 pub trait Clock: Debug + Send + Sync + 'static {
     /// The time since this clock's beginning.
     fn now(&self) -> Nanos;
+
+    /// The Unix time at this clock's beginning, as the wall clock told then.
+    ///
+    /// Schedules that follow the wall clock are built on it. The default is zero: this clock's time is Unix time.
+    fn unix_time_at_zero(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// The Unix time by the wall clock; zero if it stands before 1970.
+fn unix_time() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// A clock that can also wait.

@@ -1,9 +1,11 @@
 //! The system's monotonic clock, read the cheapest way, with tokio's timer.
 
+use std::time::Duration;
+
 use tokio::runtime::{Handle, Id};
 
 use crate::clock::tokio::{TokioSleep, park_for};
-use crate::clock::{Clock, Timer};
+use crate::clock::{Clock, Timer, unix_time};
 use crate::nanos::Nanos;
 
 /// Reads the processor's time stamp counter where it is steady, else the operating system's monotonic clock.
@@ -19,6 +21,7 @@ pub struct SystemClock {
     clock: quanta::Clock,
     /// The counter's value at the beginning.
     start: u64,
+    unix_time: Duration,
 }
 
 impl SystemClock {
@@ -27,7 +30,7 @@ impl SystemClock {
     pub fn new() -> SystemClock {
         let clock = quanta::Clock::new();
         let start = clock.raw();
-        SystemClock { clock, start }
+        SystemClock { clock, start, unix_time: unix_time() }
     }
 }
 
@@ -42,6 +45,10 @@ impl Clock for SystemClock {
     fn now(&self) -> Nanos {
         // Zero if the counter went back, as it may between processors.
         Nanos::new(self.clock.delta_as_nanos(self.start, self.clock.raw()))
+    }
+
+    fn unix_time_at_zero(&self) -> Duration {
+        self.unix_time
     }
 }
 

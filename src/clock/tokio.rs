@@ -9,7 +9,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::coop;
 use tokio::time::Instant;
 
-use crate::clock::{Clock, Sleep, Timer};
+use crate::clock::{Clock, Sleep, Timer, unix_time};
 use crate::nanos::Nanos;
 
 /// Reads tokio's clock, which tests can pause and advance.
@@ -39,13 +39,14 @@ use crate::nanos::Nanos;
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
     start: Instant,
+    unix_time: Duration,
 }
 
 impl TokioClock {
     /// A clock that begins now.
     #[must_use]
     pub fn new() -> TokioClock {
-        TokioClock { start: Instant::now() }
+        TokioClock { start: Instant::now(), unix_time: unix_time() }
     }
 }
 
@@ -58,6 +59,10 @@ impl Default for TokioClock {
 impl Clock for TokioClock {
     fn now(&self) -> Nanos {
         Nanos::from_duration(self.start.elapsed())
+    }
+
+    fn unix_time_at_zero(&self) -> Duration {
+        self.unix_time
     }
 }
 

@@ -10,6 +10,7 @@ use std::fmt;
 
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
+use crate::policy::ticks;
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -39,6 +40,11 @@ impl CurrentRate {
     #[inline]
     pub(crate) fn price(&self, n: u32) -> u64 {
         if n == 1 { self.one.load(Ordering::Relaxed) } else { self.interval().price(n) }
+    }
+
+    /// Whether there are no permits at all.
+    pub(crate) fn is_zero(&self) -> bool {
+        self.one.load(Ordering::Relaxed) == ticks::NEVER && self.interval().is_zero()
     }
 
     #[inline]

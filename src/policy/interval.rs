@@ -17,10 +17,16 @@ pub(crate) struct Interval {
     permits: u64,
 }
 
+/// The interval of [`Rate::ZERO`]. [`Interval::new`] makes no other with these numbers.
+const NONE: Interval = Interval { one: ticks::NEVER, ticks: ticks::NEVER, permits: 0 };
+
 impl Interval {
     pub(crate) fn new(rate: Rate) -> Interval {
         if rate.is_unlimited() {
             return Interval { one: 0, ticks: 0, permits: 1 };
+        }
+        if rate.is_zero() {
+            return NONE;
         }
         let (digits, exponent, period) = rate.parts();
         let mut ticks = u128::from(period) * u128::from(ticks::PER_NANO);
@@ -54,14 +60,68 @@ impl Interval {
     /// What `n` permits given back are worth, rounded down: giving back in pieces must not gain anything.
     pub(crate) fn worth(self, n: u32) -> u64 {
         match u128::from(self.permits) {
+            // While nothing comes in, nothing tells what a permit is worth.
+            0 if self.is_zero() => 0,
             0 => ticks::NEVER,
             permits => saturate(u128::from(self.ticks) * u128::from(n) / permits),
         }
     }
 
+    /// The span that holds as many permits of another interval as `span` holds of this one, rounded down, or up if it is a debt.
+    /// Nothing if either is unlimited or none at all.
+    pub(crate) fn convert(self, span: u64, other: Interval, up: bool) -> u64 {
+        if self.ticks == 0 || self.permits == 0 || other.permits == 0 {
+            return 0;
+        }
+        let [span, ticks, permits] = [span, self.ticks, self.permits].map(u128::from);
+        let [new_ticks, new_permits] = [other.ticks, other.permits].map(u128::from);
+        // Whole permits and the rest apart, since the product of all four numbers has 256 bits.
+        let (whole, rest) = ((span * permits) / ticks, (span * permits) % ticks);
+        let (above, below) = (rest * new_ticks, ticks * new_permits);
+        let Some(product) = whole.checked_mul(new_ticks) else { return ticks::NEVER };
+        let (main, left) = (product / new_permits, product % new_permits);
+        // What is left over is less than one tick each: the sum of two parts, rounded once.
+        let fraction = above / below;
+        // Both are below `below`, so the sum holds it once at most.
+        let carry = match (above % below).checked_add(left * ticks) {
+            None => 1 + u128::from(up),
+            Some(carry) if up => carry.div_ceil(below),
+            Some(carry) => carry / below,
+        };
+        saturate(main.saturating_add(fraction).saturating_add(carry))
+    }
+
+    /// How many whole permits a span holds.
+    pub(crate) fn permits_in(self, span: u64) -> u64 {
+        match u128::from(self.ticks) {
+            0 => u64::MAX,
+            ticks => u64::try_from(u128::from(span) * u128::from(self.permits) / ticks).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// The same with its fraction, for display.
+    pub(crate) fn permits_in_f64(self, span: u64) -> f64 {
+        span as f64 * self.permits as f64 / self.ticks as f64
+    }
+
+    /// Whether permits come in whole nanoseconds apart.
+    pub(crate) fn is_whole_nanos(self) -> bool {
+        self.permits == 1 && self.ticks.is_multiple_of(ticks::PER_NANO)
+    }
+
     /// Whether everything is free.
     pub(crate) fn is_unlimited(self) -> bool {
         self.ticks == 0
+    }
+
+    /// Whether there are no permits at all.
+    pub(crate) fn is_zero(self) -> bool {
+        self == NONE
+    }
+
+    /// An interval of so many ticks.
+    pub(crate) fn of_ticks(ticks: u64) -> Interval {
+        Interval { one: ticks, ticks, permits: 1 }
     }
 
     pub(crate) fn to_words(self) -> [u64; 3] {

@@ -23,20 +23,38 @@
 //! # Ok::<(), tidegate::Refusal>(())
 //! ```
 
+mod bucket;
 pub(crate) mod cell;
+mod change;
 mod current_rate;
+mod fixed_window;
 pub(crate) mod interval;
+mod leaky_bucket;
 pub(crate) mod published;
+mod sliding_estimate;
+mod sliding_log;
+mod sliding_window;
 mod smooth_bursty;
 mod smooth_warming_up;
 pub(crate) mod ticks;
+mod token_bucket;
+mod window;
 
+pub use bucket::{BucketCharge, BucketState};
+pub use change::{Change, Keep};
+pub use fixed_window::{FixedCharge, FixedState, FixedWindow};
+pub use leaky_bucket::LeakyBucket;
+pub use sliding_estimate::{EstimateCharge, EstimateState, SlidingEstimate};
+pub use sliding_log::{LogCharge, LogState, SlidingLog};
+pub use sliding_window::{SlidingCharge, SlidingState, SlidingWindow};
 pub use smooth_bursty::{BurstyCharge, BurstyState, SmoothBursty};
 pub use smooth_warming_up::{SmoothWarmingUp, WarmingUpCharge, WarmingUpState};
+pub use token_bucket::TokenBucket;
 
 use std::fmt::Debug;
+use std::time::Duration;
 
-use crate::error::Refusal;
+use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::rate::Rate;
 
@@ -92,20 +110,55 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// never becomes fuller than full.
     fn refund(&self, state: &Self::State, at: Nanos, n: u32) -> u64;
 
-    /// Changes the rate. Returns the level that the state is left at. Each policy states what happens to saved permits and
-    /// debts.
-    fn set_rate(&self, state: &Self::State, at: Nanos, rate: Rate) -> u64;
+    /// Changes the rate, the burst or both. Returns the level that the state is left at. Each policy states what happens to
+    /// saved permits and debts, unless the change says it.
+    ///
+    /// # Errors
+    ///
+    /// A [`PolicyError`], for a burst where there is none, or numbers that are too large; then nothing was changed. A new
+    /// rate alone is never an error: what does not fit is rounded to less.
+    fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError>;
+
+    /// Changes the rate, by the policy's own rule. Returns the level that the state is left at.
+    fn set_rate(&self, state: &Self::State, at: Nanos, rate: Rate) -> u64 {
+        self.change(state, at, Change::rate(rate)).unwrap_or(u64::MAX)
+    }
 
     /// The rate, as it was given.
     fn rate(&self) -> Rate;
 
     /// What could be had at the time `at`: a snapshot that may be outdated when it returns.
     fn status(&self, state: &Self::State, at: Nanos) -> PolicyStatus;
+
+    /// Whether a grant that came late, because a timer was late, may be charged as of the time it was due.
+    ///
+    /// That keeps the average exact where permits come in at a rate. A policy that counts grants in a span says no: its
+    /// permits do not get lost by being late, and its bound is about the times at which they were really granted.
+    fn catches_up(&self) -> bool {
+        true
+    }
+
+    /// The longest time that a request may wait in line; one that would wait longer is refused when it asks.
+    fn max_wait(&self) -> Duration {
+        Duration::MAX
+    }
+
+    /// Tells a policy with a schedule what Unix time it is at the clock's zero. [`RateLimiter`](crate::RateLimiter) calls it once.
+    #[must_use]
+    fn anchored(self, unix_time_at_zero: Duration) -> Self
+    where
+        Self: Sized,
+    {
+        let _ = unix_time_at_zero;
+        self
+    }
 }
 
 /// What a policy could give at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyStatus {
+    /// The most permits that can ever be available; `u64::MAX` without a limit.
+    pub limit: u64,
     /// How many single permits could be had right now, one after the other.
     pub available: u64,
     /// When the limiter is full again if nobody takes anything; in the past if it is full.

@@ -50,7 +50,8 @@ use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
-use crate::policy::{Policy, PolicyStatus, ticks};
+use crate::policy::interval::Interval;
+use crate::policy::{Change, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU64;
 
@@ -65,7 +66,8 @@ use crate::sync::AtomicU64;
 /// Cloning copies the configuration, with the rate that is in force.
 ///
 /// When the rate changes, the fill ratio of the saved permits is kept, and a debt stays a time: it is not
-/// recomputed. Leaving [`Rate::UNLIMITED`], the stock is full.
+/// recomputed. That is [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the stock is full. At [`Rate::ZERO`] nothing is granted, not even from the stock: a request takes its
+/// permits at the price of the day, and there is none.
 ///
 /// # Examples
 ///
@@ -214,10 +216,15 @@ impl Policy for SmoothBursty {
     fn try_acquire(&self, state: &BurstyState, at: Nanos, n: u32) -> Result<BurstyCharge, Refusal> {
         self.check(n)?;
         let tick = ticks::from_nanos(at);
-        update(&state.zero, |zero| match zero > tick {
-            true => Err(zero),
+        update(&state.zero, |zero| {
+            if zero > tick {
+                return Err(zero);
+            }
             // Not before: a refusal needs neither.
-            false => Ok(grant(zero, self.floor(tick), self.rate.price(n))),
+            match self.rate.price(n) {
+                ticks::NEVER if self.rate.is_zero() => Err(ticks::NEVER),
+                price => Ok(grant(zero, self.floor(tick), price)),
+            }
         })
         .map_err(|zero| Refusal::Limited { retry_after: ticks::between(tick, zero) })
     }
@@ -235,6 +242,9 @@ impl Policy for SmoothBursty {
     #[inline]
     fn ready_at(&self, state: &BurstyState, at: Nanos, ahead: u64, _n: u32) -> Nanos {
         let zero = Cell::load(&state.zero);
+        if self.rate.is_zero() {
+            return Nanos::MAX;
+        }
         if ahead == 0 {
             return ticks::to_nanos(zero);
         }
@@ -255,16 +265,26 @@ impl Policy for SmoothBursty {
         move_to(state, |zero| zero.saturating_sub(worth).max(floor).min(zero))
     }
 
-    fn set_rate(&self, state: &BurstyState, at: Nanos, rate: Rate) -> u64 {
-        let was_unlimited = self.rate.interval().is_unlimited();
-        self.rate.set(rate);
-        if !was_unlimited || rate.is_unlimited() {
-            return Cell::load(&state.zero);
-        }
-        // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.
+    fn change(&self, state: &BurstyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let change = change.without_burst()?;
+        let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
+        let new = Interval::new(rate);
         let at = ticks::from_nanos(at);
-        let full = self.floor(at);
-        move_to(state, |zero| if zero > at { zero } else { zero.min(full) })
+        let level = match change.keep.unwrap_or(Keep::Ratio) {
+            Keep::Reset => move_to(state, |_| if self.start_full { at - self.max_burst } else { at }),
+            // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.
+            _ if old.is_unlimited() && !new.is_unlimited() => {
+                move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) })
+            }
+            // The word is a time: it says the same at any rate.
+            Keep::Ratio => Cell::load(&state.zero),
+            Keep::Count => move_to(state, |zero| match zero.checked_sub(at) {
+                Some(debt) => at.saturating_add(old.convert(debt, new, true)),
+                None => at - old.convert(at - zero.max(self.floor(at)), new, false).min(self.saved),
+            }),
+        };
+        self.rate.set(rate);
+        Ok(level)
     }
 
     fn rate(&self) -> Rate {
@@ -276,11 +296,16 @@ impl Policy for SmoothBursty {
         let at = ticks::from_nanos(at);
         let saved = at.checked_sub(zero.max(self.floor(at)));
         let available = match saved {
+            _ if self.rate.is_zero() => 0,
             None => 0,
             Some(saved) => saved.checked_div(self.rate.price(1)).map_or(u64::MAX, |stock| stock + 1),
         };
         // Without a limit there is nothing to fill.
         let stock = if available == u64::MAX { 0 } else { self.max_burst };
-        PolicyStatus { available, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
+        let limit = match self.rate.price(1) {
+            0 => u64::MAX,
+            price => self.max_burst / price + 1,
+        };
+        PolicyStatus { limit, available, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
     }
 }

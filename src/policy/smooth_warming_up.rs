@@ -71,7 +71,7 @@ use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
-use crate::policy::{Policy, PolicyStatus, ticks};
+use crate::policy::{Change, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
 
@@ -83,7 +83,7 @@ use crate::sync::AtomicU128;
 /// As with [`SmoothBursty`](super::SmoothBursty), a request of any size is granted as soon as the one before is paid for, and is paid
 /// by the next. There are no free saved permits, so there is no burst.
 ///
-/// When the rate changes, coldness and debt are kept. Leaving [`Rate::UNLIMITED`], the limiter is warm.
+/// When the rate changes, coldness and debt are kept as times: [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the limiter is warm.
 ///
 /// # Examples
 ///
@@ -274,6 +274,9 @@ impl SmoothWarmingUp {
         if word.next > at {
             return Err(word.next);
         }
+        if interval.is_zero() {
+            return Err(ticks::NEVER);
+        }
         let Word { coldness, next } = self.idled(word, at, interval);
         let (price, worked_off) = self.price(coldness, interval.price(n));
         let after = next.saturating_add(price);
@@ -378,6 +381,9 @@ impl Policy for SmoothWarmingUp {
 
     fn ready_at(&self, state: &WarmingUpState, at: Nanos, ahead: u64, _n: u32) -> Nanos {
         let word = Word::decode(Cell::load(&state.word));
+        if self.rate.is_zero() {
+            return Nanos::MAX;
+        }
         if ahead == 0 {
             return ticks::to_nanos(word.next);
         }
@@ -413,14 +419,30 @@ impl Policy for SmoothWarmingUp {
         })
     }
 
-    fn set_rate(&self, state: &WarmingUpState, at: Nanos, rate: Rate) -> u64 {
-        let was_unlimited = self.rate.interval().is_unlimited();
-        self.rate.set(rate);
-        if !was_unlimited || rate.is_unlimited() {
-            return Word::decode(Cell::load(&state.word)).next;
-        }
+    fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let change = change.without_burst()?;
+        let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
+        let new = Interval::new(rate);
         let at = ticks::from_nanos(at);
-        replace(state, |word| Word { coldness: 0, next: word.next.max(at) })
+        let level = match change.keep.unwrap_or(Keep::Ratio) {
+            Keep::Reset => replace(state, |_| Word {
+                coldness: if self.start_warm { 0 } else { self.warm_up },
+                next: at,
+            }),
+            _ if old.is_unlimited() && !new.is_unlimited() => {
+                replace(state, |word| Word { coldness: 0, next: word.next.max(at) })
+            }
+            // Both numbers are times: they say the same at any rate.
+            Keep::Ratio => Word::decode(Cell::load(&state.word)).next,
+            Keep::Count => replace(state, |word| {
+                let Word { coldness, next } = self.idled(word, at, old);
+                let debt = old.convert(next.saturating_sub(at), new, true);
+                let coldness = old.convert(coldness, new, true).min(self.warm_up);
+                Word { coldness, next: if next > at { at.saturating_add(debt) } else { next } }
+            }),
+        };
+        self.rate.set(rate);
+        Ok(level)
     }
 
     fn rate(&self) -> Rate {
@@ -431,10 +453,12 @@ impl Policy for SmoothWarmingUp {
         let word = Word::decode(Cell::load(&state.word));
         let tick = ticks::from_nanos(at);
         let available = match word.next > tick {
+            _ if self.rate.is_zero() => 0,
             true => 0,
             false if self.rate.interval().is_unlimited() => u64::MAX,
             false => 1,
         };
-        PolicyStatus { available, full_at: ticks::to_nanos(word.next) }
+        let limit = if self.rate.interval().is_unlimited() { u64::MAX } else { 1 };
+        PolicyStatus { limit, available, full_at: ticks::to_nanos(word.next) }
     }
 }

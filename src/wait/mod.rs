@@ -63,25 +63,26 @@ pub struct AcquireManyOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 
 impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
     pub(crate) fn new(gate: &'a Arc<Gate<P, C>>) -> Self {
-        Acquire { gate, wait: Wait::new(1, None) }
+        Acquire { gate, wait: Wait::new(1) }
     }
 }
 
 impl<'a, P: Policy, C: Timer> AcquireMany<'a, P, C> {
     pub(crate) fn new(gate: &'a Arc<Gate<P, C>>, n: u32, within: Option<Duration>) -> Self {
-        AcquireMany { gate, wait: Wait::new(n, within) }
+        AcquireMany { gate, wait: Wait::within(gate, n, within) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
     pub(crate) fn new(gate: Arc<Gate<P, C>>) -> Self {
-        AcquireOwned { gate, wait: Wait::new(1, None) }
+        AcquireOwned { gate, wait: Wait::new(1) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireManyOwned<P, C> {
     pub(crate) fn new(gate: Arc<Gate<P, C>>, n: u32, within: Option<Duration>) -> Self {
-        AcquireManyOwned { gate, wait: Wait::new(n, within) }
+        let wait = Wait::within(&gate, n, within);
+        AcquireManyOwned { gate, wait }
     }
 }
 

@@ -23,10 +23,9 @@ use std::time::Duration;
 use slab::Slab;
 
 use crate::clock::Timer;
-use crate::error::Refusal;
+use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::Policy;
-use crate::rate::Rate;
+use crate::policy::{Change, Policy};
 use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
 use crate::wait::lows::Lows;
 
@@ -285,6 +284,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             // that a machine that stood still does not let everything through at once. Where nobody was to look, the
             // grant was not late: its turn passed at its time, and is over. And not before it was asked for.
             let late = match kind {
+                _ if !from.policy.catches_up() => 0,
                 Kind::Nobody => u64::MAX,
                 Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => from.catch_up.as_u64(),
             };
@@ -313,7 +313,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         None
     }
 
-    /// After a change of the rate: weighs anew, and refuses at once those who will not be served by their deadline.
+    /// After a change: weighs anew, and refuses at once those who will not be served by their deadline.
     fn retime(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) {
         // Counted anew: the sum so far is at the old rate.
         self.weight = 0;
@@ -448,11 +448,18 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         self.lows.note(level);
     }
 
-    /// Changes the rate, and with it the times of all who wait.
-    pub(crate) fn set_rate(&mut self, from: &Source<'_, P>, rate: Rate, now: Nanos, after: &mut After<C>) {
-        let level = from.policy.set_rate(from.state, now, rate);
+    /// Changes the rate or the burst, and with it the times of all who wait.
+    pub(crate) fn change(
+        &mut self,
+        from: &Source<'_, P>,
+        change: Change,
+        now: Nanos,
+        after: &mut After<C>,
+    ) -> Result<(), PolicyError> {
+        let level = from.policy.change(from.state, now, change)?;
         self.lows.note(level);
         self.retime(from, now, after);
+        Ok(())
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.

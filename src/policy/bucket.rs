@@ -1,0 +1,443 @@
+//! The bucket: the one word behind [`TokenBucket`](super::TokenBucket) and [`LeakyBucket`](super::LeakyBucket).
+//!
+//! # Algorithm
+//!
+//! A bucket holds up to *burst* tokens; they come in at a rate, and a request takes as many as it asks for, or none. The plain
+//! way keeps two numbers: how many there are, and when that was. One will do: the time *Z* at which the bucket was, or
+//! would have been, empty. The tokens are `(now - Z) / interval`, and what came in before `now - burst * interval` has
+//! overflowed.
+//!
+//! This is the Generic Cell Rate Algorithm: its *theoretical arrival time* is *Z* plus the burst, its increment the interval, its
+//! limit the burst less one permit. It is the leaky bucket as a meter, too: what is missing from a full bucket of tokens is the
+//! water in the other one. Three names, one word.
+//!
+//! A request of `n` pays **before** it passes: it is due at *Z* plus the price of `n`, and moves *Z* there. Guava's
+//! [`SmoothBursty`](super::SmoothBursty) is the same word with the other comparison: due at *Z*, and the next one pays.
+//!
+//! Tokens that come in steps, `k` at once each `t`, are the same rule on a clock that ticks once per `t`.
+//! No tokens at all is the same rule on a clock that stands still.
+//!
+//! # State word
+//!
+//! | bits | name | unit | range | at the edges |
+//! |---|---|---|---|---|
+//! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | a request pays before, so a grant never moves it beyond now |
+//!
+//! # Rounding
+//!
+//! The price of a request is rounded up to whole ticks once, and due times up to whole nanoseconds. Where the interval is not a whole
+//! number of nanoseconds, a burst taken one by one would miss its last permit by those roundings, and a caller that
+//! comes exactly when told would lose a little each time. So the bucket is larger by as many ticks as the burst has permits, at
+//! least 15 and never a whole permit.
+//!
+//! # Memory ordering
+//!
+//! One word under the shared loop: see `policy/cell.rs`. The numbers that a decision needs are read as one through
+//! `policy/published.rs`. A change of them first converts the word, then publishes: a request that overlaps with it
+//! pays either price.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::cell::{Cell, update};
+use crate::policy::interval::Interval;
+use crate::policy::published::Published;
+use crate::policy::{Change, Keep, PolicyStatus, limited, ticks};
+use crate::rate::Rate;
+use crate::sync::AtomicU64;
+
+/// The state of one [`TokenBucket`](super::TokenBucket) or [`LeakyBucket`](super::LeakyBucket): a single word.
+#[derive(Debug)]
+pub struct BucketState {
+    /// The tick at which the bucket would be empty.
+    zero: AtomicU64,
+}
+
+/// What one grant of a bucket took.
+#[derive(Clone, Copy, Debug)]
+pub struct BucketCharge {
+    n: u32,
+    /// The state right after the grant.
+    after: u64,
+}
+
+/// What the user set. All of it can change at run time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Terms {
+    pub(crate) rate: Rate,
+    pub(crate) burst: u32,
+    /// Ticks that the bucket holds beyond the burst.
+    pub(crate) tolerance: u64,
+    /// Permits come in steps, once per period.
+    pub(crate) stepped: bool,
+    /// The first step after the clock's zero, in nanoseconds.
+    pub(crate) phase: u64,
+}
+
+/// What a decision needs, in ticks.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    interval: Interval,
+    /// How many ticks of tokens the bucket holds.
+    saved: u64,
+    /// Time stands still from this tick on.
+    latest: u64,
+    /// The length of a step, 0 if tokens come in all the time.
+    step: u64,
+    /// The tick of a step, counted from `ticks::ORIGIN`.
+    phase: u64,
+    /// The most permits that one request can have.
+    most: u32,
+}
+
+/// How many tokens there are at the start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Start {
+    Full,
+    Tokens(u32),
+}
+
+pub(crate) struct Bucket {
+    /// `Numbers` (eight words), then `Terms` (seven).
+    words: Published<15>,
+    start: Start,
+    /// Whether a request that is larger than the bucket waits for its own price, instead of being refused for ever.
+    stretches: bool,
+    /// Steps are at this time after the periods of Unix time.
+    wall_clock: Option<Duration>,
+}
+
+/// The interval of a bucket that is never filled: it only has to tell tokens apart.
+const STILL: u64 = 1 << 28;
+
+impl Terms {
+    fn numbers(self) -> Result<Numbers, PolicyError> {
+        let numbers = self.rounded_numbers();
+        let room = ticks::ORIGIN - numbers.step.min(ticks::ORIGIN);
+        if self.fill(numbers.interval) > room {
+            let limit = ticks::MAX_SPAN;
+            return Err(PolicyError::Fill { burst: self.burst, rate: self.rate, limit });
+        }
+        Ok(numbers)
+    }
+
+    /// The same with a bucket that is cut to what a state can tell.
+    fn rounded_numbers(self) -> Numbers {
+        let still = self.rate.is_zero();
+        let interval = if still { Interval::of_ticks(STILL) } else { Interval::new(self.rate) };
+        let limited = !still && !interval.is_unlimited();
+        let step = match self.stepped && limited {
+            true => Nanos::from_duration(self.rate.period()).as_u64().saturating_mul(ticks::PER_NANO),
+            false => 0,
+        };
+        let step = step.min(ticks::ORIGIN);
+        let saved = self.fill(interval).min(ticks::ORIGIN - step);
+        let phase = if step == 0 { 0 } else { self.phase.saturating_mul(ticks::PER_NANO) % step };
+        let most = match interval.is_unlimited() {
+            true => u32::MAX,
+            false => u32::try_from(interval.permits_in(saved)).unwrap_or(u32::MAX),
+        };
+        let latest = if still { ticks::ORIGIN } else { ticks::NEVER };
+        Numbers { interval, saved, latest, step, phase, most }
+    }
+
+    /// How many ticks the bucket takes to fill.
+    fn fill(self, interval: Interval) -> u64 {
+        let slack = match interval.is_whole_nanos() || self.burst == 0 {
+            true => 0,
+            false => u64::from(self.burst).max(ticks::PER_NANO - 1).min(interval.price(1).saturating_sub(1)),
+        };
+        interval.price(self.burst).saturating_add(slack).saturating_add(self.tolerance)
+    }
+
+    fn changed(self, change: Change) -> Terms {
+        Terms { rate: change.rate.unwrap_or(self.rate), burst: change.burst.unwrap_or(self.burst), ..self }
+    }
+}
+
+impl Numbers {
+    /// The tick of a time, on the bucket's own clock.
+    #[inline]
+    fn tick(&self, at: Nanos) -> u64 {
+        let tick = ticks::from_nanos(at).min(self.latest);
+        if self.step == 0 {
+            return tick;
+        }
+        // The last step, at most one before the origin.
+        tick - (tick - ticks::ORIGIN + self.step - self.phase) % self.step
+    }
+
+    /// The first time at which the bucket's clock shows a tick.
+    fn time_of(&self, tick: u64) -> Nanos {
+        if tick > self.latest {
+            return Nanos::MAX;
+        }
+        let before = ticks::ORIGIN - self.step;
+        if self.step == 0 || tick <= before {
+            return ticks::to_nanos(tick);
+        }
+        let beyond = (tick - before + self.step - self.phase) % self.step;
+        ticks::to_nanos(if beyond == 0 { tick } else { tick.saturating_add(self.step - beyond) })
+    }
+
+    /// How far back tokens for a request of this price can have come in.
+    fn reach(&self, price: u64, stretches: bool) -> u64 {
+        if stretches { self.saved.max(price) } else { self.saved }
+    }
+
+    /// The tokens that a bucket with so many ticks shows: what lies beyond the burst is rounding.
+    fn tokens(&self, ticks: u64) -> u64 {
+        self.interval.permits_in(ticks).min(u64::from(self.most))
+    }
+}
+
+impl Bucket {
+    pub(crate) fn new(terms: Terms, start: Start, stretches: bool) -> Result<Bucket, PolicyError> {
+        let numbers = terms.numbers()?;
+        if let Start::Tokens(permits) = start
+            && permits > terms.burst
+        {
+            return Err(PolicyError::Stock { permits, burst: terms.burst });
+        }
+        Ok(Bucket { words: Published::new(words(terms, numbers)), start, stretches, wall_clock: None })
+    }
+
+    /// A bucket that is cut to what a state can tell.
+    pub(crate) fn cut(terms: Terms, start: Start, stretches: bool) -> Bucket {
+        Bucket {
+            words: Published::new(words(terms, terms.rounded_numbers())),
+            start,
+            stretches,
+            wall_clock: None,
+        }
+    }
+
+    /// A bucket with other terms.
+    pub(crate) fn with(&self, change: impl FnOnce(Terms) -> Terms) -> Result<Bucket, PolicyError> {
+        let bucket = Bucket::new(change(self.terms()), self.start, self.stretches)?;
+        Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
+    }
+
+    /// Steps are at this time after the periods of Unix time.
+    pub(crate) fn aligned(self, offset: Duration) -> Bucket {
+        Bucket { wall_clock: Some(offset), ..self }
+    }
+
+    pub(crate) fn anchored(self, unix_time_at_zero: Duration) -> Bucket {
+        let Some(offset) = self.wall_clock else { return self };
+        let mut terms = self.terms();
+        let period = terms.rate.period().as_nanos().max(1);
+        // How long after the clock's zero the next period begins.
+        let beyond = (unix_time_at_zero.as_nanos() + period - offset.as_nanos() % period) % period;
+        terms.phase = u64::try_from(period - beyond).unwrap_or(0);
+        Bucket { wall_clock: Some(offset), ..Bucket::cut(terms, self.start, self.stretches) }
+    }
+
+    pub(crate) fn starting(self, start: Start) -> Result<Bucket, PolicyError> {
+        let bucket = Bucket::new(self.terms(), start, self.stretches)?;
+        Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
+    }
+
+    pub(crate) fn terms(&self) -> Terms {
+        let [burst, tolerance, stepped, phase, digits, exponent, period] = self.words.read(8);
+        Terms {
+            rate: Rate::from_words([digits, exponent, period]),
+            burst: small(burst),
+            tolerance,
+            stepped: stepped > 0,
+            phase,
+        }
+    }
+
+    #[inline]
+    fn numbers(&self) -> Numbers {
+        let [one, ticks, permits, saved, latest, step, phase, most] = self.words.read(0);
+        let interval = Interval::from_words([one, ticks, permits]);
+        Numbers { interval, saved, latest, step, phase, most: small(most) }
+    }
+
+    pub(crate) fn start(&self, now: Nanos) -> BucketState {
+        BucketState { zero: AtomicU64::new(self.starting_word(self.numbers(), now)) }
+    }
+
+    fn starting_word(&self, numbers: Numbers, now: Nanos) -> u64 {
+        let tick = numbers.tick(now);
+        match self.start {
+            // One tick, so that a time has passed since it was full when the limit comes.
+            _ if numbers.interval.is_unlimited() => tick - 1,
+            Start::Full => tick - numbers.saved,
+            Start::Tokens(permits) => tick - numbers.interval.price(permits).min(numbers.saved),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
+        if n <= 1 {
+            // One permit can be had some day: at another rate, if not at this one.
+            return if n == 0 { Err(Refusal::ZeroPermits) } else { Ok(()) };
+        }
+        let most = self.numbers().most;
+        if n > most && !self.stretches {
+            Err(Refusal::ExceedsBurst { requested: n, burst: most })
+        } else {
+            Ok(())
+        }
+    }
+
+    #[inline]
+    pub(crate) fn try_acquire(
+        &self,
+        state: &BucketState,
+        at: Nanos,
+        n: u32,
+    ) -> Result<BucketCharge, Refusal> {
+        self.check(n)?;
+        let numbers = self.numbers();
+        let (tick, price) = (numbers.tick(at), numbers.interval.price(n));
+        let reach = numbers.reach(price, self.stretches);
+        if price > reach {
+            return Err(limited(Nanos::MAX, at));
+        }
+        update(&state.zero, |zero| {
+            let after = zero.max(tick.saturating_sub(reach)).saturating_add(price);
+            if after > tick { Err(after) } else { Ok((after, BucketCharge { n, after })) }
+        })
+        .map_err(|due| limited(numbers.time_of(due), at))
+    }
+
+    pub(crate) fn weight(&self, n: u32) -> u64 {
+        self.numbers().interval.price(n)
+    }
+
+    pub(crate) fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        let numbers = self.numbers();
+        let price = numbers.interval.price(n);
+        let mut zero = Cell::load(&state.zero);
+        if price > numbers.reach(price, self.stretches) {
+            return Nanos::MAX;
+        }
+        if ahead > 0 {
+            let reach = numbers.reach(ahead, self.stretches);
+            zero = zero.max(numbers.tick(at).saturating_sub(reach)).saturating_add(ahead);
+        }
+        numbers.time_of(zero.saturating_add(price))
+    }
+
+    pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {
+        // Without the grant the bucket might have been full for a while by now, and what came in then would be lost. It
+        // surely was not full while the lowest state since the grant, less what is given back, lies above the floor.
+        let numbers = self.numbers();
+        let floor = numbers.tick(at) - numbers.saved;
+        let back = numbers.interval.price(charge.n).min(charge.after.min(lowest).saturating_sub(floor));
+        move_to(state, |zero| zero.saturating_sub(back))
+    }
+
+    pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
+        let numbers = self.numbers();
+        let (floor, worth) = (numbers.tick(at) - numbers.saved, numbers.interval.worth(n));
+        move_to(state, |zero| zero.saturating_sub(worth).max(floor).min(zero))
+    }
+
+    pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let terms = self.terms().changed(change);
+        // A new rate alone is never refused.
+        let new = if change.burst.is_some() { terms.numbers()? } else { terms.rounded_numbers() };
+        let old = self.numbers();
+        let level = move_to(state, |zero| match change.keep.unwrap_or(Keep::Count) {
+            Keep::Reset => self.starting_word(new, at),
+            keep => old.carried_over(zero, at, &new, keep),
+        });
+        self.words.publish(words(terms, new), || ());
+        Ok(level)
+    }
+
+    pub(crate) fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
+        let numbers = self.numbers();
+        let (zero, tick) = (Cell::load(&state.zero), numbers.tick(at));
+        let stock = tick.saturating_sub(zero.max(tick - numbers.saved));
+        if numbers.interval.is_unlimited() {
+            return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
+        }
+        let full = numbers.interval.price(numbers.most).min(numbers.saved);
+        PolicyStatus {
+            limit: u64::from(numbers.most),
+            available: numbers.tokens(stock),
+            full_at: numbers.time_of(zero.saturating_add(full)),
+        }
+    }
+
+    /// The tokens with their fraction; negative in debt.
+    pub(crate) fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
+        let numbers = self.numbers();
+        let (zero, tick) = (Cell::load(&state.zero), numbers.tick(at));
+        match zero.checked_sub(tick) {
+            _ if numbers.interval.is_unlimited() => f64::INFINITY,
+            Some(0) => 0.0,
+            Some(debt) => -numbers.interval.permits_in_f64(debt),
+            None => {
+                let stock = tick - zero.max(tick - numbers.saved);
+                numbers.interval.permits_in_f64(stock).min(f64::from(numbers.most))
+            }
+        }
+    }
+
+    pub(crate) fn price_as_time(&self, n: u32) -> Duration {
+        ticks::between(0, self.numbers().interval.price(n))
+    }
+}
+
+impl Numbers {
+    /// The word that says under the new numbers what `zero` says under these.
+    fn carried_over(&self, zero: u64, at: Nanos, new: &Numbers, keep: Keep) -> u64 {
+        let (old_tick, tick) = (self.tick(at), new.tick(at));
+        let convert = |span, up| match keep {
+            Keep::Ratio => share(span, new.saved, self.saved, up),
+            Keep::Count | Keep::Reset => self.interval.convert(span, new.interval, up),
+        };
+        match zero.checked_sub(old_tick) {
+            Some(debt) if debt > 0 => tick.saturating_add(convert(debt, true)),
+            // No limit fills any bucket, in any time.
+            None if self.interval.is_unlimited() => tick - new.saved,
+            _ => tick - convert(old_tick - zero.max(old_tick - self.saved), false).min(new.saved),
+        }
+    }
+}
+
+/// `span * part / whole`, rounded down, or up if it is a debt.
+fn share(span: u64, part: u64, whole: u64, up: bool) -> u64 {
+    let [span, part, whole] = [span, part, whole.max(1)].map(u128::from);
+    let exact = if up { (span * part).div_ceil(whole) } else { span * part / whole };
+    u64::try_from(exact).unwrap_or(ticks::NEVER)
+}
+
+/// A number that was a `u32`.
+fn small(word: u64) -> u32 {
+    u32::try_from(word).unwrap_or(u32::MAX)
+}
+
+fn words(terms: Terms, numbers: Numbers) -> [u64; 15] {
+    let Numbers { interval, saved, latest, step, phase, most } = numbers;
+    let [one, ticks, permits] = interval.to_words();
+    let [digits, exponent, period] = terms.rate.to_words();
+    let Terms { burst, tolerance, stepped, phase: first, .. } = terms;
+    let (burst, most, stepped) = (u64::from(burst), u64::from(most), u64::from(stepped));
+    [
+        one, ticks, permits, saved, latest, step, phase, most, burst, tolerance, stepped, first, digits,
+        exponent, period,
+    ]
+}
+
+/// Moves the state, whatever it is, and returns where to.
+fn move_to(state: &BucketState, target: impl Fn(u64) -> u64) -> u64 {
+    let Ok(zero) = update(&state.zero, |zero| Ok::<_, Infallible>((target(zero), target(zero))));
+    zero
+}
+
+impl Clone for Bucket {
+    fn clone(&self) -> Bucket {
+        let terms = self.terms();
+        Bucket { wall_clock: self.wall_clock, ..Bucket::cut(terms, self.start, self.stretches) }
+    }
+}

@@ -1,0 +1,83 @@
+//! Changes at run time, and what becomes of the permits.
+
+use crate::error::PolicyError;
+use crate::rate::Rate;
+
+/// What becomes of what a limiter has in stock, has counted or is owed, when its rate, burst or window changes.
+///
+/// Each policy has a rule of its own that it follows unless told otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Keep {
+    /// The number of permits: who had 5 in stock has 5, up to the new burst; who owes 5 owes 5; 5 counted are 5 counted.
+    Count,
+    /// The share: a bucket that was half full is half full, a window that was half used is half used, and a debt keeps its time.
+    Ratio,
+    /// Nothing: as a new limiter.
+    Reset,
+}
+
+/// A change at run time: of the rate, the burst or both.
+///
+/// The window of a windowed policy is the period of its rate.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::policy::{Change, Keep};
+/// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+///
+/// let policy = TokenBucket::new(Rate::per_second(10), 10);
+/// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+/// limiter.try_acquire_many(5)?;
+/// // Half full before, half full after.
+/// limiter.change(Change::rate(Rate::per_second(20)).burst(20).keep(Keep::Ratio))?;
+/// assert_eq!(limiter.status().available, 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    pub(crate) rate: Option<Rate>,
+    pub(crate) burst: Option<u32>,
+    pub(crate) keep: Option<Keep>,
+}
+
+impl Change {
+    /// A new rate; with a windowed policy a new limit and window.
+    #[must_use]
+    pub fn rate(rate: Rate) -> Change {
+        Change { rate: Some(rate), ..Change::default() }
+    }
+
+    /// Also a new burst. Only for policies that have one in permits: [`TokenBucket`](super::TokenBucket) and
+    /// [`LeakyBucket`](super::LeakyBucket).
+    #[must_use]
+    pub fn burst(self, burst: u32) -> Change {
+        Change { burst: Some(burst), ..self }
+    }
+
+    /// What becomes of the permits, instead of the policy's own rule.
+    #[must_use]
+    pub fn keep(self, keep: Keep) -> Change {
+        Change { keep: Some(keep), ..self }
+    }
+
+    /// A change of nothing but the burst.
+    #[must_use]
+    pub fn only_burst(burst: u32) -> Change {
+        Change::default().burst(burst)
+    }
+
+    /// Back to the start, with the same rate and burst.
+    #[must_use]
+    pub fn reset() -> Change {
+        Change::default().keep(Keep::Reset)
+    }
+
+    /// For policies without a burst in permits.
+    pub(crate) fn without_burst(self) -> Result<Change, PolicyError> {
+        match self.burst {
+            None => Ok(self),
+            Some(burst) => Err(PolicyError::NoBurst { burst }),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Leaky bucket as a queue: a constant outflow, and a bucket that can overflow.
+//!
+//! The rule, the state word and the rounding are in `policy/bucket.rs`. The queue is the limiter's: those who wait in line
+//! are the water in the bucket, and the longest time that the newest may wait is its height.
+//!
+//! # Invariant
+//!
+//! In any span of length *d* at most `1 + undelayed + rate * d` single permits leave. No request waits longer than the bucket is high.
+//!
+//! # Source
+//!
+//! J. Turner 1986; `ngx_http_limit_req_module` of NGINX 1.22 (`burst`, `nodelay`, `delay`), recorded in `tests/golden/nginx`; uniform queueing
+//! (`ThrottlingController`) of Alibaba Sentinel 1.8.9, computed in `tests/golden/sentinel`.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, Terms};
+use crate::policy::{Change, Policy, PolicyStatus};
+use crate::rate::Rate;
+
+/// Lets requests out at a constant rate; those who wait are the water in the bucket, and what does not fit is refused.
+///
+/// Idle time earns nothing: permits come evenly spaced, however long nobody came. A request pays before it passes, so one for
+/// `n` permits comes out `n` intervals after the one before.
+///
+/// Waiting is the limiter's queue, with the limit that the bucket sets: a request that would wait longer than
+/// the bucket is high is refused at once, with the time after which there is room. That goes for all calls that can refuse;
+/// [`acquire`](crate::RateLimiter::acquire) cannot, and waits outside of the bucket.
+///
+/// | NGINX `limit_req` | here |
+/// |---|---|
+/// | `rate=10r/s` | `LeakyBucket::new(rate)`, with [`capacity(0)`](LeakyBucket::capacity) |
+/// | `burst=5` | `.capacity(5)` |
+/// | `burst=5 delay=3` | `.capacity(5).undelayed(3)` |
+/// | `burst=5 nodelay` | `.capacity(5).undelayed(5)`: this is [`TokenBucket`](super::TokenBucket) with a burst of 6, the leaky bucket as a meter |
+/// | Sentinel's uniform queueing | `.max_wait(time)` |
+///
+/// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of permits.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{LeakyBucket, Rate, RateLimiter, TokioClock};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// let policy = LeakyBucket::new(Rate::per_second(10)).capacity(2);
+/// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
+/// let (a, b, c, d) = tokio::join!(
+///     limiter.acquire_many(1),
+///     limiter.acquire_many(1),
+///     limiter.acquire_many(1),
+///     limiter.acquire_many(1),
+/// );
+/// assert_eq!((a, b, c), (Ok(Duration::ZERO), Ok(Duration::from_millis(100)), Ok(Duration::from_millis(200))));
+/// // The bucket was full.
+/// assert_eq!(d.unwrap_err().retry_after(), Some(Duration::from_millis(100)));
+/// # }
+/// ```
+///
+/// # Source
+///
+/// J. Turner 1986; NGINX `ngx_http_limit_req_module`; Alibaba Sentinel, uniform queueing.
+#[derive(Clone)]
+pub struct LeakyBucket {
+    bucket: Bucket,
+    height: Height,
+}
+
+/// How much water fits into the bucket.
+#[derive(Clone, Copy, Debug)]
+enum Height {
+    /// Any amount.
+    Endless,
+    Permits(u32),
+    Wait(Duration),
+}
+
+impl LeakyBucket {
+    /// An outflow of `rate`, and a bucket without end.
+    #[must_use]
+    pub fn new(rate: Rate) -> LeakyBucket {
+        LeakyBucket { bucket: Self::outflow(rate, 0), height: Height::Endless }
+    }
+
+    /// The rule for a bucket that lets `undelayed` permits pass at once.
+    fn outflow(rate: Rate, undelayed: u32) -> Bucket {
+        let terms =
+            Terms { rate, burst: undelayed.saturating_add(1), tolerance: 0, stepped: false, phase: 0 };
+        Bucket::cut(terms, Start::Full, true)
+    }
+
+    /// Room for `permits` beside the one that is passing. Zero: nobody waits.
+    #[must_use]
+    pub fn capacity(self, permits: u32) -> LeakyBucket {
+        LeakyBucket { height: Height::Permits(permits), ..self }
+    }
+
+    /// Room for as much as comes out in `max_wait`: who would wait longer is refused.
+    #[must_use]
+    pub fn max_wait(self, max_wait: Duration) -> LeakyBucket {
+        LeakyBucket { height: Height::Wait(max_wait), ..self }
+    }
+
+    /// Lets the first `permits` in the bucket pass without delay; they leak out at the rate as all others.
+    ///
+    /// A number so large that it takes longer than 2.28 years to leak out is cut to that.
+    #[must_use]
+    pub fn undelayed(self, permits: u32) -> LeakyBucket {
+        LeakyBucket { bucket: Self::outflow(self.bucket.terms().rate, permits), ..self }
+    }
+}
+
+impl fmt::Debug for LeakyBucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let terms = self.bucket.terms();
+        f.debug_struct("LeakyBucket")
+            .field("rate", &terms.rate)
+            .field("undelayed", &(terms.burst - 1))
+            .field("height", &self.height)
+            .finish()
+    }
+}
+
+impl Policy for LeakyBucket {
+    type State = BucketState;
+    type Charge = BucketCharge;
+
+    fn start(&self, now: Nanos) -> BucketState {
+        self.bucket.start(now)
+    }
+
+    #[inline]
+    fn try_acquire(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
+        self.bucket.try_acquire(state, at, n)
+    }
+
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        self.bucket.check(n)
+    }
+
+    fn weight(&self, n: u32) -> u64 {
+        self.bucket.weight(n)
+    }
+
+    fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        self.bucket.ready_at(state, at, ahead, n)
+    }
+
+    fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {
+        self.bucket.undo(state, at, charge, lowest)
+    }
+
+    fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
+        self.bucket.refund(state, at, n)
+    }
+
+    /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is passing.
+    fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        self.bucket.change(state, at, change)
+    }
+
+    fn rate(&self) -> Rate {
+        self.bucket.terms().rate
+    }
+
+    fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
+        self.bucket.status(state, at)
+    }
+
+    fn max_wait(&self) -> Duration {
+        match self.height {
+            Height::Endless => Duration::MAX,
+            Height::Wait(max_wait) => max_wait,
+            Height::Permits(permits) => {
+                let undelayed = self.bucket.terms().burst.saturating_sub(1);
+                self.bucket.price_as_time(permits.saturating_sub(undelayed))
+            }
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Sliding window by estimate: this window's count, and a share of the one before.
+//!
+//! # Algorithm
+//!
+//! A fixed window forgets the one before it, all at once. Keep its count, too, and assume that its permits were granted evenly: a
+//! quarter into this window, three quarters of the one before still lie in the span that ends now. So
+//! `before * (1 - elapsed / length) + used + n` must not exceed the limit.
+//!
+//! Only granted permits are counted. Where refused requests count, too, a flooded limiter never recovers.
+//!
+//! # State word
+//!
+//! | bits | name | unit | at the edges |
+//! |---|---|---|---|
+//! | 64..128 | beginning of the window | ns | a clock that goes back stays in the window that was reached, at its beginning |
+//! | 32..64 | permits used in the window before | | at most `u32::MAX` |
+//! | 0..32 | permits used in this one | | at most `u32::MAX` |
+//!
+//! # Invariant
+//!
+//! At most `limit` permits in each aligned window, and less than twice the limit in any span of its length. The error is largest
+//! when all permits of a window were taken at its end, which the estimate takes for evenly spread:
+//! `tests/window_properties.rs` looks for the worst, `docs/ALGORITHMS.md` says what it found.
+//!
+//! # Memory ordering
+//!
+//! One word under the shared loop: see `policy/cell.rs`.
+//!
+//! # Source
+//!
+//! J. Desgats, "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017,
+//! <https://blog.cloudflare.com/counting-things-a-lot-of-different-things/>.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::cell::{Cell, update};
+use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
+use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
+use crate::rate::Rate;
+use crate::sync::AtomicU128;
+
+/// At most about so many permits in any period, estimated from two counters.
+///
+/// The widespread approximation of a sliding window: it keeps the counts of this period and the one before, and weighs the
+/// older one by how much of it still counts. No burst at the edge of two windows as with [`FixedWindow`](super::FixedWindow),
+/// and much less memory than [`SlidingLog`](super::SlidingLog). The price is that it errs to both sides, as far as the permits of the period before were not
+/// evenly spread: at worst nearly twice the limit pass in a span, and a caller may wait longer than it would have to.
+///
+/// Only granted permits are counted, so a flooded limiter recovers. A request for more than the limit can never be had.
+///
+/// When the rate changes, what was used stays used: [`Keep::Count`].
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::policy::{Policy, SlidingEstimate};
+/// use tidegate::{Nanos, Rate};
+///
+/// let at = |seconds| Nanos::from_duration(Duration::from_secs(seconds));
+/// let policy = SlidingEstimate::new(Rate::per_minute(10));
+/// let state = policy.start(at(0));
+/// policy.try_acquire(&state, at(30), 9)?;
+/// policy.try_acquire(&state, at(70), 2)?;
+/// // A quarter into the next minute: 9 * 0.75 + 2 = 8.75, so one more, and not two.
+/// policy.try_acquire(&state, at(75), 1)?;
+/// assert!(policy.try_acquire(&state, at(75), 1).is_err());
+/// # Ok::<(), tidegate::Refusal>(())
+/// ```
+///
+/// # Source
+///
+/// J. Desgats, "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017.
+#[derive(Clone, Debug)]
+pub struct SlidingEstimate {
+    window: CurrentWindow,
+}
+
+/// The state of one [`SlidingEstimate`]: three numbers in one word.
+#[derive(Debug)]
+pub struct EstimateState {
+    word: AtomicU128,
+}
+
+/// What one grant of a [`SlidingEstimate`] took.
+#[derive(Clone, Copy, Debug)]
+pub struct EstimateCharge {
+    beginning: Stamp,
+    n: u32,
+}
+
+/// The three numbers of the state word.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Word {
+    beginning: Stamp,
+    before: u32,
+    used: u32,
+}
+
+impl Word {
+    fn decode(bits: u128) -> Word {
+        // The parts.
+        #[allow(clippy::cast_possible_truncation)]
+        Word { beginning: (bits >> 64) as u64, before: (bits >> 32) as u32, used: bits as u32 }
+    }
+
+    fn encode(self) -> u128 {
+        u128::from(self.beginning) << 64 | u128::from(self.before) << 32 | u128::from(self.used)
+    }
+}
+
+impl SlidingEstimate {
+    /// About as many permits in any period as the rate says: `100/min` is 100 in any minute.
+    ///
+    /// # Panics
+    ///
+    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds. For values from a
+    /// configuration, use [`try_new`](SlidingEstimate::try_new).
+    #[must_use]
+    #[track_caller]
+    pub fn new(rate: Rate) -> SlidingEstimate {
+        match SlidingEstimate::try_new(rate) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// About as many permits in any period as the rate says.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
+    pub fn try_new(rate: Rate) -> Result<SlidingEstimate, PolicyError> {
+        Ok(SlidingEstimate { window: CurrentWindow::new(rate)? })
+    }
+
+    /// Begins windows by the wall clock, `offset` after the periods of Unix time, which is UTC.
+    #[must_use]
+    pub fn at_wall_clock(self, offset: Duration) -> SlidingEstimate {
+        SlidingEstimate { window: self.window.at_wall_clock(offset) }
+    }
+
+    /// The window that is open at a time, as it would be written, and how much of it has passed.
+    #[inline]
+    fn open(&self, word: Word, at: Stamp, window: &Window) -> (Word, u64) {
+        let beginning = self.window.beginning(at, window.length);
+        if beginning < word.beginning {
+            return (word, 0);
+        }
+        let word = match beginning - word.beginning {
+            0 => word,
+            // The next one.
+            gap if gap <= window.length => Word { beginning, before: word.used, used: 0 },
+            _ => Word { beginning, before: 0, used: 0 },
+        };
+        (word, at - beginning)
+    }
+}
+
+/// When `n` more permits fit below the limit, if nothing else is granted. `n` is at most the limit.
+fn due(word: Word, n: u64, window: &Window) -> Stamp {
+    let (limit, length) = (u64::from(window.limit), window.length);
+    // The part of the window before that may still count, so that `n` fits; in this window or in the next.
+    let part = |before: u32, room: u64| match u128::from(room) * u128::from(length) {
+        _ if before == 0 => length,
+        product => u64::try_from(product / u128::from(before)).unwrap_or(length).min(length),
+    };
+    if let Some(room) = limit.checked_sub(u64::from(word.used) + n) {
+        let part = part(word.before, room);
+        if part > 0 {
+            return word.beginning.saturating_add(length - part);
+        }
+    }
+    let part = part(word.used, limit - n);
+    word.beginning.saturating_add(length).saturating_add(length - part)
+}
+
+fn replace(state: &EstimateState, new: impl Fn(Word) -> Word) {
+    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
+}
+
+impl Policy for SlidingEstimate {
+    type State = EstimateState;
+    type Charge = EstimateCharge;
+
+    fn start(&self, _now: Nanos) -> EstimateState {
+        EstimateState { word: AtomicU128::new(0) }
+    }
+
+    #[inline]
+    fn try_acquire(&self, state: &EstimateState, at: Nanos, n: u32) -> Result<EstimateCharge, Refusal> {
+        let (window, now) = (self.window.get(), stamp(at));
+        window.check(n)?;
+        if window.unlimited {
+            return Ok(EstimateCharge { beginning: 0, n: 0 });
+        }
+        if n > window.limit {
+            return Err(limited(Nanos::MAX, at));
+        }
+        update(&state.word, |bits| {
+            let (word, elapsed) = self.open(Word::decode(bits), now, &window);
+            let left = u128::from(window.length - elapsed) * u128::from(word.before);
+            let all = left + u128::from(word.used.saturating_add(n)) * u128::from(window.length);
+            if all > u128::from(window.limit) * u128::from(window.length) {
+                return Err(due(word, u64::from(n), &window));
+            }
+            let charge = EstimateCharge { beginning: word.beginning, n };
+            Ok((Word { used: word.used + n, ..word }.encode(), charge))
+        })
+        .map_err(|due| limited(time_of(due), at))
+    }
+
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        self.window.get().check(n)
+    }
+
+    fn weight(&self, n: u32) -> u64 {
+        u64::from(n)
+    }
+
+    fn ready_at(&self, state: &EstimateState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        let window = self.window.get();
+        if window.unlimited {
+            return at;
+        }
+        if n > window.limit {
+            return Nanos::MAX;
+        }
+        let (word, _) = self.open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
+        // As if all were one request; each full limit takes a window.
+        let (all, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
+        let windows = (all - 1) / limit;
+        let due = due(word, all - windows * limit, &window);
+        time_of(due.saturating_add(windows.saturating_mul(window.length)))
+    }
+
+    fn undo(&self, state: &EstimateState, _at: Nanos, charge: EstimateCharge, _lowest: u64) -> u64 {
+        let length = self.window.get().length;
+        replace(state, |word| match word.beginning.checked_sub(charge.beginning) {
+            Some(0) => Word { used: word.used.saturating_sub(charge.n), ..word },
+            Some(gap) if gap <= length => Word { before: word.before.saturating_sub(charge.n), ..word },
+            _ => word,
+        });
+        u64::MAX
+    }
+
+    /// From this window first, then from the one before.
+    fn refund(&self, state: &EstimateState, at: Nanos, n: u32) -> u64 {
+        let window = self.window.get();
+        replace(state, |word| {
+            let (word, _) = self.open(word, stamp(at), &window);
+            let rest = n.saturating_sub(word.used);
+            Word { used: word.used.saturating_sub(n), before: word.before.saturating_sub(rest), ..word }
+        });
+        u64::MAX
+    }
+
+    fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let change = change.without_burst()?;
+        let rate = change.rate.unwrap_or(self.rate());
+        let (old, new, now) = (self.window.get(), CurrentWindow::of(rate), stamp(at));
+        let keep = change.keep.unwrap_or(Keep::Count);
+        let carried =
+            |count: u32| u32::try_from(old.carried_over(u64::from(count), &new, keep)).unwrap_or(u32::MAX);
+        replace(state, |word| {
+            let (word, _) = self.open(word, now, &old);
+            let beginning = self.window.beginning(now, new.length);
+            Word { beginning, before: carried(word.before), used: carried(word.used) }
+        });
+        self.window.set(rate);
+        Ok(u64::MAX)
+    }
+
+    fn rate(&self) -> Rate {
+        self.window.rate()
+    }
+
+    fn status(&self, state: &EstimateState, at: Nanos) -> PolicyStatus {
+        let window = self.window.get();
+        if window.unlimited {
+            return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
+        }
+        let (word, elapsed) = self.open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
+        let limit = u64::from(window.limit);
+        let left = u128::from(window.length - elapsed) * u128::from(word.before);
+        // Rounded up: a part of a permit counts as one.
+        let counted =
+            u64::try_from(left.div_ceil(u128::from(window.length))).unwrap_or(limit) + u64::from(word.used);
+        let full_at = match word {
+            Word { used: 0, before: 0, .. } => at,
+            Word { used: 0, beginning, .. } => time_of(beginning.saturating_add(window.length)),
+            Word { beginning, .. } => time_of(beginning.saturating_add(window.length.saturating_mul(2))),
+        };
+        PolicyStatus { limit, available: limit.saturating_sub(counted), full_at }
+    }
+
+    fn catches_up(&self) -> bool {
+        false
+    }
+
+    fn anchored(self, unix_time_at_zero: Duration) -> SlidingEstimate {
+        SlidingEstimate { window: self.window.anchored(unix_time_at_zero) }
+    }
+}

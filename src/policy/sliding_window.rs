@@ -1,0 +1,428 @@
+//! Sliding window of cells: a ring of counters that drops the oldest.
+//!
+//! # Algorithm
+//!
+//! Cut the window into cells, count the permits of each, and let the sum of the last `k` cells decide. When time enters a
+//! new cell, the oldest drops out, with whatever was counted in it. More cells come closer to a window that really slides.
+//!
+//! Adding up and then adding one are two steps, and between them others add, too: that is how such counters let too much
+//! through. Here the sum is a number of its own, and a request takes from it first.
+//!
+//! # Protocol
+//!
+//! Shared: `total`, and `k` cells of (beginning, count).
+//!
+//! | step | operation | ordering | why |
+//! |---|---|---|---|
+//! | 1 reserve | `total`: compare and exchange, plus `n`, if the limit allows | Relaxed | one word: the newest value, or it fails |
+//! | 2 count | the cell of now: compare and exchange, plus `n` | Release | whoever takes the count out of the cell sees the reservation |
+//! | 3 roll | an old cell: compare and exchange to zero, or to the new beginning | Acquire | sees the reservations of all that it takes out |
+//! | 4 release | `total`: minus what was taken out | Relaxed | after 1 by the edge from 2 to 3, so it never goes below zero |
+//!
+//! **Invariant.** `total` is the sum of all cells plus what is between the steps: reserved and not counted yet, or taken out and
+//! not released yet. So it is never below the true sum of the window, and a decision on it never lets too much through. It may be too high
+//! for a moment; then a request is refused that would have been granted a moment later.
+//!
+//! **Old cells** are rolled when their space is needed, or when a request would be refused otherwise. So a grant
+//! looks at one cell, and a refusal at all of them.
+//!
+//! **A taker that stalls** between 1 and 2 finds its cell rolled on, and counts in whatever is there: later than the truth,
+//! so its permits are counted too long, never too short.
+//!
+//! **Checked by** `loom-tests/sliding_window.rs`, with twins that add to the cell first, and that release before they roll.
+//!
+//! # Invariant
+//!
+//! At most `limit` permits in any `k` cells in a row, so in any span of `(k - 1) / k` of the window; up to twice as many in a
+//! whole window that begins and ends within a cell. Tests: `tests/window_properties.rs`.
+//!
+//! # Source
+//!
+//! `LeapArray` of Alibaba Sentinel 1.8.9, where check and add are two steps.
+
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
+use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
+use crate::rate::Rate;
+use crate::sync::{AtomicU64, AtomicU128, Ordering};
+
+/// At most so many permits in the last period, counted in cells.
+///
+/// With six cells and `100/min` the last 50 to 60 seconds never have more than 100 permits. The number of cells
+/// trades memory, 16 bytes each, for closeness: in any span of the window less one cell the limit is kept
+/// exactly. For a window that slides without steps, choose [`SlidingLog`](super::SlidingLog).
+///
+/// It never lets more through under concurrency: the sum is taken from before anything is counted. A request for more
+/// than the limit can never be had.
+///
+/// When the rate changes, what was counted stays counted, in the cell in which its time lies: [`Keep::Count`].
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SlidingWindow};
+///
+/// let clock = ManualClock::new();
+/// let limiter = RateLimiter::with_clock(SlidingWindow::new(Rate::per_minute(100), 6), clock.clone());
+/// clock.advance(Duration::from_secs(55));
+/// limiter.try_acquire_many(100)?;
+/// // The cell of 0:50 to 1:00 drops out at 1:50.
+/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(55) }));
+/// # Ok::<(), Refusal>(())
+/// ```
+///
+/// # Source
+///
+/// `LeapArray` of Alibaba Sentinel.
+#[derive(Clone, Debug)]
+pub struct SlidingWindow {
+    window: CurrentWindow,
+    cells: u16,
+}
+
+/// The state of one [`SlidingWindow`]: the sum, and a word for each cell.
+#[derive(Debug)]
+pub struct SlidingState {
+    total: AtomicU64,
+    cells: Box<[AtomicU128]>,
+}
+
+/// What one grant of a [`SlidingWindow`] took.
+#[derive(Clone, Copy, Debug)]
+pub struct SlidingCharge {
+    beginning: Stamp,
+    n: u32,
+}
+
+/// A counter, and the time from which it counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Cell {
+    beginning: Stamp,
+    count: u64,
+}
+
+impl Cell {
+    fn decode(bits: u128) -> Cell {
+        // The two halves.
+        #[allow(clippy::cast_possible_truncation)]
+        Cell { beginning: (bits >> 64) as u64, count: bits as u64 }
+    }
+
+    fn encode(self) -> u128 {
+        u128::from(self.beginning) << 64 | u128::from(self.count)
+    }
+}
+
+/// Replaces a cell by what `new` makes of it, unless that is nothing. Returns what was there, and what is there now.
+fn replace(cell: &AtomicU128, new: impl Fn(Cell) -> Option<Cell>) -> Option<(Cell, Cell)> {
+    let mut bits = cell.load(Ordering::Acquire);
+    loop {
+        let old = Cell::decode(bits);
+        let new = new(old)?;
+        match cell.compare_exchange_weak(bits, new.encode(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return Some((old, new)),
+            Err(newer) => bits = newer,
+        }
+    }
+}
+
+/// The numbers of a window that is cut into cells.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    window: Window,
+    /// The length of a cell.
+    cell: u64,
+    /// The length of all cells: the window's, or a little more, so that a cell is a whole number of nanoseconds.
+    span: u64,
+}
+
+impl Cut {
+    fn new(window: Window, cells: u16) -> Cut {
+        let cell = window.length.div_ceil(u64::from(cells));
+        Cut { window, cell, span: cell * u64::from(cells) }
+    }
+
+    /// Whether a cell still counts in the cell that begins at `now`.
+    fn counts(&self, cell: Cell, now: Stamp) -> bool {
+        cell.count > 0 && cell.beginning.saturating_add(self.span) > now
+    }
+}
+
+impl SlidingWindow {
+    /// As many permits in the last period as the rate says, counted in so many cells: `100/min` in 6 cells of 10 s.
+    ///
+    /// # Panics
+    ///
+    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds, or `cells` is 0. For
+    /// values from a configuration, use [`try_new`](SlidingWindow::try_new).
+    #[must_use]
+    #[track_caller]
+    pub fn new(rate: Rate, cells: u16) -> SlidingWindow {
+        match SlidingWindow::try_new(rate, cells) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As many permits in the last period as the rate says, counted in so many cells.
+    ///
+    /// # Errors
+    ///
+    /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
+    /// - [`PolicyError::NoCells`] if `cells` is 0.
+    pub fn try_new(rate: Rate, cells: u16) -> Result<SlidingWindow, PolicyError> {
+        if cells == 0 {
+            return Err(PolicyError::NoCells);
+        }
+        Ok(SlidingWindow { window: CurrentWindow::new(rate)?, cells })
+    }
+
+    /// Begins cells by the wall clock, `offset` after the periods of Unix time, which is UTC.
+    #[must_use]
+    pub fn at_wall_clock(self, offset: Duration) -> SlidingWindow {
+        SlidingWindow { window: self.window.at_wall_clock(offset), ..self }
+    }
+
+    fn cut(&self) -> Cut {
+        Cut::new(self.window.get(), self.cells)
+    }
+
+    /// The beginning of the cell of a time, and its place in the ring.
+    #[inline]
+    fn place(&self, at: Stamp, cut: &Cut) -> (Stamp, usize) {
+        let beginning = self.window.beginning(at, cut.cell);
+        // Below the number of cells.
+        #[allow(clippy::cast_possible_truncation)]
+        let index = (beginning / cut.cell % u64::from(self.cells)) as usize;
+        (beginning, index)
+    }
+
+    /// Counts `n` permits that were reserved. Returns the beginning of the cell they are in.
+    fn count(&self, state: &SlidingState, at: Stamp, cut: &Cut, n: u64) -> Stamp {
+        let (beginning, index) = self.place(at, cut);
+        let counted = replace(&state.cells[index], |cell| match beginning > cell.beginning {
+            true => Some(Cell { beginning, count: n }),
+            // This one, or a later one if time went on, or back.
+            false => Some(Cell { count: cell.count + n, ..cell }),
+        });
+        let Some((old, new)) = counted else { return beginning };
+        if new.beginning > old.beginning {
+            state.total.fetch_sub(old.count, Ordering::Relaxed);
+        }
+        new.beginning
+    }
+
+    /// Takes `n` from the sum, if the limit allows.
+    fn reserve(&self, state: &SlidingState, n: u64, cut: &Cut) -> bool {
+        let limit = u64::from(cut.window.limit);
+        state
+            .total
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |total| {
+                total.checked_add(n).filter(|total| *total <= limit)
+            })
+            .is_ok()
+    }
+
+    /// Rolls all cells that count no more, if that makes room for `n`. Returns whether it did.
+    fn roll(&self, state: &SlidingState, now: Stamp, cut: &Cut, n: u64) -> bool {
+        let over = |cell: Cell| cell.count > 0 && !cut.counts(cell, now);
+        let old: u64 = self.cells(state).filter(|cell| over(*cell)).map(|cell| cell.count).sum();
+        let total = state.total.load(Ordering::Relaxed);
+        // A refusal writes nothing.
+        if old == 0 || total.saturating_sub(old).saturating_add(n) > u64::from(cut.window.limit) {
+            return false;
+        }
+        for cell in &state.cells {
+            let rolled = replace(cell, |cell| over(cell).then_some(Cell { count: 0, ..cell }));
+            if let Some((old, _)) = rolled {
+                state.total.fetch_sub(old.count, Ordering::Relaxed);
+            }
+        }
+        true
+    }
+
+    /// Takes up to `n` out of the cell that begins at a time, if it is still there. Returns how many.
+    fn take_out(&self, state: &SlidingState, beginning: Stamp, n: u64) -> u64 {
+        let (_, index) = self.place(beginning, &self.cut());
+        let taken = replace(&state.cells[index], |cell| {
+            let here = cell.beginning == beginning && cell.count > 0 && n > 0;
+            here.then(|| Cell { count: cell.count.saturating_sub(n), ..cell })
+        });
+        let taken = taken.map_or(0, |(old, new)| old.count - new.count);
+        state.total.fetch_sub(taken, Ordering::Relaxed);
+        taken
+    }
+
+    fn cells<'a>(&self, state: &'a SlidingState) -> impl Iterator<Item = Cell> + 'a {
+        state.cells.iter().map(|cell| Cell::decode(cell.load(Ordering::Acquire)))
+    }
+
+    /// The cells that count, oldest first.
+    fn counting<'a>(
+        &self,
+        state: &'a SlidingState,
+        now: Stamp,
+        cut: &'a Cut,
+    ) -> impl Iterator<Item = Cell> + 'a {
+        let newest = self.cells(state).filter(|cell| cut.counts(*cell, now)).map(|cell| cell.beginning).max();
+        let (_, index) = self.place(newest.unwrap_or(now), cut);
+        let (newer, older) = state.cells.split_at(index + 1);
+        let cells = older.iter().chain(newer).map(|cell| Cell::decode(cell.load(Ordering::Acquire)));
+        cells.filter(move |cell| cut.counts(*cell, now))
+    }
+
+    /// The permits that count.
+    fn sum(&self, state: &SlidingState, now: Stamp, cut: &Cut) -> u64 {
+        self.cells(state).filter(|cell| cut.counts(*cell, now)).map(|cell| cell.count).sum()
+    }
+
+    /// When `need` permits are free, if they are taken as they come; `now` is the beginning of the cell of now.
+    fn due(&self, state: &SlidingState, now: Stamp, cut: &Cut, need: u64) -> Stamp {
+        let limit = u64::from(cut.window.limit);
+        // Each full limit takes a span: what is granted then drops out a span later.
+        let spans = need.saturating_sub(1) / limit;
+        let mut free = limit.saturating_sub(self.sum(state, now, cut));
+        let rest = need - spans * limit;
+        let mut due = now;
+        for cell in self.counting(state, now, cut) {
+            if free >= rest {
+                break;
+            }
+            free += cell.count;
+            due = cell.beginning.saturating_add(cut.span);
+        }
+        due.saturating_add(cut.span.saturating_mul(spans))
+    }
+}
+
+impl Policy for SlidingWindow {
+    type State = SlidingState;
+    type Charge = SlidingCharge;
+
+    fn start(&self, _now: Nanos) -> SlidingState {
+        let cells = (0..self.cells).map(|_| AtomicU128::new(0)).collect();
+        SlidingState { total: AtomicU64::new(0), cells }
+    }
+
+    fn try_acquire(&self, state: &SlidingState, at: Nanos, n: u32) -> Result<SlidingCharge, Refusal> {
+        let (cut, at_stamp) = (self.cut(), stamp(at));
+        cut.window.check(n)?;
+        if cut.window.unlimited {
+            return Ok(SlidingCharge { beginning: 0, n: 0 });
+        }
+        if n > cut.window.limit {
+            return Err(limited(Nanos::MAX, at));
+        }
+        let (now, _) = self.place(at_stamp, &cut);
+        while !self.reserve(state, u64::from(n), &cut) {
+            if !self.roll(state, now, &cut, u64::from(n)) {
+                let due = time_of(self.due(state, now, &cut, u64::from(n)));
+                // At least a moment, where somebody is between two steps.
+                return Err(limited(due.max(at.saturating_add(Nanos::new(1))), at));
+            }
+        }
+        let beginning = self.count(state, at_stamp, &cut, u64::from(n));
+        Ok(SlidingCharge { beginning, n })
+    }
+
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        self.window.get().check(n)
+    }
+
+    fn weight(&self, n: u32) -> u64 {
+        u64::from(n)
+    }
+
+    fn ready_at(&self, state: &SlidingState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        let cut = self.cut();
+        if cut.window.unlimited {
+            return at;
+        }
+        if n > cut.window.limit {
+            return Nanos::MAX;
+        }
+        let (now, _) = self.place(stamp(at), &cut);
+        time_of(self.due(state, now, &cut, ahead.saturating_add(u64::from(n))))
+    }
+
+    fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _lowest: u64) -> u64 {
+        self.take_out(state, charge.beginning, u64::from(charge.n));
+        u64::MAX
+    }
+
+    /// From the oldest cells that count, which would drop out first.
+    fn refund(&self, state: &SlidingState, at: Nanos, n: u32) -> u64 {
+        let cut = self.cut();
+        let (now, _) = self.place(stamp(at), &cut);
+        let mut left = u64::from(n);
+        for known in self.counting(state, now, &cut) {
+            left -= self.take_out(state, known.beginning, left);
+        }
+        u64::MAX
+    }
+
+    fn change(&self, state: &SlidingState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let change = change.without_burst()?;
+        let rate = change.rate.unwrap_or(self.rate());
+        let (old, new) = (self.cut(), Cut::new(CurrentWindow::of(rate), self.cells));
+        let (keep, at) = (change.keep.unwrap_or(Keep::Count), stamp(at));
+        let (now, _) = self.place(at, &old);
+        // All are taken out before any is put back, since both share the ring. The sum keeps them meanwhile.
+        let taken: Vec<_> = state
+            .cells
+            .iter()
+            .filter_map(|cell| {
+                replace(cell, |cell| (cell.count > 0).then_some(Cell { count: 0, beginning: 0 }))
+            })
+            .map(|(cell, _)| cell)
+            .collect();
+        self.window.set(rate);
+        for cell in taken {
+            let count = match old.counts(cell, now) {
+                true => old.window.carried_over(cell.count, &new.window, keep),
+                false => 0,
+            };
+            state.total.fetch_add(count, Ordering::Relaxed);
+            // By its last moment: counted too long rather than too short.
+            let last = cell.beginning.saturating_add(old.cell - 1).min(at);
+            let kept = last.saturating_add(new.span) > at && count > 0;
+            if kept {
+                self.count(state, last, &new, count);
+            }
+            let gone = if kept { cell.count } else { cell.count + count };
+            state.total.fetch_sub(gone, Ordering::Relaxed);
+        }
+        Ok(u64::MAX)
+    }
+
+    fn rate(&self) -> Rate {
+        self.window.rate()
+    }
+
+    fn status(&self, state: &SlidingState, at: Nanos) -> PolicyStatus {
+        let cut = self.cut();
+        if cut.window.unlimited {
+            return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
+        }
+        let (now, _) = self.place(stamp(at), &cut);
+        let sum = self.sum(state, now, &cut);
+        let limit = u64::from(cut.window.limit);
+        let full_at = self
+            .counting(state, now, &cut)
+            .last()
+            .map_or(at, |cell| time_of(cell.beginning.saturating_add(cut.span)));
+        PolicyStatus { limit, available: limit.saturating_sub(sum), full_at }
+    }
+
+    fn catches_up(&self) -> bool {
+        false
+    }
+
+    fn anchored(self, unix_time_at_zero: Duration) -> SlidingWindow {
+        SlidingWindow { window: self.window.anchored(unix_time_at_zero), ..self }
+    }
+}

@@ -1,0 +1,243 @@
+//! Token bucket, also known as GCRA: a burst at once, and then a rate.
+//!
+//! The rule, the state word and the rounding are in `policy/bucket.rs`.
+//!
+//! # Invariant
+//!
+//! In any span of length *d* at most `burst + rate * d` permits, whatever their sizes; with steps of `k` each `t`, at most
+//! `burst + k * (d / t + 1)`. A tolerance adds `rate * tolerance`. Where the interval is not a whole number of nanoseconds, the times of *d* are
+//! exact to `burst` sixteenths of a nanosecond, and never off by as much as a permit. Tests: `tests/bucket_properties.rs`.
+//!
+//! # Source
+//!
+//! J. Turner, "New directions in communications (or which way to the information age?)", IEEE Communications Magazine 24(10), 1986; the
+//! cell rate algorithm of ATM Forum, Traffic Management Specification 4.0, 1996, section 4.4.2. Behaviour checked against
+//! golang.org/x/time/rate.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, Terms};
+use crate::policy::{Change, Policy, PolicyStatus, ticks};
+use crate::rate::Rate;
+
+/// Holds up to `burst` permits, which come in at a rate; a request takes what it needs, or waits until it is there.
+///
+/// A request pays before it passes, so in any span of length *d* at most `burst + rate * d` permits are granted, and a
+/// request for more than the burst can never be had: [`Refusal::ExceedsBurst`].
+///
+/// This is the Generic Cell Rate Algorithm (GCRA): the same state, the same decisions. There the burst is a time by which
+/// requests may come early; here it can be given [so, too](TokenBucket::tolerance). It is also the leaky bucket as a meter, seen from the
+/// other side: tokens that are missing are the water in the bucket.
+///
+/// It starts full. Permits come in one by one, or [all at once](TokenBucket::in_steps) each period.
+///
+/// When the rate or the burst changes, the number of permits in stock is kept, up to the new burst; see [`Change`] for the other rules. At
+/// [`Rate::ZERO`] the stock can still be had. Leaving [`Rate::UNLIMITED`], the bucket is full. A permit that was granted but
+/// not yet seen by its future, and is given up right after such a change, may be worth less.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::policy::{Policy, TokenBucket};
+/// use tidegate::{Nanos, Rate, Refusal};
+///
+/// let policy = TokenBucket::new(Rate::per_second(10), 20);
+/// let state = policy.start(Nanos::ZERO);
+/// policy.try_acquire(&state, Nanos::ZERO, 20)?;
+/// // A request waits for all its permits, not for the request before it.
+/// let refusal = policy.try_acquire(&state, Nanos::ZERO, 3).unwrap_err();
+/// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(300)));
+/// let never = policy.try_acquire(&state, Nanos::ZERO, 21).unwrap_err();
+/// assert_eq!(never, Refusal::ExceedsBurst { requested: 21, burst: 20 });
+/// # Ok::<(), Refusal>(())
+/// ```
+///
+/// # Source
+///
+/// J. Turner 1986; ATM Forum, Traffic Management Specification 4.0, section 4.4.2 (GCRA); golang.org/x/time/rate.
+#[derive(Clone)]
+pub struct TokenBucket {
+    bucket: Bucket,
+}
+
+impl TokenBucket {
+    /// The longest time that a bucket may take to fill, about 2.28 years.
+    pub const MAX_FILL: Duration = ticks::MAX_SPAN;
+
+    /// A bucket for `burst` permits that come in at `rate`. It starts full.
+    ///
+    /// With a burst of 0 nothing is ever granted, except at [`Rate::UNLIMITED`].
+    ///
+    /// # Panics
+    ///
+    /// If the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to fill. For values from a configuration, use
+    /// [`try_new`](TokenBucket::try_new).
+    #[must_use]
+    #[track_caller]
+    pub fn new(rate: Rate, burst: u32) -> TokenBucket {
+        match TokenBucket::try_new(rate, burst) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A bucket for `burst` permits that come in at `rate`. It starts full.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Fill`] if the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to fill.
+    pub fn try_new(rate: Rate, burst: u32) -> Result<TokenBucket, PolicyError> {
+        let terms = Terms { rate, burst, tolerance: 0, stepped: false, phase: 0 };
+        Ok(TokenBucket { bucket: Bucket::new(terms, Start::Full, false)? })
+    }
+
+    /// Starts empty instead of full.
+    #[must_use]
+    pub fn start_empty(self) -> TokenBucket {
+        // No burst is smaller.
+        self.clone().start_with(0).unwrap_or(self)
+    }
+
+    /// Starts with so many permits.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Stock`] if that is more than the burst.
+    pub fn start_with(self, permits: u32) -> Result<TokenBucket, PolicyError> {
+        Ok(TokenBucket { bucket: self.bucket.starting(Start::Tokens(permits))? })
+    }
+
+    /// Lets permits come in all at once, once per period of the rate: with `100/min` a hundred each minute.
+    ///
+    /// The periods begin with the limiter's clock: when the limiter was made, unless it was given a clock.
+    ///
+    /// In a span of length *d* at most `burst + permits * (d / period + 1)` are granted.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Fill`] as for [`try_new`](TokenBucket::try_new), with one period more.
+    pub fn in_steps(self) -> Result<TokenBucket, PolicyError> {
+        Ok(TokenBucket { bucket: self.bucket.with(|terms| Terms { stepped: true, ..terms })? })
+    }
+
+    /// Lets permits come in all at once, at the full minute, hour or whatever the period of the rate is, by the wall clock.
+    ///
+    /// The periods begin `offset` after those of Unix time, which is UTC: a rate per day with an offset of 8 hours refills at
+    /// eight in the morning UTC. The wall clock is read once, when the limiter is made. Setting it later moves nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`in_steps`](TokenBucket::in_steps).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::policy::{Policy, TokenBucket};
+    /// use tidegate::{Nanos, Rate};
+    ///
+    /// // The limiter's clock begins 40 s after the full minute.
+    /// let policy = TokenBucket::new(Rate::per_minute(5), 5).at_wall_clock(Duration::ZERO)?;
+    /// let policy = policy.anchored(Duration::from_secs(1_000_000 * 60 + 40));
+    /// let state = policy.start(Nanos::ZERO);
+    /// policy.try_acquire(&state, Nanos::ZERO, 5)?;
+    /// assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 5), Nanos::from_duration(Duration::from_secs(20)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn at_wall_clock(self, offset: Duration) -> Result<TokenBucket, PolicyError> {
+        let aligned = self.in_steps()?;
+        let bucket = aligned.bucket.aligned(offset);
+        Ok(TokenBucket { bucket })
+    }
+
+    /// Lets requests come earlier by `tolerance` than the burst alone allows: the limit of GCRA beside its burst.
+    ///
+    /// `TokenBucket::new(rate, 1).tolerance(τ)` is GCRA(1 / rate, τ). In any span of length *d* at most
+    /// `burst + rate * (d + tolerance)` permits are granted.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Fill`] as for [`try_new`](TokenBucket::try_new).
+    pub fn tolerance(self, tolerance: Duration) -> Result<TokenBucket, PolicyError> {
+        let tolerance = Nanos::from_duration(tolerance).as_u64().saturating_mul(ticks::PER_NANO);
+        Ok(TokenBucket { bucket: self.bucket.with(|terms| Terms { tolerance, ..terms })? })
+    }
+
+    /// The burst, as it was given.
+    #[must_use]
+    pub fn burst(&self) -> u32 {
+        self.bucket.terms().burst
+    }
+
+    /// The permits in stock with their fraction, for display and statistics; infinite without a limit.
+    ///
+    /// Negative only where times were given in advance, as a [`Policy`] can be used without a limiter.
+    #[must_use]
+    pub fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
+        self.bucket.tokens(state, at)
+    }
+}
+
+impl fmt::Debug for TokenBucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let terms = self.bucket.terms();
+        f.debug_struct("TokenBucket")
+            .field("rate", &terms.rate)
+            .field("burst", &terms.burst)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Policy for TokenBucket {
+    type State = BucketState;
+    type Charge = BucketCharge;
+
+    fn start(&self, now: Nanos) -> BucketState {
+        self.bucket.start(now)
+    }
+
+    #[inline]
+    fn try_acquire(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
+        self.bucket.try_acquire(state, at, n)
+    }
+
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        self.bucket.check(n)
+    }
+
+    fn weight(&self, n: u32) -> u64 {
+        self.bucket.weight(n)
+    }
+
+    fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        self.bucket.ready_at(state, at, ahead, n)
+    }
+
+    fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {
+        self.bucket.undo(state, at, charge, lowest)
+    }
+
+    fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
+        self.bucket.refund(state, at, n)
+    }
+
+    fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        self.bucket.change(state, at, change)
+    }
+
+    fn rate(&self) -> Rate {
+        self.bucket.terms().rate
+    }
+
+    fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
+        self.bucket.status(state, at)
+    }
+
+    fn anchored(self, unix_time_at_zero: Duration) -> TokenBucket {
+        TokenBucket { bucket: self.bucket.anchored(unix_time_at_zero) }
+    }
+}
