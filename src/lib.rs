@@ -132,8 +132,8 @@ pub use error::{PolicyError, RateError, Refusal};
 pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
 pub use policy::{
-    FixedWindow, LeakyBucket, Policy, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
-    SmoothWarmingUp, TokenBucket,
+    AnyPolicy, Blocked, FixedWindow, LeakyBucket, Policy, PolicyConfig, SlidingEstimate, SlidingLog,
+    SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
 };
 pub use rate::Rate;
 pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation};

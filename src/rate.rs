@@ -296,13 +296,31 @@ impl fmt::Display for Rate {
             }
             _ => write!(f, "{}e{}", self.digits, self.exponent)?,
         }
-        let (name, nanos) =
-            UNITS.into_iter().find(|(_, nanos)| self.period.is_multiple_of(*nanos)).unwrap_or(("ns", 1));
-        match self.period / nanos {
-            1 => write!(f, "/{name}"),
-            count => write!(f, "/{count}{name}"),
+        match span_in_units(self.period) {
+            (1, name) => write!(f, "/{name}"),
+            (count, name) => write!(f, "/{count}{name}"),
         }
     }
+}
+
+/// A span as a whole number of the largest unit.
+pub(crate) fn span_in_units(nanos: u64) -> (u64, &'static str) {
+    if nanos == 0 {
+        return (0, "s");
+    }
+    let (name, unit) = UNITS.into_iter().find(|(_, unit)| nanos.is_multiple_of(*unit)).unwrap_or(("ns", 1));
+    (nanos / unit, name)
+}
+
+/// Reads a span: a whole number and a unit, or the unit alone for one of it.
+pub(crate) fn read_span(text: &str) -> Option<Duration> {
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let count = match &text[..text.len() - unit.len()] {
+        "" => 1,
+        digits => digits.parse::<u64>().ok()?,
+    };
+    let (_, nanos) = UNITS.into_iter().find(|(name, _)| *name == unit.trim())?;
+    Some(Duration::from_nanos(count.checked_mul(nanos)?))
 }
 
 impl fmt::Debug for Rate {
@@ -328,15 +346,7 @@ impl FromStr for Rate {
         }
         let (permits, period) = text.split_once('/').ok_or_else(syntax)?;
         let (permits, period) = (permits.trim(), period.trim());
-        let unit = period.trim_start_matches(|c: char| c.is_ascii_digit());
-        let count = match &period[..period.len() - unit.len()] {
-            "" => 1,
-            digits => digits.parse::<u64>().map_err(|_| syntax())?,
-        };
-        let unit = unit.trim();
-        let (_, nanos) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(syntax)?;
-        let nanos = count.checked_mul(nanos).ok_or_else(syntax)?;
-        let period = Duration::from_nanos(nanos);
+        let period = read_span(period).ok_or_else(syntax)?;
         match permits.parse::<u64>() {
             Ok(permits) => Rate::new(permits, period),
             Err(_) => {
@@ -345,6 +355,23 @@ impl FromStr for Rate {
                 Rate::from_float(permits, period)
             }
         }
+    }
+}
+
+/// As the text that [`Display`](fmt::Display) writes.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Rate {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// From the text that [`FromStr`] reads.
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Rate {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Rate, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -23,9 +23,12 @@
 //! # Ok::<(), tidegate::Refusal>(())
 //! ```
 
+mod any;
+mod blocked;
 mod bucket;
 pub(crate) mod cell;
 mod change;
+mod config;
 mod current_rate;
 mod fixed_window;
 pub(crate) mod interval;
@@ -38,10 +41,14 @@ mod smooth_bursty;
 mod smooth_warming_up;
 pub(crate) mod ticks;
 mod token_bucket;
+mod unlimited;
 mod window;
 
+pub use any::{AnyCharge, AnyPolicy, AnyState};
+pub use blocked::Blocked;
 pub use bucket::{BucketCharge, BucketState};
 pub use change::{Change, Keep};
+pub use config::{ConfigError, PolicyConfig, PolicyKind};
 pub use fixed_window::{FixedCharge, FixedState, FixedWindow};
 pub use leaky_bucket::LeakyBucket;
 pub use sliding_estimate::{EstimateCharge, EstimateState, SlidingEstimate};
@@ -50,6 +57,7 @@ pub use sliding_window::{SlidingCharge, SlidingState, SlidingWindow};
 pub use smooth_bursty::{BurstyCharge, BurstyState, SmoothBursty};
 pub use smooth_warming_up::{SmoothWarmingUp, WarmingUpCharge, WarmingUpState};
 pub use token_bucket::TokenBucket;
+pub use unlimited::Unlimited;
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -1,0 +1,69 @@
+//! No permits at all.
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::{Change, Policy, PolicyStatus, limited};
+use crate::rate::Rate;
+
+/// Grants nothing, ever: for configurations in which something can be switched off.
+///
+/// Who waits, waits for ever. It has no state and does nothing, so its rate cannot be changed. For a limit that can be opened again,
+/// use any other policy with [`Rate::ZERO`].
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{Blocked, ManualClock, RateLimiter};
+///
+/// let limiter = RateLimiter::with_clock(Blocked, ManualClock::new());
+/// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), None);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocked;
+
+impl Policy for Blocked {
+    type State = ();
+    type Charge = ();
+
+    fn start(&self, _now: Nanos) {}
+
+    #[inline]
+    fn try_acquire(&self, _state: &(), at: Nanos, n: u32) -> Result<(), Refusal> {
+        self.check(n)?;
+        Err(limited(Nanos::MAX, at))
+    }
+
+    #[inline]
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        if n == 0 { Err(Refusal::ZeroPermits) } else { Ok(()) }
+    }
+
+    fn weight(&self, _n: u32) -> u64 {
+        0
+    }
+
+    fn ready_at(&self, _state: &(), _at: Nanos, _ahead: u64, _n: u32) -> Nanos {
+        Nanos::MAX
+    }
+
+    fn undo(&self, _state: &(), _at: Nanos, _charge: (), _lowest: u64) -> u64 {
+        u64::MAX
+    }
+
+    fn refund(&self, _state: &(), _at: Nanos, _n: u32) -> u64 {
+        u64::MAX
+    }
+
+    /// Changes nothing.
+    fn change(&self, _state: &(), _at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        change.without_burst().map(|_| u64::MAX)
+    }
+
+    fn rate(&self) -> Rate {
+        Rate::ZERO
+    }
+
+    fn status(&self, _state: &(), _at: Nanos) -> PolicyStatus {
+        PolicyStatus { limit: 0, available: 0, full_at: Nanos::MAX }
+    }
+}

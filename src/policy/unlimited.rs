@@ -1,0 +1,68 @@
+//! No limit at all.
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::{Change, Policy, PolicyStatus};
+use crate::rate::Rate;
+
+/// Grants everything at once: for configurations in which a limit can be switched off.
+///
+/// It has no state and does nothing, so its rate cannot be changed. For a limit that can be switched on again, use any
+/// other policy with [`Rate::UNLIMITED`].
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{ManualClock, RateLimiter, Unlimited};
+///
+/// let limiter = RateLimiter::with_clock(Unlimited, ManualClock::new());
+/// assert!(limiter.try_acquire_many(u32::MAX).is_ok());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unlimited;
+
+impl Policy for Unlimited {
+    type State = ();
+    type Charge = ();
+
+    fn start(&self, _now: Nanos) {}
+
+    #[inline]
+    fn try_acquire(&self, _state: &(), _at: Nanos, n: u32) -> Result<(), Refusal> {
+        self.check(n)
+    }
+
+    #[inline]
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        if n == 0 { Err(Refusal::ZeroPermits) } else { Ok(()) }
+    }
+
+    fn weight(&self, _n: u32) -> u64 {
+        0
+    }
+
+    fn ready_at(&self, _state: &(), at: Nanos, _ahead: u64, _n: u32) -> Nanos {
+        at
+    }
+
+    fn undo(&self, _state: &(), _at: Nanos, _charge: (), _lowest: u64) -> u64 {
+        u64::MAX
+    }
+
+    fn refund(&self, _state: &(), _at: Nanos, _n: u32) -> u64 {
+        u64::MAX
+    }
+
+    /// Changes nothing.
+    fn change(&self, _state: &(), _at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        change.without_burst().map(|_| u64::MAX)
+    }
+
+    fn rate(&self) -> Rate {
+        Rate::UNLIMITED
+    }
+
+    fn status(&self, _state: &(), at: Nanos) -> PolicyStatus {
+        PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at }
+    }
+}

@@ -1,0 +1,161 @@
+//! Policies from configurations: text, struct and serde; and what is told of a bad one.
+
+use proptest::option;
+use proptest::prelude::*;
+use std::time::Duration;
+use tidegate::policy::{AnyPolicy, ConfigError, Policy, PolicyConfig, PolicyKind};
+use tidegate::{Nanos, Rate, Refusal};
+
+fn told(text: &str) -> String {
+    text.parse::<AnyPolicy>().map_or_else(|error| error.to_string(), |policy| format!("{policy:?}"))
+}
+
+#[test]
+fn every_kind_is_made_from_a_line() {
+    for (text, policy) in [
+        ("smooth_bursty 5/s max_burst 2s start_full", "SmoothBursty"),
+        ("smooth_warming_up 5/s warm_up 3s cold_factor 4.5 start_warm cool_at_once", "SmoothWarmingUp"),
+        ("token_bucket 100/min burst 20 start_with 5 in_steps tolerance 10ms", "TokenBucket"),
+        ("token_bucket 100/min burst 20 at_wall_clock 0s", "TokenBucket"),
+        ("leaky_bucket 10/s undelayed 3 capacity 5", "LeakyBucket"),
+        ("leaky_bucket 10/s max_wait 500ms", "LeakyBucket"),
+        ("fixed_window 100/min from_first_grant", "FixedWindow"),
+        ("fixed_window 100/d at_wall_clock 8h", "FixedWindow"),
+        ("sliding_window 100/min cells 6", "SlidingWindow"),
+        ("sliding_estimate 100/min", "SlidingEstimate"),
+        ("sliding_log 5000/h room_for 10000", "SlidingLog"),
+        ("unlimited", "Unlimited"),
+        ("blocked", "Blocked"),
+    ] {
+        assert!(told(text).starts_with(policy), "{}", told(text));
+        assert_eq!(text.parse::<PolicyConfig>().map(|config| config.to_string()), Ok(text.to_owned()));
+    }
+}
+
+#[test]
+fn a_bad_configuration_names_the_field_the_value_and_what_is_allowed() {
+    for (text, error) in [
+        (
+            "bucket 5/s",
+            "\"bucket\" is not a policy: there are only smooth_bursty, smooth_warming_up, token_bucket, leaky_bucket, \
+             fixed_window, sliding_window, sliding_estimate, sliding_log, unlimited and blocked",
+        ),
+        ("token_bucket", "token_bucket needs rate"),
+        ("token_bucket 5/s", "token_bucket needs burst"),
+        ("token_bucket 0/s burst 5", "rate 0/s is not above zero"),
+        ("token_bucket 5/s burst -1", "burst \"-1\" is not a whole number from 0 to 4294967295"),
+        ("token_bucket 5/s burst", "burst \"\" is not a whole number from 0 to 4294967295"),
+        ("token_bucket 5/s burst 5 start_with 6", "a stock of 6 permits is more than the burst of 5"),
+        (
+            "token_bucket 1/d burst 1000",
+            "a burst of 1000 at 1/d takes longer to fill than the limit of 2.28 years",
+        ),
+        (
+            "leaky_bucket 5/s max_wait soon",
+            "max_wait \"soon\" is not a whole number and a unit, such as 500ms, 5s, 1min or 8h",
+        ),
+        (
+            "leaky_bucket 5/s capacity 5 max_wait 1s",
+            "max_wait 1s: leaky_bucket has only undelayed, capacity and max_wait (capacity or max_wait)",
+        ),
+        ("sliding_window 100/min", "sliding_window needs cells"),
+        ("sliding_window 100/min cells 0", "a window of 0 cells, at least 1 is needed"),
+        ("sliding_log 5000/h burst 20", "burst 20: sliding_log has only room_for"),
+        ("sliding_log 99999999/h", "a log of 99999999 permits is longer than the limit of 16777216"),
+        (
+            "fixed_window 0.333333333333333333/s",
+            "0.3333333333333333/s is not a whole number of permits, at most 4294967295, in a whole number of nanoseconds",
+        ),
+        ("smooth_bursty 5/s color red", "color: smooth_bursty has only max_burst and start_full"),
+        ("smooth_warming_up 5/s", "smooth_warming_up needs warm_up"),
+        ("unlimited 5/s", "5/s: unlimited has no fields"),
+    ] {
+        assert_eq!(told(text), error, "{text}");
+    }
+}
+
+#[test]
+fn a_state_of_another_policy_is_never_free() -> Result<(), ConfigError> {
+    let bucket: AnyPolicy = "token_bucket 5/s burst 5".parse()?;
+    let log: AnyPolicy = "sliding_log 5/s".parse()?;
+    let state = log.start(Nanos::ZERO);
+    let refusal = bucket.try_acquire(&state, Nanos::ZERO, 1).map(drop);
+    assert_eq!(refusal, Err(Refusal::Limited { retry_after: Duration::MAX }));
+    Ok(())
+}
+
+fn some_span() -> impl Strategy<Value = Duration> {
+    any::<u32>().prop_map(|nanos| Duration::from_nanos(nanos.into()))
+}
+
+proptest! {
+    /// Whatever is set: the line reads back as the same, and making the policy never panics.
+    #[test]
+    fn a_configuration_goes_round(
+        kind in 0..8usize,
+        permits in 1u64..,
+        seconds in 1u64..1_000_000,
+        max_burst in option::of(some_span()),
+        start_full: bool,
+        burst in option::of(any::<u32>()),
+        capacity in option::of(any::<u32>()),
+        at_wall_clock in option::of(some_span()),
+        cells in option::of(0..100u16),
+    ) {
+        let kinds = [
+            PolicyKind::SmoothBursty, PolicyKind::SmoothWarmingUp, PolicyKind::TokenBucket, PolicyKind::LeakyBucket,
+            PolicyKind::FixedWindow, PolicyKind::SlidingWindow, PolicyKind::SlidingEstimate, PolicyKind::SlidingLog,
+        ];
+        let rate = Rate::new(permits, Duration::from_secs(seconds))?;
+        let config = PolicyConfig {
+            max_burst, start_full, burst, capacity, at_wall_clock, cells, ..PolicyConfig::new(kinds[kind], rate)
+        };
+        if let Ok(again) = config.to_string().parse::<PolicyConfig>() {
+            prop_assert_eq!(&again, &config);
+        } else {
+            prop_assert!(AnyPolicy::try_from(config).is_err());
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+mod with_serde {
+    use super::*;
+
+    #[test]
+    fn a_configuration_is_read_from_and_written_to_json() -> Result<(), serde_json::Error> {
+        let text = r#"{"policy":"token_bucket","rate":"100/s","burst":20,"tolerance":"10ms"}"#;
+        let config: PolicyConfig = serde_json::from_str(text)?;
+        assert_eq!(config.to_string(), "token_bucket 100/s burst 20 tolerance 10ms");
+        assert_eq!(serde_json::to_string(&config)?, text);
+        assert_eq!(
+            serde_json::to_string(&PolicyConfig::new(PolicyKind::SlidingLog, Rate::per_hour(5)))?,
+            r#"{"policy":"sliding_log","rate":"5/h"}"#
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_forgotten_rate_is_not_unlimited() -> Result<(), serde_json::Error> {
+        let config: PolicyConfig = serde_json::from_str(r#"{"policy":"token_bucket","burst":20}"#)?;
+        let error = AnyPolicy::try_from(config).expect_err("no rate");
+        assert_eq!(error.to_string(), "token_bucket needs rate");
+        Ok(())
+    }
+
+    #[test]
+    fn bad_json_is_told_with_the_value() {
+        for (text, part) in [
+            (r#"{"policy":"bucket"}"#, "unknown variant `bucket`"),
+            (r#"{"policy":"token_bucket","rate":"0/s"}"#, "rate 0/s is not above zero"),
+            (r#"{"policy":"token_bucket","rate":"5/s","bursts":1}"#, "unknown field `bursts`"),
+            (
+                r#"{"policy":"leaky_bucket","rate":"5/s","max_wait":"soon"}"#,
+                "\"soon\", expected a whole number and a unit",
+            ),
+        ] {
+            let error = serde_json::from_str::<PolicyConfig>(text).expect_err("bad").to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
