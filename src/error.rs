@@ -41,12 +41,17 @@ pub enum Refusal {
         /// The most permits that one request can have.
         burst: u32,
     },
+    /// All permits are in use; nobody knows when one is given back. Only from a [`CountingLimit`](crate::CountingLimit).
+    InUse {
+        /// How many can be in use at the same time.
+        limit: u32,
+    },
     /// Zero permits were asked for, which is neither granted nor refused by any rule: ask for at least one.
     ZeroPermits,
 }
 
 impl Refusal {
-    /// How long to wait before the same call can succeed; `None` if it never can.
+    /// How long to wait before the same call can succeed; `None` if it never can, or nobody knows.
     ///
     /// # Examples
     ///
@@ -65,14 +70,14 @@ impl Refusal {
         match self {
             Refusal::Limited { retry_after: Duration::MAX } => None,
             Refusal::Limited { retry_after } => Some(retry_after),
-            Refusal::ExceedsBurst { .. } | Refusal::ZeroPermits => None,
+            Refusal::ExceedsBurst { .. } | Refusal::InUse { .. } | Refusal::ZeroPermits => None,
         }
     }
 
     /// Whether waiting can help.
     #[must_use]
     pub fn is_limited(self) -> bool {
-        matches!(self, Refusal::Limited { .. })
+        matches!(self, Refusal::Limited { .. } | Refusal::InUse { .. })
     }
 }
 
@@ -84,6 +89,7 @@ impl fmt::Display for Refusal {
             Refusal::ExceedsBurst { requested, burst } => {
                 write!(f, "{requested} permits requested, burst is {burst}")
             }
+            Refusal::InUse { limit } => write!(f, "all {limit} permits are in use"),
             Refusal::ZeroPermits => f.write_str("0 permits requested, at least 1 is needed"),
         }
     }

@@ -114,6 +114,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod clock;
+mod counting;
 mod error;
 mod gate;
 mod limiter;
@@ -128,6 +129,7 @@ pub mod wait;
 mod loom_tests;
 
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
+pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, RateError, Refusal};
 pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
