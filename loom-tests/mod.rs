@@ -3,4 +3,7 @@
 mod cell;
 mod gate;
 mod published;
+mod sliding_log;
+mod sliding_window;
 mod support;
+mod windows;

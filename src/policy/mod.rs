@@ -35,14 +35,14 @@ pub(crate) mod interval;
 mod leaky_bucket;
 pub(crate) mod published;
 mod sliding_estimate;
-mod sliding_log;
-mod sliding_window;
+pub(crate) mod sliding_log;
+pub(crate) mod sliding_window;
 mod smooth_bursty;
 mod smooth_warming_up;
 pub(crate) mod ticks;
 mod token_bucket;
 mod unlimited;
-mod window;
+pub(crate) mod window;
 
 pub use any::{AnyCharge, AnyPolicy, AnyState};
 pub use blocked::Blocked;

@@ -13,15 +13,15 @@
 //! | step | operation | ordering | why |
 //! |---|---|---|---|
 //! | 1 read | `head` | Acquire | sees the times of all grants but the last; whoever moved the head had seen to them |
-//! | 2 help | the places of the last grant: maximum of what is there and its time | Release | as if its taker had done it |
-//! | 3 judge | the oldest time that has to be over | Acquire | |
+//! | 2 help | each place of the last grant that is not written: read it, read `head` again, compare and exchange | Acquire, Acquire, Release | as if its taker had done it |
+//! | 3 judge | the oldest time that has to be over, and if it is not, `head` again | Acquire | whoever wrote a newer time had moved the head before |
 //! | 4 take | `head`: compare and exchange | AcqRel | fails if anybody took meanwhile; publishes what 2 made sure of |
-//! | 5 write | the places taken: maximum of what is there and the time | Release | for whoever skips 2 on seeing the last of them |
+//! | 5 write | as 2, for its own grant | | for whoever skips 2 on seeing the last of them |
 //!
 //! **A writer that stalls** between 4 and 5 has taken places that still show old times. The next one to come writes them, before
 //! anything else; so the ring behind the head has one unwritten grant at most, and the head tells which. When the stalled writer goes
-//! on, the maximum changes nothing: a place is only taken again when its time is over, so its times rise from lap to lap by at
-//! least the window. No lap numbers are needed; a time is its own.
+//! on, its exchange fails, since a place never shows the same twice: it is only taken again when its time is over, so
+//! its times rise from lap to lap by at least the window; and a place that is cleared gets a number that is no time.
 //!
 //! **Nobody is too early.** Times rise along the ring, since a grant is written as of the latest time that the head knows, even if its taker's
 //! clock is behind. So the oldest time that has to be over is the newest of those, and one look decides for any `n`.
@@ -30,10 +30,10 @@
 //! its version is another, until 2^15 are given back while somebody stalls and the clock stands still.
 //!
 //! **Giving back** a grant, one at a time under a lock of its own: the newer times move one place back each, which only raises the
-//! times in places, so that nobody is let through too early meanwhile. Then the newest is there twice. The second one is marked, which keeps
-//! it from being over; the head is moved back before it; and it is cleared. If somebody took meanwhile, the mark is
-//! removed, and what is there twice is given back instead. A helper that stalled all the while may write a time that was cleared
-//! again: then those permits are back when that time is over, and never too early.
+//! times in places, so that nobody is let through too early meanwhile. Then the newest is there twice. The second one is marked;
+//! the head is moved back before it; and it is cleared, by whoever comes first, before it is taken again. If somebody took
+//! meanwhile, the head has moved on: the mark is removed, and what is there twice is given back instead. The ring has one
+//! place more than it needs, so that the one that is given back is never one that decides.
 //!
 //! **Checked by** `loom-tests/sliding_log.rs`, with twins that do not help, and that do not mark.
 //!
@@ -96,13 +96,13 @@ pub struct SlidingLog {
 #[derive(Debug)]
 pub struct LogState {
     head: AtomicU128,
-    /// Stamps; 0 if free. As many as there is room for.
+    /// Stamps; a number below all stamps if free. As many as there is room for.
     times: Box<[AtomicU64]>,
     /// Held by whoever gives back. Nobody else takes it.
     giving_back: Mutex<()>,
 }
 
-/// A time with this bit is being given back: it is not over, and not to be written.
+/// A time with this bit is being given back.
 const MARK: u64 = 1 << 63;
 
 /// What one grant of a [`SlidingLog`] took.
@@ -114,14 +114,14 @@ pub struct LogCharge {
 
 /// Where the next grant goes, and what the last one was.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Head {
+pub(crate) struct Head {
     /// Raised when anything is given back. 15 bits.
-    version: u16,
+    pub(crate) version: u16,
     /// 24 bits.
-    place: u32,
+    pub(crate) place: u32,
     /// How many places before `place` the last grant took. 25 bits.
-    n: u32,
-    time: Stamp,
+    pub(crate) n: u32,
+    pub(crate) time: Stamp,
 }
 
 impl Head {
@@ -141,43 +141,54 @@ impl Head {
     }
 
     /// The same with the last grant written, and anything given back.
-    fn settled(self) -> Head {
+    pub(crate) fn settled(self) -> Head {
         Head { version: (self.version + 1) & 0x7fff, n: 0, ..self }
     }
 }
 
 impl LogState {
-    /// A ring of so many places, none of them taken.
+    /// A ring with room for so many grants.
     fn new(room: u32) -> LogState {
-        let times = (0..room).map(|_| AtomicU64::new(0)).collect();
+        let times = (0..=room).map(|_| AtomicU64::new(0)).collect();
         LogState { head: AtomicU128::new(0), times, giving_back: Mutex::new(()) }
     }
 
     /// The place `steps` after another, or before it if negative. Not further than once around.
-    fn at(&self, place: u32, steps: i64) -> &AtomicU64 {
+    pub(crate) fn at(&self, place: u32, steps: i64) -> &AtomicU64 {
         let room = self.times.len() as i64;
         // Within the ring.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         &self.times[(i64::from(place) + steps).rem_euclid(room) as usize]
     }
 
-    /// Writes the times of the last grant, if its taker did not get so far.
-    fn help(&self, head: Head) {
+    /// Writes the times of the last grant, as far as nobody did.
+    pub(crate) fn help(&self, head: Head) {
         let n = i64::from(head.n);
         // They are written in order, so the last one tells of all.
-        if n > 0 && self.at(head.place, -1).load(Ordering::Acquire) < head.time {
-            for step in -n..0 {
-                self.at(head.place, step).fetch_max(head.time, Ordering::Release);
+        if n == 0 || self.at(head.place, -1).load(Ordering::Acquire) >= head.time {
+            return;
+        }
+        for step in -n..0 {
+            let place = self.at(head.place, step);
+            let old = place.load(Ordering::Acquire);
+            if old >= head.time {
+                continue;
             }
+            if self.head() != head {
+                // Whoever moved it saw to this grant, and what was there may be newer.
+                return;
+            }
+            // It fails if somebody else was here.
+            let _ = place.compare_exchange(old, head.time, Ordering::Release, Ordering::Relaxed);
         }
     }
 
-    fn head(&self) -> Head {
+    pub(crate) fn head(&self) -> Head {
         Head::decode(self.head.load(Ordering::Acquire))
     }
 
     /// Replaces the head, or returns the one that is there instead.
-    fn exchange(&self, head: Head, new: Head) -> Result<(), Head> {
+    pub(crate) fn exchange(&self, head: Head, new: Head) -> Result<(), Head> {
         self.head
             .compare_exchange_weak(head.encode(), new.encode(), Ordering::AcqRel, Ordering::Acquire)
             .map(drop)
@@ -185,7 +196,7 @@ impl LogState {
     }
 
     /// The place `steps` on from another.
-    fn moved(&self, place: u32, steps: i64) -> u32 {
+    pub(crate) fn moved(&self, place: u32, steps: i64) -> u32 {
         let room = self.times.len() as i64;
         // Within the ring, whose size is a `u32`.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -194,20 +205,44 @@ impl LogState {
     }
 
     /// When `n` permits are free: the end of the newest of the `n` oldest times. `n` is at most the limit.
-    fn free_at(&self, head: Head, window: &Window, n: u64, now: Stamp) -> Stamp {
+    pub(crate) fn free_at(&self, head: Head, window: &Window, n: u64) -> Stamp {
         let step = i64::try_from(n).unwrap_or(i64::MAX) - 1 - i64::from(window.limit);
-        // The place to be written first may be one that is being given back right now.
-        let next = self.at(head.place, 0).load(Ordering::Acquire);
-        let oldest = self.at(head.place, step).load(Ordering::Acquire);
-        if (next | oldest) & MARK > 0 { now + 1 } else { end(oldest, window) }
+        end(self.at(head.place, step).load(Ordering::Acquire) & !MARK, window)
+    }
+
+    /// Sees that the next place can be written: clears it if it was given back, and not cleared yet.
+    fn clear_next(&self, head: Head) {
+        let next = self.at(head.place, 0);
+        let there = next.load(Ordering::Acquire);
+        // If the head is still there, it was moved back before this place.
+        if there & MARK > 0 && self.head() == head {
+            let _ = next.compare_exchange(there, cleared(head), Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// When `n` permits are free, and the head at which that is so.
+    fn judge(&self, window: &Window, n: u64, now: Stamp) -> (Head, Stamp) {
+        let mut head = self.head();
+        loop {
+            self.help(head);
+            self.clear_next(head);
+            let free_at = self.free_at(head, window, n);
+            if free_at <= now {
+                // If the head is another by now, whoever takes will notice.
+                return (head, free_at);
+            }
+            // It may be a newer time than the head that was read: then it is not the oldest.
+            match self.head() {
+                same if same == head => return (head, free_at),
+                newer => head = newer,
+            }
+        }
     }
 
     /// Takes `n` places as of `now`. The error is the time before which that is too early.
     fn take(&self, now: Stamp, window: &Window, n: u32) -> Result<LogCharge, Stamp> {
-        let mut head = self.head();
         loop {
-            self.help(head);
-            let free_at = self.free_at(head, window, u64::from(n), now);
+            let (head, free_at) = self.judge(window, u64::from(n), now);
             if free_at > now {
                 return Err(free_at);
             }
@@ -215,22 +250,16 @@ impl LogState {
                 Head { place: self.moved(head.place, i64::from(n)), n, time: now.max(head.time), ..head };
             match self.exchange(head, new) {
                 Ok(()) => {
-                    self.write(head.place, n, new.time);
+                    self.help(new);
                     return Ok(LogCharge { time: new.time, n });
                 }
-                Err(newer) => head = newer,
+                Err(_) => continue,
             }
         }
     }
 
-    fn write(&self, place: u32, n: u32, time: Stamp) {
-        for step in 0..i64::from(n) {
-            self.at(place, step).fetch_max(time, Ordering::Release);
-        }
-    }
-
     /// Sees that the last grant is written, and that nobody will write it again who has not begun to.
-    fn settle(&self) -> Head {
+    pub(crate) fn settle(&self) -> Head {
         let mut head = self.head();
         loop {
             self.help(head);
@@ -242,7 +271,7 @@ impl LogState {
     }
 
     /// Removes a grant of exactly this time that is not over, as if it had not been.
-    fn remove(&self, mut time: Stamp) {
+    pub(crate) fn remove(&self, mut time: Stamp) {
         let room = i64::try_from(self.times.len()).unwrap_or(i64::MAX);
         loop {
             let head = self.settle();
@@ -265,11 +294,14 @@ impl LogState {
             }
             let back = Head { place: self.moved(head.place, -1), ..head.settled() };
             if self.exchange_surely(head, back) {
-                set(time | MARK, 0);
+                set(time | MARK, cleared(head));
                 return;
             }
             // Somebody took meanwhile.
-            set(time | MARK, time);
+            if !set(time | MARK, time) {
+                // It was cleared by somebody who slept since the last time: then it is given back.
+                return;
+            }
         }
     }
 
@@ -297,16 +329,26 @@ impl LogState {
             let time = place.load(Ordering::Acquire);
             // One that changes meanwhile was over and is taken anew.
             let counts = end(time, window) > now;
-            if counts && place.compare_exchange(time, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if counts
+                && place.compare_exchange(time, cleared(head), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
                 left -= 1;
             }
         }
     }
 }
 
-/// When a grant of this time counts no more; 0 if there was none.
+/// When a grant of this time counts no more. What is no time counts not at all.
 fn end(time: Stamp, window: &Window) -> Stamp {
-    if time == 0 { 0 } else { time.saturating_add(window.length) }
+    if time <= CLEARED { 0 } else { time.saturating_add(window.length) }
+}
+
+/// No stamp is as small.
+const CLEARED: u64 = 1 << 16;
+
+/// What a place shows that was cleared under this head: never the same twice, as long as the version is another.
+fn cleared(head: Head) -> u64 {
+    u64::from(head.version)
 }
 
 impl SlidingLog {
@@ -396,12 +438,10 @@ impl Policy for SlidingLog {
         if n > window.limit {
             return Nanos::MAX;
         }
-        let head = state.head();
-        state.help(head);
         // The times of one window come again in the next: each full limit takes a window more.
         let (need, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
         let windows = (need - 1) / limit;
-        let free_at = state.free_at(head, &window, need - windows * limit, stamp(at));
+        let (_, free_at) = state.judge(&window, need - windows * limit, stamp(at));
         let first = if windows > 0 { free_at.max(stamp(at)) } else { free_at };
         time_of(first.saturating_add(window.length.saturating_mul(windows)))
     }
@@ -451,14 +491,14 @@ impl Policy for SlidingLog {
         let head = state.head();
         state.help(head);
         let now = stamp(at);
-        let is_over = |n| state.free_at(head, &window, n, now) <= now;
+        let is_over = |n| state.free_at(head, &window, n) <= now;
         // Times rise along the ring, so those that are over come first.
         let (mut free, mut taken) = (0, limit + 1);
         while taken - free > 1 {
             let middle = free.midpoint(taken);
             *(if is_over(middle) { &mut free } else { &mut taken }) = middle;
         }
-        let full_at = time_of(state.free_at(head, &window, limit, now));
+        let full_at = time_of(state.free_at(head, &window, limit));
         PolicyStatus { limit, available: free, full_at }
     }
 

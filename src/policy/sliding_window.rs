@@ -87,8 +87,8 @@ pub struct SlidingWindow {
 /// The state of one [`SlidingWindow`]: the sum, and a word for each cell.
 #[derive(Debug)]
 pub struct SlidingState {
-    total: AtomicU64,
-    cells: Box<[AtomicU128]>,
+    pub(crate) total: AtomicU64,
+    pub(crate) cells: Box<[AtomicU128]>,
 }
 
 /// What one grant of a [`SlidingWindow`] took.
@@ -100,13 +100,13 @@ pub struct SlidingCharge {
 
 /// A counter, and the time from which it counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Cell {
-    beginning: Stamp,
-    count: u64,
+pub(crate) struct Cell {
+    pub(crate) beginning: Stamp,
+    pub(crate) count: u64,
 }
 
 impl Cell {
-    fn decode(bits: u128) -> Cell {
+    pub(crate) fn decode(bits: u128) -> Cell {
         // The two halves.
         #[allow(clippy::cast_possible_truncation)]
         Cell { beginning: (bits >> 64) as u64, count: bits as u64 }
@@ -118,7 +118,7 @@ impl Cell {
 }
 
 /// Replaces a cell by what `new` makes of it, unless that is nothing. Returns what was there, and what is there now.
-fn replace(cell: &AtomicU128, new: impl Fn(Cell) -> Option<Cell>) -> Option<(Cell, Cell)> {
+pub(crate) fn replace(cell: &AtomicU128, new: impl Fn(Cell) -> Option<Cell>) -> Option<(Cell, Cell)> {
     let mut bits = cell.load(Ordering::Acquire);
     loop {
         let old = Cell::decode(bits);

@@ -1,0 +1,74 @@
+//! One word that turns with time: a window that ends while it is taken from, and given back to.
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::support::{model, model_of_three};
+use crate::nanos::Nanos;
+use crate::policy::{FixedWindow, LeakyBucket, Policy, SlidingEstimate, TokenBucket};
+use crate::rate::Rate;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// How many of three takers, in a new window, with the last permit of the old one taken, are granted.
+fn granted_of_three<P: Policy>(policy: P, at: u64) -> usize {
+    let policy = Arc::new(policy);
+    let state = Arc::new(policy.start(Nanos::ZERO));
+    policy.try_acquire(&state, Nanos::ZERO, 1).expect("the first");
+    let others: Vec<_> = (0..2)
+        .map(|_| {
+            let (policy, state) = (policy.clone(), state.clone());
+            thread::spawn(move || usize::from(policy.try_acquire(&state, Nanos::new(at), 1).is_ok()))
+        })
+        .collect();
+    let mine = usize::from(policy.try_acquire(&state, Nanos::new(at), 1).is_ok());
+    mine + others.into_iter().map(|other| other.join().expect("no panic")).sum::<usize>()
+}
+
+#[test]
+fn a_fixed_window_turns_once() {
+    model_of_three(|| assert_eq!(granted_of_three(FixedWindow::new(Rate::per_second(1)), SECOND), 1));
+}
+
+#[test]
+fn a_window_begins_with_one_first_grant() {
+    model_of_three(|| {
+        let policy = FixedWindow::new(Rate::per_second(1)).from_first_grant();
+        assert_eq!(granted_of_three(policy, SECOND), 1);
+    });
+}
+
+#[test]
+fn an_estimate_turns_once() {
+    // Two seconds on, so that the first permit counts no more.
+    model_of_three(|| assert_eq!(granted_of_three(SlidingEstimate::new(Rate::per_second(1)), 2 * SECOND), 1));
+}
+
+#[test]
+fn a_bucket_s_token_is_taken_once() {
+    model_of_three(|| assert_eq!(granted_of_three(TokenBucket::new(Rate::per_second(1), 1), SECOND), 1));
+}
+
+#[test]
+fn a_leaky_bucket_lets_one_out() {
+    model_of_three(|| assert_eq!(granted_of_three(LeakyBucket::new(Rate::per_second(1)), SECOND), 1));
+}
+
+/// A permit of the old window is given back while somebody turns it: it is worth nothing in the new one.
+#[test]
+fn what_is_given_back_late_is_not_in_the_new_window() {
+    model(|| {
+        let policy = Arc::new(FixedWindow::new(Rate::per_second(1)));
+        let state = Arc::new(policy.start(Nanos::ZERO));
+        let charge = policy.try_acquire(&state, Nanos::ZERO, 1).expect("the first");
+        let giving_back = {
+            let (policy, state) = (policy.clone(), state.clone());
+            thread::spawn(move || policy.undo(&state, Nanos::ZERO, charge, u64::MAX))
+        };
+        let now = Nanos::new(SECOND);
+        assert!(policy.try_acquire(&state, now, 1).is_ok());
+        giving_back.join().expect("no panic");
+        assert!(policy.try_acquire(&state, now, 1).is_err());
+    });
+}
