@@ -3,16 +3,17 @@
 //! Granted: a billion per second and a billion in stock, so that everybody grants every attempt. Refused: one per hour, and that one
 //! is gone. Nanoseconds of wall time per attempt of any thread, median over short rounds.
 
-use std::hint::{black_box, spin_loop};
+use std::hint::black_box;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tidegate::{Rate, RateLimiter, SmoothBursty};
 use tokio::sync::Semaphore;
 
+use crate::Options;
 use crate::report::Row;
-use crate::{Options, in_turns, median};
+use crate::turns::{in_turns, median, round};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const BILLION: u32 = 1_000_000_000;
@@ -117,7 +118,7 @@ fn measure(
     // The first two turns warm up caches and branch predictors.
     in_turns(contestants.len(), if options.quick { 33 } else { 203 }, |index, repetition| {
         let (name, attempts) = &contestants[index];
-        let (granted, wall) = round(attempts.as_ref(), threads);
+        let (granted, wall) = round(attempts.as_ref(), threads, ROUND);
         assert!(granted.iter().all(|granted| *granted == grants), "{name} granted {granted:?} of {ROUND}");
         if repetition >= 2 {
             samples[index].push(wall.as_nanos() as f64 / (f64::from(ROUND) * threads as f64));
@@ -132,41 +133,4 @@ fn measure(
         peer_value,
     };
     contestants.iter().zip(&medians).skip(1).map(row).collect()
-}
-
-/// Lets every thread make its attempts at the same time. Returns how many each was granted, and the time from the first
-/// start to the last end.
-fn round(attempts: &(dyn Fn(u32) -> u32 + Sync), threads: usize) -> (Vec<u32>, Duration) {
-    let ready = AtomicUsize::new(0);
-    let work = || {
-        // Spinning, since waking a thread takes longer than the difference to be seen.
-        ready.fetch_add(1, Ordering::AcqRel);
-        while ready.load(Ordering::Acquire) < threads {
-            spin_loop();
-        }
-        let start = Instant::now();
-        let granted = attempts(black_box(ROUND));
-        (granted, start, Instant::now())
-    };
-    let results: Vec<_> = if threads == 1 {
-        vec![work()]
-    } else {
-        let cores = core_affinity::get_core_ids().unwrap_or_default();
-        std::thread::scope(|scope| {
-            let handles: Vec<_> = (0..threads)
-                .map(|thread| {
-                    let (core, work) = (cores.get(thread).copied(), &work);
-                    scope.spawn(move || {
-                        core.map(core_affinity::set_for_current);
-                        work()
-                    })
-                })
-                .collect();
-            handles.into_iter().map(|handle| handle.join().expect("no panic in a round")).collect()
-        })
-    };
-    let start = results.iter().map(|(_, start, _)| *start).min();
-    let end = results.iter().map(|(_, _, end)| *end).max();
-    let wall = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
-    (results.into_iter().map(|(granted, ..)| granted).collect(), wall)
 }

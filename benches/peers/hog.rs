@@ -11,8 +11,9 @@ use tidegate::{Rate, RateLimiter, SmoothBursty};
 use tokio::runtime::Builder;
 use tokio::sync::Notify;
 
+use crate::Options;
 use crate::report::Row;
-use crate::{Options, in_turns, median};
+use crate::turns::{in_turns, median};
 
 const RATE: u32 = 100_000;
 const MANY: u32 = 100;

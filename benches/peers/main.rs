@@ -7,6 +7,8 @@
 mod attempt;
 mod hog;
 mod report;
+#[path = "../turns/mod.rs"]
+mod turns;
 mod waiting;
 
 use std::error::Error;
@@ -60,22 +62,4 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     report::print(&rows);
     report::write(&rows)
-}
-
-/// The middle one; of an even number the mean of the two in the middle.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
-}
-
-/// Calls `run` with each contestant's number, `repetitions` times, in turns: the first one changes from turn to turn, and
-/// every other turn goes backwards, so that nobody always runs behind the same one.
-fn in_turns(contestants: usize, repetitions: usize, mut run: impl FnMut(usize, usize)) {
-    for repetition in 0..repetitions {
-        for step in 0..contestants {
-            let step = if repetition % 2 == 0 { step } else { contestants - 1 - step };
-            run((step + repetition / 2) % contestants, repetition);
-        }
-    }
 }

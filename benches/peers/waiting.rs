@@ -13,7 +13,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::report::Row;
-use crate::{ALLOCATOR, Options, in_turns, median};
+use crate::turns::{in_turns, median};
+use crate::{ALLOCATOR, Options};
 
 const WALL: &str = "wall over ideal";
 const SPAN: &str = "first to last over ideal";

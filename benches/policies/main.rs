@@ -1,0 +1,123 @@
+//! What does one attempt cost with each policy, granted or refused, with one thread or two on the same limiter? And does the
+//! exact log grow with its limit?
+//!
+//! `cargo bench --bench policies` prints one table and writes `target/policies.json`; `-- --quick` has fewer rounds. All policies take turns
+//! in one run, and the table shows medians, beside that of the token bucket.
+//!
+//! **attempt**: through the limiter, with its clock: what a caller pays. **alone**: the policy without limiter and clock, at times that rise.
+//! **instructions**: of an attempt through the limiter, counted by valgrind where it is installed.
+
+mod instructions;
+mod policies;
+#[path = "../turns/mod.rs"]
+mod turns;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use policies::{Contestant, contestants};
+use serde_json::{Value, json};
+use turns::{in_turns, median, round};
+
+/// Attempts of each thread in one round.
+const ROUND: u32 = 20_000;
+
+/// How an attempt ends.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Outcome {
+    Granted,
+    Refused,
+}
+
+/// What the others are compared with.
+const REFERENCE: &str = "TokenBucket";
+
+/// The columns of the table, in nanoseconds per attempt of any thread.
+const COLUMNS: [(&str, Outcome, usize); 4] = [
+    ("granted/1", Outcome::Granted, 1),
+    ("granted/2", Outcome::Granted, 2),
+    ("refused/1", Outcome::Refused, 1),
+    ("refused/2", Outcome::Refused, 2),
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<_> = std::env::args().skip(1).collect();
+    if let Some(only) = args.iter().find_map(|arg| arg.strip_prefix("--only=")) {
+        return instructions::run_one(only);
+    }
+    let rounds = if args.iter().any(|arg| arg == "--quick") { 23 } else { 203 };
+    let names: Vec<_> = contestants(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
+    let mut list = Vec::new();
+    for kind in ["attempt", "alone"] {
+        println!(
+            "\n{kind:<26} {}",
+            COLUMNS.map(|(column, ..)| format!("{column:>10} {:>6}", "ratio")).join(" ")
+        );
+        let columns: Vec<Vec<f64>> = COLUMNS
+            .iter()
+            .filter(|(.., threads)| kind == "attempt" || *threads == 1)
+            .map(|(_, outcome, threads)| {
+                measure(&contestants(*outcome), kind == "alone", *outcome, *threads, rounds)
+            })
+            .collect();
+        let reference = names.iter().position(|name| *name == REFERENCE).unwrap_or_default();
+        for (index, name) in names.iter().enumerate() {
+            let mut cells = columns.iter().map(|column| (column[index], column[index] / column[reference]));
+            let mut line = format!("{name:<26}");
+            for (column, _, threads) in COLUMNS {
+                let shown = if kind == "alone" && threads > 1 { None } else { cells.next() };
+                let Some((value, ratio)) = shown else {
+                    line += &format!(" {:>17}", "");
+                    continue;
+                };
+                line += &format!(" {value:>10.3} {ratio:>6.3}");
+                list.push(json!({
+                    "case": format!("{kind}/{column}"), "unit": "ns per attempt", "policy": name,
+                    "value": value, "ratio": ratio,
+                }));
+            }
+            println!("{line}");
+        }
+    }
+    list.extend(instructions::table(&names)?);
+    write(list)
+}
+
+/// The medians of all contestants.
+fn measure(
+    contestants: &[Contestant],
+    alone: bool,
+    outcome: Outcome,
+    threads: usize,
+    rounds: usize,
+) -> Vec<f64> {
+    let mut samples = vec![Vec::new(); contestants.len()];
+    // A policy without a burst refuses a thread whose clock is a nanosecond behind that of the other.
+    let as_meant = |granted: u32| match outcome {
+        Outcome::Granted => granted > ROUND / 10,
+        Outcome::Refused => granted == 0,
+    };
+    // The first three turns warm up caches and branch predictors.
+    in_turns(contestants.len(), rounds, |index, repetition| {
+        let Contestant { name, through_limiter, policy_alone } = &contestants[index];
+        let attempts = if alone { policy_alone } else { through_limiter };
+        let (granted, wall) = round(attempts.as_ref(), threads, ROUND);
+        assert!(granted.iter().copied().all(as_meant), "{name} granted {granted:?} of {ROUND}");
+        if repetition >= 3 {
+            samples[index].push(wall.as_nanos() as f64 / (f64::from(ROUND) * threads as f64));
+        }
+    });
+    samples.into_iter().map(median).collect()
+}
+
+fn write(list: Vec<Value>) -> Result<(), Box<dyn Error>> {
+    let target = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(target) => PathBuf::from(target),
+        None => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target"),
+    };
+    let path = target.join("policies.json");
+    std::fs::create_dir_all(&target)?;
+    std::fs::write(&path, format!("{:#}\n", Value::Array(list)))?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
+}

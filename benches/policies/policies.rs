@@ -1,0 +1,111 @@
+//! Who takes part: each policy, set so that all attempts are granted, or all are refused.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate::policy::{AnyPolicy, Policy};
+use tidegate::{
+    Blocked, CountingLimit, FixedWindow, LeakyBucket, Nanos, Rate, RateLimiter, SlidingEstimate, SlidingLog,
+    SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
+};
+
+use crate::Outcome;
+
+/// Makes so many attempts and counts those granted.
+type Attempts = Box<dyn Fn(u32) -> u32 + Sync>;
+
+pub(crate) struct Contestant {
+    pub(crate) name: &'static str,
+    pub(crate) through_limiter: Attempts,
+    pub(crate) policy_alone: Attempts,
+}
+
+/// The loop is part of the closure, so that only the round is a dynamic call.
+fn attempts(attempt: impl Fn() -> bool + Sync + 'static) -> Attempts {
+    Box::new(move |count| (0..count).map(|_| u32::from(attempt())).sum())
+}
+
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Alone<T>(T);
+
+/// A policy that is emptied first, by single permits, if all is to be refused.
+fn contestant<P: Policy + Clone>(name: &'static str, policy: P, outcome: Outcome) -> Contestant {
+    let limiter = RateLimiter::new(policy.clone());
+    let start = Nanos::from_duration(Duration::from_secs(1));
+    let state = policy.start(start);
+    if outcome == Outcome::Refused {
+        while limiter.try_acquire().is_ok() {}
+        while policy.try_acquire(&state, start, 1).is_ok() {}
+    }
+    // A microsecond from one to the next, as a clock would show if every attempt took that.
+    let (state, now) = (Alone(state), Alone(AtomicU64::new(start.as_u64())));
+    let step = if outcome == Outcome::Granted { 1000 } else { 0 };
+    Contestant {
+        name,
+        through_limiter: attempts(move || black_box(black_box(&limiter).try_acquire()).is_ok()),
+        policy_alone: attempts(move || {
+            // Only one thread is at it.
+            let at = now.0.load(Ordering::Relaxed) + step;
+            now.0.store(at, Ordering::Relaxed);
+            black_box(black_box(&policy).try_acquire(black_box(&state.0), Nanos::new(at), 1)).is_ok()
+        }),
+    }
+}
+
+/// One at the same time, taken and given back; or taken for good.
+fn counting(outcome: Outcome) -> Contestant {
+    let attempts = || {
+        let limit = CountingLimit::new(4);
+        let held = (outcome == Outcome::Refused).then(|| limit.try_acquire_many(4));
+        attempts(move || {
+            let _ = &held;
+            black_box(black_box(&limit).try_acquire()).is_ok()
+        })
+    };
+    Contestant { name: "CountingLimit", through_limiter: attempts(), policy_alone: attempts() }
+}
+
+/// All policies. Granted: more than anybody asks for. Refused: one per hour, and that one is gone.
+pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
+    let granted = outcome == Outcome::Granted;
+    let hour = Duration::from_secs(3600);
+    let rate = |permits| Rate::new(permits, hour).unwrap_or(Rate::UNLIMITED);
+    // Windows that end before the next attempt, or one in an hour.
+    let counted = if granted { rate(u32::MAX.into()) } else { rate(1) };
+    let flowing = if granted { Rate::per_second(1_000_000_000_000) } else { rate(1) };
+    let log = |limit: u64| {
+        let window = if granted { Duration::from_nanos(1) } else { hour };
+        SlidingLog::new(Rate::new(limit, window).unwrap_or(Rate::UNLIMITED))
+    };
+    let bucket = match outcome {
+        Outcome::Granted => TokenBucket::new(Rate::per_second(1_000_000_000), 1_000_000_000),
+        Outcome::Refused => TokenBucket::new(rate(1), 1),
+    };
+    let any = AnyPolicy::from(bucket.clone());
+    let mut all = vec![
+        contestant("TokenBucket", bucket, outcome),
+        contestant(
+            "LeakyBucket",
+            LeakyBucket::new(flowing).undelayed(u32::from(granted) * 1_000_000),
+            outcome,
+        ),
+        contestant("SmoothBursty", SmoothBursty::new(flowing).start_full(), outcome),
+        contestant("SmoothWarmingUp", SmoothWarmingUp::new(flowing, hour).start_warm(), outcome),
+        contestant("FixedWindow", FixedWindow::new(counted), outcome),
+        contestant("FixedWindow, first grant", FixedWindow::new(counted).from_first_grant(), outcome),
+        contestant("SlidingEstimate", SlidingEstimate::new(counted), outcome),
+        contestant("SlidingWindow, 10 cells", SlidingWindow::new(counted, 10), outcome),
+        contestant("SlidingLog, 10", log(10), outcome),
+        contestant("SlidingLog, 1,000", log(1000), outcome),
+        contestant("SlidingLog, 100,000", log(100_000), outcome),
+        contestant("AnyPolicy (TokenBucket)", any, outcome),
+        counting(outcome),
+    ];
+    all.push(match outcome {
+        Outcome::Granted => contestant("Unlimited or Blocked", Unlimited, outcome),
+        Outcome::Refused => contestant("Unlimited or Blocked", Blocked, outcome),
+    });
+    all
+}
