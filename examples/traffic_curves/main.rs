@@ -1,0 +1,94 @@
+//! Draws what each policy lets through.
+//!
+//! ```text
+//! cargo run --release --example traffic_curves
+//! cargo run --release --example traffic_curves -- --out /tmp/pictures
+//! ```
+//!
+//! Which policy lets a burst pass, which one smooths it, and what does a window let through at its worst? One picture for each
+//! policy shows what was asked for and what was let through, with the demand that shows the policy's nature: a
+//! burst after idling, or the worked examples of the literature. Two more have all of them, under the same demand.
+//!
+//! Limiters run on a manual clock, so nothing waits and each run draws the same bytes. The pictures in `docs/pictures` are made by this
+//! command alone. Each number of a caption is measured; the exit code is 1 if one is not as the caption says.
+
+mod course;
+mod demand;
+mod driver;
+mod facts;
+mod overview;
+mod plot;
+mod rates;
+mod subjects;
+mod windows;
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use facts::Facts;
+use plot::Draw;
+
+/// Draws what each policy lets through.
+#[derive(Parser)]
+#[command(name = "traffic_curves")]
+struct Arguments {
+    /// Where to write the pictures.
+    #[arg(long, value_name = "DIR", default_value = "docs/pictures")]
+    out: PathBuf,
+}
+
+/// A picture, and the numbers that it shows.
+pub(crate) struct Drawing {
+    name: &'static str,
+    picture: Box<dyn Draw>,
+    facts: Facts,
+}
+
+impl Drawing {
+    pub(crate) fn new(name: &'static str, picture: impl Draw + 'static, facts: Facts) -> Drawing {
+        Drawing { name, picture: Box::new(picture), facts }
+    }
+}
+
+const DRAWINGS: [fn() -> Result<Drawing, Box<dyn Error>>; 11] = [
+    rates::smooth_bursty,
+    rates::smooth_warming_up,
+    rates::token_bucket,
+    rates::token_bucket_in_steps,
+    rates::leaky_bucket,
+    windows::fixed_window,
+    windows::sliding_window,
+    windows::sliding_estimate,
+    windows::sliding_log,
+    driver::draw,
+    overview::draw,
+];
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse().out) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all pictures show what their captions say.
+fn run(out: &Path) -> Result<bool, Box<dyn Error>> {
+    fs::create_dir_all(out)?;
+    let mut as_claimed = true;
+    for draw in DRAWINGS {
+        let Drawing { name, picture, facts } = draw()?;
+        let file = out.join(name).with_extension("svg");
+        println!("{}", file.display());
+        as_claimed &= facts.print();
+        fs::write(&file, picture.svg()?)?;
+    }
+    Ok(as_claimed)
+}
