@@ -30,7 +30,7 @@ pub(crate) struct Course {
     /// Those that were granted, when they were granted.
     pub(crate) granted: Vec<Request>,
     /// How many permits the limiter took for used, over time.
-    pub(crate) counted: Vec<(Duration, u64)>,
+    counted: Vec<(Duration, u64)>,
 }
 
 /// How often a limiter is asked what it has counted.
@@ -103,14 +103,18 @@ impl Course {
         self.between(from, until) - self.at(from)
     }
 
-    /// The most permits in any span of this length that does not include its end, and where that begins.
-    pub(crate) fn most_in(&self, span: f64) -> (Duration, u64) {
-        let spans = self.granted.iter().map(|first| {
-            let inside = |grant: &&Request| grant.at >= first.at && grant.at < first.at + seconds(span);
-            (first.at, total(self.granted.iter().filter(inside)))
-        });
-        // The first of the largest.
-        spans.fold((Duration::ZERO, 0), |most, next| if next.1 > most.1 { next } else { most })
+    /// The most permits in any span of this length that does not include its end.
+    pub(crate) fn most_in(&self, span: f64) -> u64 {
+        let from = |first: &Request| {
+            let times = first.at..first.at + seconds(span);
+            total(self.granted.iter().filter(|grant| times.contains(&grant.at)))
+        };
+        self.granted.iter().map(from).max().unwrap_or_default()
+    }
+
+    /// The times from one grant to the next.
+    pub(crate) fn gaps(&self) -> impl Iterator<Item = Duration> {
+        self.granted.windows(2).map(|pair| pair[1].at - pair[0].at)
     }
 
     /// The permits of the span that ends at each reading.

@@ -1,13 +1,11 @@
 //! A driver that asks for more and more, up to ten times the limit.
 
-use std::error::Error;
-
-use crate::Drawing;
 use crate::course::Patience;
 use crate::demand::Demand;
 use crate::facts::Facts;
 use crate::plot::{Axis, Curve, Panel, Picture, Role};
 use crate::subjects::subjects;
+use crate::{Drawing, Drawn};
 
 /// Requests per second.
 const STAGES: [u32; 8] = [1, 2, 5, 10, 20, 25, 50, 100];
@@ -21,7 +19,7 @@ const MOST: f64 = 100.0;
 /// The height of the picture; what is asked for goes on beyond.
 const TOP: f64 = 25.0;
 
-pub(crate) fn draw() -> Result<Drawing, Box<dyn Error>> {
+pub(crate) fn draw() -> Drawn {
     let mut facts = Facts::default();
     let mut curves = Vec::new();
     for subject in subjects()? {
@@ -46,9 +44,10 @@ pub(crate) fn draw() -> Result<Drawing, Box<dyn Error>> {
         Curve::line(Role::Limit, "limit, 10/s", vec![(0.0, 10.0), (MOST, 10.0)]),
     ];
     below.extend(curves);
-    let caption = "Asked for 1, 2, 5, 10, 20, 25, 50 and 100 a second, at a limit of 10/s, every policy lets through 1, 2, 5, and then \
-                   10 a second; only SlidingEstimate 9.5, 19 of 20 in a window, since it rounds against the caller. Each stage is \
-                   measured for 10 s, after 10 s that use up what was saved.";
+    let caption = "Asked for 1, 2, 5, 10, 20, 25, 50 and 100 a second, at a limit of 10/s, every policy lets through \
+                   1, 2, 5, and then 10 a second. Only SlidingEstimate lets through 9.5, 19 of 20 in a window: the \
+                   last one is due as the window ends, and counts in the next. Each stage is measured for 10 s, after \
+                   10 s that use up what was saved.";
     let panel = Panel {
         x: Axis::Asked,
         right: MOST,

@@ -4,12 +4,12 @@ use std::error::Error;
 
 use plotters::prelude::*;
 
-use crate::Drawing;
 use crate::course::{Course, Patience};
 use crate::demand::Demand;
 use crate::facts::Facts;
 use crate::plot::{Axis, Curve, Draw, Frame, Panel, Role, style};
 use crate::subjects::{Burst, subjects};
+use crate::{Drawing, Drawn};
 
 const RIGHT: f64 = 14.0;
 
@@ -41,7 +41,7 @@ impl Draw for Grid {
     }
 }
 
-pub(crate) fn draw() -> Result<Drawing, Box<dyn Error>> {
+pub(crate) fn draw() -> Drawn {
     let demand = Demand::default().burst(3.5, 40).steady(3.6, 8.0, 15).burst(11.5, 40);
     let mut facts = Facts::default();
     let mut panels = Vec::new();
@@ -52,9 +52,9 @@ pub(crate) fn draw() -> Result<Drawing, Box<dyn Error>> {
         facts.claim(soon, format!("{name}: from 3.5 s to 5.5 s"), course.between(3.5, 5.5));
         panels.push((format!("{name}: {at_once} at once, {soon} in 2 s"), panel(&course)));
     }
-    let caption = "All are set to 10/s, those with a window to 20 per 2 s, and get the same: nothing until 3.5 s, then 40 requests at \
-                   once, 15/s until 8 s, nothing, and 40 at once again. Who would wait longer than 1 s is refused. The numbers \
-                   are those from 3.5 s on.";
+    let caption = "All are set to 10/s, those with a window to 20 per 2 s, and get the same: nothing until 3.5 s, \
+                   then 40 requests at once, 15/s until 8 s, nothing, and 40 at once again. Who would wait longer \
+                   than 1 s is refused. The numbers are those from 3.5 s on.";
     let grid = Grid { panels, caption: caption.into() };
     Ok(Drawing::new("overview", grid, facts))
 }

@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn Error>>;
+type Done = Result<(), Box<dyn Error>>;
 
 const WIDTH: u32 = 800;
 const INK: RGBColor = RGBColor(0x1d, 0x2d, 0x44);
@@ -152,7 +152,7 @@ impl Frame<'_> {
     pub(crate) fn svg<'c>(
         &self,
         curves: impl Iterator<Item = &'c Curve>,
-        draw: impl FnOnce(&Area) -> Drawn,
+        draw: impl FnOnce(&Area) -> Done,
     ) -> Result<String, Box<dyn Error>> {
         let (width, height) = self.size;
         let caption = wrapped(self.caption, width);
@@ -175,7 +175,7 @@ impl Frame<'_> {
     }
 
     /// Title and legend, one entry for each role.
-    fn head<'c>(&self, area: &Area, curves: impl Iterator<Item = &'c Curve>) -> Drawn {
+    fn head<'c>(&self, area: &Area, curves: impl Iterator<Item = &'c Curve>) -> Done {
         area.draw(&Text::new(self.title, (i(MARGIN), 14), style(24)))?;
         let (mut x, y) = (i(MARGIN), i(TITLE));
         let mut known = Vec::new();
@@ -225,7 +225,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 impl Panel {
-    pub(crate) fn draw(&self, area: &Area) -> Drawn {
+    pub(crate) fn draw(&self, area: &Area) -> Done {
         let mut chart = ChartBuilder::on(area)
             .margin_left(MARGIN)
             .margin_right(28)

@@ -1,17 +1,14 @@
 //! The policies where permits come in at a rate.
 
-use std::error::Error;
 use std::time::Duration;
 
 use tidegate::{LeakyBucket, Rate, SmoothBursty, SmoothWarmingUp, TokenBucket};
 
-use crate::Drawing;
 use crate::course::{Course, Patience, total};
-use crate::demand::{Demand, Request};
+use crate::demand::{Demand, Request, seconds};
 use crate::facts::Facts;
 use crate::plot::{Axis, Curve, Panel, Picture, Role};
-
-type Drawn = Result<Drawing, Box<dyn Error>>;
+use crate::{Drawing, Drawn};
 
 const RIGHT: f64 = 12.0;
 
@@ -21,13 +18,14 @@ pub(crate) fn smooth_bursty() -> Drawn {
     let course = Course::new(policy, &demand, Patience::Endless, RIGHT)?;
     let mut facts = Facts::default();
     let saved = facts.claim(11, "at 2 s, of the burst of 20", course.at(2.0));
+    facts.claim(9, "after 2 s, before 3 s", course.after(2.0, 3.0));
     let large = facts.claim(40, "at 5 s, by one request", course.at(5.0));
     facts.claim(0, "between 5 s and 8 s", course.after(5.0, 8.0));
     facts.claim(1, "at 8 s", course.at(8.0));
     let caption = format!(
-        "After idling, {saved} permits pass at once: those of the second that was saved, and one. Then one each 0.1 s. \
-         At 5 s a single request for {large} passes at once: 10 of them were saved, and for the other 30 the next one \
-         has to wait, until 8 s."
+        "After idling, {saved} permits pass at once: those of the second that was saved, and one. Then one each 0.1 \
+         s. At 5 s a single request for {large} passes at once: 10 of them were saved, and for the other 30 the next \
+         one has to wait, until 8 s."
     );
     let limit = Curve::line(Role::Limit, "10/s", vec![(2.0, 11.0), (RIGHT, 111.0)]);
     let panel = sums(&course, 125.0, vec![limit]);
@@ -41,18 +39,15 @@ pub(crate) fn smooth_warming_up() -> Drawn {
     let demand = Demand::default().steady(0.0, 12.0, 80).steady(17.0, right, 80);
     let course = Course::new(policy, &demand, Patience::Endless, right)?;
     let mut facts = Facts::default();
-    let [first, second] = [course.granted[0].at, course.granted[1].at];
-    facts.claim(
-        29,
-        "ms from the first permit to the second, 10 when warm",
-        u64::try_from((second - first).as_millis())?,
-    );
+    let first = course.gaps().next().unwrap_or_default();
+    facts.claim(29, "ms from the first permit to the second, 10 when warm", milliseconds(first));
     facts.claim(200, "in the first 4 s, half of 100/s", course.between(0.0, 4.0));
     facts.claim(100, "from 4 s to 5 s, warm", course.between(4.0, 5.0));
     facts.claim(80, "from 11 s to 12 s, when nobody waits", course.between(11.0, 12.0));
     facts.claim(200, "from 17 s to 21 s, after idling", course.between(17.0, 21.0));
-    let caption = "Cold, it begins at a third of the rate, and after 4 s of demand it is warm. Those who had to wait are \
-                   then served at the full rate, until nobody waits any more. Idling from 12 s to 17 s makes it cold again.";
+    let caption = "Cold, it begins at a third of the rate, and after 4 s of demand it is warm. Those who had to wait \
+                   are then served at the full rate, until nobody waits any more. Idling from 12 s to 17 s makes it \
+                   cold again.";
     let panel = Panel {
         x: Axis::Seconds,
         right,
@@ -75,18 +70,15 @@ pub(crate) fn token_bucket() -> Drawn {
     let course = Course::new(policy, &demand, Patience::None, RIGHT)?;
     let mut facts = Facts::default();
     let burst = facts.claim(20, "at 2 s, of the burst of 40", course.at(2.0));
-    for second in 2..6 {
-        let from = f64::from(second);
-        facts.claim(
-            10,
-            format!("in the second after {second} s"),
-            course.after(from, from + 1.0) + course.at(from + 1.0),
-        );
+    for second in [2.0, 3.0, 4.0, 5.0] {
+        let next = second + 1.0;
+        let found = course.after(second, next) + course.at(next);
+        facts.claim(10, format!("after {second} s, until {next} s"), found);
     }
     facts.claim(20, "at 10 s, of the burst of 40", course.at(10.0));
     let caption = format!(
-        "After idling the bucket is full: {burst} permits pass at once. Then 10 a second, as tokens come in; the rest is \
-         refused. Idling from 7 s fills the bucket again, and no more than that: at 10 s the same {burst}."
+        "After idling the bucket is full: {burst} permits pass at once. Then 10 a second, as tokens come in; the rest \
+         is refused. Idling from 7 s fills the bucket again, and no more than that: at 10 s the same {burst}."
     );
     let limit = Curve::line(Role::Limit, "limit, 20 + 10/s", vec![(2.0, 20.0), (RIGHT, 120.0)]);
     let panel = sums(&course, 190.0, vec![limit]);
@@ -99,13 +91,12 @@ pub(crate) fn token_bucket_in_steps() -> Drawn {
     let demand = Demand::default().burst(0.0, 40).steady(0.1, 8.0, 10);
     let course = Course::new(policy, &demand, Patience::Endless, RIGHT)?;
     let mut facts = Facts::default();
-
     for step in [0.0, 2.0, 4.0, 6.0, 8.0] {
         facts.claim(20, format!("at {step} s"), course.at(step));
         facts.claim(0, format!("between {step} s and {} s", step + 2.0), course.after(step, step + 2.0));
     }
-    let caption = "Permits come in 20 at once, each 2 s. 20 are there at the start, and half of the first 40 requests take \
-                   them. All others wait for a step, and each step serves 20 of them together, in order.";
+    let caption = "Permits come in 20 at once, each 2 s. 20 are there at the start, and half of the first 40 requests \
+                   take them. All others wait for a step, and each step serves 20 of them together, in order.";
     let limit = Curve::line(Role::Limit, "limit, 20 + 10/s", vec![(0.0, 20.0), (RIGHT, 140.0)]);
     let panel = sums(&course, 150.0, vec![limit]);
     let title = "TokenBucket in steps: 20 each 2 s, burst 20, callers wait";
@@ -116,23 +107,24 @@ pub(crate) fn leaky_bucket() -> Drawn {
     let policy = LeakyBucket::new(Rate::per_second(10)).capacity(20);
     let demand = Demand::default().burst(1.0, 40).steady(5.0, 8.0, 20);
     let course = Course::new(policy, &demand, Patience::Endless, RIGHT)?;
-    let early =
-        |requests: &[Request]| total(requests.iter().filter(|request| request.at.as_secs_f64() < 5.0));
+    let refused = |from: f64, until: f64| {
+        let times = seconds(from)..seconds(until);
+        let count =
+            |requests: &[Request]| total(requests.iter().filter(|request| times.contains(&request.at)));
+        count(&course.asked) - count(&course.let_in)
+    };
     let mut facts = Facts::default();
     facts.claim(1, "out at 1 s", course.at(1.0));
-    let overflow =
-        facts.claim(19, "refused of the burst of 40", early(&course.asked) - early(&course.let_in));
-    let gaps = course.granted.windows(2).map(|pair| pair[1].at - pair[0].at);
-    facts.claim(
-        100,
-        "least time between two permits, in ms",
-        u64::try_from(gaps.min().unwrap_or_default().as_millis())?,
-    );
-    facts.claim(29, "refused in all", total(&course.asked) - total(&course.let_in));
+    let overflow = facts.claim(19, "refused of the burst of 40", refused(1.0, 1.1));
+    let least = course.gaps().min().unwrap_or_default();
+    facts.claim(100, "least time between two permits, in ms", milliseconds(least));
+    facts.claim(0, "refused from 5 s to 7 s", refused(5.0, 7.0));
+    facts.claim(10, "refused of the 20 from 7 s to 8 s", refused(7.0, 8.0));
     let caption = format!(
-        "However they come in, one goes out each 0.1 s, after idling, too. Of a burst of 40 one passes, 20 find room in \
-         the bucket, and {overflow} overflow: they are refused at once. At 20/s from 5 s the bucket is full after 2 s, and \
-         every other one is refused. What is between the curves is the water."
+        "However they come in, one goes out each 0.1 s, after idling, too. Of a burst of 40 one passes, 20 find room \
+         in the bucket, and {overflow} overflow: they are refused at once. At 20/s from 5 s the bucket is full after \
+         2 s, and every other one is refused. What is between \
+         the orange and the green curve is the water."
     );
     let panel = sums(
         &course,
@@ -153,4 +145,8 @@ fn sums(course: &Course, top: f64, further: Vec<Curve>) -> Panel {
     curves.push(Curve::line(Role::Granted, "let through", course.sum(&course.granted)));
     let unit = "permits so far".into();
     Panel { x: Axis::Seconds, right: RIGHT, top, unit, curves, bands: Vec::new() }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
