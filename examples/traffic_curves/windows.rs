@@ -45,7 +45,8 @@ impl Examples {
 
 pub(crate) fn fixed_window() -> Drawn {
     let (edge, cell) = (200, 200);
-    let Examples { edge: course, facts, .. } = Examples::run(&FixedWindow::new(limit()), edge, cell)?;
+    let Examples { edge: course, mut facts, .. } = Examples::run(&FixedWindow::new(limit()), edge, cell)?;
+    facts.claim(100, "10/s from 0:50: from 0:50 to 1:00", course.between(50.0, 60.0));
     let caption = format!(
         "10/s from 0:50: the window that ends at 1:00 has 100 permits left, and so has the one that begins then. \
          Twice the limit, {edge} permits, pass between 0:50 and 1:10. At 1:00 the window forgets all that it has \
@@ -59,6 +60,8 @@ pub(crate) fn sliding_window() -> Drawn {
     let (edge, cell) = (100, 200);
     let policy = SlidingWindow::new(limit(), 6);
     let Examples { cell: course, mut facts, .. } = Examples::run(&policy, edge, cell)?;
+    facts.claim(100, "20/s from 0:05: from 0:05 to 0:10", course.between(5.0, 10.0));
+    facts.claim(100, "20/s from 0:05: from 1:00 to 1:05", course.between(60.0, 65.0));
     let most = facts.claim(100, "most in any 50 s", course.most_in(50.0));
     let caption = format!(
         "Cells of 10 s, and 20/s from the middle of one: the first 100 are let through by 0:10, and their whole cell \
@@ -100,7 +103,7 @@ pub(crate) fn sliding_log() -> Drawn {
     let caption = format!(
         "20/s from 0:05, as for the sliding window: {cell} pass between 0:05 and 1:05, and each is available again \
          exactly a minute after it was let through. Never more than {most} in any minute, wherever it begins. With \
-         10/s from 0:50 {edge} pass between 0:50 and 1:10."
+         10/s from 0:50, as for the fixed window, {edge} pass between 0:50 and 1:10."
     );
     let band = Band { span: 5.0..65.0, label: format!("{cell} in 60 s") };
     Ok(picture("sliding_log", "SlidingLog: 100 a minute", &course, band, caption, facts))
