@@ -2,6 +2,8 @@
 
 #[path = "support/allowance.rs"]
 mod allowance;
+#[path = "support/float.rs"]
+mod float;
 #[path = "support/guava.rs"]
 mod guava;
 #[path = "../examples/replay/guava.rs"]

@@ -7,8 +7,6 @@
 //!    recorded. So the policy is right. The bound is computed, not chosen: see `tests/support/allowance.rs`.
 //! 3. What is left between the policy and the recording is Guava's cutting to whole microseconds. It is told, not judged.
 
-use std::fmt::Display;
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,7 +14,7 @@ use tidegate::{Nanos, Policy, Rate, SmoothBursty, SmoothWarmingUp};
 
 use crate::allowance::Allowance;
 use crate::guava::{Guava, Kind, Ticks};
-use crate::report::Report;
+use crate::report::{Outcome, Report, mismatch, read};
 use crate::trace::{Call, Class, Limiter, Op, Trace};
 
 /// Guava's own ticks.
@@ -33,47 +31,21 @@ const RATE_ERROR: f64 = 1e-12;
 
 /// Replays every `*.jsonl` in a directory.
 pub(crate) fn replay(dir: &Path) -> Result<Report, String> {
-    let in_dir = |error| format!("{}: {error}", dir.display());
-    let mut files = Vec::new();
-    for entry in fs::read_dir(dir).map_err(in_dir)? {
-        let file = entry.map_err(in_dir)?.path();
-        if file.extension().is_some_and(|extension| extension == "jsonl") {
-            files.push(file);
-        }
-    }
-    files.sort();
-    let mut report = Report::default();
     let mut drift = Drift::default();
-    for file in files {
-        let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-        for (index, line) in text.lines().enumerate() {
-            if !line.trim().is_empty() {
-                replay_line(line, &mut report, &mut drift).unwrap_or_else(|error| {
-                    report.failures.push(format!("{}:{}: {error}", file.display(), index + 1))
-                });
-            }
-        }
-    }
+    let mut report = Report::of(dir, |line| replay_line(line, &mut drift))?;
     report.notes = drift.notes();
     Ok(report)
 }
 
-fn replay_line(line: &str, report: &mut Report, drift: &mut Drift) -> Result<(), String> {
-    let trace: Trace = serde_json::from_str(line).map_err(|error| error.to_string())?;
+fn replay_line(line: &str, drift: &mut Drift) -> Result<Outcome, String> {
+    let trace: Trace = read(line)?;
     if trace.class == Class::Quirk {
-        report.skipped.push(trace.id);
-        return Ok(());
+        return Ok(Outcome::Skipped(trace.id));
     }
     let id = &trace.id;
     check_model(&trace).map_err(|error| format!("{id}: the model at 1 MHz: {error}"))?;
     check_policy(&trace, drift).map_err(|error| format!("{id}: {error}"))?;
-    report.passed += 1;
-    Ok(())
-}
-
-/// The message for one operation that went wrong.
-fn mismatch(index: usize, op: &Op, expected: impl Display, got: impl Display) -> String {
-    format!("operation {index}, {op:?}: expected {expected}, got {got}")
+    Ok(Outcome::Passed)
 }
 
 /// Check 1: the model at Guava's tick against the recording.

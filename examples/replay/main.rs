@@ -2,17 +2,25 @@
 //!
 //! ```text
 //! cargo run --release --example replay -- guava tests/golden/guava
+//! cargo run --release --example replay -- go tests/golden/go-rate
+//! cargo run --release --example replay -- nginx tests/golden/nginx
 //! ```
 //!
-//! The last line is `N passed, N failed`, counted in traces. The exit code is 0 if all passed, 1 if one failed or there
-//! was none, 2 if the command line was wrong.
+//! The last line is `N passed, N failed`, counted in traces. Traces that differ on purpose are counted apart, in the line before.
+//! The exit code is 0 if all passed, 1 if one failed or there was none, 2 if the command line was wrong.
 
 #[path = "../../tests/support/allowance.rs"]
 mod allowance;
+#[path = "../../tests/support/float.rs"]
+mod float;
 #[path = "../../tests/support/guava.rs"]
 mod guava;
+#[path = "go.rs"]
+mod replay_go;
 #[path = "guava.rs"]
 mod replay_guava;
+#[path = "nginx.rs"]
+mod replay_nginx;
 mod report;
 #[path = "../../tests/support/trace.rs"]
 mod trace;
@@ -37,12 +45,18 @@ struct Arguments {
 enum Kind {
     /// Guava's RateLimiter, bursty and warming up.
     Guava,
+    /// Go's golang.org/x/time/rate: a token bucket with reservations.
+    Go,
+    /// The limit_req module of NGINX: a leaky bucket.
+    Nginx,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let report = match arguments.kind {
         Kind::Guava => replay_guava::replay(&arguments.dir),
+        Kind::Go => replay_go::replay(&arguments.dir),
+        Kind::Nginx => replay_nginx::replay(&arguments.dir),
     };
     let report = report.unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -54,7 +68,9 @@ fn main() -> ExitCode {
     for note in &report.notes {
         println!("{note}");
     }
-    println!("{} skipped: {}", report.skipped.len(), report.skipped.join(" "));
+    if !report.skipped.is_empty() {
+        println!("{} skipped: {}", report.skipped.len(), report.skipped.join(" "));
+    }
     println!("{} passed, {} failed", report.passed, report.failures.len());
     if report.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

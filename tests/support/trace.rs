@@ -1,6 +1,8 @@
 //! The format of the recordings of Guava: one JSON object a line, described in `tests/golden/guava/README.md`.
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+
+use crate::float::float;
 
 /// One recorded limiter and what was asked of it.
 #[derive(Debug, Deserialize)]
@@ -76,23 +78,4 @@ pub(crate) enum Call {
     },
     /// The clock moved; every other operation tells where it then stands.
     Advance {},
-}
-
-/// A number, or one of the words for what JSON has no number for.
-fn float<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Float {
-        Number(f64),
-        Word(String),
-    }
-    match Float::deserialize(deserializer)? {
-        Float::Number(number) => Ok(number),
-        Float::Word(word) => match word.as_str() {
-            "inf" => Ok(f64::INFINITY),
-            "-inf" => Ok(f64::NEG_INFINITY),
-            "nan" => Ok(f64::NAN),
-            _ => Err(serde::de::Error::custom(format!("{word:?} is not a number, \"inf\" or \"nan\""))),
-        },
-    }
 }
