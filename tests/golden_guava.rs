@@ -10,6 +10,8 @@ mod guava;
 mod replay_guava;
 #[path = "../examples/replay/report.rs"]
 mod report;
+#[path = "support/scratch.rs"]
+mod scratch;
 #[path = "support/trace.rs"]
 mod trace;
 
@@ -42,13 +44,10 @@ fn floats_are_read_as_they_are_written() -> Result<(), serde_json::Error> {
 
 #[test]
 fn a_recording_that_differs_is_reported_with_its_place() -> Result<(), Box<dyn std::error::Error>> {
-    let dir = std::env::temp_dir().join(format!("tidegate-golden-{}", std::process::id()));
-    std::fs::create_dir_all(&dir)?;
     let trace = r#"{"id":"a","class":"normal","kind":"bursty","params":{"permits_per_second":5.0,"max_burst_seconds":1.0},
         "start_us":0,"ops":[{"op":"acquire","n":1,"at_us":0,"wait_us":0},{"op":"acquire","n":1,"at_us":0,"wait_us":7}]}"#;
-    std::fs::write(dir.join("a.jsonl"), trace.replace('\n', " ") + "\nnonsense\n")?;
-    let report = replay_guava::replay(&dir)?;
-    std::fs::remove_dir_all(&dir)?;
+    let content = trace.replace('\n', " ") + "\nnonsense\n";
+    let report = scratch::with_file("guava-differs", &content, replay_guava::replay)?;
     assert!(!report.is_success());
     let [differs, unreadable] = report.failures.as_slice() else { panic!("{:?}", report.failures) };
     assert!(differs.contains("a.jsonl:1: a: ") && differs.contains("operation 1, Op"), "{differs}");

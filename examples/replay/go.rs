@@ -10,8 +10,9 @@
 //! | `n = 0` is granted when no debt is left | the time at which none is left |
 //! | infinite limit: the tokens are the burst | they are infinite |
 //! | `cancel` of what cost nothing: refused, for 0 permits; any `cancel` at an infinite limit | nothing happens |
-//! | `cancel` of the newest, not yet due | [`Policy::undo`]: both give everything back |
-//! | any other `cancel` | differs on purpose: Go keeps what later reservations were told, here those behind move up. The rest of the trace is not compared |
+//! | `cancel` after the due time: too late, nothing happens | it was claimed when it was due, and what was claimed is not given back |
+//! | `cancel` of the newest, with limit and burst as they were | [`Policy::undo`]: both give everything back |
+//! | any other `cancel` | differs on purpose: Go keeps what later reservations were told, here those behind move up; Go gives back permits where the limit has changed, here it may be less. The rest of the trace is not compared |
 //!
 //! Whether a cancel is of the newest is Go's own rule, followed from what was recorded: it gives `n` less what was reserved
 //! after it. "The newest" means that this is all of `n`.
@@ -100,7 +101,7 @@ pub(crate) fn replay(dir: &Path) -> Result<Report, String> {
     })?;
     report.notes.push(farthest.to_string());
     report.notes.push(format!(
-        "{} traces differ on purpose from their first cancel out of order, or too late, on; met up to there",
+        "{} traces differ on purpose from their first cancel that was not of the newest on; met up to there",
         report.apart
     ));
     Ok(report)
@@ -145,6 +146,8 @@ struct Limiter {
     state: BucketState,
     limit: f64,
     reserved: BTreeMap<u64, Reserved>,
+    /// How often limit or burst was set.
+    changes: u32,
     /// When Go's newest grant is due.
     last_due: i128,
     /// The tokens by which the two may have been apart before the limit changed.
@@ -157,8 +160,8 @@ struct Reserved {
     n: u32,
     /// As Go told it.
     due: i128,
-    /// The limit at that time.
-    limit: f64,
+    /// How often the limit or burst had been set.
+    changes: u32,
     /// `None` if it cost nothing.
     charge: Option<BucketCharge>,
     /// The lowest level since: see [`Policy::undo`].
@@ -175,6 +178,7 @@ impl Limiter {
             state,
             limit: trace.limit,
             reserved: BTreeMap::new(),
+            changes: 0,
             last_due: i128::MIN / 2,
             inherited: 0.0,
         })
@@ -197,12 +201,13 @@ impl Limiter {
                     let charge = self.charge(at, due, n)?;
                     self.granted(at, delay_ns);
                     let due = i128::from(at.as_u64()) + i128::from(delay_ns);
-                    let reserved = Reserved { n, due, limit: self.limit, charge, lowest: u64::MAX };
+                    let reserved = Reserved { n, due, changes: self.changes, charge, lowest: u64::MAX };
                     self.reserved.insert(id, reserved);
                 }
             }
             Call::Cancel { id } => return self.cancel(at, id),
             Call::SetLimit { limit } => {
+                self.changes += 1;
                 let rate = rate_of(limit).map_err(|error| Differs::new("a limit", error))?;
                 self.change(at, Change::rate(rate))?;
                 if self.limit.is_finite() {
@@ -210,7 +215,10 @@ impl Limiter {
                 }
                 self.limit = limit;
             }
-            Call::SetBurst { burst } => self.change(at, Change::only_burst(burst))?,
+            Call::SetBurst { burst } => {
+                self.changes += 1;
+                self.change(at, Change::only_burst(burst))?;
+            }
             Call::Tokens { tokens } => self.check_tokens(tokens, at, farthest)?,
         }
         Ok(Met::Yes)
@@ -263,17 +271,19 @@ impl Limiter {
         if self.limit.is_infinite() {
             return Ok(Met::Yes);
         }
-        let too_late = reserved.due < i128::from(at.as_u64());
+        if reserved.due < i128::from(at.as_u64()) {
+            return Ok(Met::Yes);
+        }
         // What was reserved later is worth this much time, and nothing at limit 0.
-        let later = if reserved.limit == 0.0 { 0 } else { self.last_due - reserved.due };
-        if too_late || later.abs() > SAME_NS || reserved.limit != self.limit {
+        let later = if self.limit == 0.0 { 0 } else { self.last_due - reserved.due };
+        if later.abs() > SAME_NS || reserved.changes != self.changes {
             return Ok(Met::ApartFromHere);
         }
         self.reserved.remove(&id);
         let level = self.policy.undo(&self.state, at, charge, reserved.lowest);
         self.left_at(level);
         if self.last_due == reserved.due {
-            let before = reserved.due - price_ns(reserved.n, reserved.limit);
+            let before = reserved.due - price_ns(reserved.n, self.limit);
             if before >= i128::from(at.as_u64()) {
                 self.last_due = before;
             }
