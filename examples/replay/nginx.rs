@@ -105,7 +105,7 @@ fn replay_run(run: &Run, farthest: &mut Farthest) -> Result<Outcome, String> {
             Ok(places) => {
                 let held = places.iter().map(Reservation::due_in).max().unwrap_or_default();
                 farthest.held(event, held).map_err(differs)?;
-                let places = places.into_iter().map(|place| spawn(place));
+                let places = places.into_iter().map(spawn);
                 waiting.extend(places.filter_map(|mut place| place.poll().is_pending().then_some(place)));
                 if held.is_zero() { Verdict::Passed } else { Verdict::Delayed }
             }
