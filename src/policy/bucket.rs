@@ -27,8 +27,8 @@
 //!
 //! The price of a request is rounded up to whole ticks once, and due times up to whole nanoseconds. Where the interval is not a whole
 //! number of nanoseconds, a burst taken one by one would miss its last permit by those roundings, and a caller that
-//! comes exactly when told would lose a little each time. So the bucket is larger by as many ticks as the burst has permits, at
-//! least 15 and never a whole permit.
+//! comes exactly when told would lose a little each time. So the bucket is larger by just that much: by what the burst costs
+//! more one by one than at once, and a nanosecond; never more than 50 ns, nor a whole permit.
 //!
 //! # Memory ordering
 //!
@@ -72,14 +72,15 @@ pub(crate) struct Terms {
     pub(crate) tolerance: u64,
     /// Permits come in steps, once per period.
     pub(crate) stepped: bool,
-    /// The first step after the clock's zero, in nanoseconds.
-    pub(crate) phase: u64,
+    /// How long before the clock's zero steps began, in nanoseconds.
+    pub(crate) anchor: i64,
 }
 
 /// What a decision needs, in ticks.
 #[derive(Clone, Copy, Debug)]
 struct Numbers {
-    interval: Interval,
+    /// The price of one permit; zero only without a limit.
+    one: u64,
     /// How many ticks of tokens the bucket holds.
     saved: u64,
     /// Time stands still from this tick on.
@@ -88,8 +89,17 @@ struct Numbers {
     step: u64,
     /// The tick of a step, counted from `ticks::ORIGIN`.
     phase: u64,
+}
+
+/// What is needed beside these for more than one permit, and for anything but a decision.
+#[derive(Clone, Copy, Debug)]
+struct More {
+    /// What tells tokens apart: also without a limit, and without any tokens coming in.
+    interval: Interval,
     /// The most permits that one request can have.
     most: u32,
+    /// Since when there is no limit.
+    since: u64,
 }
 
 /// How many tokens there are at the start.
@@ -100,8 +110,8 @@ pub(crate) enum Start {
 }
 
 pub(crate) struct Bucket {
-    /// `Numbers` (eight words), then `Terms` (seven).
-    words: Published<15>,
+    /// `Numbers` (five words), `More` (five), and `Terms` (seven).
+    words: Published<17>,
     start: Start,
     /// Whether a request that is larger than the bucket waits for its own price, instead of being refused for ever.
     stretches: bool,
@@ -109,47 +119,59 @@ pub(crate) struct Bucket {
     wall_clock: Option<Duration>,
 }
 
-/// The interval of a bucket that is never filled: it only has to tell tokens apart.
+/// The interval where nothing comes in, or everything is free: it only has to tell tokens apart.
 const STILL: u64 = 1 << 28;
 
+/// 50 ns.
+const MOST_SLACK: u64 = 50 * ticks::PER_NANO;
+
 impl Terms {
-    fn numbers(self) -> Result<Numbers, PolicyError> {
-        let numbers = self.rounded_numbers();
-        let room = ticks::ORIGIN - numbers.step.min(ticks::ORIGIN);
-        if self.fill(numbers.interval) > room {
+    /// The numbers of these terms, in force since a tick.
+    fn numbers(self, since: u64) -> Result<(Numbers, More), PolicyError> {
+        let (numbers, more) = self.rounded_numbers(since);
+        if self.fill(more.interval) > ticks::ORIGIN - numbers.step {
             let limit = ticks::MAX_SPAN;
             return Err(PolicyError::Fill { burst: self.burst, rate: self.rate, limit });
         }
-        Ok(numbers)
+        Ok((numbers, more))
     }
 
     /// The same with a bucket that is cut to what a state can tell.
-    fn rounded_numbers(self) -> Numbers {
-        let still = self.rate.is_zero();
+    fn rounded_numbers(self, since: u64) -> (Numbers, More) {
+        let unlimited = self.rate.is_unlimited();
+        let still = unlimited || self.rate.is_zero();
         let interval = if still { Interval::of_ticks(STILL) } else { Interval::new(self.rate) };
-        let limited = !still && !interval.is_unlimited();
-        let step = match self.stepped && limited {
+        let step = match self.stepped && !still {
             true => Nanos::from_duration(self.rate.period()).as_u64().saturating_mul(ticks::PER_NANO),
             false => 0,
         };
         let step = step.min(ticks::ORIGIN);
         let saved = self.fill(interval).min(ticks::ORIGIN - step);
-        let phase = if step == 0 { 0 } else { self.phase.saturating_mul(ticks::PER_NANO) % step };
-        let most = match interval.is_unlimited() {
-            true => u32::MAX,
-            false => u32::try_from(interval.permits_in(saved)).unwrap_or(u32::MAX),
-        };
+        let phase = if step == 0 { 0 } else { self.phase(step) };
+        let most = u32::try_from(interval.permits_in(saved)).unwrap_or(u32::MAX);
         let latest = if still { ticks::ORIGIN } else { ticks::NEVER };
-        Numbers { interval, saved, latest, step, phase, most }
+        let one = if unlimited { 0 } else { interval.price(1) };
+        let most = if unlimited { u32::MAX } else { most };
+        (Numbers { one, saved, latest, step, phase }, More { interval, most, since })
+    }
+
+    /// The tick of the first step at or after the clock's zero.
+    fn phase(self, step: u64) -> u64 {
+        let period = (step / ticks::PER_NANO).cast_signed();
+        self.anchor.wrapping_neg().rem_euclid(period).cast_unsigned() * ticks::PER_NANO
     }
 
     /// How many ticks the bucket takes to fill.
     fn fill(self, interval: Interval) -> u64 {
+        let (one, at_once) = (interval.price(1), interval.price(self.burst));
         let slack = match interval.is_whole_nanos() || self.burst == 0 {
             true => 0,
-            false => u64::from(self.burst).max(ticks::PER_NANO - 1).min(interval.price(1).saturating_sub(1)),
+            false => {
+                let one_by_one = one.saturating_mul(u64::from(self.burst)).saturating_sub(at_once);
+                one_by_one.saturating_add(ticks::PER_NANO - 1).min(MOST_SLACK).min(one.saturating_sub(1))
+            }
         };
-        interval.price(self.burst).saturating_add(slack).saturating_add(self.tolerance)
+        at_once.saturating_add(slack).saturating_add(self.tolerance)
     }
 
     fn changed(self, change: Change) -> Terms {
@@ -182,36 +204,26 @@ impl Numbers {
         ticks::to_nanos(if beyond == 0 { tick } else { tick.saturating_add(self.step - beyond) })
     }
 
-    /// How far back tokens for a request of this price can have come in.
-    fn reach(&self, price: u64, stretches: bool) -> u64 {
-        if stretches { self.saved.max(price) } else { self.saved }
-    }
-
-    /// The tokens that a bucket with so many ticks shows: what lies beyond the burst is rounding.
-    fn tokens(&self, ticks: u64) -> u64 {
-        self.interval.permits_in(ticks).min(u64::from(self.most))
+    fn is_unlimited(&self) -> bool {
+        self.one == 0
     }
 }
 
 impl Bucket {
     pub(crate) fn new(terms: Terms, start: Start, stretches: bool) -> Result<Bucket, PolicyError> {
-        let numbers = terms.numbers()?;
+        terms.numbers(0)?;
         if let Start::Tokens(permits) = start
             && permits > terms.burst
         {
             return Err(PolicyError::Stock { permits, burst: terms.burst });
         }
-        Ok(Bucket { words: Published::new(words(terms, numbers)), start, stretches, wall_clock: None })
+        Ok(Bucket::cut(terms, start, stretches))
     }
 
     /// A bucket that is cut to what a state can tell.
     pub(crate) fn cut(terms: Terms, start: Start, stretches: bool) -> Bucket {
-        Bucket {
-            words: Published::new(words(terms, terms.rounded_numbers())),
-            start,
-            stretches,
-            wall_clock: None,
-        }
+        let words = Published::new(words(terms, terms.rounded_numbers(0)));
+        Bucket { words, start, stretches, wall_clock: None }
     }
 
     /// A bucket with other terms.
@@ -227,11 +239,7 @@ impl Bucket {
 
     pub(crate) fn anchored(self, unix_time_at_zero: Duration) -> Bucket {
         let Some(offset) = self.wall_clock else { return self };
-        let mut terms = self.terms();
-        let period = terms.rate.period().as_nanos().max(1);
-        // How long after the clock's zero the next period begins.
-        let beyond = (unix_time_at_zero.as_nanos() + period - offset.as_nanos() % period) % period;
-        terms.phase = u64::try_from(period - beyond).unwrap_or(0);
+        let terms = Terms { anchor: between(offset, unix_time_at_zero), ..self.terms() };
         Bucket { wall_clock: Some(offset), ..Bucket::cut(terms, self.start, self.stretches) }
     }
 
@@ -241,35 +249,55 @@ impl Bucket {
     }
 
     pub(crate) fn terms(&self) -> Terms {
-        let [burst, tolerance, stepped, phase, digits, exponent, period] = self.words.read(8);
+        let [burst, tolerance, stepped, anchor, digits, exponent, period] = self.words.read(10);
         Terms {
             rate: Rate::from_words([digits, exponent, period]),
             burst: small(burst),
             tolerance,
             stepped: stepped > 0,
-            phase,
+            anchor: anchor.cast_signed(),
         }
     }
 
     #[inline]
     fn numbers(&self) -> Numbers {
-        let [one, ticks, permits, saved, latest, step, phase, most] = self.words.read(0);
-        let interval = Interval::from_words([one, ticks, permits]);
-        Numbers { interval, saved, latest, step, phase, most: small(most) }
+        let [one, saved, latest, step, phase] = self.words.read(0);
+        Numbers { one, saved, latest, step, phase }
+    }
+
+    fn numbers_and_more(&self) -> (Numbers, More) {
+        let [one, saved, latest, step, phase, same, ticks, permits, most, since] = self.words.read(0);
+        let interval = Interval::from_words([same, ticks, permits]);
+        (Numbers { one, saved, latest, step, phase }, More { interval, most: small(most), since })
+    }
+
+    /// What `n` permits cost, beside the numbers of the same publication.
+    #[inline]
+    fn price(&self, n: u32) -> (Numbers, u64) {
+        if n == 1 {
+            let numbers = self.numbers();
+            return (numbers, numbers.one);
+        }
+        let (numbers, more) = self.numbers_and_more();
+        (numbers, if numbers.is_unlimited() { 0 } else { more.interval.price(n) })
+    }
+
+    /// How far back tokens for a request of this price can have come in.
+    #[inline]
+    fn reach(&self, numbers: &Numbers, price: u64) -> u64 {
+        if self.stretches { numbers.saved.max(price) } else { numbers.saved }
     }
 
     pub(crate) fn start(&self, now: Nanos) -> BucketState {
-        BucketState { zero: AtomicU64::new(self.starting_word(self.numbers(), now)) }
+        BucketState { zero: AtomicU64::new(self.starting_word(self.numbers_and_more(), now)) }
     }
 
-    fn starting_word(&self, numbers: Numbers, now: Nanos) -> u64 {
-        let tick = numbers.tick(now);
-        match self.start {
-            // One tick, so that a time has passed since it was full when the limit comes.
-            _ if numbers.interval.is_unlimited() => tick - 1,
-            Start::Full => tick - numbers.saved,
-            Start::Tokens(permits) => tick - numbers.interval.price(permits).min(numbers.saved),
-        }
+    fn starting_word(&self, (numbers, more): (Numbers, More), now: Nanos) -> u64 {
+        let stock = match self.start {
+            Start::Full => numbers.saved,
+            Start::Tokens(permits) => more.interval.price(permits).min(numbers.saved),
+        };
+        numbers.tick(now) - stock
     }
 
     #[inline]
@@ -278,7 +306,7 @@ impl Bucket {
             // One permit can be had some day: at another rate, if not at this one.
             return if n == 0 { Err(Refusal::ZeroPermits) } else { Ok(()) };
         }
-        let most = self.numbers().most;
+        let (_, More { most, .. }) = self.numbers_and_more();
         if n > most && !self.stretches {
             Err(Refusal::ExceedsBurst { requested: n, burst: most })
         } else {
@@ -294,9 +322,11 @@ impl Bucket {
         n: u32,
     ) -> Result<BucketCharge, Refusal> {
         self.check(n)?;
-        let numbers = self.numbers();
-        let (tick, price) = (numbers.tick(at), numbers.interval.price(n));
-        let reach = numbers.reach(price, self.stretches);
+        let (numbers, price) = self.price(n);
+        if numbers.is_unlimited() {
+            return Ok(BucketCharge { n: 0, after: 0 });
+        }
+        let (tick, reach) = (numbers.tick(at), self.reach(&numbers, price));
         if price > reach {
             return Err(limited(Nanos::MAX, at));
         }
@@ -308,18 +338,20 @@ impl Bucket {
     }
 
     pub(crate) fn weight(&self, n: u32) -> u64 {
-        self.numbers().interval.price(n)
+        self.price(n).1
     }
 
     pub(crate) fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        let numbers = self.numbers();
-        let price = numbers.interval.price(n);
-        let mut zero = Cell::load(&state.zero);
-        if price > numbers.reach(price, self.stretches) {
+        let (numbers, price) = self.price(n);
+        if numbers.is_unlimited() {
+            return at;
+        }
+        if price > self.reach(&numbers, price) {
             return Nanos::MAX;
         }
+        let mut zero = Cell::load(&state.zero);
         if ahead > 0 {
-            let reach = numbers.reach(ahead, self.stretches);
+            let reach = self.reach(&numbers, ahead);
             zero = zero.max(numbers.tick(at).saturating_sub(reach)).saturating_add(ahead);
         }
         numbers.time_of(zero.saturating_add(price))
@@ -328,81 +360,90 @@ impl Bucket {
     pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {
         // Without the grant the bucket might have been full for a while by now, and what came in then would be lost. It
         // surely was not full while the lowest state since the grant, less what is given back, lies above the floor.
-        let numbers = self.numbers();
+        let (numbers, price) = self.price(charge.n);
         let floor = numbers.tick(at) - numbers.saved;
-        let back = numbers.interval.price(charge.n).min(charge.after.min(lowest).saturating_sub(floor));
+        let back = price.min(charge.after.min(lowest).saturating_sub(floor));
         move_to(state, |zero| zero.saturating_sub(back))
     }
 
     pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
-        let numbers = self.numbers();
-        let (floor, worth) = (numbers.tick(at) - numbers.saved, numbers.interval.worth(n));
+        let (numbers, more) = self.numbers_and_more();
+        let (floor, worth) = (numbers.tick(at) - numbers.saved, more.interval.worth(n));
         move_to(state, |zero| zero.saturating_sub(worth).max(floor).min(zero))
     }
 
     pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let terms = self.terms().changed(change);
+        let old = self.numbers_and_more();
+        // No limit fills any bucket in any time: remember when it began.
+        let since = match old.0.is_unlimited() {
+            true => old.1.since,
+            false => ticks::from_nanos(at),
+        };
         // A new rate alone is never refused.
-        let new = if change.burst.is_some() { terms.numbers()? } else { terms.rounded_numbers() };
-        let old = self.numbers();
+        let new = if change.burst.is_some() { terms.numbers(since)? } else { terms.rounded_numbers(since) };
+        let filled = old.0.is_unlimited() && !new.0.is_unlimited() && ticks::from_nanos(at) > since;
         let level = move_to(state, |zero| match change.keep.unwrap_or(Keep::Count) {
             Keep::Reset => self.starting_word(new, at),
-            keep => old.carried_over(zero, at, &new, keep),
+            _ if filled => new.0.tick(at) - new.0.saved,
+            keep => carried_over(zero, at, old, new, keep),
         });
         self.words.publish(words(terms, new), || ());
         Ok(level)
     }
 
     pub(crate) fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
-        let numbers = self.numbers();
-        let (zero, tick) = (Cell::load(&state.zero), numbers.tick(at));
-        let stock = tick.saturating_sub(zero.max(tick - numbers.saved));
-        if numbers.interval.is_unlimited() {
+        let (numbers, more) = self.numbers_and_more();
+        if numbers.is_unlimited() {
             return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
         }
-        let full = numbers.interval.price(numbers.most).min(numbers.saved);
+        let (zero, tick) = (Cell::load(&state.zero), numbers.tick(at));
+        let stock = tick.saturating_sub(zero.max(tick - numbers.saved));
+        let full = more.interval.price(more.most).min(numbers.saved);
         PolicyStatus {
-            limit: u64::from(numbers.most),
-            available: numbers.tokens(stock),
+            limit: u64::from(more.most),
+            available: more.interval.permits_in(stock).min(u64::from(more.most)),
             full_at: numbers.time_of(zero.saturating_add(full)),
         }
     }
 
     /// The tokens with their fraction; negative in debt.
     pub(crate) fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
-        let numbers = self.numbers();
+        let (numbers, more) = self.numbers_and_more();
         let (zero, tick) = (Cell::load(&state.zero), numbers.tick(at));
         match zero.checked_sub(tick) {
-            _ if numbers.interval.is_unlimited() => f64::INFINITY,
+            _ if numbers.is_unlimited() => f64::INFINITY,
             Some(0) => 0.0,
-            Some(debt) => -numbers.interval.permits_in_f64(debt),
+            Some(debt) => -more.interval.permits_in_f64(debt),
             None => {
                 let stock = tick - zero.max(tick - numbers.saved);
-                numbers.interval.permits_in_f64(stock).min(f64::from(numbers.most))
+                more.interval.permits_in_f64(stock).min(f64::from(more.most))
             }
         }
     }
 
     pub(crate) fn price_as_time(&self, n: u32) -> Duration {
-        ticks::between(0, self.numbers().interval.price(n))
+        ticks::between(0, self.price(n).1)
     }
 }
 
-impl Numbers {
-    /// The word that says under the new numbers what `zero` says under these.
-    fn carried_over(&self, zero: u64, at: Nanos, new: &Numbers, keep: Keep) -> u64 {
-        let (old_tick, tick) = (self.tick(at), new.tick(at));
-        let convert = |span, up| match keep {
-            Keep::Ratio => share(span, new.saved, self.saved, up),
-            Keep::Count | Keep::Reset => self.interval.convert(span, new.interval, up),
-        };
-        match zero.checked_sub(old_tick) {
-            Some(debt) if debt > 0 => tick.saturating_add(convert(debt, true)),
-            // No limit fills any bucket, in any time.
-            None if self.interval.is_unlimited() => tick - new.saved,
-            _ => tick - convert(old_tick - zero.max(old_tick - self.saved), false).min(new.saved),
-        }
+/// The word that says under new numbers what `zero` says under the old ones.
+fn carried_over(zero: u64, at: Nanos, old: (Numbers, More), new: (Numbers, More), keep: Keep) -> u64 {
+    let (old_tick, tick) = (old.0.tick(at), new.0.tick(at));
+    let convert = |span, up| match keep {
+        Keep::Ratio => share(span, new.0.saved, old.0.saved, up),
+        Keep::Count | Keep::Reset => old.1.interval.convert(span, new.1.interval, up),
+    };
+    match zero.checked_sub(old_tick) {
+        Some(debt) => tick.saturating_add(convert(debt, true)),
+        None => tick - convert(old_tick - zero.max(old_tick - old.0.saved), false).min(new.0.saved),
     }
+}
+
+/// From an earlier time to a later one, in nanoseconds; cut at 292 years.
+fn between(earlier: Duration, later: Duration) -> i64 {
+    let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+    nanos(later).saturating_sub(nanos(earlier))
 }
 
 /// `span * part / whole`, rounded down, or up if it is a debt.
@@ -417,15 +458,16 @@ fn small(word: u64) -> u32 {
     u32::try_from(word).unwrap_or(u32::MAX)
 }
 
-fn words(terms: Terms, numbers: Numbers) -> [u64; 15] {
-    let Numbers { interval, saved, latest, step, phase, most } = numbers;
-    let [one, ticks, permits] = interval.to_words();
+fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 17] {
+    let Numbers { one, saved, latest, step, phase } = numbers;
+    let [same, ticks, permits] = more.interval.to_words();
     let [digits, exponent, period] = terms.rate.to_words();
-    let Terms { burst, tolerance, stepped, phase: first, .. } = terms;
-    let (burst, most, stepped) = (u64::from(burst), u64::from(most), u64::from(stepped));
+    let Terms { burst, tolerance, stepped, anchor, .. } = terms;
+    let (most, since, burst) = (u64::from(more.most), more.since, u64::from(burst));
+    let (stepped, anchor) = (u64::from(stepped), anchor.cast_unsigned());
     [
-        one, ticks, permits, saved, latest, step, phase, most, burst, tolerance, stepped, first, digits,
-        exponent, period,
+        one, saved, latest, step, phase, same, ticks, permits, most, since, burst, tolerance, stepped,
+        anchor, digits, exponent, period,
     ]
 }
 

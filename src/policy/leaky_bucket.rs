@@ -69,6 +69,8 @@ use crate::rate::Rate;
 pub struct LeakyBucket {
     bucket: Bucket,
     height: Height,
+    /// As it was given; no more than the capacity passes at once.
+    undelayed: u32,
 }
 
 /// How much water fits into the bucket.
@@ -84,34 +86,44 @@ impl LeakyBucket {
     /// An outflow of `rate`, and a bucket without end.
     #[must_use]
     pub fn new(rate: Rate) -> LeakyBucket {
-        LeakyBucket { bucket: Self::outflow(rate, 0), height: Height::Endless }
+        LeakyBucket { bucket: Self::outflow(rate, 0), height: Height::Endless, undelayed: 0 }
     }
 
     /// The rule for a bucket that lets `undelayed` permits pass at once.
     fn outflow(rate: Rate, undelayed: u32) -> Bucket {
         let terms =
-            Terms { rate, burst: undelayed.saturating_add(1), tolerance: 0, stepped: false, phase: 0 };
+            Terms { rate, burst: undelayed.saturating_add(1), tolerance: 0, stepped: false, anchor: 0 };
         Bucket::cut(terms, Start::Full, true)
     }
 
     /// Room for `permits` beside the one that is passing. Zero: nobody waits.
     #[must_use]
     pub fn capacity(self, permits: u32) -> LeakyBucket {
-        LeakyBucket { height: Height::Permits(permits), ..self }
+        LeakyBucket { height: Height::Permits(permits), ..self }.fitted()
     }
 
     /// Room for as much as comes out in `max_wait`: who would wait longer is refused.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> LeakyBucket {
-        LeakyBucket { height: Height::Wait(max_wait), ..self }
+        LeakyBucket { height: Height::Wait(max_wait), ..self }.fitted()
     }
 
     /// Lets the first `permits` in the bucket pass without delay; they leak out at the rate as all others.
     ///
-    /// A number so large that it takes longer than 2.28 years to leak out is cut to that.
+    /// No more than the [`capacity`](LeakyBucket::capacity). A number so large that it takes longer than 2.28 years to leak out is cut to
+    /// that.
     #[must_use]
     pub fn undelayed(self, permits: u32) -> LeakyBucket {
-        LeakyBucket { bucket: Self::outflow(self.bucket.terms().rate, permits), ..self }
+        LeakyBucket { undelayed: permits, ..self }.fitted()
+    }
+
+    /// What is undelayed has to fit into the bucket.
+    fn fitted(self) -> LeakyBucket {
+        let undelayed = match self.height {
+            Height::Permits(permits) => self.undelayed.min(permits),
+            Height::Endless | Height::Wait(_) => self.undelayed,
+        };
+        LeakyBucket { bucket: Self::outflow(self.bucket.terms().rate, undelayed), ..self }
     }
 }
 

@@ -91,7 +91,7 @@ impl TokenBucket {
     ///
     /// [`PolicyError::Fill`] if the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to fill.
     pub fn try_new(rate: Rate, burst: u32) -> Result<TokenBucket, PolicyError> {
-        let terms = Terms { rate, burst, tolerance: 0, stepped: false, phase: 0 };
+        let terms = Terms { rate, burst, tolerance: 0, stepped: false, anchor: 0 };
         Ok(TokenBucket { bucket: Bucket::new(terms, Start::Full, false)? })
     }
 
