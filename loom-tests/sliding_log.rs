@@ -7,12 +7,14 @@ use loom::thread;
 use super::support::{model, model_of_three};
 use crate::nanos::Nanos;
 use crate::policy::sliding_log::{Head, LogState};
-use crate::policy::window::{Window, stamp};
+use crate::policy::window::{CurrentWindow, Window, stamp};
 use crate::policy::{Policy, SlidingLog};
 use crate::rate::Rate;
 use crate::sync::Ordering;
 
-const TEN: Window = Window { limit: 2, unlimited: false, length: 10 };
+fn ten() -> Window {
+    CurrentWindow::new("2/10ns".parse().expect("a rate"), 1).expect("whole").get()
+}
 
 /// Two were granted long ago, and three come at once; each takes by `take`. Returns how many were granted.
 fn three_at_once(take: fn(&SlidingLog, &LogState) -> bool) -> usize {
@@ -48,7 +50,7 @@ fn broken_a_writer_that_stalls_lets_nobody_through() {
             let now = stamp(Nanos::new(20));
             let mut head = state.head();
             loop {
-                if state.free_at(head, &TEN, 1) > now {
+                if state.free_at(head, &ten(), 1) > now {
                     return false;
                 }
                 let new = Head { place: state.moved(head.place, 1), n: 1, time: now, ..head };

@@ -129,7 +129,7 @@ impl FixedWindow {
     ///
     /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
     pub fn try_new(rate: Rate) -> Result<FixedWindow, PolicyError> {
-        Ok(FixedWindow { window: CurrentWindow::new(rate)?, from_first_grant: false })
+        Ok(FixedWindow { window: CurrentWindow::new(rate, 1)?, from_first_grant: false })
     }
 
     /// Begins windows by the wall clock, `offset` after the periods of Unix time, which is UTC: with a rate per hour and
@@ -154,7 +154,11 @@ impl FixedWindow {
             let over = word.used == 0 || at >= word.beginning.saturating_add(window.length);
             return if over { Word { beginning: at, used: 0 } } else { word };
         }
-        let beginning = self.window.beginning(at, window.length);
+        if at.wrapping_sub(word.beginning) < window.length && word.used > 0 {
+            // The same window: no need to divide.
+            return word;
+        }
+        let beginning = window.beginning(at);
         if beginning > word.beginning || word.used == 0 { Word { beginning, used: 0 } } else { word }
     }
 }
@@ -237,14 +241,14 @@ impl Policy for FixedWindow {
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let rate = change.rate.unwrap_or(self.rate());
-        let (old, new, now) = (self.window.get(), CurrentWindow::of(rate), stamp(at));
+        let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
         let keep = change.keep.unwrap_or(Keep::Count);
         replace(state, |word| {
             let word = self.open(word, now, &old);
             let used = old.carried_over(word.used, &new, keep);
             let beginning = match self.from_first_grant {
                 true => word.beginning,
-                false => self.window.beginning(now, new.length),
+                false => new.beginning(now),
             };
             Word { beginning, used }
         });

@@ -134,7 +134,7 @@ impl SlidingEstimate {
     ///
     /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
     pub fn try_new(rate: Rate) -> Result<SlidingEstimate, PolicyError> {
-        Ok(SlidingEstimate { window: CurrentWindow::new(rate)? })
+        Ok(SlidingEstimate { window: CurrentWindow::new(rate, 1)? })
     }
 
     /// Begins windows by the wall clock, `offset` after the periods of Unix time, which is UTC.
@@ -145,8 +145,12 @@ impl SlidingEstimate {
 
     /// The window that is open at a time, as it would be written, and how much of it has passed.
     #[inline]
-    fn open(&self, word: Word, at: Stamp, window: &Window) -> (Word, u64) {
-        let beginning = self.window.beginning(at, window.length);
+    fn open(word: Word, at: Stamp, window: &Window) -> (Word, u64) {
+        if at.wrapping_sub(word.beginning) < window.length {
+            // The same window: no need to divide.
+            return (word, at - word.beginning);
+        }
+        let beginning = window.beginning(at);
         if beginning < word.beginning {
             return (word, 0);
         }
@@ -201,7 +205,7 @@ impl Policy for SlidingEstimate {
             return Err(limited(Nanos::MAX, at));
         }
         update(&state.word, |bits| {
-            let (word, elapsed) = self.open(Word::decode(bits), now, &window);
+            let (word, elapsed) = Self::open(Word::decode(bits), now, &window);
             let left = u128::from(window.length - elapsed) * u128::from(word.before);
             let all = left + u128::from(word.used.saturating_add(n)) * u128::from(window.length);
             if all > u128::from(window.limit) * u128::from(window.length) {
@@ -229,7 +233,7 @@ impl Policy for SlidingEstimate {
         if n > window.limit {
             return Nanos::MAX;
         }
-        let (word, _) = self.open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
+        let (word, _) = Self::open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
         // As if all were one request; each full limit takes a window.
         let (all, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
         let windows = (all - 1) / limit;
@@ -251,7 +255,7 @@ impl Policy for SlidingEstimate {
     fn refund(&self, state: &EstimateState, at: Nanos, n: u32) -> u64 {
         let window = self.window.get();
         replace(state, |word| {
-            let (word, _) = self.open(word, stamp(at), &window);
+            let (word, _) = Self::open(word, stamp(at), &window);
             let rest = n.saturating_sub(word.used);
             Word { used: word.used.saturating_sub(n), before: word.before.saturating_sub(rest), ..word }
         });
@@ -261,13 +265,13 @@ impl Policy for SlidingEstimate {
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let rate = change.rate.unwrap_or(self.rate());
-        let (old, new, now) = (self.window.get(), CurrentWindow::of(rate), stamp(at));
+        let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
         let keep = change.keep.unwrap_or(Keep::Count);
         let carried =
             |count: u32| u32::try_from(old.carried_over(u64::from(count), &new, keep)).unwrap_or(u32::MAX);
         replace(state, |word| {
-            let (word, _) = self.open(word, now, &old);
-            let beginning = self.window.beginning(now, new.length);
+            let (word, _) = Self::open(word, now, &old);
+            let beginning = new.beginning(now);
             Word { beginning, before: carried(word.before), used: carried(word.used) }
         });
         self.window.set(rate);
@@ -283,7 +287,7 @@ impl Policy for SlidingEstimate {
         if window.unlimited {
             return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
         }
-        let (word, elapsed) = self.open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
+        let (word, elapsed) = Self::open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
         let limit = u64::from(window.limit);
         let left = u128::from(window.length - elapsed) * u128::from(word.before);
         // Rounded up: a part of a permit counts as one.

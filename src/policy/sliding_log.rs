@@ -377,7 +377,7 @@ impl SlidingLog {
     /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits in a whole number of nanoseconds.
     /// - [`PolicyError::Log`] if it has more permits than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
     pub fn try_new(rate: Rate) -> Result<SlidingLog, PolicyError> {
-        let window = CurrentWindow::new(rate)?;
+        let window = CurrentWindow::new(rate, 1)?;
         let room = if window.get().unlimited { 1 } else { window.get().limit.max(1) };
         SlidingLog { window, room }.room_for(room)
     }

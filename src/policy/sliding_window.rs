@@ -81,7 +81,6 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 #[derive(Clone, Debug)]
 pub struct SlidingWindow {
     window: CurrentWindow,
-    cells: u16,
 }
 
 /// The state of one [`SlidingWindow`]: the sum, and a word for each cell.
@@ -134,16 +133,13 @@ pub(crate) fn replace(cell: &AtomicU128, new: impl Fn(Cell) -> Option<Cell>) -> 
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     window: Window,
-    /// The length of a cell.
-    cell: u64,
     /// The length of all cells: the window's, or a little more, so that a cell is a whole number of nanoseconds.
     span: u64,
 }
 
 impl Cut {
     fn new(window: Window, cells: u16) -> Cut {
-        let cell = window.length.div_ceil(u64::from(cells));
-        Cut { window, cell, span: cell * u64::from(cells) }
+        Cut { window, span: window.piece * u64::from(cells) }
     }
 
     /// Whether a cell still counts in the cell that begins at `now`.
@@ -178,26 +174,26 @@ impl SlidingWindow {
         if cells == 0 {
             return Err(PolicyError::NoCells);
         }
-        Ok(SlidingWindow { window: CurrentWindow::new(rate)?, cells })
+        Ok(SlidingWindow { window: CurrentWindow::new(rate, cells)? })
     }
 
     /// Begins cells by the wall clock, `offset` after the periods of Unix time, which is UTC.
     #[must_use]
     pub fn at_wall_clock(self, offset: Duration) -> SlidingWindow {
-        SlidingWindow { window: self.window.at_wall_clock(offset), ..self }
+        SlidingWindow { window: self.window.at_wall_clock(offset) }
     }
 
     fn cut(&self) -> Cut {
-        Cut::new(self.window.get(), self.cells)
+        Cut::new(self.window.get(), self.window.cells())
     }
 
     /// The beginning of the cell of a time, and its place in the ring.
     #[inline]
     fn place(&self, at: Stamp, cut: &Cut) -> (Stamp, usize) {
-        let beginning = self.window.beginning(at, cut.cell);
+        let beginning = cut.window.beginning(at);
         // Below the number of cells.
         #[allow(clippy::cast_possible_truncation)]
-        let index = (beginning / cut.cell % u64::from(self.cells)) as usize;
+        let index = (cut.window.number(beginning) % u64::from(self.window.cells())) as usize;
         (beginning, index)
     }
 
@@ -304,7 +300,7 @@ impl Policy for SlidingWindow {
     type Charge = SlidingCharge;
 
     fn start(&self, _now: Nanos) -> SlidingState {
-        let cells = (0..self.cells).map(|_| AtomicU128::new(0)).collect();
+        let cells = (0..self.window.cells()).map(|_| AtomicU128::new(0)).collect();
         SlidingState { total: AtomicU64::new(0), cells }
     }
 
@@ -368,7 +364,7 @@ impl Policy for SlidingWindow {
     fn change(&self, state: &SlidingState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let rate = change.rate.unwrap_or(self.rate());
-        let (old, new) = (self.cut(), Cut::new(CurrentWindow::of(rate), self.cells));
+        let (old, new) = (self.cut(), Cut::new(self.window.with(rate), self.window.cells()));
         let (keep, at) = (change.keep.unwrap_or(Keep::Count), stamp(at));
         let (now, _) = self.place(at, &old);
         // All are taken out before any is put back, since both share the ring. The sum keeps them meanwhile.
@@ -388,7 +384,7 @@ impl Policy for SlidingWindow {
             };
             state.total.fetch_add(count, Ordering::Relaxed);
             // By its last moment: counted too long rather than too short.
-            let last = cell.beginning.saturating_add(old.cell - 1).min(at);
+            let last = cell.beginning.saturating_add(old.window.piece - 1).min(at);
             let kept = last.saturating_add(new.span) > at && count > 0;
             if kept {
                 self.count(state, last, &new, count);
@@ -423,6 +419,6 @@ impl Policy for SlidingWindow {
     }
 
     fn anchored(self, unix_time_at_zero: Duration) -> SlidingWindow {
-        SlidingWindow { window: self.window.anchored(unix_time_at_zero), ..self }
+        SlidingWindow { window: self.window.anchored(unix_time_at_zero) }
     }
 }

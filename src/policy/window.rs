@@ -35,24 +35,32 @@ pub(crate) struct Window {
     pub(crate) unlimited: bool,
     /// In nanoseconds, from 1 to 2^60.
     pub(crate) length: u64,
+    /// The length of a piece: of the whole window, or of one of its cells.
+    pub(crate) piece: u64,
+    /// What a stamp lacks to be a whole number of pieces where one begins.
+    pub(crate) shift: u64,
 }
 
 impl Window {
-    /// The permits and the period of a rate, which must be whole numbers.
-    fn new(rate: Rate) -> Result<Window, PolicyError> {
-        if rate.is_unlimited() || rate.is_zero() || rate.whole().is_some() {
-            return Ok(Window::rounded(rate));
-        }
-        Err(PolicyError::NotWhole { rate })
+    /// The limit and window of a rate, rounded to less if need be.
+    fn new(rate: Rate, cells: u16, anchor: u64) -> Window {
+        let unlimited = rate.is_unlimited();
+        let whole = || rate.whole().unwrap_or_else(|| rate.whole_or_less());
+        let (limit, length) = if unlimited { (u32::MAX, 1) } else { whole() };
+        let piece = length.div_ceil(u64::from(cells));
+        let shift = (piece - ORIGIN % piece + anchor % piece) % piece;
+        Window { limit, unlimited, length, piece, shift }
     }
 
-    /// The same, rounded to less if need be.
-    fn rounded(rate: Rate) -> Window {
-        if rate.is_unlimited() {
-            return Window { limit: u32::MAX, unlimited: true, length: 1 };
-        }
-        let (limit, length) = rate.whole().unwrap_or_else(|| rate.whole_or_less());
-        Window { limit, unlimited: false, length }
+    /// The beginning of the piece in which a time lies.
+    #[inline]
+    pub(crate) fn beginning(&self, at: Stamp) -> Stamp {
+        at - (at + self.shift) % self.piece
+    }
+
+    /// The number of the piece that begins at a time: each has one more than the last.
+    pub(crate) fn number(&self, beginning: Stamp) -> u64 {
+        (beginning + self.shift) / self.piece
     }
 
     /// Whether a request of `n` can ever be granted. One permit can, some day: at another rate, if not at this one.
@@ -83,21 +91,28 @@ impl Window {
 }
 
 /// The window in force, which can be replaced at any time.
-#[derive(Clone)]
 pub(crate) struct CurrentWindow {
-    words: Words,
+    /// The limit (all bits set without one), the length, piece and shift, and the rate (three words).
+    words: Published<7>,
+    /// How many cells it is cut into.
+    cells: u16,
     wall_clock: Option<Duration>,
-    /// How long before the clock's zero windows began, in nanoseconds; modulo their length.
+    /// How long before the clock's zero windows began, in nanoseconds.
     anchor: u64,
 }
 
-/// The limit, whether there is none, the length, and the rate (three words).
-struct Words(Published<6>);
-
 impl CurrentWindow {
-    pub(crate) fn new(rate: Rate) -> Result<CurrentWindow, PolicyError> {
-        Window::new(rate)?;
-        Ok(CurrentWindow { words: Words(Published::new(words(rate))), wall_clock: None, anchor: 0 })
+    /// The permits and the period of a rate, which must be whole numbers, cut into cells.
+    pub(crate) fn new(rate: Rate, cells: u16) -> Result<CurrentWindow, PolicyError> {
+        if !rate.is_unlimited() && !rate.is_zero() && rate.whole().is_none() {
+            return Err(PolicyError::NotWhole { rate });
+        }
+        Ok(CurrentWindow::made(rate, cells, None, 0))
+    }
+
+    fn made(rate: Rate, cells: u16, wall_clock: Option<Duration>, anchor: u64) -> CurrentWindow {
+        let words = Published::new(words(rate, Window::new(rate, cells, anchor)));
+        CurrentWindow { words, cells, wall_clock, anchor }
     }
 
     /// Windows begin so long after those of Unix time.
@@ -107,52 +122,52 @@ impl CurrentWindow {
 
     pub(crate) fn anchored(self, unix_time_at_zero: Duration) -> CurrentWindow {
         let Some(offset) = self.wall_clock else { return self };
-        // Any multiple of all lengths would do to keep the difference above zero; a whole number of windows is added below.
-        let anchor = unix_time_at_zero.as_nanos().wrapping_sub(offset.as_nanos());
-        let length = u128::from(self.get().length);
-        let anchor = match unix_time_at_zero < offset {
-            false => anchor,
-            true => length - (offset - unix_time_at_zero).as_nanos() % length,
+        let anchor = match unix_time_at_zero.checked_sub(offset) {
+            Some(since) => since.as_nanos(),
+            // Any whole number of windows earlier is as good.
+            None => {
+                let length = u128::from(self.get().length);
+                length - (offset.saturating_sub(unix_time_at_zero)).as_nanos() % length
+            }
         };
-        CurrentWindow { anchor: u64::try_from(anchor).unwrap_or(0), ..self }
+        let anchor = u64::try_from(anchor).unwrap_or(0);
+        CurrentWindow::made(self.rate(), self.cells, self.wall_clock, anchor)
     }
 
     #[inline]
     pub(crate) fn get(&self) -> Window {
-        let [limit, unlimited, length] = self.words.0.read(0);
-        Window { limit: u32::try_from(limit).unwrap_or(u32::MAX), unlimited: unlimited > 0, length }
+        let [limit, length, piece, shift] = self.words.read(0);
+        let unlimited = limit == u64::MAX;
+        Window { limit: u32::try_from(limit).unwrap_or(u32::MAX), unlimited, length, piece, shift }
     }
 
     /// The window that a new rate makes. Nothing is set yet.
-    pub(crate) fn of(rate: Rate) -> Window {
-        Window::rounded(rate)
+    pub(crate) fn with(&self, rate: Rate) -> Window {
+        Window::new(rate, self.cells, self.anchor)
     }
 
     pub(crate) fn set(&self, rate: Rate) {
-        self.words.0.publish(words(rate), || ());
+        self.words.publish(words(rate, self.with(rate)), || ());
     }
 
     pub(crate) fn rate(&self) -> Rate {
-        Rate::from_words(self.words.0.read(3))
+        Rate::from_words(self.words.read(4))
     }
 
-    /// The beginning of the stretch of `length` in which a time lies.
-    #[inline]
-    pub(crate) fn beginning(&self, at: Stamp, length: u64) -> Stamp {
-        // Below 2^62 + 2^63 + 2^60.
-        at - (at - ORIGIN % length + self.anchor % length) % length
+    pub(crate) fn cells(&self) -> u16 {
+        self.cells
     }
 }
 
-fn words(rate: Rate) -> [u64; 6] {
-    let Window { limit, unlimited, length } = Window::rounded(rate);
+fn words(rate: Rate, window: Window) -> [u64; 7] {
+    let Window { limit, unlimited, length, piece, shift } = window;
     let [digits, exponent, period] = rate.to_words();
-    [u64::from(limit), u64::from(unlimited), length, digits, exponent, period]
+    [if unlimited { u64::MAX } else { limit.into() }, length, piece, shift, digits, exponent, period]
 }
 
-impl Clone for Words {
-    fn clone(&self) -> Words {
-        Words(Published::new(self.0.read(0)))
+impl Clone for CurrentWindow {
+    fn clone(&self) -> CurrentWindow {
+        CurrentWindow::made(self.rate(), self.cells, self.wall_clock, self.anchor)
     }
 }
 
@@ -169,31 +184,34 @@ mod tests {
     #[test]
     fn windows_begin_with_the_clock_or_with_the_wall_clock() -> Result<(), PolicyError> {
         let at = |seconds| stamp(Nanos::from_duration(Duration::from_secs(seconds)));
-        let minute = CurrentWindow::new(Rate::per_minute(5))?;
-        let length = minute.get().length;
-        assert_eq!(minute.beginning(at(0), length), at(0));
-        assert_eq!(minute.beginning(at(59), length), at(0));
-        assert_eq!(minute.beginning(at(60), length), at(60));
+        let minute = CurrentWindow::new(Rate::per_minute(5), 1)?;
+        let beginning = |window: &CurrentWindow, seconds| window.get().beginning(at(seconds));
+        assert_eq!([0, 59, 60].map(|seconds| beginning(&minute, seconds)), [at(0), at(0), at(60)]);
         // The clock began 40 s after the full minute; windows begin 10 s after it.
         let aligned = minute.at_wall_clock(Duration::from_secs(10)).anchored(Duration::from_secs(100));
-        assert_eq!(aligned.beginning(at(29), length), at(0) - 30_000_000_000);
-        assert_eq!(aligned.beginning(at(30), length), at(30));
+        assert_eq!(beginning(&aligned, 29), at(0) - 30_000_000_000);
+        assert_eq!(beginning(&aligned, 30), at(30));
         // The offset is longer ago than the epoch.
-        let early = CurrentWindow::new(Rate::per_minute(5))?.at_wall_clock(Duration::from_secs(90));
-        assert_eq!(early.anchored(Duration::ZERO).beginning(at(31), length), at(30));
+        let early = CurrentWindow::new(Rate::per_minute(5), 1)?.at_wall_clock(Duration::from_secs(90));
+        assert_eq!(beginning(&early.anchored(Duration::ZERO), 31), at(30));
         Ok(())
     }
 
     #[test]
     fn windows_are_whole() {
-        let window = |text: &str| text.parse().map(|rate: Rate| (rate.whole(), Window::rounded(rate)));
-        let limited = |limit, length| Window { limit, unlimited: false, length };
+        let window = |text: &str| {
+            text.parse().map(|rate: Rate| {
+                let Window { limit, length, .. } = Window::new(rate, 1, 0);
+                (rate.whole(), (limit, length))
+            })
+        };
+        let limited = |limit: u32, length: u64| (limit, length);
         assert_eq!(window("2.5/s"), Ok((Some((5, 2_000_000_000)), limited(5, 2_000_000_000))));
         assert_eq!(window("1e3/min"), Ok((Some((1000, 60_000_000_000)), limited(1000, 60_000_000_000))));
         assert_eq!(window("1.23456789012345678/s").map(|(_, window)| window), Ok(limited(1, 1_000_000_000)));
         assert_eq!(window("0.333333333333333333/s").map(|(_, window)| window), Ok(limited(1, 3_000_000_001)));
         assert_eq!(window("5000000000/s").map(|(_, window)| window), Ok(limited(u32::MAX, 1_000_000_000)));
-        assert_eq!(window("zero").map(|(_, window)| window.limit), Ok(0));
-        assert_eq!(window("1/11000d").map(|(_, window)| window.limit), Ok(1));
+        assert_eq!(window("zero").map(|(_, (limit, _))| limit), Ok(0));
+        assert_eq!(window("1/11000d").map(|(_, (limit, _))| limit), Ok(1));
     }
 }
