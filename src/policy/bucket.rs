@@ -32,9 +32,14 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`. The numbers that a decision needs are read as one through
-//! `policy/published.rs`. A change of them first converts the word, then publishes: a request that overlaps with it
-//! pays either price.
+//! One word under the shared loop: see `policy/cell.rs`. The numbers that a request for several permits needs are read as one
+//! through `policy/published.rs`. Those for a single one have words of their own, each loaded relaxed.
+//!
+//! **A change** first converts the word and then replaces the numbers. A request that overlaps with it may see any mixture of the
+//! old and the new: it pays the old or the new price, out of the old or the new burst, as if it had come a moment earlier or
+//! later. That is one request of each thread, and the next one sees the change whole. It cannot be worse, since the word means
+//! the same time before and after: where nothing comes in, the bucket's clock stops at the time of the change, and the
+//! word stays.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -46,7 +51,7 @@ use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::{Change, Keep, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// The state of one [`TokenBucket`](super::TokenBucket) or [`LeakyBucket`](super::LeakyBucket): a single word.
 #[derive(Debug)]
@@ -98,8 +103,6 @@ struct More {
     interval: Interval,
     /// The most permits that one request can have.
     most: u32,
-    /// Since when there is no limit.
-    since: u64,
 }
 
 /// How many tokens there are at the start.
@@ -110,8 +113,10 @@ pub(crate) enum Start {
 }
 
 pub(crate) struct Bucket {
-    /// `Numbers` (five words), `More` (five), and `Terms` (seven).
-    words: Published<17>,
+    /// `Numbers`, for a single permit.
+    hot: [AtomicU64; 5],
+    /// `Numbers` (five words), `More` (four), and `Terms` (seven).
+    words: Published<16>,
     start: Start,
     /// Whether a request that is larger than the bucket waits for its own price, instead of being refused for ever.
     stretches: bool,
@@ -119,16 +124,16 @@ pub(crate) struct Bucket {
     wall_clock: Option<Duration>,
 }
 
-/// The interval where nothing comes in, or everything is free: it only has to tell tokens apart.
+/// The interval of a bucket that never had a rate: it only has to tell tokens apart.
 const STILL: u64 = 1 << 28;
 
 /// 50 ns.
 const MOST_SLACK: u64 = 50 * ticks::PER_NANO;
 
 impl Terms {
-    /// The numbers of these terms, in force since a tick.
-    fn numbers(self, since: u64) -> Result<(Numbers, More), PolicyError> {
-        let (numbers, more) = self.rounded_numbers(since);
+    /// The numbers of these terms, in force since a tick, and the interval until then.
+    fn numbers(self, since: u64, before: Interval) -> Result<(Numbers, More), PolicyError> {
+        let (numbers, more) = self.rounded_numbers(since, before);
         if self.fill(more.interval) > ticks::ORIGIN - numbers.step {
             let limit = ticks::MAX_SPAN;
             return Err(PolicyError::Fill { burst: self.burst, rate: self.rate, limit });
@@ -137,10 +142,10 @@ impl Terms {
     }
 
     /// The same with a bucket that is cut to what a state can tell.
-    fn rounded_numbers(self, since: u64) -> (Numbers, More) {
+    fn rounded_numbers(self, since: u64, before: Interval) -> (Numbers, More) {
         let unlimited = self.rate.is_unlimited();
         let still = unlimited || self.rate.is_zero();
-        let interval = if still { Interval::of_ticks(STILL) } else { Interval::new(self.rate) };
+        let interval = if still { before } else { Interval::new(self.rate) };
         let step = match self.stepped && !still {
             true => Nanos::from_duration(self.rate.period()).as_u64().saturating_mul(ticks::PER_NANO),
             false => 0,
@@ -149,10 +154,10 @@ impl Terms {
         let saved = self.fill(interval).min(ticks::ORIGIN - step);
         let phase = if step == 0 { 0 } else { self.phase(step) };
         let most = u32::try_from(interval.permits_in(saved)).unwrap_or(u32::MAX);
-        let latest = if still { ticks::ORIGIN } else { ticks::NEVER };
+        let latest = if still { since } else { ticks::NEVER };
         let one = if unlimited { 0 } else { interval.price(1) };
         let most = if unlimited { u32::MAX } else { most };
-        (Numbers { one, saved, latest, step, phase }, More { interval, most, since })
+        (Numbers { one, saved, latest, step, phase }, More { interval, most })
     }
 
     /// The tick of the first step at or after the clock's zero.
@@ -188,7 +193,8 @@ impl Numbers {
             return tick;
         }
         // The last step, at most one before the origin.
-        tick - (tick - ticks::ORIGIN + self.step - self.phase) % self.step
+        // The phase is below the step, unless they are of two publications.
+        tick - (tick - ticks::ORIGIN + self.step).wrapping_sub(self.phase) % self.step
     }
 
     /// The first time at which the bucket's clock shows a tick.
@@ -207,11 +213,19 @@ impl Numbers {
     fn is_unlimited(&self) -> bool {
         self.one == 0
     }
+
+    fn to_words(self) -> [u64; 5] {
+        [self.one, self.saved, self.latest, self.step, self.phase]
+    }
+
+    fn from_words([one, saved, latest, step, phase]: [u64; 5]) -> Numbers {
+        Numbers { one, saved, latest, step, phase }
+    }
 }
 
 impl Bucket {
     pub(crate) fn new(terms: Terms, start: Start, stretches: bool) -> Result<Bucket, PolicyError> {
-        terms.numbers(0)?;
+        terms.numbers(ticks::ORIGIN, Interval::of_ticks(STILL))?;
         if let Start::Tokens(permits) = start
             && permits > terms.burst
         {
@@ -222,8 +236,9 @@ impl Bucket {
 
     /// A bucket that is cut to what a state can tell.
     pub(crate) fn cut(terms: Terms, start: Start, stretches: bool) -> Bucket {
-        let words = Published::new(words(terms, terms.rounded_numbers(0)));
-        Bucket { words, start, stretches, wall_clock: None }
+        let numbers = terms.rounded_numbers(ticks::ORIGIN, Interval::of_ticks(STILL));
+        let words = Published::new(words(terms, numbers));
+        Bucket { hot: numbers.0.to_words().map(AtomicU64::new), words, start, stretches, wall_clock: None }
     }
 
     /// A bucket with other terms.
@@ -249,7 +264,7 @@ impl Bucket {
     }
 
     pub(crate) fn terms(&self) -> Terms {
-        let [burst, tolerance, stepped, anchor, digits, exponent, period] = self.words.read(10);
+        let [burst, tolerance, stepped, anchor, digits, exponent, period] = self.words.read(9);
         Terms {
             rate: Rate::from_words([digits, exponent, period]),
             burst: small(burst),
@@ -259,16 +274,16 @@ impl Bucket {
         }
     }
 
+    /// What a request for one permit needs.
     #[inline]
     fn numbers(&self) -> Numbers {
-        let [one, saved, latest, step, phase] = self.words.read(0);
-        Numbers { one, saved, latest, step, phase }
+        Numbers::from_words(std::array::from_fn(|i| self.hot[i].load(Ordering::Relaxed)))
     }
 
     fn numbers_and_more(&self) -> (Numbers, More) {
-        let [one, saved, latest, step, phase, same, ticks, permits, most, since] = self.words.read(0);
+        let [one, saved, latest, step, phase, same, ticks, permits, most] = self.words.read(0);
         let interval = Interval::from_words([same, ticks, permits]);
-        (Numbers { one, saved, latest, step, phase }, More { interval, most: small(most), since })
+        (Numbers { one, saved, latest, step, phase }, More { interval, most: small(most) })
     }
 
     /// What `n` permits cost, beside the numbers of the same publication.
@@ -375,20 +390,26 @@ impl Bucket {
     pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let terms = self.terms().changed(change);
         let old = self.numbers_and_more();
-        // No limit fills any bucket in any time: remember when it began.
-        let since = match old.0.is_unlimited() {
-            true => old.1.since,
-            false => ticks::from_nanos(at),
-        };
+        let tick = ticks::from_nanos(at);
+        // No limit fills any bucket in any time: so remember when it began.
+        let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
+        let since = if goes_on { old.0.latest } else { tick };
         // A new rate alone is never refused.
-        let new = if change.burst.is_some() { terms.numbers(since)? } else { terms.rounded_numbers(since) };
-        let filled = old.0.is_unlimited() && !new.0.is_unlimited() && ticks::from_nanos(at) > since;
+        let new = match change.burst {
+            Some(_) => terms.numbers(since, old.1.interval)?,
+            None => terms.rounded_numbers(since, old.1.interval),
+        };
+        let filled = old.0.is_unlimited() && !goes_on && tick > old.0.latest;
         let level = move_to(state, |zero| match change.keep.unwrap_or(Keep::Count) {
             Keep::Reset => self.starting_word(new, at),
             _ if filled => new.0.tick(at) - new.0.saved,
             keep => carried_over(zero, at, old, new, keep),
         });
-        self.words.publish(words(terms, new), || ());
+        self.words.publish(words(terms, new), || {
+            for (hot, word) in self.hot.iter().zip(new.0.to_words()) {
+                hot.store(word, Ordering::Relaxed);
+            }
+        });
         Ok(level)
     }
 
@@ -458,16 +479,16 @@ fn small(word: u64) -> u32 {
     u32::try_from(word).unwrap_or(u32::MAX)
 }
 
-fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 17] {
-    let Numbers { one, saved, latest, step, phase } = numbers;
+fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 16] {
+    let [one, saved, latest, step, phase] = numbers.to_words();
     let [same, ticks, permits] = more.interval.to_words();
     let [digits, exponent, period] = terms.rate.to_words();
     let Terms { burst, tolerance, stepped, anchor, .. } = terms;
-    let (most, since, burst) = (u64::from(more.most), more.since, u64::from(burst));
+    let (most, burst) = (u64::from(more.most), u64::from(burst));
     let (stepped, anchor) = (u64::from(stepped), anchor.cast_unsigned());
     [
-        one, saved, latest, step, phase, same, ticks, permits, most, since, burst, tolerance, stepped,
-        anchor, digits, exponent, period,
+        one, saved, latest, step, phase, same, ticks, permits, most, burst, tolerance, stepped, anchor,
+        digits, exponent, period,
     ]
 }
 
