@@ -158,7 +158,7 @@ impl FixedWindow {
             // The same window: no need to divide.
             return word;
         }
-        let beginning = window.beginning(at);
+        let beginning = self.window.get().beginning(at);
         if beginning > word.beginning || word.used == 0 { Word { beginning, used: 0 } } else { word }
     }
 }
@@ -177,7 +177,7 @@ impl Policy for FixedWindow {
 
     #[inline]
     fn try_acquire(&self, state: &FixedState, at: Nanos, n: u32) -> Result<FixedCharge, Refusal> {
-        let (window, now) = (self.window.get(), stamp(at));
+        let (window, now) = (self.window.quick(), stamp(at));
         window.check(n)?;
         if window.unlimited {
             return Ok(FixedCharge { beginning: 0, n: 0 });

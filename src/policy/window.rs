@@ -8,6 +8,7 @@ use crate::nanos::Nanos;
 use crate::policy::Keep;
 use crate::policy::published::Published;
 use crate::rate::Rate;
+use crate::sync::{AtomicU64, Ordering};
 
 /// The time zero, as a stamp. What lies before it is room for a window that began before the clock did.
 const ORIGIN: u64 = 1 << 60;
@@ -94,6 +95,8 @@ impl Window {
 pub(crate) struct CurrentWindow {
     /// The limit (all bits set without one), the length, piece and shift, and the rate (three words).
     words: Published<7>,
+    /// The limit and the length, for a decision in the window that is open.
+    hot: [AtomicU64; 2],
     /// How many cells it is cut into.
     cells: u16,
     wall_clock: Option<Duration>,
@@ -111,8 +114,9 @@ impl CurrentWindow {
     }
 
     fn made(rate: Rate, cells: u16, wall_clock: Option<Duration>, anchor: u64) -> CurrentWindow {
-        let words = Published::new(words(rate, Window::new(rate, cells, anchor)));
-        CurrentWindow { words, cells, wall_clock, anchor }
+        let words = words(rate, Window::new(rate, cells, anchor));
+        let hot = [words[0], words[1]].map(AtomicU64::new);
+        CurrentWindow { words: Published::new(words), hot, cells, wall_clock, anchor }
     }
 
     /// Windows begin so long after those of Unix time.
@@ -141,13 +145,26 @@ impl CurrentWindow {
         Window { limit: u32::try_from(limit).unwrap_or(u32::MAX), unlimited, length, piece, shift }
     }
 
+    /// The limit and the length alone, without waiting for each other: after a change one may be new and one old, once.
+    #[inline]
+    pub(crate) fn quick(&self) -> Window {
+        let [limit, length] = [0, 1].map(|i: usize| self.hot[i].load(Ordering::Relaxed));
+        let unlimited = limit == u64::MAX;
+        Window { limit: u32::try_from(limit).unwrap_or(u32::MAX), unlimited, length, piece: 1, shift: 0 }
+    }
+
     /// The window that a new rate makes. Nothing is set yet.
     pub(crate) fn with(&self, rate: Rate) -> Window {
         Window::new(rate, self.cells, self.anchor)
     }
 
     pub(crate) fn set(&self, rate: Rate) {
-        self.words.publish(words(rate, self.with(rate)), || ());
+        let words = words(rate, self.with(rate));
+        self.words.publish(words, || {
+            for (hot, word) in self.hot.iter().zip(words) {
+                hot.store(word, Ordering::Relaxed);
+            }
+        });
     }
 
     pub(crate) fn rate(&self) -> Rate {
