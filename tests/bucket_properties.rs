@@ -1,0 +1,552 @@
+//! The token bucket and the leaky bucket against an obvious one: a number of permits, its fraction in exact integers. Random
+//! times, also going back, sizes, refunds and changes. All times are arguments.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::policy::{BucketState, Change, Keep};
+use tidegate::{LeakyBucket, Nanos, Policy, Rate, Refusal, TokenBucket};
+
+const SECOND: u64 = 1_000_000_000;
+const MINUTE: i128 = 60_000_000_000;
+
+/// Every period of the tests divides a minute. So a permit in this many parts is never divided further: neither a tick, which is
+/// a sixteenth of a nanosecond, nor any rate leaves a fraction.
+const PARTS: i128 = 16 * MINUTE;
+
+// The obvious one
+
+/// Permits per period.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Flow {
+    permits: i128,
+    period: i128,
+}
+
+impl Flow {
+    const ZERO: Flow = Flow { permits: 0, period: MINUTE };
+
+    fn rate(self) -> Result<Rate, TestCaseError> {
+        if self.permits == 0 {
+            return Ok(Rate::ZERO);
+        }
+        let (permits, period) = (u64::try_from(self.permits)?, u64::try_from(self.period)?);
+        Ok(Rate::new(permits, Duration::from_nanos(period))?)
+    }
+
+    /// What a sixteenth of a nanosecond brings.
+    fn tick(self) -> i128 {
+        self.permits * MINUTE / self.period
+    }
+
+    /// Whether permits come in whole nanoseconds apart. At the rate zero they do not come, and are kept in 2^-28ths.
+    fn is_whole(self) -> bool {
+        self.permits == 0 || self.period % self.permits == 0
+    }
+
+    /// By how much a bucket is larger than its burst, to make up for roundings.
+    fn slack(self, burst: i128) -> i128 {
+        if self.is_whole() || burst == 0 { 0 } else { (burst.max(15) + 1) * self.tick() }
+    }
+
+    /// What is lost when a number is rounded to whole ticks once.
+    fn rounding(self) -> i128 {
+        if self.permits == 0 { (PARTS >> 28) + 1 } else { self.tick() }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Model {
+    flow: Flow,
+    burst: i128,
+    /// With how many permits it starts; full if there is no number.
+    start: Option<u32>,
+    /// In nanoseconds.
+    tolerance: i128,
+    /// Permits come in steps; one of them is at this time.
+    steps: Option<i128>,
+    /// A request that is larger than the bucket waits for its own price.
+    stretches: bool,
+    /// How many parts there were, and when, by the bucket's own clock.
+    stock: i128,
+    at: i128,
+    /// By how much the policy may have more, or less, from documented rounding. Both are zero where the interval is whole.
+    more: i128,
+    less: i128,
+}
+
+impl Model {
+    fn new(flow: Flow, burst: u32, now: i128) -> Model {
+        let burst = i128::from(burst);
+        let mut model = Model {
+            flow,
+            burst,
+            start: None,
+            tolerance: 0,
+            steps: None,
+            stretches: false,
+            stock: 0,
+            at: now,
+            more: flow.slack(burst),
+            less: 0,
+        };
+        model.stock = model.full();
+        model
+    }
+
+    fn starting_with(self, permits: u32) -> Model {
+        Model { start: Some(permits), stock: i128::from(permits) * PARTS, ..self }
+    }
+
+    fn full(&self) -> i128 {
+        self.burst * PARTS + self.tolerance * 16 * self.flow.tick()
+    }
+
+    /// The bucket's own clock: it ticks once per step, and not at all if nothing comes in.
+    fn clock(&self, at: i128) -> i128 {
+        match self.steps {
+            _ if self.flow.permits == 0 => 0,
+            Some(phase) => at - (at - phase).rem_euclid(self.flow.period),
+            None => at,
+        }
+    }
+
+    /// The parts that would be there if nothing ever overflowed since the last grant.
+    fn endless(&self, at: i128) -> i128 {
+        self.stock + (self.clock(at) - self.at) * 16 * self.flow.tick()
+    }
+
+    /// The parts that a request of this size can have.
+    fn there(&self, at: i128, n: i128) -> i128 {
+        let room = if self.stretches { self.full().max(n * PARTS) } else { self.full() };
+        self.endless(at).min(room)
+    }
+
+    fn set(&mut self, at: i128, stock: i128) {
+        (self.stock, self.at) = (stock, self.clock(at));
+    }
+
+    fn grant(&mut self, at: i128, n: u32) {
+        let n = i128::from(n);
+        self.set(at, self.there(at, n) - n * PARTS);
+        self.less += if self.flow.is_whole() { 0 } else { self.flow.rounding() };
+    }
+
+    fn refund(&mut self, at: i128, n: u32) {
+        let endless = self.endless(at);
+        self.set(at, (endless + i128::from(n) * PARTS).min(self.full()).max(endless));
+        self.less += if self.flow.is_whole() { 0 } else { self.flow.rounding() };
+    }
+
+    fn change(&mut self, at: i128, flow: Flow, burst: u32, keep: Keep) {
+        let (stock, full) = (self.there(at, 0), self.full());
+        // A sliver of the old bucket, in which all was counted, may count as rounding too.
+        let slack = self.flow.slack(self.burst);
+        (self.flow, self.burst) = (flow, burst.into());
+        let new = self.full();
+        let share = |parts: i128| if full == 0 { 0 } else { (parts * new).div_euclid(full) };
+        let stock = match keep {
+            Keep::Count => stock.min(new),
+            Keep::Ratio => share(stock),
+            Keep::Reset => self.start.map_or(new, |permits| new.min(i128::from(permits) * PARTS)),
+        };
+        match keep {
+            Keep::Count => {}
+            Keep::Ratio => (self.more, self.less) = (share(self.more) + 1, share(self.less + slack) + 1),
+            Keep::Reset => (self.more, self.less) = (0, 0),
+        }
+        self.more = self.more.max(flow.slack(self.burst));
+        self.less += flow.rounding() + 1;
+        self.set(at, stock);
+    }
+}
+
+// Calls
+
+#[derive(Clone, Debug)]
+enum Call {
+    Pass(u64),
+    Back(u64),
+    Try(u32),
+    /// Waits for the very instant.
+    Wait(u32),
+    /// So many wait in line, each for one permit, and then somebody for more.
+    Queue(u32, u32),
+    /// Takes every single permit that the status tells.
+    TakeAll,
+    /// Takes all these at one time, and undoes them in another order.
+    Undo(Vec<u32>, usize),
+    Refund(u32),
+    Change(Flow, u32, Keep),
+}
+
+fn some_period() -> impl Strategy<Value = i128> {
+    prop_oneof![Just(MINUTE), Just(MINUTE / 60), Just(MINUTE / 600)]
+}
+
+fn some_whole_flow() -> impl Strategy<Value = Flow> {
+    let permits = prop_oneof![Just(1), Just(2), Just(5), Just(10), Just(100), Just(1000)];
+    let period = prop_oneof![3 => some_period(), 1 => Just(4000)];
+    (permits, period).prop_map(|(permits, period)| Flow { permits, period })
+}
+
+/// Not so fast that a few ticks are a permit; see `tests/policy_cases.rs`.
+fn some_flow() -> impl Strategy<Value = Flow> {
+    let any = (1i128..3000, some_period()).prop_map(|(permits, period)| Flow { permits, period });
+    prop_oneof![3 => any, 1 => some_whole_flow()]
+}
+
+/// Times that are long and short beside the interval of a flow, in nanoseconds.
+fn some_span() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), 0u64..3000, 0..2 * SECOND, 0..100 * SECOND, Just(SECOND), Just(60 * SECOND)]
+}
+
+fn some_keep() -> impl Strategy<Value = Keep> {
+    prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Reset)]
+}
+
+fn some_calls(changes: impl Strategy<Value = Flow> + 'static) -> impl Strategy<Value = Vec<Call>> {
+    let n = || prop_oneof![3 => Just(1), 3 => 1u32..8, 1 => 1u32..60];
+    let call = prop_oneof![
+        6 => some_span().prop_map(Call::Pass),
+        2 => some_span().prop_map(|span| Call::Back(span / 8)),
+        6 => n().prop_map(Call::Try),
+        4 => n().prop_map(Call::Wait),
+        2 => (1u32..20, n()).prop_map(|(ahead, n)| Call::Queue(ahead, n)),
+        2 => Just(Call::TakeAll),
+        2 => (vec(n(), 1..5), any::<usize>()).prop_map(|(sizes, turn)| Call::Undo(sizes, turn)),
+        2 => n().prop_map(Call::Refund),
+        2 => (changes, 0u32..40, some_keep()).prop_map(|(flow, burst, keep)| Call::Change(flow, burst, keep)),
+    ];
+    vec(call, 1..60)
+}
+
+// The real one beside it
+
+/// What was let through: permits granted, or, negative, given back; and what had come in by then.
+struct Passed {
+    came_in: i128,
+    permits: i128,
+}
+
+struct Pair<'a, P: Policy<State = BucketState>> {
+    policy: &'a P,
+    state: BucketState,
+    model: Model,
+    now: Nanos,
+    log: Vec<Passed>,
+    /// What has come in since the beginning, in parts.
+    came_in: i128,
+    /// The largest that the bucket was.
+    fullest: i128,
+}
+
+fn exact(at: Nanos) -> i128 {
+    at.as_u64().into()
+}
+
+impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
+    fn new(policy: &'a P, model: Model) -> Result<Self, TestCaseError> {
+        let now = Nanos::new(u64::try_from(model.at)?);
+        let mut model = model;
+        model.at = model.clock(exact(now));
+        let fullest = model.full() + model.more;
+        Ok(Pair { policy, state: policy.start(now), model, now, log: Vec::new(), came_in: 0, fullest })
+    }
+
+    fn go_to(&mut self, now: Nanos) {
+        let ticked = self.model.clock(exact(now)) - self.model.clock(exact(self.now));
+        self.came_in += ticked * 16 * self.model.flow.tick();
+        self.now = now;
+    }
+
+    fn ready_at(&self, ahead: u64, n: u32) -> Nanos {
+        self.policy.ready_at(&self.state, self.now, ahead, n).max(self.now)
+    }
+
+    /// All that can be told about the state: what is true now, and when what will be.
+    fn outlook(&self) -> Vec<Nanos> {
+        let status = self.policy.status(&self.state, self.now);
+        let available = Nanos::new(status.available);
+        let mut outlook = vec![available, status.full_at.max(self.now)];
+        // In a leaky bucket a larger one than it holds sees a trace; see `tests/policy_cases.rs`.
+        let seen = |n: &u32| !self.model.stretches || i128::from(*n) <= self.model.burst;
+        outlook.extend([1, 2, 3, 7, 30].iter().filter(|n| seen(n)).map(|n| self.ready_at(0, *n)));
+        outlook
+    }
+
+    /// Tries now, compares the verdict, and checks what a refusal says.
+    fn attempt(&mut self, n: u32) -> Result<Result<P::Charge, Refusal>, TestCaseError> {
+        let at = exact(self.now);
+        let (price, there) = (i128::from(n) * PARTS, self.model.there(at, n.into()));
+        let (ready, before) = (self.ready_at(0, n), format!("{:?}", self.state));
+        let got = self.policy.try_acquire(&self.state, self.now, n);
+        let short = price - there;
+        match got {
+            Ok(_) => {
+                prop_assert!(short <= self.model.more, "{short} parts too many");
+                prop_assert_eq!(ready, self.now);
+                self.model.grant(at, n);
+                self.log.push(Passed { came_in: self.came_in, permits: n.into() });
+            }
+            Err(Refusal::Limited { retry_after }) => {
+                prop_assert!(short + self.model.less > 0, "{} parts were left over", -short);
+                let due = self.now.saturating_add(Nanos::from_duration(retry_after));
+                prop_assert_eq!(ready, due);
+                prop_assert!(due > self.now);
+                if due != Nanos::MAX {
+                    let early = Nanos::new(due.as_u64() - 1);
+                    let told = self.policy.try_acquire(&self.state, early, n).err();
+                    prop_assert_eq!(told, Some(Refusal::Limited { retry_after: Duration::from_nanos(1) }));
+                }
+            }
+            Err(_) => {
+                let full = self.model.full();
+                prop_assert!(price > full && !self.model.stretches);
+            }
+        }
+        if got.is_err() {
+            prop_assert_eq!(before, format!("{:?}", self.state));
+        }
+        Ok(got)
+    }
+
+    /// Waits until so many permits can be had, and takes them. Returns when, if ever.
+    fn wait(&mut self, n: u32) -> Result<Option<Nanos>, TestCaseError> {
+        let due = self.ready_at(0, n);
+        if due == Nanos::MAX || self.policy.check(n).is_err() {
+            prop_assert!(self.policy.try_acquire(&self.state, self.now, n).is_err());
+            return Ok(None);
+        }
+        self.go_to(due);
+        let got = self.attempt(n)?;
+        prop_assert!(got.is_ok(), "not there when it was due: {:?}", got);
+        Ok(Some(due))
+    }
+
+    fn call(&mut self, call: &Call) -> Result<(), TestCaseError> {
+        let at = exact(self.now);
+        match *call {
+            Call::Pass(span) => self.go_to(self.now.saturating_add(Nanos::new(span))),
+            Call::Back(span) => self.go_to(Nanos::new(self.now.as_u64().saturating_sub(span))),
+            Call::Try(n) => drop(self.attempt(n)?),
+            Call::Wait(n) => drop(self.wait(n)?),
+            Call::Queue(ahead, n) => {
+                let somebody_waits = self.ready_at(0, 1) > self.now;
+                // Those who come one by one take what a step brings; see `tests/policy_cases.rs`.
+                if self.model.steps.is_none() && somebody_waits {
+                    let weight = self.policy.weight(1).saturating_mul(ahead.into());
+                    let told = self.ready_at(weight, n);
+                    let mut got = Some(self.now);
+                    for n in std::iter::repeat_n(1, ahead as usize).chain([n]) {
+                        got = if got.is_some() { self.wait(n)? } else { None };
+                    }
+                    prop_assert!(got.is_none_or(|got| got == told), "{told} told, {got:?} got");
+                }
+            }
+            Call::TakeAll => {
+                let status = self.policy.status(&self.state, self.now);
+                let (available, tolerant) = (status.available, self.model.tolerance > 0);
+                prop_assert!(tolerant || i128::from(status.limit) == self.model.burst);
+                for taken in 0..available.min(200) {
+                    let got = self.attempt(1)?;
+                    // A fraction of a tick each, where the interval is not whole.
+                    prop_assert!(got.is_ok() || self.model.more > 0, "{taken} of {available} were there");
+                }
+                if available <= 200 {
+                    prop_assert!(self.attempt(1)?.is_err(), "more than {} were there", available);
+                }
+            }
+            Call::Undo(ref sizes, turn) => {
+                let (outlook, model, logged) = (self.outlook(), self.model.clone(), self.log.len());
+                let mut charges = Vec::new();
+                for n in sizes {
+                    // A larger one than fits leaves a trace in a leaky bucket; see `tests/policy_cases.rs`.
+                    if !self.model.stretches || i128::from(*n) <= self.model.burst {
+                        charges.extend(self.attempt(*n)?.ok().map(|charge| (charge, u64::MAX)));
+                    }
+                }
+                while !charges.is_empty() {
+                    let (charge, lowest) = charges.remove(turn % charges.len());
+                    let level = self.policy.undo(&self.state, self.now, charge, lowest);
+                    charges.iter_mut().for_each(|(_, lowest)| *lowest = level.min(*lowest));
+                }
+                prop_assert_eq!(outlook, self.outlook());
+                self.log.truncate(logged);
+                let granted = self.model.stock != model.stock || self.model.at != model.at;
+                self.model = model;
+                if granted {
+                    // What had overflowed by now is lost, also if the clock goes back.
+                    self.model.set(at, self.model.there(at, 0));
+                }
+            }
+            Call::Refund(n) => {
+                self.policy.refund(&self.state, self.now, n);
+                let before = self.model.endless(at);
+                self.model.refund(at, n);
+                prop_assert!(self.model.endless(at) <= before.max(self.model.full()));
+                self.log.push(Passed { came_in: self.came_in, permits: -i128::from(n) });
+                let status = self.policy.status(&self.state, self.now);
+                prop_assert!(status.available <= status.limit);
+            }
+            Call::Change(flow, burst, keep) => {
+                // What a debt becomes is in `tests/policy_cases.rs`. It takes a clock that goes back.
+                let in_debt = self.model.endless(at) < 0;
+                if in_debt {
+                    return Ok(());
+                }
+                let change = Change::rate(flow.rate()?).burst(burst).keep(keep);
+                self.policy.change(&self.state, self.now, change)?;
+                self.model.change(at, flow, burst, keep);
+                self.fullest = self.fullest.max(self.model.full() + self.model.more);
+                prop_assert_eq!(self.policy.rate(), flow.rate()?);
+                // A share of more, or a new bucket, is a new beginning.
+                if keep != Keep::Count {
+                    self.bounded()?;
+                    self.log.clear();
+                    self.fullest = self.model.full() + self.model.more;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What was granted in any span is no more than the burst and what came in meanwhile.
+    fn bounded(&self) -> Result<(), TestCaseError> {
+        for (index, first) in self.log.iter().enumerate().filter(|(_, first)| first.permits > 0) {
+            let mut permits = 0;
+            for last in &self.log[index..] {
+                permits += last.permits;
+                // In a leaky bucket a large request waits for its own price.
+                let fullest = match self.model.stretches {
+                    true => self.fullest.max(first.permits * PARTS),
+                    false => self.fullest,
+                };
+                let most = fullest + last.came_in - first.came_in;
+                prop_assert!(permits * PARTS <= most || last.permits < 0, "{permits} permits, {most} parts");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn agree<P: Policy<State = BucketState>>(
+    policy: &P,
+    model: Model,
+    calls: &[Call],
+) -> Result<(), TestCaseError> {
+    let mut pair = Pair::new(policy, model)?;
+    for call in calls {
+        pair.call(call)?;
+    }
+    pair.bounded()
+}
+
+const START: i128 = 1000 * MINUTE + 123_456_789;
+
+/// The same calls with other changes.
+fn changing(calls: Vec<Call>, new: impl Fn(Flow, u32, Keep) -> Call) -> Vec<Call> {
+    let change = |call| match call {
+        Call::Change(flow, burst, keep) => new(flow, burst, keep),
+        call => call,
+    };
+    calls.into_iter().map(change).collect()
+}
+
+fn or_zero(flow: impl Strategy<Value = Flow> + 'static) -> impl Strategy<Value = Flow> {
+    prop_oneof![4 => flow, 1 => Just(Flow::ZERO)]
+}
+
+proptest! {
+    /// Verdicts are those of exact arithmetic, to the nanosecond.
+    #[test]
+    fn a_token_bucket_of_whole_intervals_is_exact(
+        flow in some_whole_flow(), burst in 0u32..40, stock in 0u32..40, calls in some_calls(some_whole_flow()),
+    ) {
+        // No changes: a new interval may divide what is there.
+        let calls: Vec<_> = calls.into_iter().filter(|call| !matches!(call, Call::Change(..))).collect();
+        let model = Model::new(flow, burst, START).starting_with(stock.min(burst));
+        let policy = TokenBucket::new(flow.rate()?, burst).start_with(stock.min(burst))?;
+        agree(&policy, model, &calls)?;
+    }
+
+    #[test]
+    fn a_token_bucket_does_what_an_obvious_one_does(
+        flow in or_zero(some_flow()), burst in 0u32..40, empty: bool, calls in some_calls(or_zero(some_flow())),
+    ) {
+        let (mut model, mut policy) = (Model::new(flow, burst, START), TokenBucket::new(flow.rate()?, burst));
+        if empty {
+            model = model.starting_with(0);
+            policy = policy.start_empty();
+        }
+        agree(&policy, model, &calls)?;
+    }
+
+    #[test]
+    fn a_tolerance_is_a_burst_in_time(
+        flow in some_whole_flow(), burst in 0u32..40, tolerance in some_span(), calls in some_calls(some_whole_flow()),
+    ) {
+        let mut model = Model::new(flow, burst, START);
+        model.tolerance = tolerance.into();
+        model.stock = model.full();
+        let policy = TokenBucket::new(flow.rate()?, burst).tolerance(Duration::from_nanos(tolerance))?;
+        // A share of a tolerance has more digits than there are.
+        let calls = changing(calls, |flow, burst, _| Call::Change(flow, burst, Keep::Count));
+        agree(&policy, model, &calls)?;
+    }
+
+    #[test]
+    fn steps_bring_a_period_at_once(
+        flow in some_flow(), burst in 0u32..40, calls in some_calls(or_zero(some_flow())),
+    ) {
+        let mut model = Model::new(flow, burst, START);
+        model.steps = Some(0);
+        agree(&TokenBucket::new(flow.rate()?, burst).in_steps()?, model, &calls)?;
+    }
+
+    #[test]
+    fn steps_are_at_the_wall_clocks_periods(
+        flow in some_flow(), burst in 0u32..40, unix in 0..200 * SECOND, offset in 0..200 * SECOND,
+        calls in some_calls(some_flow()),
+    ) {
+        // Not the shortest one, which is for whole intervals.
+        let flow = Flow { period: flow.period.max(MINUTE / 600), ..flow };
+        let mut model = Model::new(flow, burst, START);
+        model.steps = Some(i128::from(offset) - i128::from(unix));
+        let policy = TokenBucket::new(flow.rate()?, burst).at_wall_clock(Duration::from_nanos(offset))?;
+        let policy = policy.anchored(Duration::from_nanos(unix));
+        // The same period, so that the steps stay where they are; see `tests/policy_cases.rs`.
+        let calls = changing(calls, |new, burst, keep| Call::Change(Flow { period: flow.period, ..new }, burst, keep));
+        agree(&policy, model, &calls)?;
+    }
+
+    #[test]
+    fn a_leaky_bucket_does_what_an_obvious_one_does(
+        flow in some_flow(), undelayed in 0u32..20, calls in some_calls(or_zero(some_flow())),
+    ) {
+        let mut model = Model::new(flow, undelayed + 1, START);
+        model.stretches = true;
+        // The one that is passing is always there.
+        let calls = changing(calls, |flow, burst, keep| Call::Change(flow, burst.max(1), keep));
+        agree(&LeakyBucket::new(flow.rate()?).undelayed(undelayed), model, &calls)?;
+    }
+}
+
+proptest! {
+    /// No limit grants everything; whatever comes after it begins with a full bucket.
+    #[test]
+    fn a_bucket_is_full_after_no_limit(flow in some_flow(), burst in 0u32..40, n in 1u32.., spans in vec(some_span(), 3)) {
+        let policy = TokenBucket::new(flow.rate()?, burst).start_empty();
+        let at = |passed: usize| Nanos::new(spans[..passed].iter().sum());
+        let state = policy.start(at(0));
+        policy.set_rate(&state, at(1), Rate::UNLIMITED);
+        prop_assert!(policy.try_acquire(&state, at(2), n).is_ok());
+        prop_assert_eq!(policy.status(&state, at(2)).available, u64::MAX);
+        // At the very instant of a grant: see `tests/policy_cases.rs`.
+        let end = at(3).saturating_add(Nanos::new(1));
+        policy.set_rate(&state, end, flow.rate()?);
+        prop_assert_eq!(policy.status(&state, end).available, u64::from(burst));
+        prop_assert_eq!(policy.try_acquire(&state, end, burst.max(1)).is_ok(), burst > 0);
+    }
+}
