@@ -1,0 +1,138 @@
+//! Threads that hammer one limiter on the real clock. Only what they were granted is judged, never how long it took.
+//!
+//! A thread reads the clock before and after each attempt, so each grant was made at some time between the two. A bound is broken only
+//! if it is for every choice of these times.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use tidegate::{
+    Clock, FixedWindow, LeakyBucket, Policy, Rate, RateLimiter, SlidingEstimate, SlidingLog, SlidingWindow,
+    SystemClock, TokenBucket,
+};
+
+const THREADS: usize = 4;
+const ATTEMPTS: usize = 20_000;
+
+const PER_SECOND: Rate = Rate::per_second(20_000);
+/// In nanoseconds.
+const WINDOW: u64 = 1_000_000;
+const LIMIT: u64 = 20;
+
+fn per_ms() -> Rate {
+    Rate::new(LIMIT, Duration::from_nanos(WINDOW)).expect("a whole rate")
+}
+
+/// A grant of so many permits, between two readings of the clock.
+#[derive(Clone, Copy)]
+struct Grant {
+    before: u64,
+    after: u64,
+    n: u64,
+}
+
+/// Attempts of some threads at once, for one permit and for three. Returns what they were granted.
+fn hammer<P: Policy>(policy: P) -> Vec<Grant> {
+    let clock = SystemClock::new();
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    let start = Barrier::new(THREADS);
+    let attempts = || {
+        start.wait();
+        let attempt = |attempt: usize| {
+            let n = if attempt.is_multiple_of(3) { 3 } else { 1 };
+            let before = clock.now().as_u64();
+            let granted = limiter.try_acquire_many(n).is_ok();
+            granted.then(|| Grant { before, after: clock.now().as_u64(), n: n.into() })
+        };
+        (0..ATTEMPTS).filter_map(attempt).collect::<Vec<_>>()
+    };
+    let grants: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(attempts)).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect()
+    });
+    assert!(!grants.is_empty());
+    grants
+}
+
+/// The most permits that were surely granted in a span of this length: those whose two readings lie in it.
+fn most_in(grants: &[Grant], span: u64) -> u64 {
+    let sum = |from: u64| {
+        let inside = grants.iter().filter(|grant| grant.before >= from && grant.after < from + span);
+        inside.map(|grant| grant.n).sum()
+    };
+    grants.iter().map(|grant| sum(grant.before)).max().unwrap_or(0)
+}
+
+/// Between any two readings at most the burst and what comes in meanwhile.
+fn assert_bucket(mut grants: Vec<Grant>, burst: u64, permits: u64) {
+    grants.sort_by_key(|grant| grant.after);
+    for first in &grants {
+        let mut sum = 0;
+        for last in grants.iter().filter(|grant| grant.before >= first.before) {
+            sum += last.n;
+            let came_in = u128::from(last.after - first.before) * u128::from(permits) / 1_000_000_000;
+            assert!(
+                u128::from(sum) <= u128::from(burst) + came_in,
+                "{sum} in {} ns",
+                last.after - first.before
+            );
+        }
+    }
+}
+
+#[test]
+fn a_token_bucket_keeps_its_bound_among_threads() {
+    assert_bucket(hammer(TokenBucket::new(PER_SECOND, 30)), 30, 20_000);
+}
+
+/// With three as the largest request, three can pass at once.
+#[test]
+fn a_leaky_bucket_keeps_its_bound_among_threads() {
+    assert_bucket(hammer(LeakyBucket::new(PER_SECOND)), 3, 20_000);
+    assert_bucket(hammer(LeakyBucket::new(PER_SECOND).undelayed(9)), 10, 20_000);
+}
+
+#[test]
+fn a_stepped_bucket_keeps_its_bound_among_threads() -> Result<(), Box<dyn std::error::Error>> {
+    let grants = hammer(TokenBucket::new(per_ms(), 30).in_steps()?);
+    for windows in [1, 2, 5] {
+        // A span touches one step more than it has periods.
+        assert!(most_in(&grants, windows * WINDOW) <= 30 + LIMIT * (windows + 1));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_log_keeps_its_bound_among_threads() {
+    assert!(most_in(&hammer(SlidingLog::new(per_ms())), WINDOW) <= LIMIT);
+}
+
+#[test]
+fn a_sliding_window_keeps_its_bound_among_threads() {
+    let grants = hammer(SlidingWindow::new(per_ms(), 5));
+    assert!(most_in(&grants, WINDOW / 5 * 4) <= LIMIT);
+    assert!(most_in(&grants, WINDOW) <= 2 * LIMIT);
+}
+
+/// In no aligned window more than the limit, as far as the readings tell which window it was.
+fn assert_aligned(grants: &[Grant]) {
+    for window in grants.iter().map(|grant| grant.before / WINDOW) {
+        let inside = |grant: &&Grant| grant.before / WINDOW == window && grant.after / WINDOW == window;
+        let sum: u64 = grants.iter().filter(inside).map(|grant| grant.n).sum();
+        assert!(sum <= LIMIT, "{sum} in window {window}");
+    }
+}
+
+#[test]
+fn a_fixed_window_keeps_its_bound_among_threads() {
+    assert_aligned(&hammer(FixedWindow::new(per_ms())));
+    assert!(most_in(&hammer(FixedWindow::new(per_ms()).from_first_grant()), WINDOW) <= 2 * LIMIT);
+}
+
+#[test]
+fn an_estimate_keeps_its_bound_among_threads() {
+    let grants = hammer(SlidingEstimate::new(per_ms()));
+    assert_aligned(&grants);
+    assert!(most_in(&grants, WINDOW) < 2 * LIMIT);
+}
