@@ -1,0 +1,167 @@
+//! Waiting in policies that count: who is served when a window turns, and what is left of waits that were dropped.
+
+mod support;
+
+use std::error::Error;
+use std::time::Duration;
+
+use support::{MS, waiting};
+use tidegate::{FixedWindow, ManualClock, Policy, Rate, RateLimiter, SlidingLog, SlidingWindow, TokenBucket};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready_eq};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Ten in ten seconds.
+const LIMIT: u32 = 10;
+const WINDOW: Duration = Duration::from_secs(10);
+
+fn rate() -> Rate {
+    Rate::new(LIMIT.into(), WINDOW).expect("a whole rate")
+}
+
+/// A limiter whose permits were all taken at zero.
+fn drained<P: Policy>(policy: P) -> (RateLimiter<P, ManualClock>, ManualClock) {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    assert_eq!(limiter.try_acquire_many(LIMIT), Ok(()));
+    (limiter, clock)
+}
+
+// The window turns
+
+/// Twenty-five wait for one permit each: at each turn as many are woken as there are permits, first come first served, and nobody else.
+fn served_together<P: Policy>(policy: P) {
+    let (limiter, clock) = drained(policy);
+    let mut line: Vec<_> = (0..25).map(|_| waiting(&limiter)).collect();
+    let mut waits = WINDOW;
+    while !line.is_empty() {
+        clock.advance(WINDOW - Duration::from_nanos(1));
+        assert!(line.iter().all(|waiter| !waiter.is_woken()));
+        clock.advance(Duration::from_nanos(1));
+        let rest = line.split_off(line.len().min(LIMIT as usize));
+        assert!(rest.iter().all(|waiter| !waiter.is_woken()));
+        for mut waiter in line {
+            assert!(waiter.is_woken());
+            assert_ready_eq!(waiter.poll(), waits);
+        }
+        line = rest;
+        waits += WINDOW;
+    }
+}
+
+#[test]
+fn all_who_are_due_when_a_window_turns_are_served_at_once() -> Result<(), Box<dyn Error>> {
+    served_together(FixedWindow::new(rate()));
+    served_together(FixedWindow::new(rate()).from_first_grant());
+    served_together(SlidingWindow::new(rate(), 5));
+    served_together(SlidingLog::new(rate()));
+    served_together(TokenBucket::new(rate(), LIMIT).in_steps()?);
+    Ok(())
+}
+
+/// Those behind a request that does not fit any more wait with it, also if they would fit.
+fn served_in_order<P: Policy>(policy: P) {
+    let (limiter, clock) = drained(policy);
+    let sizes = [4, 5, 3, 1, 6];
+    let mut line: Vec<_> = sizes.iter().map(|n| spawn(limiter.acquire_many(*n))).collect();
+    line.iter_mut().for_each(|waiter| assert_pending!(waiter.poll()));
+    for turn in [vec![0, 1], vec![2, 3, 4]] {
+        clock.advance(WINDOW);
+        let woken: Vec<_> = (0..line.len()).filter(|name| line[*name].is_woken()).collect();
+        assert_eq!(woken, turn);
+        for name in turn {
+            assert!(line[name].poll().is_ready());
+        }
+    }
+    assert_eq!(limiter.status().waiting, 0);
+}
+
+#[test]
+fn a_large_request_is_not_overtaken_when_a_window_turns() -> Result<(), Box<dyn Error>> {
+    served_in_order(FixedWindow::new(rate()));
+    served_in_order(FixedWindow::new(rate()).from_first_grant());
+    served_in_order(SlidingWindow::new(rate(), 5));
+    served_in_order(SlidingLog::new(rate()));
+    served_in_order(TokenBucket::new(rate(), LIMIT).in_steps()?);
+    Ok(())
+}
+
+// Dropped waits
+
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Fifo,
+    Lifo,
+    /// Every seventh of those who are left.
+    Mixed,
+}
+
+/// When each of the next permits can be had, one after the other.
+fn next_grants<P: Policy>(limiter: &RateLimiter<P, ManualClock>, clock: &ManualClock) -> Vec<Duration> {
+    let mut passed = Duration::ZERO;
+    let mut next = || {
+        while let Err(refusal) = limiter.try_acquire() {
+            let wait = refusal.retry_after().expect("some day");
+            clock.advance(wait);
+            passed += wait;
+        }
+        passed
+    };
+    (0..3 * LIMIT).map(|_| next()).collect()
+}
+
+/// The next grants after a storm of waits, all of which were granted, not seen, and dropped a while later.
+fn after_storm<P: Policy>(policy: P, storm: u32, order: Order) -> Vec<Duration> {
+    let (limiter, clock) = drained(policy);
+    clock.advance(SECOND / 2);
+    let mut line: Vec<_> = (0..storm).map(|_| waiting(&limiter)).collect();
+    clock.advance(WINDOW + 300 * MS);
+    assert!(line.iter().all(|waiter| waiter.is_woken()));
+    while !line.is_empty() {
+        let index = match order {
+            Order::Fifo => 0,
+            Order::Lifo => line.len() - 1,
+            Order::Mixed => 7 % line.len(),
+        };
+        drop(line.remove(index));
+    }
+    next_grants(&limiter, &clock)
+}
+
+fn storm_leaves_no_trace<P: Policy>(policy: impl Fn() -> P) {
+    let without = after_storm(policy(), 0, Order::Fifo);
+    for order in [Order::Fifo, Order::Lifo, Order::Mixed] {
+        for storm in [1, 7, LIMIT] {
+            assert_eq!(after_storm(policy(), storm, order), without, "{:?} {order:?} {storm}", policy());
+        }
+    }
+}
+
+#[test]
+fn a_storm_of_grants_that_nobody_saw_leaves_no_trace() {
+    storm_leaves_no_trace(|| FixedWindow::new(rate()));
+    storm_leaves_no_trace(|| FixedWindow::new(rate()).from_first_grant());
+    storm_leaves_no_trace(|| SlidingWindow::new(rate(), 5));
+    storm_leaves_no_trace(|| SlidingLog::new(rate()));
+    storm_leaves_no_trace(|| TokenBucket::new(rate(), LIMIT));
+    storm_leaves_no_trace(|| TokenBucket::new(rate(), LIMIT).in_steps().expect("short steps"));
+}
+
+/// Somebody saw his grant among those who did not: he alone is counted, from the time of his grant.
+#[test]
+fn only_those_who_saw_their_grants_are_counted() {
+    fn next_after<P: Policy>(policy: P, dropped: u32) -> Vec<Duration> {
+        let (limiter, clock) = drained(policy);
+        let before: Vec<_> = (0..dropped).map(|_| waiting(&limiter)).collect();
+        let mut witness = waiting(&limiter);
+        let behind: Vec<_> = (0..dropped).map(|_| waiting(&limiter)).collect();
+        clock.advance(WINDOW);
+        assert_ready_eq!(witness.poll(), WINDOW);
+        drop((before, behind));
+        next_grants(&limiter, &clock)
+    }
+    assert_eq!(next_after(FixedWindow::new(rate()), 4), next_after(FixedWindow::new(rate()), 0));
+    assert_eq!(next_after(SlidingWindow::new(rate(), 5), 4), next_after(SlidingWindow::new(rate(), 5), 0));
+    assert_eq!(next_after(SlidingLog::new(rate()), 4), next_after(SlidingLog::new(rate()), 0));
+}
