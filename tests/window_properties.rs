@@ -615,6 +615,12 @@ proptest! {
     }
 
     #[test]
+    fn in_a_sliding_window_what_was_counted_stays_counted(terms in some_terms(), cells in 1u16..9, calls in some_calls_and_changes()) {
+        let policy = SlidingWindow::new(terms.rate()?, cells);
+        run(&policy, Cells { cells: cells.into(), phase: 0 }, terms, &calls)?;
+    }
+
+    #[test]
     fn in_an_estimate_what_was_used_stays_used(terms in some_terms(), calls in some_calls_and_changes()) {
         let policy = SlidingEstimate::new(terms.rate()?);
         run(&policy, Estimate { phase: 0 }, terms, &calls)?;

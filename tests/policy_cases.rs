@@ -1,0 +1,306 @@
+//! Cases that the search found, each the smallest of its kind.
+
+use std::error::Error;
+use std::time::Duration;
+
+use tidegate::policy::{Change, Keep};
+use tidegate::{
+    FixedWindow, LeakyBucket, Nanos, Policy, Rate, Refusal, SlidingEstimate, SlidingLog, SlidingWindow,
+    TokenBucket,
+};
+
+fn ms(ms: u64) -> Nanos {
+    Nanos::from_duration(Duration::from_millis(ms))
+}
+
+fn secs(seconds: u64) -> Nanos {
+    ms(seconds * 1000)
+}
+
+/// When the last of so many is served, each for one permit, if they come at `at` and wait in line.
+fn served_one_by_one<P: Policy>(policy: &P, state: &P::State, at: Nanos, n: u32) -> Result<Nanos, Refusal> {
+    let mut now = at;
+    for _ in 0..n {
+        now = policy.ready_at(state, now, 0, 1).max(now);
+        policy.try_acquire(state, now, 1)?;
+    }
+    Ok(now)
+}
+
+// Steps of a token bucket
+
+/// The price of a permit was rounded up each time, so after some steps the last permit was missing, and what was left overflowed.
+#[test]
+fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
+    for permits in [3, 7, 48] {
+        let policy = TokenBucket::new(Rate::per_second(permits), u32::try_from(permits)?).in_steps()?;
+        let state = policy.start(Nanos::ZERO);
+        for step in 0..100 {
+            let granted = (0..permits).filter(|_| policy.try_acquire(&state, secs(step), 1).is_ok()).count();
+            assert_eq!(granted as u64, permits, "step {step}");
+        }
+    }
+    Ok(())
+}
+
+/// A hundred come in, and five fit: the sum of those ahead was taken for a time in which nothing overflows.
+#[test]
+fn a_step_larger_than_the_bucket_does_not_serve_everybody() -> Result<(), Box<dyn Error>> {
+    let policy = TokenBucket::new(Rate::per_minute(100), 5).in_steps()?.start_empty();
+    let state = policy.start(Nanos::ZERO);
+    let told = policy.ready_at(&state, Nanos::ZERO, policy.weight(1) * 11, 1);
+    assert_eq!(served_one_by_one(&policy, &state, Nanos::ZERO, 12)?, secs(180));
+    assert_eq!(told, secs(180));
+    Ok(())
+}
+
+/// The first step was kept, modulo the old period.
+#[test]
+fn steps_stay_with_the_wall_clock_when_the_period_changes() -> Result<(), Box<dyn Error>> {
+    // The clock began 40 s after a full minute, and 10 minutes and 40 s after a full hour.
+    let policy = TokenBucket::new(Rate::per_minute(5), 5).at_wall_clock(Duration::ZERO)?;
+    let policy = policy.anchored(Duration::from_secs(1_000 * 3600 + 640)).start_empty();
+    let state = policy.start(Nanos::ZERO);
+    assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 5), secs(20));
+    policy.set_rate(&state, Nanos::ZERO, Rate::per_hour(5));
+    assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 5), secs(3600 - 640));
+    Ok(())
+}
+
+// Rounding of a bucket
+
+/// The rounding of the price of the burst, and the ticks beyond it, were together a whole permit.
+#[test]
+fn a_bucket_holds_its_burst_and_no_permit_more() -> Result<(), Box<dyn Error>> {
+    let policy = TokenBucket::new(Rate::new(1950, Duration::from_micros(4))?, 38);
+    let state = policy.start(secs(1));
+    assert_eq!(policy.status(&state, secs(1)).limit, 38);
+    let refused = policy.try_acquire(&state, secs(1), 39).err();
+    assert_eq!(refused, Some(Refusal::ExceedsBurst { requested: 39, burst: 38 }));
+    Ok(())
+}
+
+/// A part of a tick each, which adds up where the bucket is not full.
+#[test]
+fn what_the_status_tells_can_be_had_one_by_one() -> Result<(), Box<dyn Error>> {
+    let policy = TokenBucket::new(Rate::per_second(3), 100).start_empty();
+    let state = policy.start(Nanos::ZERO);
+    let available = policy.status(&state, secs(10)).available;
+    for taken in 0..available {
+        assert!(policy.try_acquire(&state, secs(10), 1).is_ok(), "{taken} of {available}");
+    }
+    Ok(())
+}
+
+/// Five permits, converted and rounded down, were a tick less than five.
+#[test]
+fn who_had_five_in_stock_has_five() -> Result<(), Box<dyn Error>> {
+    let policy = TokenBucket::new(Rate::per_second(1), 10).start_with(5)?;
+    let state = policy.start(secs(100));
+    policy.set_rate(&state, secs(100), Rate::per_second(3));
+    assert_eq!(policy.status(&state, secs(100)).available, 5);
+    // At zero the rest of a tick would never come in.
+    policy.set_rate(&state, secs(100), Rate::ZERO);
+    assert_eq!(policy.status(&state, secs(100)).available, 5);
+    Ok(())
+}
+
+// No limit
+
+/// The clock reading of one thread is older than that of another that was granted before it.
+#[test]
+fn no_limit_refuses_nobody() -> Result<(), Box<dyn Error>> {
+    let policy = TokenBucket::new(Rate::UNLIMITED, 1);
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, Nanos::new(1000), 1)?;
+    policy.try_acquire(&state, Nanos::new(999), 1)?;
+    Ok(())
+}
+
+/// At the instant of the last free grant it was empty.
+#[test]
+fn leaving_no_limit_the_bucket_is_full() -> Result<(), Box<dyn Error>> {
+    let policy = TokenBucket::new(Rate::UNLIMITED, 10);
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, secs(1), 1)?;
+    policy.set_rate(&state, secs(1), Rate::per_second(1));
+    assert_eq!(policy.status(&state, secs(1)).available, 10);
+    Ok(())
+}
+
+// Changes of a bucket
+
+/// By the ratio of the buckets' sizes, like a stock. It takes a clock that goes back.
+#[test]
+fn a_debt_keeps_its_time() -> Result<(), Box<dyn Error>> {
+    let policy = TokenBucket::new(Rate::per_second(1), 1);
+    let state = policy.start(secs(100));
+    policy.try_acquire(&state, secs(100), 1)?;
+    policy.change(&state, secs(99), Change::only_burst(100).keep(Keep::Ratio))?;
+    // A second of debt and a second for the permit.
+    assert_eq!(policy.ready_at(&state, secs(99), 0, 1), secs(101));
+    Ok(())
+}
+
+/// The one that is passing was subtracted from a burst of none: a panic in debug builds.
+#[test]
+fn a_leaky_bucket_always_lets_one_pass() -> Result<(), Box<dyn Error>> {
+    let policy = LeakyBucket::new(Rate::per_second(1));
+    let state = policy.start(secs(100));
+    policy.change(&state, secs(100), Change::only_burst(0))?;
+    assert_eq!(format!("{policy:?}"), format!("{:?}", LeakyBucket::new(Rate::per_second(1))));
+    let available = policy.status(&state, secs(101)).available;
+    assert_eq!(available, u64::from(policy.try_acquire(&state, secs(101), 1).is_ok()));
+    Ok(())
+}
+
+/// A grant of five, or of one after idling, was given back up to the burst of one.
+#[test]
+fn undoing_leaves_no_trace_for_larger_requests() -> Result<(), Box<dyn Error>> {
+    for n in [1, 5] {
+        let policy = LeakyBucket::new(Rate::per_second(1));
+        let state = policy.start(Nanos::ZERO);
+        let charge = policy.try_acquire(&state, secs(100), n)?;
+        policy.undo(&state, secs(100), charge, u64::MAX);
+        assert!(policy.try_acquire(&state, secs(100), 5).is_ok(), "after {n}");
+    }
+    Ok(())
+}
+
+// Windows
+
+/// As if all ahead were one request; but they take from what is weighed in the next window.
+#[test]
+fn those_ahead_delay_an_estimate_as_they_are_served() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingEstimate::new(Rate::per_minute(10));
+    let state = policy.start(Nanos::ZERO);
+    let told = policy.ready_at(&state, Nanos::ZERO, 10, 1);
+    assert_eq!(served_one_by_one(&policy, &state, Nanos::ZERO, 11)?, secs(66));
+    assert_eq!(told, secs(66));
+    Ok(())
+}
+
+/// It told the beginning of the window that was reached, and grants before that.
+#[test]
+fn an_estimate_whose_clock_went_back_is_ready_when_it_grants() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingEstimate::new(Rate::per_second(10));
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, ms(2000), 1)?;
+    let ready = policy.ready_at(&state, ms(1999), 0, 1);
+    assert!(policy.try_acquire(&state, ms(1999), 1).is_ok());
+    assert!(ready <= ms(1999), "{ready}");
+    Ok(())
+}
+
+/// Grants are noted as of the latest time, so the next lap comes later than from now.
+#[test]
+fn a_log_whose_clock_went_back_tells_when_the_next_lap_is() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingLog::new(Rate::per_second(2));
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, ms(2000), 1)?;
+    let told = policy.ready_at(&state, ms(1900), 2, 1);
+    assert_eq!(served_one_by_one(&policy, &state, ms(1900), 3)?, told);
+    Ok(())
+}
+
+/// The oldest that counts was freed, and lies behind one that was over and counts again.
+#[test]
+fn a_log_finds_what_was_given_back_when_the_clock_goes_back() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingLog::new(Rate::per_second(2));
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, ms(1000), 1)?;
+    policy.try_acquire(&state, ms(1500), 1)?;
+    policy.refund(&state, ms(2000), 1);
+    // One of two in the second that ends now.
+    assert!(policy.try_acquire(&state, ms(1999), 1).is_ok());
+    Ok(())
+}
+
+/// What was over in the old window was left where it was.
+#[test]
+fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingLog::new(Rate::per_second(1));
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, secs(10), 1)?;
+    policy.change(&state, secs(20), Change::rate(Rate::per_hour(1)).keep(Keep::Reset))?;
+    assert!(policy.try_acquire(&state, secs(20), 1).is_ok());
+    Ok(())
+}
+
+/// Where a grant is, was looked for as of the old cells.
+#[test]
+fn a_grant_can_be_undone_after_a_change() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingWindow::new(Rate::per_second(10), 2);
+    let state = policy.start(Nanos::ZERO);
+    let charge = policy.try_acquire(&state, ms(700), 1)?;
+    policy.set_rate(&state, ms(700), Rate::per_minute(10));
+    policy.undo(&state, ms(700), charge, u64::MAX);
+    assert_eq!(policy.status(&state, ms(700)).available, 10);
+    Ok(())
+}
+
+/// An empty cell kept its beginning, which lies within the longer one, and the grant was counted as of that.
+#[test]
+fn a_longer_cell_begins_where_it_begins() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingWindow::new(Rate::per_second(1), 1);
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, secs(119), 1)?;
+    policy.refund(&state, secs(119), 1);
+    policy.set_rate(&state, secs(119), Rate::per_minute(1));
+    policy.try_acquire(&state, secs(119), 1)?;
+    assert_eq!(policy.ready_at(&state, secs(119), 0, 1), secs(120));
+    Ok(())
+}
+
+/// What was counted beyond the new limit was left out of the sum: the first cell to drop out seemed to make room.
+#[test]
+fn a_lower_limit_waits_for_all_that_is_counted_beyond_it() -> Result<(), Box<dyn Error>> {
+    let rate = |limit| Rate::new(limit, Duration::from_secs(10));
+    let policy = SlidingWindow::new(rate(9)?, 10);
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, secs(0), 1)?;
+    policy.try_acquire(&state, secs(5), 8)?;
+    policy.set_rate(&state, secs(6), rate(1)?);
+    let refused = policy.try_acquire(&state, secs(6), 1).err();
+    assert_eq!(refused, Some(Refusal::Limited { retry_after: Duration::from_secs(9) }));
+    assert_eq!(policy.ready_at(&state, secs(6), 0, 1), secs(15));
+    Ok(())
+}
+
+/// A cell that does not count in the new window was put where a newer one is, and counted with it.
+#[test]
+fn what_is_over_in_the_new_window_is_not_counted_with_a_newer_cell() -> Result<(), Box<dyn Error>> {
+    for begin in [0, 30] {
+        let policy = SlidingWindow::new(Rate::new(2, Duration::from_secs(20))?, 2);
+        let state = policy.start(Nanos::ZERO);
+        policy.try_acquire(&state, secs(begin + 5), 1)?;
+        policy.try_acquire(&state, secs(begin + 15), 1)?;
+        // Cells of 6 s: the last moment of the first cell is in the one from 6 s on, which drops out at 18 s.
+        policy.set_rate(&state, secs(begin + 19), Rate::new(2, Duration::from_secs(12))?);
+        assert!(policy.try_acquire(&state, secs(begin + 19), 1).is_ok(), "{begin}");
+    }
+    Ok(())
+}
+
+/// The difference was taken modulo the window, which is not a whole number of cells.
+#[test]
+fn cells_begin_by_the_wall_clock_also_before_its_first_window() {
+    let rate = Rate::new(1, Duration::from_nanos(71)).expect("a rate");
+    // Two cells of 36 ns, one of which begins at 916 ns: another does so at 88 ns, and ends at 124.
+    let policy =
+        SlidingWindow::new(rate, 2).at_wall_clock(Duration::from_nanos(916)).anchored(Duration::ZERO);
+    let state = policy.start(Nanos::ZERO);
+    assert!(policy.try_acquire(&state, Nanos::new(123), 1).is_ok());
+    assert_eq!(policy.ready_at(&state, Nanos::new(123), 0, 1), Nanos::new(88 + 72));
+}
+
+/// The same for a window whose length changes later.
+#[test]
+fn a_window_keeps_to_the_wall_clock_also_before_its_first_window() {
+    let policy =
+        FixedWindow::new(Rate::per_second(1)).at_wall_clock(Duration::from_secs(90)).anchored(Duration::ZERO);
+    let state = policy.start(Nanos::ZERO);
+    policy.set_rate(&state, Nanos::ZERO, Rate::per_minute(1));
+    assert!(policy.try_acquire(&state, secs(31), 1).is_ok());
+    assert_eq!(policy.ready_at(&state, secs(31), 0, 1), secs(90));
+}
