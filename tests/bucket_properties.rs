@@ -47,7 +47,7 @@ impl Flow {
 
     /// By how much a bucket is larger than its burst, to make up for roundings.
     fn slack(self, burst: i128) -> i128 {
-        if self.is_whole() || burst == 0 { 0 } else { (burst.max(15) + 1) * self.tick() }
+        if self.is_whole() || burst == 0 { 0 } else { ((burst + 15).min(16 * 50) + 1) * self.tick() }
     }
 
     /// What is lost when a number is rounded to whole ticks once.
@@ -59,6 +59,8 @@ impl Flow {
 #[derive(Clone, Debug)]
 struct Model {
     flow: Flow,
+    /// The last flow above zero: at zero a bucket is as large as before.
+    kept: Flow,
     burst: i128,
     /// With how many permits it starts; full if there is no number.
     start: Option<u32>,
@@ -81,6 +83,7 @@ impl Model {
         let burst = i128::from(burst);
         let mut model = Model {
             flow,
+            kept: flow,
             burst,
             start: None,
             tolerance: 0,
@@ -114,7 +117,14 @@ impl Model {
 
     /// The parts that would be there if nothing ever overflowed since the last grant.
     fn endless(&self, at: i128) -> i128 {
-        self.stock + (self.clock(at) - self.at) * 16 * self.flow.tick()
+        self.stock + (self.clock(at) - self.at) * 16 * self.inflow().tick()
+    }
+
+    /// A step brings no more than fits; that matters where the clock goes back.
+    fn inflow(&self) -> Flow {
+        let permits =
+            if self.steps.is_some() { self.flow.permits.min(self.burst) } else { self.flow.permits };
+        Flow { permits, ..self.flow }
     }
 
     /// The parts that a request of this size can have.
@@ -142,8 +152,9 @@ impl Model {
     fn change(&mut self, at: i128, flow: Flow, burst: u32, keep: Keep) {
         let (stock, full) = (self.there(at, 0), self.full());
         // A sliver of the old bucket, in which all was counted, may count as rounding too.
-        let slack = self.flow.slack(self.burst);
+        let slack = self.kept.slack(self.burst);
         (self.flow, self.burst) = (flow, burst.into());
+        self.kept = if flow.permits == 0 { self.kept } else { flow };
         let new = self.full();
         let share = |parts: i128| if full == 0 { 0 } else { (parts * new).div_euclid(full) };
         let stock = match keep {
@@ -156,8 +167,8 @@ impl Model {
             Keep::Ratio => (self.more, self.less) = (share(self.more) + 1, share(self.less + slack) + 1),
             Keep::Reset => (self.more, self.less) = (0, 0),
         }
-        self.more = self.more.max(flow.slack(self.burst));
-        self.less += flow.rounding() + 1;
+        self.more = self.more.max(self.kept.slack(self.burst));
+        self.less += self.kept.rounding() + 1;
         self.set(at, stock);
     }
 }
@@ -240,6 +251,9 @@ struct Pair<'a, P: Policy<State = BucketState>> {
     came_in: i128,
     /// The largest that the bucket was.
     fullest: i128,
+    /// Grants were undone in an order in which some of them left nothing but the sum. Then the clock does not go back before the
+    /// next one: what had overflowed by then is lost.
+    summed: bool,
 }
 
 fn exact(at: Nanos) -> i128 {
@@ -252,12 +266,21 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         let mut model = model;
         model.at = model.clock(exact(now));
         let fullest = model.full() + model.more;
-        Ok(Pair { policy, state: policy.start(now), model, now, log: Vec::new(), came_in: 0, fullest })
+        Ok(Pair {
+            policy,
+            state: policy.start(now),
+            model,
+            now,
+            log: Vec::new(),
+            came_in: 0,
+            fullest,
+            summed: false,
+        })
     }
 
     fn go_to(&mut self, now: Nanos) {
         let ticked = self.model.clock(exact(now)) - self.model.clock(exact(self.now));
-        self.came_in += ticked * 16 * self.model.flow.tick();
+        self.came_in += ticked * 16 * self.model.inflow().tick();
         self.now = now;
     }
 
@@ -288,6 +311,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 prop_assert!(short <= self.model.more, "{short} parts too many");
                 prop_assert_eq!(ready, self.now);
                 self.model.grant(at, n);
+                self.summed = false;
                 self.log.push(Passed { came_in: self.came_in, permits: n.into() });
             }
             Err(Refusal::Limited { retry_after }) => {
@@ -329,6 +353,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         let at = exact(self.now);
         match *call {
             Call::Pass(span) => self.go_to(self.now.saturating_add(Nanos::new(span))),
+            Call::Back(_) if self.summed => {}
             Call::Back(span) => self.go_to(Nanos::new(self.now.as_u64().saturating_sub(span))),
             Call::Try(n) => drop(self.attempt(n)?),
             Call::Wait(n) => drop(self.wait(n)?),
@@ -367,8 +392,11 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                         charges.extend(self.attempt(*n)?.ok().map(|charge| (charge, u64::MAX)));
                     }
                 }
+                let mut newest_first = true;
                 while !charges.is_empty() {
-                    let (charge, lowest) = charges.remove(turn % charges.len());
+                    let index = turn % charges.len();
+                    newest_first &= index + 1 == charges.len();
+                    let (charge, lowest) = charges.remove(index);
                     let level = self.policy.undo(&self.state, self.now, charge, lowest);
                     charges.iter_mut().for_each(|(_, lowest)| *lowest = level.min(*lowest));
                 }
@@ -376,9 +404,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 self.log.truncate(logged);
                 let granted = self.model.stock != model.stock || self.model.at != model.at;
                 self.model = model;
-                if granted {
-                    // What had overflowed by now is lost, also if the clock goes back.
-                    self.model.set(at, self.model.there(at, 0));
+                if granted && !newest_first {
+                    self.summed = true;
                 }
             }
             Call::Refund(n) => {

@@ -203,19 +203,6 @@ fn a_log_whose_clock_went_back_tells_when_the_next_lap_is() -> Result<(), Box<dy
     Ok(())
 }
 
-/// The oldest that counts was freed, and lies behind one that was over and counts again.
-#[test]
-fn a_log_finds_what_was_given_back_when_the_clock_goes_back() -> Result<(), Box<dyn Error>> {
-    let policy = SlidingLog::new(Rate::per_second(2));
-    let state = policy.start(Nanos::ZERO);
-    policy.try_acquire(&state, ms(1000), 1)?;
-    policy.try_acquire(&state, ms(1500), 1)?;
-    policy.refund(&state, ms(2000), 1);
-    // One of two in the second that ends now.
-    assert!(policy.try_acquire(&state, ms(1999), 1).is_ok());
-    Ok(())
-}
-
 /// What was over in the old window was left where it was.
 #[test]
 fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {

@@ -14,7 +14,8 @@
 //! A request of `n` pays **before** it passes: it is due at *Z* plus the price of `n`, and moves *Z* there. Guava's
 //! [`SmoothBursty`](super::SmoothBursty) is the same word with the other comparison: due at *Z*, and the next one pays.
 //!
-//! Tokens that come in steps, `k` at once each `t`, are the same rule on a clock that ticks once per `t`.
+//! Tokens that come in steps, `k` at once each `t`, are the same rule on a clock that goes on once per `t`, by the price of `k`
+//! tokens, or of as many as fit into the bucket.
 //! No tokens at all is the same rule on a clock that stands still.
 //!
 //! # State word
@@ -49,6 +50,7 @@ use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
+use crate::policy::window::nanos_between;
 use crate::policy::{Change, Keep, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
@@ -64,7 +66,8 @@ pub struct BucketState {
 #[derive(Clone, Copy, Debug)]
 pub struct BucketCharge {
     n: u32,
-    /// The state right after the grant.
+    /// The state right before the grant, and right after.
+    before: u64,
     after: u64,
 }
 
@@ -88,12 +91,14 @@ struct Numbers {
     one: u64,
     /// How many ticks of tokens the bucket holds.
     saved: u64,
-    /// Time stands still from this tick on.
-    latest: u64,
+    /// The tick at which time stands still, `ticks::NEVER` if it does not.
+    stopped: u64,
     /// The length of a step, 0 if tokens come in all the time.
     step: u64,
     /// The tick of a step, counted from `ticks::ORIGIN`.
     phase: u64,
+    /// By how much the bucket's clock goes on with a step.
+    gain: u64,
 }
 
 /// What is needed beside these for more than one permit, and for anything but a decision.
@@ -114,9 +119,9 @@ pub(crate) enum Start {
 
 pub(crate) struct Bucket {
     /// `Numbers`, for a single permit.
-    hot: [AtomicU64; 5],
-    /// `Numbers` (five words), `More` (four), and `Terms` (seven).
-    words: Published<16>,
+    hot: [AtomicU64; 6],
+    /// `Numbers` (six words), `More` (four), and `Terms` (seven).
+    words: Published<17>,
     start: Start,
     /// Whether a request that is larger than the bucket waits for its own price, instead of being refused for ever.
     stretches: bool,
@@ -145,19 +150,28 @@ impl Terms {
     fn rounded_numbers(self, since: u64, before: Interval) -> (Numbers, More) {
         let unlimited = self.rate.is_unlimited();
         let still = unlimited || self.rate.is_zero();
-        let interval = if still { before } else { Interval::new(self.rate) };
-        let step = match self.stepped && !still {
+        let stepped = self.stepped && !still;
+        let step = match stepped {
             true => Nanos::from_duration(self.rate.period()).as_u64().saturating_mul(ticks::PER_NANO),
             false => 0,
         };
         let step = step.min(ticks::ORIGIN);
+        let (interval, gain) = match self.rate.parts() {
+            _ if still => (before, 0),
+            // A price that adds up to a step without rounding.
+            (permits, 0, _) if stepped => {
+                let one = (step / permits).max(1);
+                (Interval::of_ticks(one), permits.min(self.burst.into()).saturating_mul(one).min(step))
+            }
+            _ => (Interval::new(self.rate), step),
+        };
         let saved = self.fill(interval).min(ticks::ORIGIN - step);
         let phase = if step == 0 { 0 } else { self.phase(step) };
         let most = u32::try_from(interval.permits_in(saved)).unwrap_or(u32::MAX);
-        let latest = if still { since } else { ticks::NEVER };
+        let stopped = if still { since } else { ticks::NEVER };
         let one = if unlimited { 0 } else { interval.price(1) };
         let most = if unlimited { u32::MAX } else { most };
-        (Numbers { one, saved, latest, step, phase }, More { interval, most })
+        (Numbers { one, saved, stopped, step, phase, gain }, More { interval, most })
     }
 
     /// The tick of the first step at or after the clock's zero.
@@ -169,13 +183,17 @@ impl Terms {
     /// How many ticks the bucket takes to fill.
     fn fill(self, interval: Interval) -> u64 {
         let (one, at_once) = (interval.price(1), interval.price(self.burst));
-        let slack = match interval.is_whole_nanos() || self.burst == 0 {
-            true => 0,
-            false => {
-                let one_by_one = one.saturating_mul(u64::from(self.burst)).saturating_sub(at_once);
-                one_by_one.saturating_add(ticks::PER_NANO - 1).min(MOST_SLACK).min(one.saturating_sub(1))
-            }
-        };
+        let slack =
+            match interval.is_whole_nanos() || (self.stepped && interval.is_whole()) || self.burst == 0 {
+                true => 0,
+                false => {
+                    let one_by_one = one.saturating_mul(u64::from(self.burst)).saturating_sub(at_once);
+                    one_by_one
+                        .saturating_add(ticks::PER_NANO - 1)
+                        .min(MOST_SLACK)
+                        .min(interval.worth(1).saturating_sub(1))
+                }
+            };
         at_once.saturating_add(slack).saturating_add(self.tolerance)
     }
 
@@ -188,38 +206,42 @@ impl Numbers {
     /// The tick of a time, on the bucket's own clock.
     #[inline]
     fn tick(&self, at: Nanos) -> u64 {
-        let tick = ticks::from_nanos(at).min(self.latest);
+        if self.stopped < ticks::NEVER {
+            return self.stopped;
+        }
+        let tick = ticks::from_nanos(at);
         if self.step == 0 {
             return tick;
         }
-        // The last step, at most one before the origin.
-        // The phase is below the step, unless they are of two publications.
-        tick - (tick - ticks::ORIGIN + self.step).wrapping_sub(self.phase) % self.step
+        // The steps since the one before the origin, which is none. The phase is below the step, unless they are of two
+        // publications.
+        let steps = (tick - ticks::ORIGIN + self.step).wrapping_sub(self.phase) / self.step;
+        ticks::ORIGIN.saturating_add(steps.saturating_mul(self.gain)).min(ticks::NEVER - 1)
     }
 
     /// The first time at which the bucket's clock shows a tick.
     fn time_of(&self, tick: u64) -> Nanos {
-        if tick > self.latest {
-            return Nanos::MAX;
+        if self.stopped < ticks::NEVER {
+            return if tick > self.stopped { Nanos::MAX } else { Nanos::ZERO };
         }
-        let before = ticks::ORIGIN - self.step;
-        if self.step == 0 || tick <= before {
+        if self.step == 0 || tick <= ticks::ORIGIN {
             return ticks::to_nanos(tick);
         }
-        let beyond = (tick - before + self.step - self.phase) % self.step;
-        ticks::to_nanos(if beyond == 0 { tick } else { tick.saturating_add(self.step - beyond) })
+        let steps = (tick - ticks::ORIGIN).div_ceil(self.gain.max(1));
+        let since = (steps - 1).saturating_mul(self.step).saturating_add(self.phase);
+        ticks::to_nanos(since.saturating_add(ticks::ORIGIN))
     }
 
     fn is_unlimited(&self) -> bool {
         self.one == 0
     }
 
-    fn to_words(self) -> [u64; 5] {
-        [self.one, self.saved, self.latest, self.step, self.phase]
+    fn to_words(self) -> [u64; 6] {
+        [self.one, self.saved, self.stopped, self.step, self.phase, self.gain]
     }
 
-    fn from_words([one, saved, latest, step, phase]: [u64; 5]) -> Numbers {
-        Numbers { one, saved, latest, step, phase }
+    fn from_words([one, saved, stopped, step, phase, gain]: [u64; 6]) -> Numbers {
+        Numbers { one, saved, stopped, step, phase, gain }
     }
 }
 
@@ -254,7 +276,7 @@ impl Bucket {
 
     pub(crate) fn anchored(self, unix_time_at_zero: Duration) -> Bucket {
         let Some(offset) = self.wall_clock else { return self };
-        let terms = Terms { anchor: between(offset, unix_time_at_zero), ..self.terms() };
+        let terms = Terms { anchor: nanos_between(offset, unix_time_at_zero), ..self.terms() };
         Bucket { wall_clock: Some(offset), ..Bucket::cut(terms, self.start, self.stretches) }
     }
 
@@ -264,7 +286,7 @@ impl Bucket {
     }
 
     pub(crate) fn terms(&self) -> Terms {
-        let [burst, tolerance, stepped, anchor, digits, exponent, period] = self.words.read(9);
+        let [burst, tolerance, stepped, anchor, digits, exponent, period] = self.words.read(10);
         Terms {
             rate: Rate::from_words([digits, exponent, period]),
             burst: small(burst),
@@ -281,9 +303,9 @@ impl Bucket {
     }
 
     fn numbers_and_more(&self) -> (Numbers, More) {
-        let [one, saved, latest, step, phase, same, ticks, permits, most] = self.words.read(0);
+        let [one, saved, stopped, step, phase, gain, same, ticks, permits, most] = self.words.read(0);
         let interval = Interval::from_words([same, ticks, permits]);
-        (Numbers { one, saved, latest, step, phase }, More { interval, most: small(most) })
+        (Numbers { one, saved, stopped, step, phase, gain }, More { interval, most: small(most) })
     }
 
     /// What `n` permits cost, beside the numbers of the same publication.
@@ -339,7 +361,7 @@ impl Bucket {
         self.check(n)?;
         let (numbers, price) = self.price(n);
         if numbers.is_unlimited() {
-            return Ok(BucketCharge { n: 0, after: 0 });
+            return Ok(BucketCharge { n: 0, before: 0, after: 0 });
         }
         let (tick, reach) = (numbers.tick(at), self.reach(&numbers, price));
         if price > reach {
@@ -347,7 +369,7 @@ impl Bucket {
         }
         update(&state.zero, |zero| {
             let after = zero.max(tick.saturating_sub(reach)).saturating_add(price);
-            if after > tick { Err(after) } else { Ok((after, BucketCharge { n, after })) }
+            if after > tick { Err(after) } else { Ok((after, BucketCharge { n, before: zero, after })) }
         })
         .map_err(|due| limited(numbers.time_of(due), at))
     }
@@ -378,7 +400,11 @@ impl Bucket {
         let (numbers, price) = self.price(charge.n);
         let floor = numbers.tick(at) - numbers.saved;
         let back = price.min(charge.after.min(lowest).saturating_sub(floor));
-        move_to(state, |zero| zero.saturating_sub(back))
+        move_to(state, |zero| match zero == charge.after && charge.n > 0 && lowest >= charge.after {
+            // Nothing happened since: as if it had not been.
+            true => charge.before,
+            false => zero.saturating_sub(back),
+        })
     }
 
     pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
@@ -393,13 +419,13 @@ impl Bucket {
         let tick = ticks::from_nanos(at);
         // No limit fills any bucket in any time: so remember when it began.
         let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
-        let since = if goes_on { old.0.latest } else { tick };
+        let since = if goes_on { old.0.stopped } else { tick };
         // A new rate alone is never refused.
         let new = match change.burst {
             Some(_) => terms.numbers(since, old.1.interval)?,
             None => terms.rounded_numbers(since, old.1.interval),
         };
-        let filled = old.0.is_unlimited() && !goes_on && tick > old.0.latest;
+        let filled = old.0.is_unlimited() && !goes_on && tick > old.0.stopped;
         let level = move_to(state, |zero| match change.keep.unwrap_or(Keep::Count) {
             Keep::Reset => self.starting_word(new, at),
             _ if filled => new.0.tick(at) - new.0.saved,
@@ -423,7 +449,7 @@ impl Bucket {
         let full = more.interval.price(more.most).min(numbers.saved);
         PolicyStatus {
             limit: u64::from(more.most),
-            available: more.interval.permits_in(stock).min(u64::from(more.most)),
+            available: (stock / numbers.one).min(u64::from(more.most)),
             full_at: numbers.time_of(zero.saturating_add(full)),
         }
     }
@@ -451,27 +477,27 @@ impl Bucket {
 /// The word that says under new numbers what `zero` says under the old ones.
 fn carried_over(zero: u64, at: Nanos, old: (Numbers, More), new: (Numbers, More), keep: Keep) -> u64 {
     let (old_tick, tick) = (old.0.tick(at), new.0.tick(at));
-    let convert = |span, up| match keep {
-        Keep::Ratio => share(span, new.0.saved, old.0.saved, up),
-        Keep::Count | Keep::Reset => old.1.interval.convert(span, new.1.interval, up),
-    };
-    match zero.checked_sub(old_tick) {
-        Some(debt) => tick.saturating_add(convert(debt, true)),
-        None => tick - convert(old_tick - zero.max(old_tick - old.0.saved), false).min(new.0.saved),
+    let (from, to) = (old.1.interval, new.1.interval);
+    if let Some(debt) = zero.checked_sub(old_tick) {
+        let debt = if keep == Keep::Ratio { debt } else { from.convert(debt, to, true) };
+        return tick.saturating_add(debt);
     }
+    let stock = old_tick - zero.max(old_tick - old.0.saved);
+    let stock = match keep {
+        Keep::Ratio => share(stock, new.0.saved, old.0.saved),
+        // Whole permits can be had one by one, before as after.
+        Keep::Count | Keep::Reset => {
+            let whole = (stock / from.price(1).max(1)).saturating_mul(to.price(1));
+            from.convert(stock, to, false).max(whole)
+        }
+    };
+    tick - stock.min(new.0.saved)
 }
 
-/// From an earlier time to a later one, in nanoseconds; cut at 292 years.
-fn between(earlier: Duration, later: Duration) -> i64 {
-    let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
-    nanos(later).saturating_sub(nanos(earlier))
-}
-
-/// `span * part / whole`, rounded down, or up if it is a debt.
-fn share(span: u64, part: u64, whole: u64, up: bool) -> u64 {
+/// `span * part / whole`, rounded down.
+fn share(span: u64, part: u64, whole: u64) -> u64 {
     let [span, part, whole] = [span, part, whole.max(1)].map(u128::from);
-    let exact = if up { (span * part).div_ceil(whole) } else { span * part / whole };
-    u64::try_from(exact).unwrap_or(ticks::NEVER)
+    u64::try_from(span * part / whole).unwrap_or(ticks::NEVER)
 }
 
 /// A number that was a `u32`.
@@ -479,16 +505,16 @@ fn small(word: u64) -> u32 {
     u32::try_from(word).unwrap_or(u32::MAX)
 }
 
-fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 16] {
-    let [one, saved, latest, step, phase] = numbers.to_words();
+fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 17] {
+    let [one, saved, stopped, step, phase, gain] = numbers.to_words();
     let [same, ticks, permits] = more.interval.to_words();
     let [digits, exponent, period] = terms.rate.to_words();
     let Terms { burst, tolerance, stepped, anchor, .. } = terms;
     let (most, burst) = (u64::from(more.most), u64::from(burst));
     let (stepped, anchor) = (u64::from(stepped), anchor.cast_unsigned());
     [
-        one, saved, latest, step, phase, same, ticks, permits, most, burst, tolerance, stepped, anchor,
-        digits, exponent, period,
+        one, saved, stopped, step, phase, gain, same, ticks, permits, most, burst, tolerance, stepped,
+        anchor, digits, exponent, period,
     ]
 }
 

@@ -84,7 +84,8 @@ pub struct FixedState {
 /// What one grant of a [`FixedWindow`] took.
 #[derive(Clone, Copy, Debug)]
 pub struct FixedCharge {
-    beginning: Stamp,
+    /// When it was granted: not before the window in which it is counted.
+    at: Stamp,
     n: u32,
 }
 
@@ -180,7 +181,7 @@ impl Policy for FixedWindow {
         let (window, now) = (self.window.quick(), stamp(at));
         window.check(n)?;
         if window.unlimited {
-            return Ok(FixedCharge { beginning: 0, n: 0 });
+            return Ok(FixedCharge { at: 0, n: 0 });
         }
         update(&state.word, |bits| {
             let Word { beginning, used } = self.open(Word::decode(bits), now, &window);
@@ -188,7 +189,7 @@ impl Policy for FixedWindow {
             if after > u64::from(window.limit) {
                 return Err(beginning.saturating_add(window.length));
             }
-            Ok((Word { beginning, used: after }.encode(), FixedCharge { beginning, n }))
+            Ok((Word { beginning, used: after }.encode(), FixedCharge { at: now.max(beginning), n }))
         })
         .map_err(|due| limited(if window.limit == 0 { Nanos::MAX } else { time_of(due) }, at))
     }
@@ -222,7 +223,8 @@ impl Policy for FixedWindow {
     }
 
     fn undo(&self, state: &FixedState, _at: Nanos, charge: FixedCharge, _lowest: u64) -> u64 {
-        replace(state, |word| match word.beginning == charge.beginning {
+        let length = self.window.quick().length;
+        replace(state, |word| match charge.at.wrapping_sub(word.beginning) < length {
             true => Word { used: word.used.saturating_sub(u64::from(charge.n)), ..word },
             false => word,
         });

@@ -104,6 +104,11 @@ impl Interval {
         span as f64 * self.permits as f64 / self.ticks as f64
     }
 
+    /// Whether permits come in whole ticks apart.
+    pub(crate) fn is_whole(self) -> bool {
+        self.permits == 1
+    }
+
     /// Whether permits come in whole nanoseconds apart.
     pub(crate) fn is_whole_nanos(self) -> bool {
         self.permits == 1 && self.ticks.is_multiple_of(ticks::PER_NANO)

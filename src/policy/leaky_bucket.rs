@@ -132,7 +132,7 @@ impl fmt::Debug for LeakyBucket {
         let terms = self.bucket.terms();
         f.debug_struct("LeakyBucket")
             .field("rate", &terms.rate)
-            .field("undelayed", &(terms.burst - 1))
+            .field("undelayed", &terms.burst.saturating_sub(1))
             .field("height", &self.height)
             .finish()
     }
@@ -173,7 +173,9 @@ impl Policy for LeakyBucket {
 
     /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is passing.
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.bucket.change(state, at, change)
+        // One is always passing.
+        let burst = change.burst.map(|burst| burst.max(1));
+        self.bucket.change(state, at, Change { burst, ..change })
     }
 
     fn rate(&self) -> Rate {

@@ -88,7 +88,8 @@ pub struct EstimateState {
 /// What one grant of a [`SlidingEstimate`] took.
 #[derive(Clone, Copy, Debug)]
 pub struct EstimateCharge {
-    beginning: Stamp,
+    /// When it was granted: not before the window in which it is counted.
+    at: Stamp,
     n: u32,
 }
 
@@ -164,6 +165,27 @@ impl SlidingEstimate {
     }
 }
 
+fn small(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// For so many windows the prediction for those who wait is exact.
+const WINDOWS: usize = 64;
+
+/// Whether `n` more permits fit below the limit, so long after the beginning of the window.
+fn fits(word: Word, elapsed: u64, n: u32, window: &Window) -> bool {
+    let left = u128::from(window.length - elapsed) * u128::from(word.before);
+    let all = left + u128::from(word.used.saturating_add(n)) * u128::from(window.length);
+    all <= u128::from(window.limit) * u128::from(window.length)
+}
+
+/// How many single permits can still be granted before the window ends.
+fn until_the_end(word: Word, window: &Window) -> u64 {
+    // In its last nanosecond.
+    let before = u64::from(word.before).div_ceil(window.length);
+    u64::from(window.limit).saturating_sub(u64::from(word.used)).saturating_sub(before)
+}
+
 /// When `n` more permits fit below the limit, if nothing else is granted. `n` is at most the limit.
 fn due(word: Word, n: u64, window: &Window) -> Stamp {
     let (limit, length) = (u64::from(window.limit), window.length);
@@ -199,19 +221,17 @@ impl Policy for SlidingEstimate {
         let (window, now) = (self.window.get(), stamp(at));
         window.check(n)?;
         if window.unlimited {
-            return Ok(EstimateCharge { beginning: 0, n: 0 });
+            return Ok(EstimateCharge { at: 0, n: 0 });
         }
         if n > window.limit {
             return Err(limited(Nanos::MAX, at));
         }
         update(&state.word, |bits| {
             let (word, elapsed) = Self::open(Word::decode(bits), now, &window);
-            let left = u128::from(window.length - elapsed) * u128::from(word.before);
-            let all = left + u128::from(word.used.saturating_add(n)) * u128::from(window.length);
-            if all > u128::from(window.limit) * u128::from(window.length) {
+            if !fits(word, elapsed, n, &window) {
                 return Err(due(word, u64::from(n), &window));
             }
-            let charge = EstimateCharge { beginning: word.beginning, n };
+            let charge = EstimateCharge { at: now.max(word.beginning), n };
             Ok((Word { used: word.used + n, ..word }.encode(), charge))
         })
         .map_err(|due| limited(time_of(due), at))
@@ -233,8 +253,23 @@ impl Policy for SlidingEstimate {
         if n > window.limit {
             return Nanos::MAX;
         }
-        let (word, _) = Self::open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
-        // As if all were one request; each full limit takes a window.
+        let now = stamp(at);
+        let (mut word, elapsed) = Self::open(Word::decode(Cell::load(&state.word)), now, &window);
+        if ahead == 0 && fits(word, elapsed, n, &window) {
+            return at;
+        }
+        // Window by window, as long as those ahead fill one; further on, as if each took as many as the limit.
+        let mut ahead = ahead;
+        for _ in 0..WINDOWS {
+            let taken = until_the_end(word, &window).min(ahead);
+            ahead -= taken;
+            word = Word { used: small(u64::from(word.used) + taken), ..word };
+            if ahead == 0 {
+                return time_of(due(word, u64::from(n), &window));
+            }
+            word =
+                Word { beginning: word.beginning.saturating_add(window.length), before: word.used, used: 0 };
+        }
         let (all, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
         let windows = (all - 1) / limit;
         let due = due(word, all - windows * limit, &window);
@@ -243,10 +278,13 @@ impl Policy for SlidingEstimate {
 
     fn undo(&self, state: &EstimateState, _at: Nanos, charge: EstimateCharge, _lowest: u64) -> u64 {
         let length = self.window.get().length;
-        replace(state, |word| match word.beginning.checked_sub(charge.beginning) {
-            Some(0) => Word { used: word.used.saturating_sub(charge.n), ..word },
-            Some(gap) if gap <= length => Word { before: word.before.saturating_sub(charge.n), ..word },
-            _ => word,
+        replace(state, |word| {
+            if charge.at.wrapping_sub(word.beginning) < length {
+                return Word { used: word.used.saturating_sub(charge.n), ..word };
+            }
+            let earlier = word.beginning.saturating_sub(charge.at);
+            let before = if earlier <= length { word.before.saturating_sub(charge.n) } else { word.before };
+            Word { before, ..word }
         });
         u64::MAX
     }
@@ -267,8 +305,7 @@ impl Policy for SlidingEstimate {
         let rate = change.rate.unwrap_or(self.rate());
         let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
         let keep = change.keep.unwrap_or(Keep::Count);
-        let carried =
-            |count: u32| u32::try_from(old.carried_over(u64::from(count), &new, keep)).unwrap_or(u32::MAX);
+        let carried = |count: u32| small(old.carried_over(u64::from(count), &new, keep));
         replace(state, |word| {
             let (word, _) = Self::open(word, now, &old);
             let beginning = new.beginning(now);

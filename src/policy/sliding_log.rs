@@ -441,8 +441,9 @@ impl Policy for SlidingLog {
         // The times of one window come again in the next: each full limit takes a window more.
         let (need, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
         let windows = (need - 1) / limit;
-        let (_, free_at) = state.judge(&window, need - windows * limit, stamp(at));
-        let first = if windows > 0 { free_at.max(stamp(at)) } else { free_at };
+        let (head, free_at) = state.judge(&window, need - windows * limit, stamp(at));
+        // A grant of the next lap comes after the last one.
+        let first = if windows > 0 { free_at.max(stamp(at)).max(head.time) } else { free_at };
         time_of(first.saturating_add(window.length.saturating_mul(windows)))
     }
 
@@ -467,7 +468,8 @@ impl Policy for SlidingLog {
         let change = change.without_burst()?;
         if change.keep == Some(Keep::Reset) {
             let window = self.window();
-            state.free(stamp(at), &Window { limit: self.room, ..window }, u32::MAX);
+            // All of them, also those that are over: in a longer window they would count again.
+            state.free(stamp(at), &Window { limit: self.room, length: 1 << 62, ..window }, u32::MAX);
         }
         if let Some(rate) = change.rate {
             self.window.set(rate);

@@ -93,6 +93,7 @@ pub struct SlidingState {
 /// What one grant of a [`SlidingWindow`] took.
 #[derive(Clone, Copy, Debug)]
 pub struct SlidingCharge {
+    /// The beginning of the cell in which it is counted.
     beginning: Stamp,
     n: u32,
 }
@@ -281,14 +282,14 @@ impl SlidingWindow {
         let limit = u64::from(cut.window.limit);
         // Each full limit takes a span: what is granted then drops out a span later.
         let spans = need.saturating_sub(1) / limit;
-        let mut free = limit.saturating_sub(self.sum(state, now, cut));
         let rest = need - spans * limit;
+        let mut missing = (self.sum(state, now, cut) + rest).saturating_sub(limit);
         let mut due = now;
         for cell in self.counting(state, now, cut) {
-            if free >= rest {
+            if missing == 0 {
                 break;
             }
-            free += cell.count;
+            missing = missing.saturating_sub(cell.count);
             due = cell.beginning.saturating_add(cut.span);
         }
         due.saturating_add(cut.span.saturating_mul(spans))
@@ -345,8 +346,20 @@ impl Policy for SlidingWindow {
         time_of(self.due(state, now, &cut, ahead.saturating_add(u64::from(n))))
     }
 
-    fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _lowest: u64) -> u64 {
-        self.take_out(state, charge.beginning, u64::from(charge.n));
+    fn undo(&self, state: &SlidingState, at: Nanos, charge: SlidingCharge, _lowest: u64) -> u64 {
+        let (cut, mut left) = (self.cut(), u64::from(charge.n));
+        let (now, _) = self.place(stamp(at), &cut);
+        if cut.window.beginning(charge.beginning) == charge.beginning {
+            self.take_out(state, charge.beginning, left);
+        } else if charge.beginning.saturating_add(cut.span) > now {
+            // The cells were cut anew since: then it is counted in the one with the last moment of its own, or in a later one.
+            let cells = self.counting(state, now, &cut);
+            for cell in
+                cells.filter(|cell| cell.beginning.saturating_add(cut.window.piece) > charge.beginning)
+            {
+                left -= self.take_out(state, cell.beginning, left);
+            }
+        }
         u64::MAX
     }
 
@@ -372,7 +385,7 @@ impl Policy for SlidingWindow {
             .cells
             .iter()
             .filter_map(|cell| {
-                replace(cell, |cell| (cell.count > 0).then_some(Cell { count: 0, beginning: 0 }))
+                replace(cell, |cell| (cell.beginning > 0).then_some(Cell { count: 0, beginning: 0 }))
             })
             .map(|(cell, _)| cell)
             .collect();
@@ -385,7 +398,8 @@ impl Policy for SlidingWindow {
             state.total.fetch_add(count, Ordering::Relaxed);
             // By its last moment: counted too long rather than too short.
             let last = cell.beginning.saturating_add(old.window.piece - 1).min(at);
-            let kept = last.saturating_add(new.span) > at && count > 0;
+            let carried = Cell { beginning: self.place(last, &new).0, count };
+            let kept = new.counts(carried, self.place(at, &new).0);
             if kept {
                 self.count(state, last, &new, count);
             }

@@ -44,12 +44,14 @@ pub(crate) struct Window {
 
 impl Window {
     /// The limit and window of a rate, rounded to less if need be.
-    fn new(rate: Rate, cells: u16, anchor: u64) -> Window {
+    fn new(rate: Rate, cells: u16, anchor: i64) -> Window {
         let unlimited = rate.is_unlimited();
         let whole = || rate.whole().unwrap_or_else(|| rate.whole_or_less());
         let (limit, length) = if unlimited { (u32::MAX, 1) } else { whole() };
         let piece = length.div_ceil(u64::from(cells));
-        let shift = (piece - ORIGIN % piece + anchor % piece) % piece;
+        // At most 2^60.
+        let since = anchor.rem_euclid(piece.cast_signed()).cast_unsigned();
+        let shift = (piece - ORIGIN % piece + since) % piece;
         Window { limit, unlimited, length, piece, shift }
     }
 
@@ -91,6 +93,12 @@ impl Window {
     }
 }
 
+/// From an earlier time to a later one, in nanoseconds; cut at 292 years.
+pub(crate) fn nanos_between(earlier: Duration, later: Duration) -> i64 {
+    let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+    nanos(later).saturating_sub(nanos(earlier))
+}
+
 /// The window in force, which can be replaced at any time.
 pub(crate) struct CurrentWindow {
     /// The limit (all bits set without one), the length, piece and shift, and the rate (three words).
@@ -101,7 +109,7 @@ pub(crate) struct CurrentWindow {
     cells: u16,
     wall_clock: Option<Duration>,
     /// How long before the clock's zero windows began, in nanoseconds.
-    anchor: u64,
+    anchor: i64,
 }
 
 impl CurrentWindow {
@@ -113,7 +121,7 @@ impl CurrentWindow {
         Ok(CurrentWindow::made(rate, cells, None, 0))
     }
 
-    fn made(rate: Rate, cells: u16, wall_clock: Option<Duration>, anchor: u64) -> CurrentWindow {
+    fn made(rate: Rate, cells: u16, wall_clock: Option<Duration>, anchor: i64) -> CurrentWindow {
         let words = words(rate, Window::new(rate, cells, anchor));
         let hot = [words[0], words[1]].map(AtomicU64::new);
         CurrentWindow { words: Published::new(words), hot, cells, wall_clock, anchor }
@@ -126,15 +134,7 @@ impl CurrentWindow {
 
     pub(crate) fn anchored(self, unix_time_at_zero: Duration) -> CurrentWindow {
         let Some(offset) = self.wall_clock else { return self };
-        let anchor = match unix_time_at_zero.checked_sub(offset) {
-            Some(since) => since.as_nanos(),
-            // Any whole number of windows earlier is as good.
-            None => {
-                let length = u128::from(self.get().length);
-                length - (offset.saturating_sub(unix_time_at_zero)).as_nanos() % length
-            }
-        };
-        let anchor = u64::try_from(anchor).unwrap_or(0);
+        let anchor = nanos_between(offset, unix_time_at_zero);
         CurrentWindow::made(self.rate(), self.cells, self.wall_clock, anchor)
     }
 
