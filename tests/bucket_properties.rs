@@ -251,9 +251,6 @@ struct Pair<'a, P: Policy<State = BucketState>> {
     came_in: i128,
     /// The largest that the bucket was.
     fullest: i128,
-    /// Grants were undone in an order in which some of them left nothing but the sum. Then the clock does not go back before the
-    /// next one: what had overflowed by then is lost.
-    summed: bool,
 }
 
 fn exact(at: Nanos) -> i128 {
@@ -266,16 +263,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         let mut model = model;
         model.at = model.clock(exact(now));
         let fullest = model.full() + model.more;
-        Ok(Pair {
-            policy,
-            state: policy.start(now),
-            model,
-            now,
-            log: Vec::new(),
-            came_in: 0,
-            fullest,
-            summed: false,
-        })
+        Ok(Pair { policy, state: policy.start(now), model, now, log: Vec::new(), came_in: 0, fullest })
     }
 
     fn go_to(&mut self, now: Nanos) {
@@ -311,7 +299,6 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 prop_assert!(short <= self.model.more, "{short} parts too many");
                 prop_assert_eq!(ready, self.now);
                 self.model.grant(at, n);
-                self.summed = false;
                 self.log.push(Passed { came_in: self.came_in, permits: n.into() });
             }
             Err(Refusal::Limited { retry_after }) => {
@@ -353,7 +340,6 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         let at = exact(self.now);
         match *call {
             Call::Pass(span) => self.go_to(self.now.saturating_add(Nanos::new(span))),
-            Call::Back(_) if self.summed => {}
             Call::Back(span) => self.go_to(Nanos::new(self.now.as_u64().saturating_sub(span))),
             Call::Try(n) => drop(self.attempt(n)?),
             Call::Wait(n) => drop(self.wait(n)?),
@@ -385,6 +371,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
             }
             Call::Undo(ref sizes, turn) => {
                 let (outlook, model, logged) = (self.outlook(), self.model.clone(), self.log.len());
+                let before = format!("{:?}", self.state);
                 let mut charges = Vec::new();
                 for n in sizes {
                     // A larger one than fits leaves a trace in a leaky bucket; see `tests/policy_cases.rs`.
@@ -392,11 +379,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                         charges.extend(self.attempt(*n)?.ok().map(|charge| (charge, u64::MAX)));
                     }
                 }
-                let mut newest_first = true;
                 while !charges.is_empty() {
-                    let index = turn % charges.len();
-                    newest_first &= index + 1 == charges.len();
-                    let (charge, lowest) = charges.remove(index);
+                    let (charge, lowest) = charges.remove(turn % charges.len());
                     let level = self.policy.undo(&self.state, self.now, charge, lowest);
                     charges.iter_mut().for_each(|(_, lowest)| *lowest = level.min(*lowest));
                 }
@@ -404,8 +388,9 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 self.log.truncate(logged);
                 let granted = self.model.stock != model.stock || self.model.at != model.at;
                 self.model = model;
-                if granted && !newest_first {
-                    self.summed = true;
+                if granted && before != format!("{:?}", self.state) {
+                    // Not newest first: what had overflowed by now is lost, also if the clock goes back.
+                    self.model.set(at, self.model.there(at, 0));
                 }
             }
             Call::Refund(n) => {
@@ -427,6 +412,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 self.policy.change(&self.state, self.now, change)?;
                 self.model.change(at, flow, burst, keep);
                 self.fullest = self.fullest.max(self.model.full() + self.model.more);
+                // Whole permits in stock are kept whole, so each may be rounded up by a tick.
+                self.fullest += i128::from(burst) * self.model.kept.tick();
                 prop_assert_eq!(self.policy.rate(), flow.rate()?);
                 // A share of more, or a new bucket, is a new beginning.
                 if keep != Keep::Count {
