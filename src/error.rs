@@ -97,7 +97,7 @@ impl fmt::Display for Refusal {
 
 impl Error for Refusal {}
 
-/// Why a [`Rate`](crate::Rate) could not be made.
+/// Why a [`Rate`] could not be made.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RateError {

@@ -31,19 +31,30 @@
 //!
 //! # Who pays for a large request
 //!
-//! The next caller. With both policies a request is granted as soon as the one before it is paid for, whatever its size: at 5 per second
+//! With Guava's two policies, the next caller. A request is granted as soon as the one before it is paid for, whatever its size: at 5 per second
 //! `acquire_many(100)` returns at once on an idle limiter, and the **next** caller waits 20 s. It is better to do the work than to idle first.
-//! It also means that one request can close the limiter for a long time, so check sizes that come from outside.
+//! It also means that one request can close the limiter for a long time, so check sizes that come from outside. With all other
+//! policies a request waits until all its permits are there, and more than fit are refused: [`Refusal::ExceedsBurst`].
 //!
 //! # Choosing a policy
 //!
-//! | policy | idle time | at most, in any span *d* | a decision costs | choose it |
-//! |---|---|---|---|---|
-//! | [`SmoothBursty`] | saves permits, free later | `1 + rate * (d + max_burst)` | one 64-bit compare-and-swap | for a steady rate; with `max_burst` zero, to space calls evenly |
-//! | [`SmoothWarmingUp`] | makes the next permits dearer | `1 + rate * d` | one 128-bit compare-and-swap | for a service that is slow when cold |
+//! | policy | at most, in any span *d* | a decision costs | choose it |
+//! |---|---|---|---|
+//! | [`SmoothBursty`] | `1 + rate * (d + max_burst)` | one 64-bit compare-and-swap | for a steady rate; with `max_burst` zero, to space calls evenly |
+//! | [`SmoothWarmingUp`] | `1 + rate * d` | one of 128 bits | for a service that is slow when cold |
+//! | [`TokenBucket`] | `burst + rate * d` | one of 64 bits | for a burst and then a rate, as most APIs allow it |
+//! | [`LeakyBucket`] | `1 + undelayed + rate * d` | one of 64 bits | for a constant outflow, with a bounded queue |
+//! | [`FixedWindow`] | `limit * (d / window + 2)` | one of 128 bits | for a service that counts by the minute or the day |
+//! | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window | two | for nearly any span, in little memory |
+//! | [`SlidingEstimate`] | `2 * limit - 1` in a window | one of 128 bits | for about any span, in least memory |
+//! | [`SlidingLog`] | `limit` in any window, exactly | one of 128 bits and a store | where nothing more may pass, ever |
+//! | [`CountingLimit`] | so many at the same time | tokio's semaphore | for calls in flight; also with a rate |
 //!
-//! For requests of up to *n* permits at once, read *n* for the 1. Waiting adds `rate * catch_up` to the bound, 10 ms worth unless
-//! [set](RateLimiter::set_catch_up): the price of an exact average with late timers.
+//! [`algorithms`] has the whole table, pictures, and what to ask yourself. [`AnyPolicy`] is any of them, from a configuration.
+//!
+//! With Guava's two, requests of up to *n* permits at once make it *n* in place of 1. Awaiting permits that come in at a rate adds
+//! `rate * catch_up` to the bound, 10 ms worth unless [set](RateLimiter::set_catch_up): the price of an exact average with late
+//! timers.
 //!
 //! # What is promised
 //!
@@ -101,6 +112,7 @@
 //!
 //! | feature | what it does | what it costs |
 //! |---|---|---|
+//! | `serde` | [`Rate`] and [`PolicyConfig`] can be read from and written to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`], paused or not, instead of [`SystemClock`]; name it `DefaultClock` in signatures | tokio's `test-util`; a slower clock reading. For dev-dependencies |
 //!
 //! # Runtimes
@@ -112,6 +124,12 @@
 //!
 //! Rust 1.88. A new minor version may raise it.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+
+/// Which algorithm, at what price: all of them side by side.
+///
+#[cfg_attr(doc, doc = include_str!("../docs/pictures/links.md"))]
+#[doc = include_str!("../docs/ALGORITHMS.md")]
+pub mod algorithms {}
 
 pub mod clock;
 mod counting;

@@ -88,15 +88,31 @@ fn main() -> ExitCode {
 fn run(out: &Path) -> Result<bool, Box<dyn Error>> {
     fs::create_dir_all(out)?;
     let mut as_claimed = true;
+    let mut links = String::new();
     for draw in DRAWINGS {
         let Drawing { name, picture, facts } = draw()?;
         let file = out.join(name).with_extension("svg");
         println!("{}", file.display());
         if facts.print() {
-            fs::write(&file, picture.svg()?)?;
+            // A blank line would end it where it stands in a text.
+            let svg = picture.svg()?.replace("\n\n", "\n");
+            fs::write(&file, &svg)?;
+            links += &format!("[{name}]: data:image/svg+xml,{}\n", escaped(&svg));
         } else {
             as_claimed = false;
         }
     }
+    fs::write(out.join("links.md"), links)?;
     Ok(as_claimed)
+}
+
+/// As a part of a link. rustdoc has no place for files, so there the pictures are in the text.
+fn escaped(svg: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.~/:=,;!*".contains(c);
+    svg.chars().map(|c| if plain(c) { c.to_string() } else { percent(c) }).collect()
+}
+
+/// `%20` for a space.
+fn percent(c: char) -> String {
+    c.encode_utf8(&mut [0; 4]).bytes().map(|byte| format!("%{byte:02X}")).collect()
 }

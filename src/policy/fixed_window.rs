@@ -69,6 +69,10 @@ use crate::sync::AtomicU128;
 /// # Source
 ///
 /// Redis documentation, `INCR`, "Pattern: rate limiter".
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/fixed_window.svg"))]
 #[derive(Clone, Debug)]
 pub struct FixedWindow {
     window: CurrentWindow,

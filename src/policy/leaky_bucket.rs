@@ -65,6 +65,10 @@ use crate::rate::Rate;
 /// # Source
 ///
 /// J. Turner 1986; NGINX `ngx_http_limit_req_module`; Alibaba Sentinel, uniform queueing.
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/leaky_bucket.svg"))]
 #[derive(Clone)]
 pub struct LeakyBucket {
     bucket: Bucket,

@@ -5,8 +5,18 @@
 //!
 //! | policy | state | who pays for `n` permits | unused permits | use it for |
 //! |---|---|---|---|---|
-//! | [`SmoothBursty`] | one `u64` | the next caller | saved, free | a steady rate with spare capacity |
-//! | [`SmoothWarmingUp`] | one `u128` | the next caller | saved, dearer | a service that is slow after idling |
+//! | [`SmoothBursty`] | 8 bytes | the next caller | saved, free | a steady rate with spare capacity |
+//! | [`SmoothWarmingUp`] | 16 bytes | the next caller | saved, dearer | a service that is slow after idling |
+//! | [`TokenBucket`] | 8 bytes | the caller, before it passes | saved, up to the burst | a rate with a burst; GCRA |
+//! | [`LeakyBucket`] | 8 bytes | the caller, before it passes | not saved | a constant outflow, with a bounded queue |
+//! | [`FixedWindow`] | 16 bytes | | those of the window, until it ends | the limit of a service that counts so |
+//! | [`SlidingWindow`] | 8 bytes, and 16 for each cell | | come back as they were taken, cell by cell | nearly any span, in little memory |
+//! | [`SlidingEstimate`] | 16 bytes | | come back evenly | about any span, in least memory |
+//! | [`SlidingLog`] | 8 bytes for each permit of the limit | | come back as they were taken | any span, exactly |
+//! | [`Unlimited`], [`Blocked`] | none | | | to switch a limit off, or something else |
+//! | [`AnyPolicy`] | that of the largest | | | a choice made by a configuration |
+//!
+//! [`algorithms`](crate::algorithms) tells them apart at length, and helps to choose.
 //!
 //! # Examples
 //!

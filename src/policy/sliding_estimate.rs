@@ -74,6 +74,10 @@ use crate::sync::AtomicU128;
 /// # Source
 ///
 /// J. Desgats, "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017.
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/sliding_estimate.svg"))]
 #[derive(Clone, Debug)]
 pub struct SlidingEstimate {
     window: CurrentWindow,

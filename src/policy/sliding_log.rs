@@ -86,6 +86,10 @@ use crate::sync::{AtomicU64, AtomicU128, Mutex, Ordering, lock};
 /// # Source
 ///
 /// The sliding log of the literature; Redis, sorted sets.
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/sliding_log.svg"))]
 #[derive(Clone, Debug)]
 pub struct SlidingLog {
     window: CurrentWindow,

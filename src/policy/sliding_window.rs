@@ -78,6 +78,10 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 /// # Source
 ///
 /// `LeapArray` of Alibaba Sentinel.
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/sliding_window.svg"))]
 #[derive(Clone, Debug)]
 pub struct SlidingWindow {
     window: CurrentWindow,

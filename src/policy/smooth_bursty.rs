@@ -95,6 +95,10 @@ use crate::sync::AtomicU64;
 /// - The rate read back is the rate given; in Guava it can be off by the last bit.
 /// - Leaving [`Rate::UNLIMITED`] in debt, the debt is paid before anything is saved. Guava has both at once.
 /// - The time for which permits are saved can be set, and the start can be full. In Guava it is one second, and empty.
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/smooth_bursty.svg"))]
 #[derive(Clone)]
 pub struct SmoothBursty {
     rate: CurrentRate,

@@ -111,6 +111,10 @@ use crate::sync::AtomicU128;
 /// - A warm-up of zero limits as any other. In Guava it turns everything free.
 /// - Sums saturate, and end in "limited". In Guava they can wrap and end in "free".
 /// - The cold factor can be set, and the start can be warm. In Guava it is 3, and cold.
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/smooth_warming_up.svg"))]
 #[derive(Clone)]
 pub struct SmoothWarmingUp {
     rate: CurrentRate,

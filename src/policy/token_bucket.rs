@@ -59,6 +59,11 @@ use crate::rate::Rate;
 /// # Source
 ///
 /// J. Turner 1986; ATM Forum, Traffic Management Specification 4.0, section 4.4.2 (GCRA); golang.org/x/time/rate.
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/token_bucket.svg"))]
+#[cfg_attr(doc, doc = "\nIn steps:\n\n", doc = include_str!("../../docs/pictures/token_bucket_in_steps.svg"))]
 #[derive(Clone)]
 pub struct TokenBucket {
     bucket: Bucket,
