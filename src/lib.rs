@@ -2,7 +2,7 @@
 //!
 //! `limiter.acquire().await` returns when a permit is due; `limiter.try_acquire()` answers now. It is Guava's `RateLimiter` for
 //! async Rust: first come, first served; a dropped wait leaves no trace; and while nobody waits, a decision is one
-//! clock reading and one compare-and-swap.
+//! clock reading and, with most policies, one compare-and-swap.
 //!
 //! ```
 //! use std::time::Duration;
@@ -52,7 +52,7 @@
 //!
 //! [`algorithms`] has the whole table, pictures, and what to ask yourself. [`AnyPolicy`] is any of them, from a configuration.
 //!
-//! With Guava's two, requests of up to *n* permits at once make it *n* in place of 1. Awaiting permits that come in at a rate adds
+//! With Guava's two and the leaky bucket, requests of up to *n* permits at once make it *n* in place of 1. Awaiting permits that come in at a rate adds
 //! `rate * catch_up` to the bound, 10 ms worth unless [set](RateLimiter::set_catch_up): the price of an exact average with late
 //! timers.
 //!
@@ -67,7 +67,7 @@
 //! | P5 changes act now | a new rate or a refund moves those who already wait; what was granted before is still paid at the old price |
 //! | P6 exact average | what is awaited comes within 0.5 % of the rate, though timers are late |
 //! | P7 exact rate | the arithmetic is never above the set rate, and at most 65 ppm below it up to 1 M/s |
-//! | P8 lock-free decision | while nobody waits: no lock, no allocation, and a refusal writes nothing |
+//! | P8 lock-free decision | while nobody waits: no lock, no allocation, and a refusal writes nothing (policies of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do) |
 //! | P9 virtual time | everything, waiting included, runs on a [`ManualClock`] and on tokio's paused time |
 //! | P10 never free | overflow, clocks that jump, NaN, zero and huge arguments end in an error or in "limited", perhaps for ever |
 //!

@@ -351,9 +351,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Changes the price of every permit from now on, also for those who wait.
     ///
-    /// What was granted before is still paid at the old price: after a permit at one per hour, the next one is due in an hour, whatever the
-    /// rate is set to. To forget such a debt, [`refund`](RateLimiter::refund) it before the change. What happens to
-    /// saved permits and to debts is the policy's rule; see [`SmoothBursty`] and [`SmoothWarmingUp`]. A request
+    /// What happens to permits in stock, counted or owed is the policy's rule, which each of them states; for another one, see
+    /// [`change`](RateLimiter::change). With Guava's two, what was granted before is still paid at the old price: after a permit
+    /// at one per hour, the next one is due in an hour, whatever the rate is set to. To forget such a debt,
+    /// [`refund`](RateLimiter::refund) it before the change. A request
     /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at once. The cost
     /// grows with the number of waiters.
     ///

@@ -54,7 +54,7 @@ impl Rate {
     /// This is a value of its own. No number overflows into it: an infinite `f64` is an error.
     pub const UNLIMITED: Rate = Rate { digits: 0, exponent: 0, period: 0 };
 
-    /// No permits at all, until the rate is changed. What a limiter had in stock can still be had.
+    /// No permits at all, until the rate is changed. What a bucket has in stock can still be had from it.
     ///
     /// This is a value of its own, too: a number that is zero by mistake is an error. As text it is `zero`.
     pub const ZERO: Rate = Rate { digits: 0, exponent: 0, period: SECOND };

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use tidegate::policy::{AnyPolicy, ConfigError};
 use tidegate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
 use tidegate::{
-    ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal, Reservation, SmoothBursty,
-    SmoothWarmingUp, SystemClock, TokioClock,
+    CountingLimit, CountingPermit, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal,
+    Reservation, SlidingLog, SmoothBursty, SmoothWarmingUp, SystemClock, TokenBucket, TokioClock,
 };
 
 fn future<T: Send + Unpin>() {}
@@ -24,7 +25,18 @@ fn everything_can_be_sent() {
     error::<Refusal>();
     error::<RateError>();
     error::<PolicyError>();
+    error::<ConfigError>();
+    shared::<RateLimiter<AnyPolicy, SystemClock>>();
+    shared::<CountingLimit>();
+    shared::<CountingPermit>();
+    future::<AcquireOwned<SlidingLog, ManualClock>>();
+    let limit = CountingLimit::new(1);
+    sendable(&limit.acquire());
+    sendable(&limit.try_acquire_within(Duration::ZERO));
+    sendable(&limit.acquire_with(&RateLimiter::new(TokenBucket::new(Rate::per_second(1), 1))));
 }
+
+fn sendable<T: Send>(_: &T) {}
 
 #[test]
 fn futures_and_refusals_are_small() {

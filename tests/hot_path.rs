@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidegate::clock::ManualSleep;
+use tidegate::policy::AnyPolicy;
 use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, Timer};
 
 #[global_allocator]
@@ -65,4 +66,36 @@ fn a_decision_reads_the_clock_once_and_allocates_nothing() {
     let change = region.change();
     assert_eq!((change.allocations, change.deallocations, change.reallocations), (0, 0, 0));
     assert_eq!(clock.readings.load(Ordering::Relaxed), 5);
+
+    for text in [
+        "smooth_bursty 1/s",
+        "smooth_warming_up 1/s warm_up 1s",
+        "token_bucket 1/s burst 2",
+        "token_bucket 1/s burst 2 in_steps",
+        "leaky_bucket 1/s capacity 3",
+        "fixed_window 2/s",
+        "fixed_window 2/s from_first_grant",
+        "sliding_window 2/s cells 5",
+        "sliding_estimate 2/s",
+        "sliding_log 2/s",
+    ] {
+        decides_without_allocating(text, &clock);
+    }
+}
+
+/// Grants and refusals, also when the window has turned.
+fn decides_without_allocating(text: &str, clock: &Counted) {
+    let policy: AnyPolicy = text.parse().expect("a policy");
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    for _ in 0..3 {
+        clock.clock.advance(Duration::from_millis(1500));
+        clock.readings.store(0, Ordering::Relaxed);
+        let region = Region::new(ALLOCATOR);
+        assert!(limiter.try_acquire().is_ok(), "{text}");
+        let refused = (0..3).filter(|_| limiter.try_acquire().is_err()).count();
+        let change = region.change();
+        assert!(refused > 0, "{text}");
+        assert_eq!((change.allocations, change.deallocations, change.reallocations), (0, 0, 0), "{text}");
+        assert_eq!(clock.readings.load(Ordering::Relaxed), 4, "{text}");
+    }
 }

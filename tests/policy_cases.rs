@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use tidegate::policy::{Change, Keep};
+use tidegate::policy::{AnyPolicy, Change, Keep};
 use tidegate::{
     FixedWindow, LeakyBucket, Nanos, Policy, Rate, Refusal, SlidingEstimate, SlidingLog, SlidingWindow,
     TokenBucket,
@@ -290,4 +290,32 @@ fn a_window_keeps_to_the_wall_clock_also_before_its_first_window() {
     policy.set_rate(&state, Nanos::ZERO, Rate::per_minute(1));
     assert!(policy.try_acquire(&state, secs(31), 1).is_ok());
     assert_eq!(policy.ready_at(&state, secs(31), 0, 1), secs(90));
+}
+
+/// A second at the rate zero was once a second in which a window ended, or permits were saved.
+#[test]
+fn nothing_comes_in_at_the_rate_zero() -> Result<(), Box<dyn Error>> {
+    for text in [
+        "token_bucket 10/s burst 10",
+        "leaky_bucket 10/s undelayed 9",
+        "smooth_bursty 10/s start_full",
+        "fixed_window 10/10s",
+        "sliding_window 10/10s cells 5",
+        "sliding_estimate 10/10s",
+        "sliding_log 10/10s",
+    ] {
+        let policy: AnyPolicy = text.parse()?;
+        let (rate, state) = (policy.rate(), policy.start(Nanos::ZERO));
+        while policy.try_acquire(&state, Nanos::ZERO, 1).is_ok() {}
+        policy.set_rate(&state, Nanos::ZERO, Rate::ZERO);
+        assert_eq!(policy.status(&state, ms(2000)).available, 0, "{text}");
+        assert_eq!(policy.ready_at(&state, ms(2000), 0, 1), Nanos::MAX, "{text}");
+        policy.set_rate(&state, ms(2000), rate);
+        assert!(
+            policy.status(&state, ms(2000)).available <= 1,
+            "{text}: {:?}",
+            policy.status(&state, ms(2000))
+        );
+    }
+    Ok(())
 }

@@ -177,8 +177,12 @@ impl Policy for LeakyBucket {
 
     /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is passing.
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        // One is always passing.
-        let burst = change.burst.map(|burst| burst.max(1));
+        // One is always passing, and what is undelayed has to fit.
+        let most = match self.height {
+            Height::Permits(permits) => permits.saturating_add(1),
+            Height::Endless | Height::Wait(_) => u32::MAX,
+        };
+        let burst = change.burst.map(|burst| burst.clamp(1, most));
         self.bucket.change(state, at, Change { burst, ..change })
     }
 

@@ -53,7 +53,7 @@ use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
 use crate::policy::{Change, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// A steady rate; unused permits are saved, and a request of any size is granted at once and paid by the next.
 ///
@@ -66,8 +66,8 @@ use crate::sync::AtomicU64;
 /// Cloning copies the configuration, with the rate that is in force.
 ///
 /// When the rate changes, the fill ratio of the saved permits is kept, and a debt stays a time: it is not
-/// recomputed. That is [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the stock is full. At [`Rate::ZERO`] nothing is granted, not even from the stock: a request takes its
-/// permits at the price of the day, and there is none.
+/// recomputed. That is [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the stock is full. At [`Rate::ZERO`] nothing is granted and nothing is saved: a request
+/// takes its permits at the price of the day, and there is none. Afterwards the stock is what it was.
 ///
 /// # Examples
 ///
@@ -99,7 +99,6 @@ use crate::sync::AtomicU64;
 /// # Picture
 ///
 #[cfg_attr(doc, doc = include_str!("../../docs/pictures/smooth_bursty.svg"))]
-#[derive(Clone)]
 pub struct SmoothBursty {
     rate: CurrentRate,
     /// For how many ticks unused time is saved.
@@ -107,6 +106,8 @@ pub struct SmoothBursty {
     /// The same, but at least `RESOLUTION`.
     saved: u64,
     start_full: bool,
+    /// The tick at which the rate became zero; `ticks::NEVER` if it is not.
+    stopped: AtomicU64,
 }
 
 /// The state of one [`SmoothBursty`]: a single word.
@@ -138,7 +139,9 @@ impl SmoothBursty {
     #[must_use]
     pub fn new(rate: Rate) -> SmoothBursty {
         let second = 1_000_000_000 * ticks::PER_NANO;
-        SmoothBursty { rate: CurrentRate::new(rate), max_burst: second, saved: second, start_full: false }
+        let stopped = AtomicU64::new(if rate.is_zero() { ticks::ORIGIN } else { ticks::NEVER });
+        let rate = CurrentRate::new(rate);
+        SmoothBursty { rate, max_burst: second, saved: second, start_full: false, stopped }
     }
 
     /// Saves at most `max_burst` worth of permits. Zero saves none.
@@ -189,6 +192,13 @@ fn grant(zero: u64, floor: u64, price: u64) -> (u64, BurstyCharge) {
     let after = before.saturating_add(price);
     // The difference, not the price: undoing a grant that saturated must restore what was before.
     (after, BurstyCharge { after, price: after - before })
+}
+
+impl Clone for SmoothBursty {
+    fn clone(&self) -> SmoothBursty {
+        let stopped = AtomicU64::new(self.stopped.load(Ordering::Relaxed));
+        SmoothBursty { rate: self.rate.clone(), stopped, ..*self }
+    }
 }
 
 impl fmt::Debug for SmoothBursty {
@@ -274,6 +284,18 @@ impl Policy for SmoothBursty {
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
         let new = Interval::new(rate);
         let at = ticks::from_nanos(at);
+        let stopped = match (old.is_zero(), new.is_zero()) {
+            (false, true) => self.stopped.swap(at, Ordering::Relaxed),
+            (true, false) => self.stopped.swap(ticks::NEVER, Ordering::Relaxed),
+            _ => ticks::NEVER,
+        };
+        if stopped < at {
+            // Nothing came in meanwhile: the stock is what it was. A debt was paid as far as the time goes.
+            move_to(state, |zero| match stopped.checked_sub(zero.max(stopped - self.saved)) {
+                Some(stock) => at - stock,
+                None => zero.max(at),
+            });
+        }
         let level = match change.keep.unwrap_or(Keep::Ratio) {
             Keep::Reset => move_to(state, |_| if self.start_full { at - self.max_burst } else { at }),
             // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.

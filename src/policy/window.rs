@@ -155,6 +155,10 @@ impl CurrentWindow {
 
     /// The window that a new rate makes. Nothing is set yet.
     pub(crate) fn with(&self, rate: Rate) -> Window {
+        if rate.is_zero() {
+            // As long as before, so that what was counted is not over any sooner.
+            return Window { limit: 0, unlimited: false, ..self.get() };
+        }
         Window::new(rate, self.cells, self.anchor)
     }
 
