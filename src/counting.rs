@@ -141,6 +141,10 @@ impl CountingLimit {
     /// # Errors
     ///
     /// [`Refusal::InUse`] if none was free in time.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with time enabled.
     pub async fn try_acquire_within(&self, within: Duration) -> Result<CountingPermit, Refusal> {
         self.try_acquire_many_within(1, within).await
     }
@@ -158,8 +162,9 @@ impl CountingLimit {
 
     /// Waits for one permit of this limit, and then for one of a rate: so many at the same time *and* so many per second.
     ///
-    /// In this order, so that no permit of the rate is spent on a call that cannot begin. Dropping the wait leaves no
-    /// trace in either.
+    /// In this order, so that no permit of the rate is spent on a call that cannot begin: those who wait for the rate hold a
+    /// permit of this limit meanwhile. It cannot refuse, so it waits outside of a [`LeakyBucket`](crate::LeakyBucket). Dropping the
+    /// wait leaves no trace in either.
     ///
     /// # Examples
     ///

@@ -61,8 +61,8 @@ impl Refusal {
     /// use std::time::Duration;
     /// use tidegate::Refusal;
     ///
-    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1200) };
-    /// let header = refusal.retry_after().map(|wait| wait.as_millis().div_ceil(1000).to_string());
+    /// let refusal = Refusal::Limited { retry_after: Duration::from_nanos(1_000_000_001) };
+    /// let header = refusal.retry_after().map(|wait| wait.as_nanos().div_ceil(1_000_000_000).to_string());
     /// assert_eq!(header.as_deref(), Some("2"));
     /// ```
     #[must_use]
@@ -74,7 +74,8 @@ impl Refusal {
         }
     }
 
-    /// Whether waiting can help.
+    /// Whether it is [`Limited`](Refusal::Limited) or [`InUse`](Refusal::InUse): not because of the request itself. When to come again tells
+    /// [`retry_after`](Refusal::retry_after).
     #[must_use]
     pub fn is_limited(self) -> bool {
         matches!(self, Refusal::Limited { .. } | Refusal::InUse { .. })

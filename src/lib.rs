@@ -152,8 +152,9 @@ pub use error::{PolicyError, RateError, Refusal};
 pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
 pub use policy::{
-    AnyPolicy, Blocked, FixedWindow, LeakyBucket, Policy, PolicyConfig, SlidingEstimate, SlidingLog,
-    SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
+    AnyPolicy, Blocked, Change, ConfigError, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
+    PolicyKind, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
+    Unlimited,
 };
 pub use rate::Rate;
 pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation};

@@ -116,8 +116,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Waits for one permit. Returns the time waited, zero if it was there.
     ///
-    /// Never returns an error: every policy can give one permit some day. That day may be far off, or beyond the clock's 34 years
-    /// if earlier requests took as much. Where that can be, wait with [`try_acquire_within`](RateLimiter::try_acquire_within).
+    /// Never returns an error: one permit can be had some day. That day may be far off, or beyond the clock's 34 years if earlier
+    /// requests took as much; and at [`Rate::ZERO`], with a burst of 0, or with [`Blocked`](crate::Blocked) it waits until
+    /// that is changed, perhaps for ever. Where that can be, wait with [`try_acquire_within`](RateLimiter::try_acquire_within).
+    ///
+    /// Since it cannot refuse, it does not mind how much room a [`LeakyBucket`](crate::LeakyBucket) has;
+    /// [`acquire_many(1)`](RateLimiter::acquire_many) does.
     ///
     /// # Fairness
     ///
@@ -129,7 +133,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Panics
     ///
-    /// With the default clock, if it has to wait outside of a tokio runtime with time enabled.
+    /// With the default clock, if it has to wait outside of a tokio runtime with time enabled; or if tokio's time is paused, which
+    /// drives a limiter only with the feature `test-util` or a [`TokioClock`](crate::TokioClock).
     #[inline]
     pub fn acquire(&self) -> Acquire<'_, P, C> {
         Acquire::new(&self.gate)
@@ -151,7 +156,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Errors
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once. Waiting does not help.
+    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once; also while it waits, if the burst or limit is lowered
+    ///   below `n`.
+    /// - [`Refusal::Limited`] only from a [`LeakyBucket`](crate::LeakyBucket) that has no room.
     ///
     /// # Panics
     ///
@@ -288,8 +295,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// limiter.blocking_acquire();
     /// ```
     pub fn blocking_acquire(&self) -> Duration {
-        // One permit is never refused for good.
-        blocking::acquire(&self.gate, Wait::new(1)).unwrap_or(Duration::MAX)
+        loop {
+            // One permit is never refused for good; a policy that does so breaks its contract, and has none to give.
+            match blocking::acquire(&self.gate, Wait::new(1)) {
+                Ok(waited) => return waited,
+                Err(_) => std::thread::park(),
+            }
+        }
     }
 
     /// Blocks the calling thread until it has `n` permits at once. Returns the time waited.
@@ -355,8 +367,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// [`change`](RateLimiter::change). With Guava's two, what was granted before is still paid at the old price: after a permit
     /// at one per hour, the next one is due in an hour, whatever the rate is set to. To forget such a debt,
     /// [`refund`](RateLimiter::refund) it before the change. A request
-    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at once. The cost
-    /// grows with the number of waiters.
+    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at once, and so is one for
+    /// more permits than can be had at once any more. The cost grows with the number of waiters.
+    ///
+    /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room; [`Unlimited`](crate::Unlimited) and
+    /// [`Blocked`](crate::Blocked) stay what they are.
     ///
     /// # Examples
     ///
@@ -410,6 +425,24 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     #[must_use]
     pub fn rate(&self) -> Rate {
         self.gate.policy.rate()
+    }
+
+    /// The policy, to read what it was made with.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::policy::Change;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// limiter.change(Change::only_burst(20))?;
+    /// assert_eq!(limiter.policy().burst(), 20);
+    /// # Ok::<(), tidegate::PolicyError>(())
+    /// ```
+    #[must_use]
+    pub fn policy(&self) -> &P {
+        &self.gate.policy
     }
 
     /// What could be had now, when the limiter is full again, and how many wait. Takes nothing.

@@ -6,9 +6,12 @@ use std::error::Error;
 use std::time::Duration;
 
 use support::{MS, waiting};
-use tidegate::{FixedWindow, ManualClock, Policy, Rate, RateLimiter, SlidingLog, SlidingWindow, TokenBucket};
+use tidegate::{
+    AnyPolicy, Change, FixedWindow, ManualClock, Policy, Rate, RateLimiter, Refusal, SlidingLog,
+    SlidingWindow, TokenBucket,
+};
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready_eq};
+use tokio_test::{assert_pending, assert_ready, assert_ready_eq};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -164,4 +167,36 @@ fn only_those_who_saw_their_grants_are_counted() {
     assert_eq!(next_after(FixedWindow::new(rate()), 4), next_after(FixedWindow::new(rate()), 0));
     assert_eq!(next_after(SlidingWindow::new(rate(), 5), 4), next_after(SlidingWindow::new(rate(), 5), 0));
     assert_eq!(next_after(SlidingLog::new(rate()), 4), next_after(SlidingLog::new(rate()), 0));
+}
+
+/// A request that is larger than the new burst once kept everybody waiting for ever.
+#[test]
+fn a_waiter_larger_than_the_new_burst_is_refused_and_the_others_go_on() {
+    let two_in_five = Rate::new(2, 5 * SECOND).expect("a whole rate");
+    let policies = [
+        ("token_bucket 1/s burst 5", Change::only_burst(2)),
+        ("fixed_window 5/5s", Change::rate(two_in_five)),
+        ("sliding_window 5/5s cells 5", Change::rate(two_in_five)),
+        ("sliding_estimate 5/5s", Change::rate(two_in_five)),
+        ("sliding_log 5/5s", Change::rate(two_in_five)),
+    ];
+    for (text, change) in policies {
+        let clock = ManualClock::new();
+        let policy: AnyPolicy = text.parse().expect("a policy");
+        let limiter = RateLimiter::with_clock(policy, clock.clone());
+        limiter.try_acquire_many(5).expect("all");
+        let mut large = spawn(limiter.acquire_many(4));
+        let mut small = spawn(limiter.acquire());
+        assert_pending!(large.poll());
+        assert_pending!(small.poll());
+        limiter.change(change).expect("a change");
+        assert!(large.is_woken(), "{text}");
+        assert_eq!(
+            assert_ready!(large.poll()),
+            Err(Refusal::ExceedsBurst { requested: 4, burst: 2 }),
+            "{text}"
+        );
+        clock.advance(Duration::from_secs(20));
+        assert_ready!(small.poll());
+    }
 }

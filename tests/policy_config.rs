@@ -44,7 +44,12 @@ fn a_bad_configuration_names_the_field_the_value_and_what_is_allowed() {
         ("token_bucket 5/s", "token_bucket needs burst"),
         ("token_bucket 0/s burst 5", "rate 0/s is not above zero"),
         ("token_bucket 5/s burst -1", "burst \"-1\" is not a whole number from 0 to 4294967295"),
-        ("token_bucket 5/s burst", "burst \"\" is not a whole number from 0 to 4294967295"),
+        ("token_bucket 5/s burst", "burst needs a value"),
+        ("token_bucket 5/s burst 5 burst 6", "burst is set twice"),
+        (
+            "fixed_window 5/s from_first_grant at_wall_clock 0s",
+            "from_first_grant and at_wall_clock exclude each other",
+        ),
         ("token_bucket 5/s burst 5 start_with 6", "a stock of 6 permits is more than the burst of 5"),
         (
             "token_bucket 1/d burst 1000",
@@ -54,10 +59,7 @@ fn a_bad_configuration_names_the_field_the_value_and_what_is_allowed() {
             "leaky_bucket 5/s max_wait soon",
             "max_wait \"soon\" is not a whole number and a unit, such as 500ms, 5s, 1min or 8h",
         ),
-        (
-            "leaky_bucket 5/s capacity 5 max_wait 1s",
-            "max_wait 1s: leaky_bucket has only undelayed, capacity and max_wait (capacity or max_wait)",
-        ),
+        ("leaky_bucket 5/s capacity 5 max_wait 1s", "max_wait and capacity exclude each other"),
         ("sliding_window 100/min", "sliding_window needs cells"),
         ("sliding_window 100/min cells 0", "a window of 0 cells, at least 1 is needed"),
         ("sliding_log 5000/h burst 20", "burst 20: sliding_log has only room_for"),
@@ -141,6 +143,14 @@ mod with_serde {
         let error = AnyPolicy::try_from(config).expect_err("no rate");
         assert_eq!(error.to_string(), "token_bucket needs rate");
         Ok(())
+    }
+
+    #[test]
+    fn a_policy_is_read_at_once() {
+        let policy = |text| serde_json::from_str::<AnyPolicy>(text).map(|policy| policy.rate().to_string());
+        assert_eq!(policy(r#"{"policy":"sliding_log","rate":"5/s"}"#).ok().as_deref(), Some("5/s"));
+        let error = policy(r#"{"policy":"token_bucket","rate":"5/s"}"#).expect_err("no burst");
+        assert!(error.to_string().starts_with("token_bucket needs burst at line 1"), "{error}");
     }
 
     #[test]

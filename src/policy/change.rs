@@ -5,7 +5,7 @@ use crate::rate::Rate;
 
 /// What becomes of what a limiter has in stock, has counted or is owed, when its rate, burst or window changes.
 ///
-/// Each policy has a rule of its own that it follows unless told otherwise.
+/// Each policy has a rule of its own that it follows unless told otherwise: Guava's two keep the ratio, all others the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keep {
     /// The number of permits: who had 5 in stock has 5, up to the new burst; who owes 5 owes 5; 5 counted are 5 counted.
@@ -48,8 +48,8 @@ impl Change {
         Change { rate: Some(rate), ..Change::default() }
     }
 
-    /// Also a new burst. Only for policies that have one in permits: [`TokenBucket`](super::TokenBucket) and
-    /// [`LeakyBucket`](super::LeakyBucket).
+    /// Also a new burst. Only for policies that have one in permits: [`TokenBucket`](super::TokenBucket), and
+    /// [`LeakyBucket`](super::LeakyBucket), where it is the number of undelayed permits and the one that is passing, as far as they fit.
     #[must_use]
     pub fn burst(self, burst: u32) -> Change {
         Change { burst: Some(burst), ..self }

@@ -37,8 +37,9 @@ pub enum PolicyKind {
 ///
 /// # Text
 ///
-/// The kind, the rate, and then each field with its value, in any order: `token_bucket 100/s burst 20`. A field that is only set or
-/// not, such as `from_first_grant`, has no value. `unlimited` and `blocked` have nothing else. Spans are written as `500ms`, `8h`.
+/// The kind, the rate without spaces, and then each field with its value, in any order: `token_bucket 100/s burst 20`. A field that is
+/// only set or not, such as `from_first_grant`, has no value. `unlimited` and `blocked` have nothing else. Spans are whole numbers with a
+/// unit: `500ms`, `8h`.
 ///
 /// | kind | fields |
 /// |---|---|
@@ -53,7 +54,10 @@ pub enum PolicyKind {
 ///
 /// # serde
 ///
-/// With the feature `serde` it can be read from and written to any format, with the same names; rates and spans are strings.
+/// With the feature `serde` it can be read from and written to any format, with the same names; rates and spans are strings. An
+/// [`AnyPolicy`] can be read, too: then a field that is missing or does not fit is told by the format, with its place.
+///
+/// New versions may add fields: make one with [`new`](PolicyConfig::new), and with `..` where you name fields.
 ///
 /// # Examples
 ///
@@ -152,6 +156,13 @@ pub enum ConfigError {
         field: Box<str>,
         /// The policy.
         policy: PolicyKind,
+    },
+    /// A field that is set twice, or one that excludes another.
+    Twice {
+        /// The field.
+        field: Box<str>,
+        /// The other one, or the same.
+        other: &'static str,
     },
     /// A value that cannot be read.
     Value {
@@ -280,12 +291,15 @@ impl PolicyConfig {
             return Err(ConfigError::Surplus { field: format!("rate {rate}").into(), policy: self.policy });
         }
         let (_, known) = self.policy.entry();
-        let twice = |name| match name {
-            "max_wait" => self.capacity.is_some(),
-            "from_first_grant" => self.at_wall_clock.is_some(),
-            _ => false,
-        };
-        match self.fields().into_iter().find(|(name, _)| !known.contains(name) || twice(name)) {
+        for (field, other, both) in [
+            ("max_wait", "capacity", self.max_wait.is_some() && self.capacity.is_some()),
+            ("from_first_grant", "at_wall_clock", self.from_first_grant && self.at_wall_clock.is_some()),
+        ] {
+            if both && known.contains(&field) {
+                return Err(ConfigError::Twice { field: field.into(), other });
+            }
+        }
+        match self.fields().into_iter().find(|(name, _)| !known.contains(name)) {
             None => Ok(()),
             Some((name, value)) => Err(ConfigError::Surplus {
                 field: format!("{name} {value}").trim_end().into(),
@@ -355,6 +369,9 @@ impl FromStr for PolicyConfig {
             config.rate = Some(rate.parse().map_err(ConfigError::Rate)?);
         }
         while let Some(field) = words.next() {
+            if let Some((other, _)) = config.fields().into_iter().find(|(name, _)| *name == field) {
+                return Err(ConfigError::Twice { field: field.into(), other });
+            }
             config.set(field, &mut words)?;
         }
         config.check_fields()?;
@@ -479,6 +496,15 @@ impl FromStr for AnyPolicy {
     }
 }
 
+/// As a [`PolicyConfig`], and made a policy at once.
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for AnyPolicy {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<AnyPolicy, D::Error> {
+        let config = PolicyConfig::deserialize(deserializer)?;
+        AnyPolicy::try_from(config).map_err(serde::de::Error::custom)
+    }
+}
+
 impl From<PolicyError> for ConfigError {
     fn from(error: PolicyError) -> ConfigError {
         ConfigError::Number(error)
@@ -505,13 +531,11 @@ impl fmt::Display for ConfigError {
             ConfigError::Missing { field, policy } => write!(f, "{policy} needs {field}"),
             ConfigError::Surplus { field, policy } => {
                 let (name, fields) = policy.entry();
-                let choice = match policy {
-                    PolicyKind::LeakyBucket => " (capacity or max_wait)",
-                    PolicyKind::FixedWindow => " (one of them)",
-                    _ => "",
-                };
-                write!(f, "{field}: {name} has {}{choice}", list(fields.iter().copied()))
+                write!(f, "{field}: {name} has {}", list(fields.iter().copied()))
             }
+            ConfigError::Twice { field, other } if **field == **other => write!(f, "{field} is set twice"),
+            ConfigError::Twice { field, other } => write!(f, "{field} and {other} exclude each other"),
+            ConfigError::Value { field, value, .. } if value.is_empty() => write!(f, "{field} needs a value"),
             ConfigError::Value { field, value, allowed } => write!(f, "{field} {value:?} is not {allowed}"),
             ConfigError::Rate(error) => error.fmt(f),
             ConfigError::Number(error) => error.fmt(f),

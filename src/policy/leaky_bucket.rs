@@ -23,12 +23,16 @@ use crate::rate::Rate;
 
 /// Lets requests out at a constant rate; those who wait are the water in the bucket, and what does not fit is refused.
 ///
-/// Idle time earns nothing: permits come evenly spaced, however long nobody came. A request pays before it passes, so one for
-/// `n` permits comes out `n` intervals after the one before.
+/// Single permits come evenly spaced, however long nobody came. A request pays before it passes: one for `n` permits comes out `n`
+/// intervals after the one before, and so at once if nobody came for that long. Its size is not limited, so check sizes
+/// that come from outside.
 ///
 /// Waiting is the limiter's queue, with the limit that the bucket sets: a request that would wait longer than
-/// the bucket is high is refused at once, with the time after which there is room. That goes for all calls that can refuse;
-/// [`acquire`](crate::RateLimiter::acquire) cannot, and waits outside of the bucket.
+/// the bucket is high is refused at once, with the time after which there is room. **That goes for all calls that can refuse;
+/// [`acquire`](crate::RateLimiter::acquire) cannot, and waits outside of the bucket.** For one permit or a refusal, call
+/// [`acquire_many(1)`](crate::RateLimiter::acquire_many).
+///
+/// In any span of length *d* at most `1 + undelayed + rate * d` single permits come out.
 ///
 /// | NGINX `limit_req` | here |
 /// |---|---|
@@ -100,7 +104,7 @@ impl LeakyBucket {
         Bucket::cut(terms, Start::Full, true)
     }
 
-    /// Room for `permits` beside the one that is passing. Zero: nobody waits.
+    /// Room for `permits` beside the one that is passing. Zero: nobody waits. [`acquire`](crate::RateLimiter::acquire) does not mind.
     #[must_use]
     pub fn capacity(self, permits: u32) -> LeakyBucket {
         LeakyBucket { height: Height::Permits(permits), ..self }.fitted()

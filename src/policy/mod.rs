@@ -105,7 +105,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Refusal::ZeroPermits`] or [`Refusal::ExceedsBurst`].
+    /// [`Refusal::ZeroPermits`] or [`Refusal::ExceedsBurst`]. A single permit is never refused here: where there is none to give, a
+    /// request for one is [`Refusal::Limited`] without end.
     fn check(&self, n: u32) -> Result<(), Refusal>;
 
     /// What a request of `n` permits weighs in a sum of requests that go first, in the policy's own unit.

@@ -49,11 +49,12 @@ use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 
-/// At most so many permits in the last period, counted in cells.
+/// At most so many permits in this cell of the period and those before it, as many as there are.
 ///
-/// With six cells and `100/min` the last 50 to 60 seconds never have more than 100 permits. The number of cells
-/// trades memory, 16 bytes each, for closeness: in any span of the window less one cell the limit is kept
-/// exactly. For a window that slides without steps, choose [`SlidingLog`](super::SlidingLog).
+/// With six cells and `100/min`, no 50 seconds ever have more than 100 permits: in any span of the window less one cell the limit
+/// is kept exactly. **In a whole window up to twice as many can pass**, at its two ends. More cells, of 16 bytes each,
+/// come closer; one cell is a [`FixedWindow`](super::FixedWindow). For a hard limit in any window, choose
+/// [`SlidingLog`](super::SlidingLog).
 ///
 /// It never lets more through under concurrency: the sum is taken from before anything is counted. A request for more
 /// than the limit can never be had.

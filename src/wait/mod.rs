@@ -93,8 +93,15 @@ fn poll_one<P: Policy, C: Timer>(
     wait: &mut Wait,
     context: &Context<'_>,
 ) -> Poll<Duration> {
-    // A policy that can never give one permit breaks its contract; then waiting for ever is the honest answer.
-    gate.poll(wait, Poller::Task(context.waker())).map(|answer| answer.unwrap_or(Duration::MAX))
+    match gate.poll(wait, Poller::Task(context.waker())) {
+        Poll::Ready(Ok(waited)) => Poll::Ready(waited),
+        Poll::Ready(Err(_)) => {
+            // A policy that refuses a single permit for good breaks its contract. There is none, so this goes on waiting.
+            *wait = Wait::new(1);
+            Poll::Pending
+        }
+        Poll::Pending => Poll::Pending,
+    }
 }
 
 impl<P: Policy, C: Timer> Future for Acquire<'_, P, C> {

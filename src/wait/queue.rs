@@ -313,7 +313,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         None
     }
 
-    /// After a change: weighs anew, and refuses at once those who will not be served by their deadline.
+    /// After a change: weighs anew, and refuses at once those who will not be served by their deadline, or not at all.
     fn retime(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) {
         // Counted anew: the sum so far is at the old rate.
         self.weight = 0;
@@ -321,6 +321,12 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         let mut key = self.head;
         while let Some(entry) = self.entries.get(key as usize) {
             let (n, next, deadline) = (entry.n, entry.next, entry.deadline);
+            if let Err(never) = from.policy.check(n) {
+                // More than can be had at once now: it would keep all others waiting for ever.
+                self.settle(from.policy, key, State::Refused(never), after);
+                key = next;
+                continue;
+            }
             let so_far = u64::try_from(ahead).unwrap_or(u64::MAX);
             let due = from.policy.ready_at(from.state, now, so_far, n);
             if due > deadline {
