@@ -150,7 +150,7 @@ mod with_serde {
         let policy = |text| serde_json::from_str::<AnyPolicy>(text).map(|policy| policy.rate().to_string());
         assert_eq!(policy(r#"{"policy":"sliding_log","rate":"5/s"}"#).ok().as_deref(), Some("5/s"));
         let error = policy(r#"{"policy":"token_bucket","rate":"5/s"}"#).expect_err("no burst");
-        assert!(error.to_string().starts_with("token_bucket needs burst at line 1"), "{error}");
+        assert!(error.to_string().starts_with("token_bucket needs burst"), "{error}");
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub enum PolicyKind {
 /// # serde
 ///
 /// With the feature `serde` it can be read from and written to any format, with the same names; rates and spans are strings. An
-/// [`AnyPolicy`] can be read, too: then a field that is missing or does not fit is told by the format, with its place.
+/// [`AnyPolicy`] can be read, too: then what is missing or does not fit is an error of the format's.
 ///
 /// New versions may add fields: make one with [`new`](PolicyConfig::new), and with `..` where you name fields.
 ///
