@@ -98,7 +98,7 @@ impl CountingLimit {
 
     /// Waits until `n` permits are free at once.
     ///
-    /// A limit that is lowered below `n` meanwhile keeps it waiting until it is raised again.
+    /// A limit that is lowered below `n` meanwhile keeps it waiting, and those behind it, until it is raised again or the wait is dropped.
     ///
     /// # Errors
     ///
@@ -239,20 +239,9 @@ impl CountingLimit {
             semaphore.add_permits((more - forgiven) as usize);
             return;
         }
-        // What is out is kept back when it comes. Announced first: a permit that comes back in between is kept back, and one too
-        // many is forgotten below, so that is made good.
-        let fewer = before - limit;
-        surplus.fetch_add(fewer, Ordering::Relaxed);
-        let mut left = fewer;
-        while left > 0 {
-            let forgotten = u32::try_from(semaphore.forget_permits(left as usize)).unwrap_or(left);
-            if forgotten == 0 {
-                break;
-            }
-            let settled = take_from(surplus, forgotten);
-            semaphore.add_permits((forgotten - settled) as usize);
-            left -= forgotten;
-        }
+        // What is out is kept back when it comes. Announced first: whoever gives back in between looks at it afterwards.
+        surplus.fetch_add(before - limit, Ordering::Relaxed);
+        self.shared.settle();
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
@@ -276,6 +265,25 @@ impl CountingLimit {
 
     fn permit(&self, permit: OwnedSemaphorePermit) -> CountingPermit {
         CountingPermit { shared: self.shared.clone(), permit: Some(permit) }
+    }
+}
+
+impl Shared {
+    /// Takes back what is free beyond the limit.
+    fn settle(&self) {
+        loop {
+            let surplus = self.surplus.load(Ordering::Relaxed);
+            if surplus == 0 {
+                return;
+            }
+            let forgotten = u32::try_from(self.semaphore.forget_permits(surplus as usize)).unwrap_or(surplus);
+            if forgotten == 0 {
+                return;
+            }
+            // Somebody else may have settled meanwhile.
+            let settled = take_from(&self.surplus, forgotten);
+            self.semaphore.add_permits((forgotten - settled) as usize);
+        }
     }
 }
 
@@ -303,13 +311,17 @@ impl CountingPermit {
 
 impl Drop for CountingPermit {
     fn drop(&mut self) {
-        if self.shared.surplus.load(Ordering::Relaxed) == 0 {
-            return;
+        if self.shared.surplus.load(Ordering::Relaxed) > 0 {
+            let kept_back = take_from(&self.shared.surplus, self.permits());
+            if let Some(kept_back) = self.permit.as_mut().and_then(|permit| permit.split(kept_back as usize))
+            {
+                kept_back.forget();
+            }
         }
-        let kept_back = take_from(&self.shared.surplus, self.permits());
-        if let Some(kept_back) = self.permit.as_mut().and_then(|permit| permit.split(kept_back as usize)) {
-            kept_back.forget();
-        }
+        drop(self.permit.take());
+        // The limit may have been lowered just before: then this came too late to be found free, and is free now. The semaphore's
+        // own lock puts one before the other.
+        self.shared.settle();
     }
 }
 

@@ -236,7 +236,7 @@ impl Rate {
         }
         // A float is below 2^60 here or is cut to it.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let period = (self.period as f64 / permits).ceil() as u64 + 1;
+        let period = ((self.period as f64 / permits).ceil() as u64).saturating_add(1);
         (1, period.min(1 << 60))
     }
 

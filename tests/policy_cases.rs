@@ -214,18 +214,6 @@ fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Where a grant is, was looked for as of the old cells.
-#[test]
-fn a_grant_can_be_undone_after_a_change() -> Result<(), Box<dyn Error>> {
-    let policy = SlidingWindow::new(Rate::per_second(10), 2);
-    let state = policy.start(Nanos::ZERO);
-    let charge = policy.try_acquire(&state, ms(700), 1)?;
-    policy.set_rate(&state, ms(700), Rate::per_minute(10));
-    policy.undo(&state, ms(700), charge, u64::MAX);
-    assert_eq!(policy.status(&state, ms(700)).available, 10);
-    Ok(())
-}
-
 /// An empty cell kept its beginning, which lies within the longer one, and the grant was counted as of that.
 #[test]
 fn a_longer_cell_begins_where_it_begins() -> Result<(), Box<dyn Error>> {

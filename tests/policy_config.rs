@@ -63,7 +63,7 @@ fn a_bad_configuration_names_the_field_the_value_and_what_is_allowed() {
         ("sliding_window 100/min", "sliding_window needs cells"),
         ("sliding_window 100/min cells 0", "a window of 0 cells, at least 1 is needed"),
         ("sliding_log 5000/h burst 20", "burst 20: sliding_log has only room_for"),
-        ("sliding_log 99999999/h", "a log of 99999999 permits is longer than the limit of 16777216"),
+        ("sliding_log 99999999/h", "a log of 99999999 permits is longer than the limit of 16777215"),
         (
             "fixed_window 0.333333333333333333/s",
             "0.3333333333333333/s is not a whole number of permits, at most 4294967295, in a whole number of nanoseconds",

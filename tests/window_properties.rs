@@ -501,6 +501,8 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
                 self.passed.clear();
             }
             Call::Change(new, keep) => {
+                // At the rate zero a window is as long as before.
+                let new = if new.limit == 0 { Terms { limit: 0, ..self.terms } } else { new };
                 let change = Change::rate(new.rate()?).keep(keep);
                 prop_assert!(self.policy.change(&self.state, self.now, change).is_ok());
                 let change = Changed { old: self.terms, new, keep };

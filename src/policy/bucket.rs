@@ -15,7 +15,8 @@
 //! [`SmoothBursty`](super::SmoothBursty) is the same word with the other comparison: due at *Z*, and the next one pays.
 //!
 //! Tokens that come in steps, `k` at once each `t`, are the same rule on a clock that goes on once per `t`, by the price of `k`
-//! tokens, or of as many as fit into the bucket.
+//! tokens, or of as many as fit into the bucket. The word stays a time on the common clock: it is put on the bucket's own
+//! clock to compute, and back to be stored.
 //! No tokens at all is the same rule on a clock that stands still.
 //!
 //! # State word
@@ -38,9 +39,9 @@
 //!
 //! **A change** first converts the word and then replaces the numbers. A request that overlaps with it may see any mixture of the
 //! old and the new: it pays the old or the new price, out of the old or the new burst, as if it had come a moment earlier or
-//! later. That is one request of each thread, and the next one sees the change whole. It cannot be worse, since the word means
-//! the same time before and after: where nothing comes in, the bucket's clock stops at the time of the change, and the
-//! word stays.
+//! later; or it loses what was in stock. That is one request of each thread, and the next one sees the change whole. It cannot be
+//! worse, since the word is a time on the common clock before and after: where nothing comes in, the bucket's clock stops at
+//! the time of the change, and the word stays.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -95,8 +96,8 @@ struct Numbers {
     stopped: u64,
     /// The length of a step, 0 if tokens come in all the time.
     step: u64,
-    /// The tick of a step, counted from `ticks::ORIGIN`.
-    phase: u64,
+    /// What a tick lacks to be a whole number of steps where one begins.
+    shift: u64,
     /// By how much the bucket's clock goes on with a step.
     gain: u64,
 }
@@ -156,28 +157,30 @@ impl Terms {
             false => 0,
         };
         let step = step.min(ticks::ORIGIN);
-        let (interval, gain) = match self.rate.parts() {
-            _ if still => (before, 0),
+        let interval = match self.rate.parts() {
+            _ if still => before,
             // A price that adds up to a step without rounding.
-            (permits, 0, _) if stepped => {
-                let one = (step / permits).max(1);
-                (Interval::of_ticks(one), permits.min(self.burst.into()).saturating_mul(one).min(step))
-            }
-            _ => (Interval::new(self.rate), step),
+            (permits, 0, _) if stepped => Interval::of_ticks((step / permits).max(1)),
+            _ => Interval::new(self.rate),
         };
         let saved = self.fill(interval).min(ticks::ORIGIN - step);
-        let phase = if step == 0 { 0 } else { self.phase(step) };
+        let gain = match self.rate.parts() {
+            (permits, 0, _) if stepped => permits.saturating_mul(interval.price(1)).min(step).min(saved),
+            _ => step.min(saved),
+        };
+        let shift = if step == 0 { 0 } else { self.shift(step) };
         let most = u32::try_from(interval.permits_in(saved)).unwrap_or(u32::MAX);
         let stopped = if still { since } else { ticks::NEVER };
         let one = if unlimited { 0 } else { interval.price(1) };
         let most = if unlimited { u32::MAX } else { most };
-        (Numbers { one, saved, stopped, step, phase, gain }, More { interval, most })
+        (Numbers { one, saved, stopped, step, shift, gain }, More { interval, most })
     }
 
-    /// The tick of the first step at or after the clock's zero.
-    fn phase(self, step: u64) -> u64 {
+    /// What a tick lacks to be a whole number of steps where one begins.
+    fn shift(self, step: u64) -> u64 {
         let period = (step / ticks::PER_NANO).cast_signed();
-        self.anchor.wrapping_neg().rem_euclid(period).cast_unsigned() * ticks::PER_NANO
+        let since = self.anchor.rem_euclid(period).cast_unsigned() * ticks::PER_NANO;
+        (step - ticks::ORIGIN % step + since) % step
     }
 
     /// How many ticks the bucket takes to fill.
@@ -203,33 +206,52 @@ impl Terms {
 }
 
 impl Numbers {
-    /// The tick of a time, on the bucket's own clock.
+    /// A time on the bucket's own clock.
     #[inline]
     fn tick(&self, at: Nanos) -> u64 {
         if self.stopped < ticks::NEVER {
-            return self.stopped;
+            return self.own(self.stopped);
         }
         let tick = ticks::from_nanos(at);
-        if self.step == 0 {
-            return tick;
+        // Only whole steps have come.
+        match tick.saturating_add(self.shift).checked_div(self.step) {
+            None => tick,
+            Some(steps) => steps.saturating_mul(self.gain),
         }
-        // The steps since the one before the origin, which is none. The phase is below the step, unless they are of two
-        // publications.
-        let steps = (tick - ticks::ORIGIN + self.step).wrapping_sub(self.phase) / self.step;
-        ticks::ORIGIN.saturating_add(steps.saturating_mul(self.gain)).min(ticks::NEVER - 1)
     }
 
-    /// The first time at which the bucket's clock shows a tick.
-    fn time_of(&self, tick: u64) -> Nanos {
+    /// The tick of the bucket's own clock for a word.
+    #[inline]
+    fn own(&self, word: u64) -> u64 {
+        if self.step == 0 {
+            return word;
+        }
+        let word = word.saturating_add(self.shift);
+        (word / self.step).saturating_mul(self.gain).saturating_add((word % self.step).min(self.gain))
+    }
+
+    /// The word for a tick of the bucket's own clock.
+    #[inline]
+    fn word(&self, own: u64) -> u64 {
+        if self.step == 0 {
+            return own;
+        }
+        let gain = self.gain.max(1);
+        (own / gain).saturating_mul(self.step).saturating_add(own % gain).saturating_sub(self.shift)
+    }
+
+    /// The first time at which the bucket's own clock shows a tick.
+    fn time_of(&self, own: u64) -> Nanos {
         if self.stopped < ticks::NEVER {
-            return if tick > self.stopped { Nanos::MAX } else { Nanos::ZERO };
+            return if own > self.own(self.stopped) { Nanos::MAX } else { Nanos::ZERO };
         }
-        if self.step == 0 || tick <= ticks::ORIGIN {
-            return ticks::to_nanos(tick);
+        if self.step == 0 {
+            return ticks::to_nanos(own);
         }
-        let steps = (tick - ticks::ORIGIN).div_ceil(self.gain.max(1));
-        let since = (steps - 1).saturating_mul(self.step).saturating_add(self.phase);
-        ticks::to_nanos(since.saturating_add(ticks::ORIGIN))
+        if self.gain == 0 {
+            return Nanos::MAX;
+        }
+        ticks::to_nanos(own.div_ceil(self.gain).saturating_mul(self.step).saturating_sub(self.shift))
     }
 
     fn is_unlimited(&self) -> bool {
@@ -237,11 +259,11 @@ impl Numbers {
     }
 
     fn to_words(self) -> [u64; 6] {
-        [self.one, self.saved, self.stopped, self.step, self.phase, self.gain]
+        [self.one, self.saved, self.stopped, self.step, self.shift, self.gain]
     }
 
-    fn from_words([one, saved, stopped, step, phase, gain]: [u64; 6]) -> Numbers {
-        Numbers { one, saved, stopped, step, phase, gain }
+    fn from_words([one, saved, stopped, step, shift, gain]: [u64; 6]) -> Numbers {
+        Numbers { one, saved, stopped, step, shift, gain }
     }
 }
 
@@ -299,13 +321,15 @@ impl Bucket {
     /// What a request for one permit needs.
     #[inline]
     fn numbers(&self) -> Numbers {
-        Numbers::from_words(std::array::from_fn(|i| self.hot[i].load(Ordering::Relaxed)))
+        let numbers = Numbers::from_words(std::array::from_fn(|i| self.hot[i].load(Ordering::Relaxed)));
+        // Steps of one rate make no sense with those of another.
+        if numbers.step == 0 { numbers } else { self.numbers_and_more().0 }
     }
 
     fn numbers_and_more(&self) -> (Numbers, More) {
-        let [one, saved, stopped, step, phase, gain, same, ticks, permits, most] = self.words.read(0);
+        let [one, saved, stopped, step, shift, gain, same, ticks, permits, most] = self.words.read(0);
         let interval = Interval::from_words([same, ticks, permits]);
-        (Numbers { one, saved, stopped, step, phase, gain }, More { interval, most: small(most) })
+        (Numbers { one, saved, stopped, step, shift, gain }, More { interval, most: small(most) })
     }
 
     /// What `n` permits cost, beside the numbers of the same publication.
@@ -334,7 +358,7 @@ impl Bucket {
             Start::Full => numbers.saved,
             Start::Tokens(permits) => more.interval.price(permits).min(numbers.saved),
         };
-        numbers.tick(now) - stock
+        numbers.word(numbers.tick(now).saturating_sub(stock))
     }
 
     #[inline]
@@ -368,8 +392,12 @@ impl Bucket {
             return Err(limited(Nanos::MAX, at));
         }
         update(&state.zero, |zero| {
-            let after = zero.max(tick.saturating_sub(reach)).saturating_add(price);
-            if after > tick { Err(after) } else { Ok((after, BucketCharge { n, before: zero, after })) }
+            let after = numbers.own(zero).max(tick.saturating_sub(reach)).saturating_add(price);
+            if after > tick {
+                return Err(after);
+            }
+            let after = numbers.word(after);
+            Ok((after, BucketCharge { n, before: zero, after }))
         })
         .map_err(|due| limited(numbers.time_of(due), at))
     }
@@ -386,7 +414,7 @@ impl Bucket {
         if price > self.reach(&numbers, price) {
             return Nanos::MAX;
         }
-        let mut zero = Cell::load(&state.zero);
+        let mut zero = numbers.own(Cell::load(&state.zero));
         if ahead > 0 {
             let reach = self.reach(&numbers, ahead);
             zero = zero.max(numbers.tick(at).saturating_sub(reach)).saturating_add(ahead);
@@ -398,19 +426,22 @@ impl Bucket {
         // Without the grant the bucket might have been full for a while by now, and what came in then would be lost. It
         // surely was not full while the lowest state since the grant, less what is given back, lies above the floor.
         let (numbers, price) = self.price(charge.n);
-        let floor = numbers.tick(at) - numbers.saved;
-        let back = price.min(charge.after.min(lowest).saturating_sub(floor));
+        let floor = numbers.tick(at).saturating_sub(numbers.saved);
+        let back = price.min(numbers.own(charge.after.min(lowest)).saturating_sub(floor));
         move_to(state, |zero| match zero == charge.after && charge.n > 0 && lowest >= charge.after {
             // Nothing happened since: as if it had not been.
             true => charge.before,
-            false => zero.saturating_sub(back),
+            false => numbers.word(numbers.own(zero).saturating_sub(back)),
         })
     }
 
     pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
         let (numbers, more) = self.numbers_and_more();
-        let (floor, worth) = (numbers.tick(at) - numbers.saved, more.interval.worth(n));
-        move_to(state, |zero| zero.saturating_sub(worth).max(floor).min(zero))
+        let (floor, worth) = (numbers.tick(at).saturating_sub(numbers.saved), more.interval.worth(n));
+        move_to(state, |word| {
+            let zero = numbers.own(word);
+            numbers.word(zero.saturating_sub(worth).max(floor)).min(word)
+        })
     }
 
     pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
@@ -428,7 +459,7 @@ impl Bucket {
         let filled = old.0.is_unlimited() && !goes_on && tick > old.0.stopped;
         let level = move_to(state, |zero| match change.keep.unwrap_or(Keep::Count) {
             Keep::Reset => self.starting_word(new, at),
-            _ if filled => new.0.tick(at) - new.0.saved,
+            _ if filled => new.0.word(new.0.tick(at).saturating_sub(new.0.saved)),
             keep => carried_over(zero, at, old, new, keep),
         });
         self.words.publish(words(terms, new), || {
@@ -444,8 +475,8 @@ impl Bucket {
         if numbers.is_unlimited() {
             return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
         }
-        let (zero, tick) = (Cell::load(&state.zero), numbers.tick(at));
-        let stock = tick.saturating_sub(zero.max(tick - numbers.saved));
+        let (zero, tick) = (numbers.own(Cell::load(&state.zero)), numbers.tick(at));
+        let stock = tick.saturating_sub(zero.max(tick.saturating_sub(numbers.saved)));
         let full = more.interval.price(more.most).min(numbers.saved);
         PolicyStatus {
             limit: u64::from(more.most),
@@ -457,13 +488,13 @@ impl Bucket {
     /// The tokens with their fraction; negative in debt.
     pub(crate) fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
         let (numbers, more) = self.numbers_and_more();
-        let (zero, tick) = (Cell::load(&state.zero), numbers.tick(at));
+        let (zero, tick) = (numbers.own(Cell::load(&state.zero)), numbers.tick(at));
         match zero.checked_sub(tick) {
             _ if numbers.is_unlimited() => f64::INFINITY,
             Some(0) => 0.0,
             Some(debt) => -more.interval.permits_in_f64(debt),
             None => {
-                let stock = tick - zero.max(tick - numbers.saved);
+                let stock = tick - zero.max(tick.saturating_sub(numbers.saved));
                 more.interval.permits_in_f64(stock).min(f64::from(more.most))
             }
         }
@@ -476,13 +507,13 @@ impl Bucket {
 
 /// The word that says under new numbers what `zero` says under the old ones.
 fn carried_over(zero: u64, at: Nanos, old: (Numbers, More), new: (Numbers, More), keep: Keep) -> u64 {
-    let (old_tick, tick) = (old.0.tick(at), new.0.tick(at));
+    let (old_tick, tick, zero) = (old.0.tick(at), new.0.tick(at), old.0.own(zero));
     let (from, to) = (old.1.interval, new.1.interval);
     if let Some(debt) = zero.checked_sub(old_tick) {
         let debt = if keep == Keep::Ratio { debt } else { from.convert(debt, to, true) };
-        return tick.saturating_add(debt);
+        return new.0.word(tick.saturating_add(debt));
     }
-    let stock = old_tick - zero.max(old_tick - old.0.saved);
+    let stock = old_tick - zero.max(old_tick.saturating_sub(old.0.saved));
     let stock = match keep {
         Keep::Ratio => share(stock, new.0.saved, old.0.saved),
         // Whole permits can be had one by one, before as after.
@@ -491,7 +522,7 @@ fn carried_over(zero: u64, at: Nanos, old: (Numbers, More), new: (Numbers, More)
             from.convert(stock, to, false).max(whole)
         }
     };
-    tick - stock.min(new.0.saved)
+    new.0.word(tick.saturating_sub(stock.min(new.0.saved)))
 }
 
 /// `span * part / whole`, rounded down.
@@ -506,14 +537,14 @@ fn small(word: u64) -> u32 {
 }
 
 fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 17] {
-    let [one, saved, stopped, step, phase, gain] = numbers.to_words();
+    let [one, saved, stopped, step, shift, gain] = numbers.to_words();
     let [same, ticks, permits] = more.interval.to_words();
     let [digits, exponent, period] = terms.rate.to_words();
     let Terms { burst, tolerance, stepped, anchor, .. } = terms;
     let (most, burst) = (u64::from(more.most), u64::from(burst));
     let (stepped, anchor) = (u64::from(stepped), anchor.cast_unsigned());
     [
-        one, saved, stopped, step, phase, gain, same, ticks, permits, most, burst, tolerance, stepped,
+        one, saved, stopped, step, shift, gain, same, ticks, permits, most, burst, tolerance, stepped,
         anchor, digits, exponent, period,
     ]
 }

@@ -88,8 +88,10 @@ pub struct FixedState {
 /// What one grant of a [`FixedWindow`] took.
 #[derive(Clone, Copy, Debug)]
 pub struct FixedCharge {
-    /// When it was granted: not before the window in which it is counted.
-    at: Stamp,
+    /// The beginning of the window in which it was counted.
+    beginning: Stamp,
+    /// Of the window's terms: after a change it is not known whether it still counts, and then it is not given back.
+    version: u64,
     n: u32,
 }
 
@@ -156,7 +158,9 @@ impl FixedWindow {
     #[inline]
     fn open(&self, word: Word, at: Stamp, window: &Window) -> Word {
         if self.from_first_grant {
-            let over = word.used == 0 || at >= word.beginning.saturating_add(window.length);
+            let over = |length| word.used == 0 || at >= word.beginning.saturating_add(length);
+            // Read again: it may have become longer since.
+            let over = over(window.length) && over(self.window.get().length);
             return if over { Word { beginning: at, used: 0 } } else { word };
         }
         if at.wrapping_sub(word.beginning) < window.length && word.used > 0 {
@@ -182,10 +186,10 @@ impl Policy for FixedWindow {
 
     #[inline]
     fn try_acquire(&self, state: &FixedState, at: Nanos, n: u32) -> Result<FixedCharge, Refusal> {
-        let (window, now) = (self.window.quick(), stamp(at));
+        let (window, version, now) = (self.window.quick(), self.window.version(), stamp(at));
         window.check(n)?;
         if window.unlimited {
-            return Ok(FixedCharge { at: 0, n: 0 });
+            return Ok(FixedCharge { beginning: 0, version: 0, n: 0 });
         }
         update(&state.word, |bits| {
             let Word { beginning, used } = self.open(Word::decode(bits), now, &window);
@@ -193,7 +197,7 @@ impl Policy for FixedWindow {
             if after > u64::from(window.limit) {
                 return Err(beginning.saturating_add(window.length));
             }
-            Ok((Word { beginning, used: after }.encode(), FixedCharge { at: now.max(beginning), n }))
+            Ok((Word { beginning, used: after }.encode(), FixedCharge { beginning, version, n }))
         })
         .map_err(|due| limited(if window.limit == 0 { Nanos::MAX } else { time_of(due) }, at))
     }
@@ -208,7 +212,7 @@ impl Policy for FixedWindow {
 
     fn ready_at(&self, state: &FixedState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         let window = self.window.get();
-        if window.unlimited {
+        if window.unlimited || n == 0 {
             return at;
         }
         let limit = u64::from(window.limit);
@@ -227,10 +231,11 @@ impl Policy for FixedWindow {
     }
 
     fn undo(&self, state: &FixedState, _at: Nanos, charge: FixedCharge, _lowest: u64) -> u64 {
-        let length = self.window.quick().length;
-        replace(state, |word| match charge.at.wrapping_sub(word.beginning) < length {
-            true => Word { used: word.used.saturating_sub(u64::from(charge.n)), ..word },
-            false => word,
+        replace(state, |word| {
+            match word.beginning == charge.beginning && charge.version == self.window.version() {
+                true => Word { used: word.used.saturating_sub(u64::from(charge.n)), ..word },
+                false => word,
+            }
         });
         u64::MAX
     }
@@ -249,8 +254,19 @@ impl Policy for FixedWindow {
         let rate = change.rate.unwrap_or(self.rate());
         let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
         let keep = change.keep.unwrap_or(Keep::Count);
+        let open = |word: Word| match now.checked_sub(word.beginning) {
+            Some(since) if since >= old.length || word.used == 0 => {
+                let beginning = if self.from_first_grant { now } else { old.beginning(now) };
+                Word { beginning, used: 0 }
+            }
+            _ => word,
+        };
+        // A longer window is published first, and a shorter one last, so that nobody takes a window to be over that is not.
+        if new.length > old.length {
+            self.window.set(rate);
+        }
         replace(state, |word| {
-            let word = self.open(word, now, &old);
+            let word = open(word);
             let used = old.carried_over(word.used, &new, keep);
             let beginning = match self.from_first_grant {
                 true => word.beginning,

@@ -54,6 +54,11 @@ impl<const N: usize> Published<N> {
         }
     }
 
+    /// How many publications there were. Two that are the same bracket no other.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Relaxed)
+    }
+
     /// Replaces the words, then runs `also` before another writer can begin.
     pub(crate) fn publish(&self, words: [u64; N], also: impl FnOnce()) {
         let _one_writer = lock(&self.writer);

@@ -92,8 +92,10 @@ pub struct EstimateState {
 /// What one grant of a [`SlidingEstimate`] took.
 #[derive(Clone, Copy, Debug)]
 pub struct EstimateCharge {
-    /// When it was granted: not before the window in which it is counted.
-    at: Stamp,
+    /// The beginning of the window in which it was counted.
+    beginning: Stamp,
+    /// Of the window's terms: after a change it is not known whether it still counts, and then it is not given back.
+    version: u64,
     n: u32,
 }
 
@@ -179,7 +181,7 @@ const WINDOWS: usize = 64;
 /// Whether `n` more permits fit below the limit, so long after the beginning of the window.
 fn fits(word: Word, elapsed: u64, n: u32, window: &Window) -> bool {
     let left = u128::from(window.length - elapsed) * u128::from(word.before);
-    let all = left + u128::from(word.used.saturating_add(n)) * u128::from(window.length);
+    let all = left + (u128::from(word.used) + u128::from(n)) * u128::from(window.length);
     all <= u128::from(window.limit) * u128::from(window.length)
 }
 
@@ -222,20 +224,24 @@ impl Policy for SlidingEstimate {
 
     #[inline]
     fn try_acquire(&self, state: &EstimateState, at: Nanos, n: u32) -> Result<EstimateCharge, Refusal> {
-        let (window, now) = (self.window.get(), stamp(at));
+        let (window, version, now) = (self.window.get(), self.window.version(), stamp(at));
         window.check(n)?;
         if window.unlimited {
-            return Ok(EstimateCharge { at: 0, n: 0 });
+            return Ok(EstimateCharge { beginning: 0, version: 0, n: 0 });
         }
         if n > window.limit {
             return Err(limited(Nanos::MAX, at));
         }
         update(&state.word, |bits| {
-            let (word, elapsed) = Self::open(Word::decode(bits), now, &window);
+            let word = Word::decode(bits);
+            // Read again where a window seems to have turned: it may have become longer since.
+            let same = now.wrapping_sub(word.beginning) < window.length;
+            let window = if same { window } else { self.window.get() };
+            let (word, elapsed) = Self::open(word, now, &window);
             if !fits(word, elapsed, n, &window) {
                 return Err(due(word, u64::from(n), &window));
             }
-            let charge = EstimateCharge { at: now.max(word.beginning), n };
+            let charge = EstimateCharge { beginning: word.beginning, version, n };
             Ok((Word { used: word.used + n, ..word }.encode(), charge))
         })
         .map_err(|due| limited(time_of(due), at))
@@ -251,7 +257,7 @@ impl Policy for SlidingEstimate {
 
     fn ready_at(&self, state: &EstimateState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         let window = self.window.get();
-        if window.unlimited {
+        if window.unlimited || n == 0 {
             return at;
         }
         if n > window.limit {
@@ -281,14 +287,14 @@ impl Policy for SlidingEstimate {
     }
 
     fn undo(&self, state: &EstimateState, _at: Nanos, charge: EstimateCharge, _lowest: u64) -> u64 {
+        if charge.version != self.window.version() {
+            return u64::MAX;
+        }
         let length = self.window.get().length;
-        replace(state, |word| {
-            if charge.at.wrapping_sub(word.beginning) < length {
-                return Word { used: word.used.saturating_sub(charge.n), ..word };
-            }
-            let earlier = word.beginning.saturating_sub(charge.at);
-            let before = if earlier <= length { word.before.saturating_sub(charge.n) } else { word.before };
-            Word { before, ..word }
+        replace(state, |word| match word.beginning.checked_sub(charge.beginning) {
+            Some(0) => Word { used: word.used.saturating_sub(charge.n), ..word },
+            Some(gap) if gap == length => Word { before: word.before.saturating_sub(charge.n), ..word },
+            _ => word,
         });
         u64::MAX
     }
@@ -310,6 +316,10 @@ impl Policy for SlidingEstimate {
         let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
         let keep = change.keep.unwrap_or(Keep::Count);
         let carried = |count: u32| small(old.carried_over(u64::from(count), &new, keep));
+        // A longer window is published first, and a shorter one last, so that nobody takes a window to be over that is not.
+        if new.length > old.length {
+            self.window.set(rate);
+        }
         replace(state, |word| {
             let (word, _) = Self::open(word, now, &old);
             let beginning = new.beginning(now);

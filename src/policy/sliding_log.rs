@@ -210,7 +210,21 @@ impl LogState {
 
     /// When `n` permits are free: the end of the newest of the `n` oldest times. `n` is at most the limit.
     pub(crate) fn free_at(&self, head: Head, window: &Window, n: u64) -> Stamp {
-        let step = i64::try_from(n).unwrap_or(i64::MAX) - 1 - i64::from(window.limit);
+        let oldest = -i64::from(window.limit);
+        let mut step = oldest + i64::try_from(n).unwrap_or(i64::MAX) - 1;
+        // What was given back may lie behind times that count: they tell.
+        while step > oldest && self.is_free(head, step) {
+            step -= 1;
+        }
+        self.end_at(head, step, window)
+    }
+
+    fn is_free(&self, head: Head, step: i64) -> bool {
+        self.at(head.place, step).load(Ordering::Acquire) <= CLEARED
+    }
+
+    /// When a place counts no more.
+    fn end_at(&self, head: Head, step: i64, window: &Window) -> Stamp {
         end(self.at(head.place, step).load(Ordering::Acquire) & !MARK, window)
     }
 
@@ -320,22 +334,25 @@ impl LogState {
         }
     }
 
-    /// Frees the `n` oldest places of those that are not over.
+    /// Frees the `n` oldest places of those that are not over, in the whole ring: a limit may have been lowered.
     fn free(&self, now: Stamp, window: &Window, n: u32) {
         let _one_at_a_time = lock(&self.giving_back);
-        let head = self.settle();
-        let mut left = n;
-        for step in (1..=i64::from(window.limit)).rev() {
-            if left == 0 {
-                return;
-            }
+        let room = i64::try_from(self.times.len()).unwrap_or(i64::MAX) - 1;
+        let (mut head, mut step, mut left) = (self.settle(), room, n);
+        while step > 0 && left > 0 {
             let place = self.at(head.place, -step);
             let time = place.load(Ordering::Acquire);
-            // One that changes meanwhile was over and is taken anew.
-            let counts = end(time, window) > now;
-            if counts
-                && place.compare_exchange(time, cleared(head), Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
+            step -= 1;
+            if end(time, window) <= now {
+                continue;
+            }
+            if self.head() != head {
+                // What was over here may have been taken anew: from the beginning.
+                (head, step) = (self.settle(), room);
+                continue;
+            }
+            // Nobody takes it before it is over.
+            if place.compare_exchange(time, cleared(head), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 left -= 1;
             }
         }
@@ -356,8 +373,8 @@ fn cleared(head: Head) -> u64 {
 }
 
 impl SlidingLog {
-    /// The most permits that a log has room for: 2^24, in 128 MiB.
-    pub const MAX_LIMIT: u32 = 1 << 24;
+    /// The most permits that a log has room for: 2^24 - 1, in 128 MiB.
+    pub const MAX_LIMIT: u32 = (1 << 24) - 1;
 
     /// Never more permits in any period than the rate says: `5000/h` is 5000 in any hour.
     ///
@@ -436,7 +453,7 @@ impl Policy for SlidingLog {
 
     fn ready_at(&self, state: &LogState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         let window = self.window();
-        if window.unlimited {
+        if window.unlimited || n == 0 {
             return at;
         }
         if n > window.limit {
@@ -464,7 +481,9 @@ impl Policy for SlidingLog {
 
     /// The oldest that count are given back: those that would have come back first.
     fn refund(&self, state: &LogState, at: Nanos, n: u32) -> u64 {
-        state.free(stamp(at), &self.window(), n);
+        if !self.window().unlimited {
+            state.free(stamp(at), &self.window(), n);
+        }
         u64::MAX
     }
 
@@ -473,7 +492,7 @@ impl Policy for SlidingLog {
         if change.keep == Some(Keep::Reset) {
             let window = self.window();
             // All of them, also those that are over: in a longer window they would count again.
-            state.free(stamp(at), &Window { limit: self.room, length: 1 << 62, ..window }, u32::MAX);
+            state.free(stamp(at), &Window { length: 1 << 62, ..window }, u32::MAX);
         }
         if let Some(rate) = change.rate {
             self.window.set(rate);
@@ -497,14 +516,17 @@ impl Policy for SlidingLog {
         let head = state.head();
         state.help(head);
         let now = stamp(at);
-        let is_over = |n| state.free_at(head, &window, n) <= now;
+        let end_of = |n: u64| {
+            state.end_at(head, i64::try_from(n).unwrap_or(i64::MAX) - 1 - i64::from(window.limit), &window)
+        };
+        let is_over = |n| end_of(n) <= now;
         // Times rise along the ring, so those that are over come first.
         let (mut free, mut taken) = (0, limit + 1);
         while taken - free > 1 {
             let middle = free.midpoint(taken);
             *(if is_over(middle) { &mut free } else { &mut taken }) = middle;
         }
-        let full_at = time_of(state.free_at(head, &window, limit));
+        let full_at = time_of(end_of(limit));
         PolicyStatus { limit, available: free, full_at }
     }
 

@@ -100,6 +100,8 @@ pub struct SlidingState {
 pub struct SlidingCharge {
     /// The beginning of the cell in which it is counted.
     beginning: Stamp,
+    /// Of the window's terms: after a change it is not known whether it still counts, and then it is not given back.
+    version: u64,
     n: u32,
 }
 
@@ -311,16 +313,18 @@ impl Policy for SlidingWindow {
     }
 
     fn try_acquire(&self, state: &SlidingState, at: Nanos, n: u32) -> Result<SlidingCharge, Refusal> {
-        let (cut, at_stamp) = (self.cut(), stamp(at));
+        let (cut, version, at_stamp) = (self.cut(), self.window.version(), stamp(at));
         cut.window.check(n)?;
         if cut.window.unlimited {
-            return Ok(SlidingCharge { beginning: 0, n: 0 });
+            return Ok(SlidingCharge { beginning: 0, version: 0, n: 0 });
         }
         if n > cut.window.limit {
             return Err(limited(Nanos::MAX, at));
         }
-        let (now, _) = self.place(at_stamp, &cut);
         while !self.reserve(state, u64::from(n), &cut) {
+            // Read again: it may have become longer since, and then less is over.
+            let cut = self.cut();
+            let (now, _) = self.place(at_stamp, &cut);
             if !self.roll(state, now, &cut, u64::from(n)) {
                 let due = time_of(self.due(state, now, &cut, u64::from(n)));
                 // At least a moment, where somebody is between two steps.
@@ -328,7 +332,7 @@ impl Policy for SlidingWindow {
             }
         }
         let beginning = self.count(state, at_stamp, &cut, u64::from(n));
-        Ok(SlidingCharge { beginning, n })
+        Ok(SlidingCharge { beginning, version, n })
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
@@ -341,7 +345,7 @@ impl Policy for SlidingWindow {
 
     fn ready_at(&self, state: &SlidingState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         let cut = self.cut();
-        if cut.window.unlimited {
+        if cut.window.unlimited || n == 0 {
             return at;
         }
         if n > cut.window.limit {
@@ -351,19 +355,9 @@ impl Policy for SlidingWindow {
         time_of(self.due(state, now, &cut, ahead.saturating_add(u64::from(n))))
     }
 
-    fn undo(&self, state: &SlidingState, at: Nanos, charge: SlidingCharge, _lowest: u64) -> u64 {
-        let (cut, mut left) = (self.cut(), u64::from(charge.n));
-        let (now, _) = self.place(stamp(at), &cut);
-        if cut.window.beginning(charge.beginning) == charge.beginning {
-            self.take_out(state, charge.beginning, left);
-        } else if charge.beginning.saturating_add(cut.span) > now {
-            // The cells were cut anew since: then it is counted in the one with the last moment of its own, or in a later one.
-            let cells = self.counting(state, now, &cut);
-            for cell in
-                cells.filter(|cell| cell.beginning.saturating_add(cut.window.piece) > charge.beginning)
-            {
-                left -= self.take_out(state, cell.beginning, left);
-            }
+    fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _lowest: u64) -> u64 {
+        if charge.n > 0 && charge.version == self.window.version() {
+            self.take_out(state, charge.beginning, u64::from(charge.n));
         }
         u64::MAX
     }
@@ -385,6 +379,10 @@ impl Policy for SlidingWindow {
         let (old, new) = (self.cut(), Cut::new(self.window.with(rate), self.window.cells()));
         let (keep, at) = (change.keep.unwrap_or(Keep::Count), stamp(at));
         let (now, _) = self.place(at, &old);
+        // A longer window is published first, so that nobody takes a cell to be over that is not.
+        if new.span > old.span {
+            self.window.set(rate);
+        }
         // All are taken out before any is put back, since both share the ring. The sum keeps them meanwhile.
         let taken: Vec<_> = state
             .cells

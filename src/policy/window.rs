@@ -82,12 +82,13 @@ impl Window {
         match keep {
             _ if self.unlimited || new.unlimited => 0,
             Keep::Reset => 0,
-            Keep::Count => count,
+            // A counter has room for any number of permits that was ever granted in a window, and not for any more.
+            Keep::Count => count.min(u32::MAX.into()),
             Keep::Ratio if self.limit == 0 => 0,
             // Rounded up: what was used is not forgotten.
             Keep::Ratio => {
                 let exact = (u128::from(count) * u128::from(new.limit)).div_ceil(u128::from(self.limit));
-                u64::try_from(exact).unwrap_or(u64::MAX)
+                u32::try_from(exact).unwrap_or(u32::MAX).into()
             }
         }
     }
@@ -173,6 +174,11 @@ impl CurrentWindow {
 
     pub(crate) fn rate(&self) -> Rate {
         Rate::from_words(self.words.read(4))
+    }
+
+    /// Which window this is: each change makes another.
+    pub(crate) fn version(&self) -> u64 {
+        self.words.version()
     }
 
     pub(crate) fn cells(&self) -> u16 {

@@ -304,7 +304,8 @@ impl<P: Policy, C: Timer> Queue<P, C> {
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
                     if from.policy.ready_at(from.state, now, 0, n) <= due {
-                        return Some(due);
+                        // Or somebody is in between, or the policy does not agree with itself: look again, but do not spin.
+                        return Some(due.max(now.saturating_add(Nanos::new(1))));
                     }
                 }
                 Err(refusal) => self.settle(from.policy, key, State::Refused(refusal), after),

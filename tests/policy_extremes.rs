@@ -1,0 +1,153 @@
+//! Arguments at the edge of what their types admit, and other ends of the world. Each was once a panic, a hang or a free permit.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use tidegate::policy::Policy;
+use tidegate::{
+    AnyPolicy, Change, FixedWindow, Keep, ManualClock, Nanos, Rate, RateLimiter, SlidingEstimate, SlidingLog,
+    SlidingWindow, TokenBucket,
+};
+
+const T: Nanos = Nanos::new(1_000_000_000);
+
+fn at(seconds: u64) -> Nanos {
+    Nanos::from_duration(Duration::from_secs(seconds))
+}
+
+/// Whether it comes to an end.
+fn ends(work: impl FnOnce() + Send + 'static) -> bool {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        work();
+        let _ = sender.send(());
+    });
+    receiver.recv_timeout(Duration::from_secs(3)).is_ok()
+}
+
+/// u32::MAX used, and one more: `saturating_add` in `fits` hides the overflow. Panics in debug, in release `used` wraps to 0.
+#[test]
+fn estimate_used_does_not_overflow() {
+    let policy = SlidingEstimate::new(Rate::per_second(u64::from(u32::MAX)));
+    let state = policy.start(T);
+    policy.try_acquire(&state, T, u32::MAX).expect("all");
+    assert!(policy.try_acquire(&state, T, 1).is_err());
+}
+
+/// Count at a small limit, Ratio to a large one, twice: the counter reaches `u64::MAX`, and `used + n` wraps.
+#[test]
+fn fixed_window_used_does_not_overflow() {
+    let (most, one) = (Rate::per_second(u64::from(u32::MAX)), Rate::per_second(1));
+    let policy = FixedWindow::new(most);
+    let state = policy.start(T);
+    policy.try_acquire(&state, T, u32::MAX).expect("all");
+    for _ in 0..3 {
+        policy.change(&state, T, Change::rate(one).keep(Keep::Count)).expect("fits");
+        policy.change(&state, T, Change::rate(most).keep(Keep::Ratio)).expect("fits");
+    }
+    assert!(policy.try_acquire(&state, T, 1).is_err());
+}
+
+#[test]
+fn sliding_window_total_does_not_overflow() {
+    let (most, one) = (Rate::per_second(u64::from(u32::MAX)), Rate::per_second(1));
+    let policy = SlidingWindow::new(most, 2);
+    let state = policy.start(T);
+    policy.try_acquire(&state, T, u32::MAX).expect("all");
+    for _ in 0..3 {
+        policy.change(&state, T, Change::rate(one).keep(Keep::Count)).expect("fits");
+        policy.change(&state, T, Change::rate(most).keep(Keep::Ratio)).expect("fits");
+        assert!(policy.try_acquire(&state, T, 1).is_err());
+    }
+}
+
+/// `whole_or_less`: `ceil() as u64 + 1` overflows below about 5.4e-11/s. In release the length is 0, and the division panics.
+#[test]
+fn a_very_slow_rate_is_no_panic() {
+    let slow = Rate::from_per_second(1e-12).expect("a rate");
+    for policy in [
+        AnyPolicy::from(FixedWindow::new(Rate::per_second(5))),
+        SlidingWindow::new(Rate::per_second(5), 3).into(),
+        SlidingEstimate::new(Rate::per_second(5)).into(),
+        SlidingLog::new(Rate::per_second(5)).into(),
+    ] {
+        let state = policy.start(T);
+        policy.set_rate(&state, T, slow);
+        policy.try_acquire(&state, T, 1).expect("one");
+        assert!(policy.try_acquire(&state, T, 1).is_err());
+    }
+}
+
+/// A grant made without a limit, undone with one.
+#[test]
+fn sliding_window_undo_of_an_unlimited_grant() {
+    let policy = SlidingWindow::new(Rate::UNLIMITED, 3);
+    let state = policy.start(T);
+    let charge = policy.try_acquire(&state, T, 1).expect("no limit");
+    policy.set_rate(&state, T, "5/7ns".parse().expect("a rate"));
+    policy.undo(&state, T, charge, u64::MAX);
+}
+
+/// 2^32 steps, under the lock of the queue.
+#[test]
+fn log_refund_without_a_limit_ends() {
+    assert!(ends(|| {
+        let limiter = RateLimiter::with_clock(SlidingLog::new(Rate::UNLIMITED), ManualClock::new());
+        limiter.refund(1);
+    }));
+}
+
+/// The place 2^24 does not fit its 24 bits.
+#[test]
+fn log_with_the_largest_limit() {
+    let policy = SlidingLog::new(Rate::per_minute(u64::from(SlidingLog::MAX_LIMIT)));
+    let state = policy.start(T);
+    policy.try_acquire(&state, T, SlidingLog::MAX_LIMIT - 1).expect("all but one");
+    policy.try_acquire(&state, T, 1).expect("the last");
+    assert!(policy.try_acquire(&state, T, 1).is_err());
+    assert!(policy.try_acquire(&state, T, SlidingLog::MAX_LIMIT - 1).is_err(), "twice the limit");
+}
+
+/// `free` looks at `limit` places only: it makes a hole between times that count, and a request for several looks at the hole.
+#[test]
+fn log_refund_with_a_lower_limit_leaves_no_hole() {
+    let policy = SlidingLog::new(Rate::per_minute(5));
+    let state = policy.start(T);
+    for second in 0..5 {
+        policy.try_acquire(&state, at(1 + second), 1).expect("five");
+    }
+    policy.set_rate(&state, at(6), Rate::per_minute(2));
+    policy.refund(&state, at(6), 1);
+    assert!(policy.try_acquire(&state, at(6), 1).is_err(), "four are out, and the limit is two");
+    policy.set_rate(&state, at(6), Rate::per_minute(5));
+    assert!(policy.try_acquire(&state, at(6), 4).is_err(), "eight in a minute, and the limit is five");
+}
+
+/// No step ever brings anything, so `ready_at` must not name a time, and the limiter must not spin when it is past.
+#[test]
+fn a_stepped_bucket_without_burst_does_not_spin() {
+    assert!(ends(|| {
+        let policy = TokenBucket::new("5/7ns".parse().expect("a rate"), 0);
+        let policy = policy.tolerance(Duration::from_nanos(7)).and_then(TokenBucket::in_steps).expect("fits");
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(policy, clock.clone());
+        while limiter.try_acquire().is_ok() {}
+        let mut wait = tokio_test::task::spawn(limiter.acquire());
+        assert!(wait.poll().is_pending());
+        // The tolerance has room for five.
+        clock.advance(Duration::from_secs(1 << 30));
+        assert!(wait.poll().is_ready());
+    }));
+}
+
+/// A charge of a window that is over is taken out of a window that never held it.
+#[test]
+fn fixed_window_undo_after_a_turn_and_a_change() {
+    let policy = FixedWindow::new(Rate::per_minute(10));
+    let state = policy.start(at(0));
+    let charge = policy.try_acquire(&state, at(59), 5).expect("five");
+    policy.try_acquire(&state, at(60), 10).expect("the next minute");
+    policy.set_rate(&state, at(61), Rate::per_hour(10));
+    policy.undo(&state, at(61), charge, u64::MAX);
+    assert!(policy.try_acquire(&state, at(61), 1).is_err(), "ten are used");
+}
