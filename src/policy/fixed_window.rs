@@ -48,7 +48,8 @@ use crate::sync::AtomicU128;
 /// A request for more than the limit can never be had. Those who wait are served together when the window turns, in order, as many as
 /// it has permits.
 ///
-/// When the rate changes, what was used stays used: [`Keep::Count`].
+/// When the rate changes, what was used stays used: [`Keep::Count`]. A permit that was granted but not yet seen by its future, and is
+/// given up right after that, is not given back.
 ///
 /// # Examples
 ///

@@ -51,7 +51,8 @@ use crate::sync::AtomicU128;
 ///
 /// Only granted permits are counted, so a flooded limiter recovers. A request for more than the limit can never be had.
 ///
-/// When the rate changes, what was used stays used: [`Keep::Count`].
+/// When the rate changes, what was used stays used: [`Keep::Count`]. A permit that was granted but not yet seen by its future, and is
+/// given up right after that, is not given back.
 ///
 /// # Examples
 ///

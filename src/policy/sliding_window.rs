@@ -29,6 +29,10 @@
 //! **A taker that stalls** between 1 and 2 finds its cell rolled on, and counts in whatever is there: later than the truth,
 //! so its permits are counted too long, never too short.
 //!
+//! **A change of the window** cuts the cells anew. A request of another thread that is between its steps meanwhile goes on with the old
+//! cut: it may roll a cell that is not over by the new one, and then what that held is forgotten, once. A generation in each
+//! cell would forbid it.
+//!
 //! **Checked by** `loom-tests/sliding_window.rs`, with twins that add to the cell first, and that release before they roll.
 //!
 //! # Invariant
@@ -59,7 +63,10 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 /// It never lets more through under concurrency: the sum is taken from before anything is counted. A request for more
 /// than the limit can never be had.
 ///
-/// When the rate changes, what was counted stays counted, in the cell in which its time lies: [`Keep::Count`].
+/// When the rate changes, what was counted stays counted, in the cell in which its time lies: [`Keep::Count`]. If the window becomes
+/// longer while another thread is in the middle of a request, that request may forget what was counted; change it
+/// when nobody asks, if that matters. A permit that was granted but not yet seen by its future, and is given up right after a
+/// change, is not given back.
 ///
 /// # Examples
 ///
