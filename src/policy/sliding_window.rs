@@ -279,11 +279,13 @@ impl SlidingWindow {
         now: Stamp,
         cut: &'a Cut,
     ) -> impl Iterator<Item = Cell> + 'a {
-        let newest = self.cells(state).filter(|cell| cut.counts(*cell, now)).map(|cell| cell.beginning).max();
-        let (_, index) = self.place(newest.unwrap_or(now), cut);
+        let (_, index) = self.place(now, cut);
         let (newer, older) = state.cells.split_at(index + 1);
-        let cells = older.iter().chain(newer).map(|cell| Cell::decode(cell.load(Ordering::Acquire)));
-        cells.filter(move |cell| cut.counts(*cell, now))
+        let ring = older.iter().chain(newer).map(|cell| Cell::decode(cell.load(Ordering::Acquire)));
+        let counting = ring.filter(move |cell| cut.counts(*cell, now));
+        // Those of the future come last: the clock went back.
+        let (past, future) = (counting.clone(), counting);
+        past.filter(move |cell| cell.beginning <= now).chain(future.filter(move |cell| cell.beginning > now))
     }
 
     /// The permits that count.
