@@ -235,10 +235,8 @@ impl Policy for SmoothBursty {
                 return Err(zero);
             }
             // Not before: a refusal needs neither.
-            match self.rate.price(n) {
-                ticks::NEVER if self.rate.is_zero() => Err(ticks::NEVER),
-                price => Ok(grant(zero, self.floor(tick), price)),
-            }
+            let granted = grant(zero, self.floor(tick), self.rate.price(n));
+            if granted.0 == ticks::NEVER && self.rate.is_zero() { Err(ticks::NEVER) } else { Ok(granted) }
         })
         .map_err(|zero| Refusal::Limited { retry_after: ticks::between(tick, zero) })
     }
