@@ -234,10 +234,12 @@ impl Rate {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             return (permits as u32, self.period);
         }
-        // A float is below 2^60 here or is cut to it.
+        // Above zero, and what is too large for the type becomes its largest number.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let period = ((self.period as f64 / permits).ceil() as u64).saturating_add(1);
-        (1, period.min(1 << 60))
+        let period = (self.period as f64 / permits).ceil() as u64;
+        // The period, the permits and the quotient are each off by half a 2^-52th at most: made good, so that it is never too short.
+        // Slower than once in the longest period is not told apart from that.
+        (1, period.saturating_add(period >> 50).saturating_add(1).min(1 << 60))
     }
 
     /// Digits, power of ten and nanoseconds, for whoever computes with them. All zero if unlimited.
@@ -397,6 +399,18 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Rate>().map(|rate| rate.to_string()), Ok(text.to_owned()));
         }
+    }
+
+    #[test]
+    fn a_rate_that_is_not_whole_is_rounded_to_less() {
+        // 2^53 ns and more cannot be told apart by a float to the nanosecond.
+        for (text, shortest) in [("87e-11/s", 1_149_425_287_356_321_840), ("3e-8/s", 33_333_333_333_333_334)]
+        {
+            let (permits, period) = text.parse().map(Rate::whole_or_less).unwrap_or_default();
+            assert_eq!(permits, 1);
+            assert!(period >= shortest && period - shortest <= (shortest >> 49) + 2, "{text}: {period}");
+        }
+        assert_eq!("1e-300/s".parse().map(Rate::whole_or_less), Ok((1, 1 << 60)));
     }
 
     #[test]

@@ -34,6 +34,13 @@ fn waiting_in(name: u32, limiter: &Limiter, loops: &Loops) -> Spawn<AcquireOwned
     future
 }
 
+/// Woken when the next permit is due, and granted.
+fn assert_served_in_10_ms(waiter: &mut Spawn<AcquireOwned<SmoothBursty, Loops>>, clock: &ManualClock) {
+    clock.advance(10 * MS);
+    assert!(waiter.is_woken());
+    assert_ready!(waiter.poll());
+}
+
 #[test]
 fn a_stalled_loop_delays_the_waiters_of_another_by_the_slack_at_most() {
     let (limiter, clock, loops) = one_each_10_ms();
@@ -96,9 +103,7 @@ fn a_waiter_that_moves_to_another_loop_is_woken_by_that_one() {
     loops.stall(1);
     loops.enter(2);
     assert_pending!(moved.poll());
-    clock.advance(10 * MS);
-    assert!(moved.is_woken());
-    assert_ready!(moved.poll());
+    assert_served_in_10_ms(&mut moved, &clock);
 }
 
 #[test]
@@ -122,9 +127,7 @@ fn those_who_relied_on_a_loop_that_ended_are_woken_to_get_another_alarm() {
     assert!(moved.is_woken());
     loops.enter(2);
     assert_pending!(moved.poll());
-    clock.advance(10 * MS);
-    assert!(moved.is_woken());
-    assert_ready!(moved.poll());
+    assert_served_in_10_ms(&mut moved, &clock);
 }
 
 #[test]
@@ -187,9 +190,7 @@ fn a_timer_that_panics_costs_nobody_their_place_or_their_alarm() {
     assert_eq!(limiter.status().waiting, 0);
     // The alarm of the same loop was once taken for good.
     let mut next = waiting_in(1, &limiter, &loops);
-    clock.advance(10 * MS);
-    assert!(next.is_woken());
-    assert_ready!(next.poll());
+    assert_served_in_10_ms(&mut next, &clock);
 }
 
 #[test]
