@@ -13,11 +13,12 @@ use crate::gate::{Gate, Poller, Wait};
 use crate::nanos::Nanos;
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
+use crate::rule::Single;
 use crate::sync::{Ordering, lock};
 use crate::wait::blocking;
 use crate::wait::queue::{After, Kind};
 
-type TestGate = Arc<Gate<SmoothBursty, LoomClock>>;
+type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
@@ -25,15 +26,15 @@ const SECOND: Nanos = Nanos::new(1_000_000_000);
 fn gate() -> (TestGate, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-    let gate = Arc::new(Gate::new(policy, clock.clone(), Duration::ZERO));
-    gate.try_acquire(1).expect("the first");
+    let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+    gate.try_acquire(&1).expect("the first");
     (gate, clock)
 }
 
 /// A request for one permit.
 struct Request {
     gate: TestGate,
-    wait: Wait,
+    wait: Wait<u32>,
     waker: Waker,
 }
 
@@ -43,7 +44,7 @@ impl Request {
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
-        self.gate.poll(&mut self.wait, Poller::Task(&self.waker))
+        self.gate.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
     }
 
     /// Whether the permit is there, without anybody's help: no clock moves, nobody else is served.
@@ -87,7 +88,7 @@ fn try_against_a_waiter(try_acquire: fn(&TestGate) -> bool) {
 
 #[test]
 fn a_try_never_overtakes_a_waiter() {
-    try_against_a_waiter(|gate| gate.try_acquire(1).is_ok());
+    try_against_a_waiter(|gate| gate.try_acquire(&1).is_ok());
 }
 
 /// The broken twin: a try that does not look whether somebody waits.
@@ -96,7 +97,7 @@ fn a_try_never_overtakes_a_waiter() {
 fn broken_a_try_never_overtakes_a_waiter() {
     try_against_a_waiter(|gate| {
         let now = crate::Clock::now(&gate.clock);
-        gate.policy.try_acquire(&gate.state, now, 1).is_ok()
+        gate.rule.policy.try_acquire(&gate.rule.state, now, 1).is_ok()
     });
 }
 
@@ -126,7 +127,7 @@ fn a_refund_reaches_those_who_join_meanwhile() {
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_a_refund_reaches_those_who_join_meanwhile() {
     join_against_refund(|gate| {
-        gate.policy.refund(&gate.state, Nanos::ZERO, 1);
+        gate.rule.policy.refund(&gate.rule.state, Nanos::ZERO, 1);
         if gate.waiting.load(Ordering::Relaxed) > 0 {
             gate.ring();
         }
@@ -166,7 +167,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let now = crate::Clock::now(&gate.clock);
         let alarm = u32::try_from(queue.alarms.join(gate, (), now)).expect("one");
         let kind = Kind::Task { alarm, lost: 0 };
-        let key = queue.push(&gate.policy, 1, Nanos::MAX, kind, now, Some(request.waker.clone()));
+        let key = queue.push(&gate.rule, 1, Nanos::MAX, kind, now, Some(request.waker.clone()));
         gate.waiting.store(1, Ordering::Relaxed);
         let job = queue.watch(SECOND, &gate.clock, &mut after);
         drop(queue);
@@ -184,8 +185,8 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
     model(|| {
         let clock = LoomClock::new();
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-        let gate = Arc::new(Gate::new(policy, clock.clone(), Duration::ZERO));
-        gate.try_acquire(2).expect("the first two");
+        let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+        gate.try_acquire(&2).expect("the first two");
         let other = {
             let gate = gate.clone();
             thread::spawn(move || gate.refund(1))
@@ -200,7 +201,7 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
 }
 
 /// The first of two waiters is dropped while the alarm grants it: whichever comes first, the second one has the permit.
-fn drop_against_grant(leave: fn(&TestGate, &mut Wait)) {
+fn drop_against_grant(leave: fn(&TestGate, &mut Wait<u32>)) {
     model(move || {
         let (gate, clock) = gate();
         let mut first = Request::new(&gate);
@@ -214,7 +215,7 @@ fn drop_against_grant(leave: fn(&TestGate, &mut Wait)) {
         other.join().expect("no panic");
         assert!(second.is_granted());
         // And there was one permit, not two.
-        assert!(gate.try_acquire(1).is_err());
+        assert!(gate.try_acquire(&1).is_err());
     });
 }
 
@@ -327,12 +328,12 @@ fn a_dropped_permit_is_neither_lost_nor_doubled() {
         };
         let taker = {
             let gate = gate.clone();
-            thread::spawn(move || gate.try_acquire(1).is_ok())
+            thread::spawn(move || gate.try_acquire(&1).is_ok())
         };
         drop(request);
         ringer.join().expect("no panic");
         let taken = taker.join().expect("no panic");
-        assert!(taken != gate.try_acquire(1).is_ok());
+        assert!(taken != gate.try_acquire(&1).is_ok());
     });
 }
 
@@ -343,8 +344,8 @@ fn a_ring_while_the_alarm_is_taken_is_not_lost() {
     model(|| {
         let clock = LoomClock::new();
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-        let gate = Arc::new(Gate::new(policy, clock.clone(), Duration::ZERO));
-        gate.try_acquire(2).expect("the first two");
+        let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+        gate.try_acquire(&2).expect("the first two");
         let mut first = Request::new(&gate);
         let mut second = Request::new(&gate);
         assert!(first.poll().is_pending() && second.poll().is_pending());

@@ -38,6 +38,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::limiter::Status;
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, limited};
+use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 
@@ -45,33 +46,20 @@ use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 const TOO_OFTEN: u8 = 16;
 
 /// What a limiter and its futures share.
-pub(crate) struct Gate<P: Policy, C: Timer> {
-    pub(crate) policy: P,
-    pub(crate) state: Alone<P::State>,
+pub(crate) struct Gate<R: Rule<C>, C: Timer> {
+    pub(crate) rule: R,
     pub(crate) clock: C,
     /// How many are in line, or were granted and have not run yet.
     pub(crate) waiting: AtomicUsize,
     /// In nanoseconds.
     catch_up: AtomicU64,
-    pub(crate) queue: Mutex<Queue<P, C>>,
-}
-
-/// On cache lines of its own: each grant takes the line of the state away from all other threads, and with it whatever lies beside.
-#[repr(align(128))]
-pub(crate) struct Alone<T>(T);
-
-impl<T> std::ops::Deref for Alone<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
+    pub(crate) queue: Mutex<Queue<R, C>>,
 }
 
 /// A request on its way: what a future keeps.
 #[derive(Debug)]
-pub(crate) struct Wait {
-    n: u32,
+pub(crate) struct Wait<Ask> {
+    ask: Ask,
     place: Place,
     /// Refused if it would take longer.
     within: Option<Nanos>,
@@ -96,19 +84,23 @@ pub(crate) enum Poller<'a> {
     Thread(&'a Waker),
 }
 
-impl Wait {
+impl<Ask> Wait<Ask> {
     /// A request that waits for as long as it takes.
-    pub(crate) fn new(n: u32) -> Wait {
-        Wait { n, place: Place::New, within: None, since: Nanos::ZERO }
+    pub(crate) fn new(ask: Ask) -> Wait<Ask> {
+        Wait { ask, place: Place::New, within: None, since: Nanos::ZERO }
     }
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
-    pub(crate) fn within<P: Policy, C: Timer>(gate: &Gate<P, C>, n: u32, within: Option<Duration>) -> Wait {
-        Wait { within: gate.limit_wait(within), ..Wait::new(n) }
+    pub(crate) fn within<R, C>(gate: &Gate<R, C>, ask: Ask, within: Option<Duration>) -> Wait<Ask>
+    where
+        R: Rule<C, Ask = Ask>,
+        C: Timer,
+    {
+        Wait { within: gate.limit_wait(within), ..Wait::new(ask) }
     }
 
-    pub(crate) fn permits(&self) -> u32 {
-        self.n
+    pub(crate) fn ask(&self) -> &Ask {
+        &self.ask
     }
 
     /// Whether it had its answer.
@@ -125,18 +117,15 @@ impl Wait {
     }
 
     /// A request that has joined the queue under this key.
-    pub(crate) fn queued(n: u32, key: u32, since: Nanos) -> Wait {
-        Wait { n, place: Place::Queued(key), within: None, since }
+    pub(crate) fn queued(ask: Ask, key: u32, since: Nanos) -> Wait<Ask> {
+        Wait { ask, place: Place::Queued(key), within: None, since }
     }
 }
 
-impl<P: Policy, C: Timer> Gate<P, C> {
-    pub(crate) fn new(policy: P, clock: C, catch_up: Duration) -> Self {
-        let policy = policy.anchored(clock.unix_time_at_zero());
-        let state = Alone(policy.start(clock.now()));
+impl<R: Rule<C>, C: Timer> Gate<R, C> {
+    pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
         Gate {
-            policy,
-            state,
+            rule,
             clock,
             waiting: AtomicUsize::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
@@ -144,25 +133,25 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         }
     }
 
-    /// Takes `n` permits now or not at all.
+    /// Takes what is asked for now or not at all.
     #[inline]
-    pub(crate) fn try_acquire(&self, n: u32) -> Result<(), Refusal> {
+    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
         if self.waiting.load(Ordering::Relaxed) == 0 {
-            self.policy.try_acquire(&self.state, self.clock.now(), n).map(drop)
+            self.rule.try_take(self.clock.now(), ask)
         } else {
-            self.try_acquire_behind(n)
+            self.try_acquire_behind(ask)
         }
     }
 
     /// The same while others wait: serves who is due, and takes only what nobody waits for.
     #[cold]
-    fn try_acquire_behind(&self, n: u32) -> Result<(), Refusal> {
-        self.policy.check(n)?;
-        self.with_queue(|queue, now, _| {
+    fn try_acquire_behind(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+        self.rule.check(ask)?;
+        self.with_queue(|queue, now, after| {
             if queue.len() == 0 {
-                return self.policy.try_acquire(&self.state, now, n).map(drop);
+                return self.rule.take(now, now, ask, after);
             }
-            Err(limited(self.policy.ready_at(&self.state, now, queue.weight(), n), now))
+            Err(limited(self.rule.ready_at(now, queue.ahead(), ask), now))
         })
     }
 
@@ -170,23 +159,23 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     #[inline]
     pub(crate) fn poll(
         self: &Arc<Self>,
-        wait: &mut Wait,
+        wait: &mut Wait<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Result<Duration, Refusal>> {
+    ) -> Poll<Result<(Duration, R::Charge), Refusal>> {
         let answer = match wait.place {
             Place::New => {
                 wait.since = self.clock.now();
-                match self.enter_free(wait.n, wait.since) {
-                    Some(answer) => answer.map(|()| Duration::ZERO),
+                match self.enter_free(&wait.ask, wait.since) {
+                    Some(answer) => answer.map(|charge| (Duration::ZERO, charge)),
                     None => match self.enter(wait, poller) {
                         Poll::Pending => return Poll::Pending,
-                        Poll::Ready(answer) => answer.map(|()| Duration::ZERO),
+                        Poll::Ready(answer) => answer.map(|charge| (Duration::ZERO, charge)),
                     },
                 }
             }
             Place::Queued(key) => match self.look(wait, key, poller) {
                 Poll::Ready(answer) => {
-                    answer.map(|()| self.clock.now().saturating_since(wait.since).as_duration())
+                    answer.map(|charge| (self.clock.now().saturating_since(wait.since).as_duration(), charge))
                 }
                 Poll::Pending => return Poll::Pending,
             },
@@ -198,32 +187,38 @@ impl<P: Policy, C: Timer> Gate<P, C> {
 
     /// Asks the policy if nobody is in line or about to run. `None`: go to the queue.
     #[inline]
-    fn enter_free(&self, n: u32, now: Nanos) -> Option<Result<(), Refusal>> {
+    fn enter_free(&self, ask: &R::Ask, now: Nanos) -> Option<Result<R::Charge, Refusal>> {
         if self.waiting.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        match self.policy.try_acquire(&self.state, now, n) {
-            Ok(_) => Some(Ok(())),
-            Err(Refusal::Limited { .. }) => None,
-            Err(never) => Some(Err(never)),
+        match self.rule.try_take(now, ask) {
+            Err(refusal) if refusal.is_limited() => None,
+            answer => Some(answer),
         }
     }
 
     /// Joins the queue, unless a permit is there after all.
-    fn enter(self: &Arc<Self>, wait: &mut Wait, poller: Poller<'_>) -> Poll<Result<(), Refusal>> {
-        let n = wait.n;
-        self.policy.check(n)?;
-        self.with_queue(|queue, now, _| {
-            if queue.len() == 0 && queue.unseen() == 0 && self.take(now, n)? {
-                return Poll::Ready(Ok(()));
+    fn enter(
+        self: &Arc<Self>,
+        wait: &mut Wait<R::Ask>,
+        poller: Poller<'_>,
+    ) -> Poll<Result<R::Charge, Refusal>> {
+        self.rule.check(&wait.ask)?;
+        self.with_queue(|queue, now, after| {
+            if queue.len() == 0 && queue.unseen() == 0 {
+                match self.rule.take(now, now, &wait.ask, after) {
+                    Err(refusal) if refusal.is_limited() => {}
+                    answer => return Poll::Ready(answer),
+                }
             }
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
-            let deadline = self.deadline(queue, now, n, wait.within)?;
+            let deadline = self.deadline(queue, now, &wait.ask, wait.within)?;
             let kind = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
             };
-            let key = queue.push(&self.policy, n, deadline, kind, now, Some(waker.clone()));
+            let ask = wait.ask.clone();
+            let key = queue.push(&self.rule, ask, deadline, kind, now, Some(waker.clone()));
             // Here, so that the future knows of its entry also if foreign code panics before this returns.
             wait.place = Place::Queued(key);
             Poll::Pending
@@ -241,42 +236,33 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
-    pub(crate) fn reserve(&self, n: u32) -> Result<Wait, Refusal> {
-        self.policy.check(n)?;
+    pub(crate) fn reserve(&self, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
+        self.rule.check(&ask)?;
         self.with_queue(|queue, now, _| {
-            let deadline = self.deadline(queue, now, n, self.limit_wait(None))?;
-            let key = queue.push(&self.policy, n, deadline, Kind::Nobody, now, None);
-            Ok(Wait::queued(n, key, now))
+            let deadline = self.deadline(queue, now, &ask, self.limit_wait(None))?;
+            let key = queue.push(&self.rule, ask.clone(), deadline, Kind::Nobody, now, None);
+            Ok(Wait::queued(ask, key, now))
         })
     }
 
     /// How long a request may wait, if there is a limit.
     fn limit_wait(&self, within: Option<Duration>) -> Option<Nanos> {
-        let most = self.policy.max_wait();
+        let most = self.rule.max_wait();
         let within = if most == Duration::MAX { within } else { Some(within.unwrap_or(most).min(most)) };
         within.map(Nanos::from_duration)
-    }
-
-    /// Takes `n` permits if they are there.
-    fn take(&self, now: Nanos, n: u32) -> Result<bool, Refusal> {
-        match self.policy.try_acquire(&self.state, now, n) {
-            Ok(_) => Ok(true),
-            Err(Refusal::Limited { .. }) => Ok(false),
-            Err(never) => Err(never),
-        }
     }
 
     /// The latest time at which a newcomer can be served, or a refusal if it will be later.
     fn deadline(
         &self,
-        queue: &Queue<P, C>,
+        queue: &Queue<R, C>,
         now: Nanos,
-        n: u32,
+        ask: &R::Ask,
         within: Option<Nanos>,
     ) -> Result<Nanos, Refusal> {
         let Some(within) = within else { return Ok(Nanos::MAX) };
         let deadline = now.saturating_add(within);
-        let due = self.policy.ready_at(&self.state, now, queue.weight(), n);
+        let due = self.rule.ready_at(now, queue.ahead(), ask);
         if due > deadline || due == Nanos::MAX {
             return Err(limited(due, deadline));
         }
@@ -286,7 +272,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     /// A waiter that relies on the alarm of its event loop, after it lost others.
     fn task(
         self: &Arc<Self>,
-        queue: &mut Queue<P, C>,
+        queue: &mut Queue<R, C>,
         domain: C::Domain,
         now: Nanos,
         lost: u8,
@@ -297,7 +283,12 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     /// Looks whether a queued request has its answer, and if not, leaves the waker.
-    fn look(self: &Arc<Self>, wait: &Wait, key: u32, poller: Poller<'_>) -> Poll<Result<(), Refusal>> {
+    fn look(
+        self: &Arc<Self>,
+        wait: &Wait<R::Ask>,
+        key: u32,
+        poller: Poller<'_>,
+    ) -> Poll<Result<R::Charge, Refusal>> {
         // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
         let seen = {
             let mut queue = lock(&self.queue);
@@ -307,17 +298,17 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         };
         let seen = match seen {
             Seen::Waiting(_) => self.stay(key, poller),
-            Seen::Granted | Seen::Refused(_) => seen,
+            Seen::Granted(_) | Seen::Refused(_) => seen,
         };
         match seen {
-            Seen::Granted => Poll::Ready(Ok(())),
+            Seen::Granted(charge) => Poll::Ready(Ok(charge)),
             Seen::Refused(refusal) => Poll::Ready(Err(self.refused_now(wait, refusal))),
             Seen::Waiting(_) => Poll::Pending,
         }
     }
 
     /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
-    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Seen<C::Domain> {
+    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Seen<R::Charge, C::Domain> {
         self.with_queue(|queue, now, after| {
             let seen = queue.see(key);
             let Seen::Waiting(kind) = seen else { return seen };
@@ -356,32 +347,32 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     /// What the same call would be told now, for one that was refused while it waited.
-    fn refused_now(&self, wait: &Wait, refusal: Refusal) -> Refusal {
+    fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.within) else { return refusal };
         self.with_queue(|queue, now, _| {
-            let due = self.policy.ready_at(&self.state, now, queue.weight(), wait.n);
+            let due = self.rule.ready_at(now, queue.ahead(), &wait.ask);
             limited(due, now.saturating_add(within))
         })
     }
 
     /// Until when a blocked thread is to be parked.
-    pub(crate) fn looks_at(&self, wait: &Wait) -> Nanos {
+    pub(crate) fn looks_at(&self, wait: &Wait<R::Ask>) -> Nanos {
         let Place::Queued(key) = wait.place else { return Nanos::ZERO };
         lock(&self.queue).looks_at(key)
     }
 
     /// How long a request has still to wait, if nothing changes.
-    pub(crate) fn due_in(&self, wait: &Wait) -> Duration {
+    pub(crate) fn due_in(&self, wait: &Wait<R::Ask>) -> Duration {
         let Place::Queued(key) = wait.place else { return Duration::ZERO };
         self.with_queue(|queue, now, _| queue.due_in(&self.source(), key, now))
     }
 
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
-    pub(crate) fn claim(&self, wait: &mut Wait) -> Result<bool, Refusal> {
+    pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
         let Place::Queued(key) = wait.place else { return Ok(true) };
         match self.with_queue(|queue, _, _| queue.see(key)) {
             Seen::Waiting(_) => return Ok(false),
-            Seen::Granted => wait.place = Place::Done,
+            Seen::Granted(_) => wait.place = Place::Done,
             Seen::Refused(refusal) => {
                 wait.place = Place::Done;
                 return Err(refusal);
@@ -391,7 +382,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     }
 
     /// Drops a request at any stage, and leaves no trace of it.
-    pub(crate) fn leave(&self, wait: &mut Wait) {
+    pub(crate) fn leave(&self, wait: &mut Wait<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         let mut after = After::new();
         let mut queue = lock(&self.queue);
@@ -401,25 +392,13 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         self.finish(queue, now, &mut after);
     }
 
-    pub(crate) fn refund(&self, n: u32) {
-        self.with_queue(|queue, _, _| queue.refund(&self.source(), n));
-    }
-
-    pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
-        self.with_queue(|queue, now, after| queue.change(&self.source(), change, now, after))
-    }
-
-    pub(crate) fn status(&self) -> Status {
-        let waiting = match self.waiting.load(Ordering::Relaxed) {
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> usize {
+        match self.waiting.load(Ordering::Relaxed) {
             0 => 0,
             // Serves those who are due, so that they are not reported as waiting.
             _ => self.with_queue(|queue, _, _| queue.len()),
-        };
-        let now = self.clock.now();
-        let status = self.policy.status(&self.state, now);
-        let full_in = status.full_at.saturating_since(now).as_duration();
-        let available = if waiting == 0 { status.available } else { 0 };
-        Status { limit: status.limit, available, full_in, waiting }
+        }
     }
 
     pub(crate) fn set_catch_up(&self, catch_up: Duration) {
@@ -431,13 +410,13 @@ impl<P: Policy, C: Timer> Gate<P, C> {
         self.with_queue(|_, _, _| ());
     }
 
-    pub(crate) fn source(&self) -> Source<'_, P> {
+    pub(crate) fn source(&self) -> Source<'_, R> {
         let catch_up = Nanos::new(self.catch_up.load(Ordering::Relaxed));
-        Source { policy: &self.policy, state: &self.state, catch_up }
+        Source { rule: &self.rule, catch_up }
     }
 
     /// Runs `work` with the queue, after those who are due were served.
-    fn with_queue<R>(&self, work: impl FnOnce(&mut Queue<P, C>, Nanos, &mut After<C>) -> R) -> R {
+    fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
         let mut after = After::new();
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
@@ -454,7 +433,7 @@ impl<P: Policy, C: Timer> Gate<P, C> {
     /// Serves, tells how many wait, sees that somebody will look when the next one is due, and unlocks.
     ///
     /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its time, come back here or panic.
-    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<P, C>>, mut now: Nanos, after: &mut After<C>) {
+    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, after);
             let waiting = queue.len() + queue.unseen();
@@ -469,5 +448,32 @@ impl<P: Policy, C: Timer> Gate<P, C> {
             now = self.clock.now();
             queue.tell(now);
         }
+    }
+}
+
+impl<P: Policy, C: Timer> Gate<Single<P>, C> {
+    /// Gives back permits that were acquired and not used.
+    pub(crate) fn refund(&self, n: u32) {
+        let Single { policy, state } = &self.rule;
+        self.with_queue(|queue, _, _| queue.note(policy.refund(state, queue.latest(), n)));
+    }
+
+    /// Changes the rate or the burst, and with it the times of all who wait.
+    pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
+        let Single { policy, state } = &self.rule;
+        self.with_queue(|queue, now, after| {
+            queue.note(policy.change(state, now, change)?);
+            queue.retime(&self.source(), now, after);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        let waiting = self.waiting();
+        let now = self.clock.now();
+        let status = self.rule.policy.status(&self.rule.state, now);
+        let full_in = status.full_at.saturating_since(now).as_duration();
+        let available = if waiting == 0 { status.available } else { 0 };
+        Status { limit: status.limit, available, full_in, waiting }
     }
 }

@@ -139,6 +139,7 @@ mod limiter;
 mod nanos;
 pub mod policy;
 mod rate;
+mod rule;
 mod sync;
 pub mod wait;
 

@@ -9,6 +9,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::gate::{Gate, Wait};
 use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
+use crate::rule::Single;
 use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation, blocking};
 
 /// Makes a program wait its turn: hands out permits at a rate, first come, first served.
@@ -56,7 +57,7 @@ use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservat
 ///
 /// A permit establishes no happens-before between those who got one.
 pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<P, C>>,
+    gate: Arc<Gate<Single<P>, C>>,
 }
 
 /// What a limiter could give, and how many wait: a snapshot that may be outdated when it returns.
@@ -111,7 +112,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// A limiter with this policy and this clock.
     #[must_use]
     pub fn with_clock(policy: P, clock: C) -> Self {
-        RateLimiter { gate: Arc::new(Gate::new(policy, clock, CATCH_UP)) }
+        RateLimiter { gate: Arc::new(Gate::new(Single::new(policy, &clock), clock, CATCH_UP)) }
     }
 
     /// Waits for one permit. Returns the time waited, zero if it was there.
@@ -192,7 +193,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// same call succeeds that much later and not before.
     #[inline]
     pub fn try_acquire(&self) -> Result<(), Refusal> {
-        self.gate.try_acquire(1)
+        self.gate.try_acquire(&1).map(drop)
     }
 
     /// Takes `n` permits now, or refuses.
@@ -207,7 +208,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once.
     #[inline]
     pub fn try_acquire_many(&self, n: u32) -> Result<(), Refusal> {
-        self.gate.try_acquire(n)
+        self.gate.try_acquire(&n).map(drop)
     }
 
     /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends nothing.
@@ -424,7 +425,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// The rate, exactly as it was given.
     #[must_use]
     pub fn rate(&self) -> Rate {
-        self.gate.policy.rate()
+        self.gate.rule.policy.rate()
     }
 
     /// The policy, to read what it was made with.
@@ -442,7 +443,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     #[must_use]
     pub fn policy(&self) -> &P {
-        &self.gate.policy
+        &self.gate.rule.policy
     }
 
     /// What could be had now, when the limiter is full again, and how many wait. Takes nothing.
@@ -492,7 +493,7 @@ impl<P: Policy, C: Timer> Clone for RateLimiter<P, C> {
 impl<P: Policy, C: Timer> fmt::Debug for RateLimiter<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimiter")
-            .field("policy", &self.gate.policy)
+            .field("policy", &self.gate.rule.policy)
             .field("status", &self.status())
             .finish()
     }

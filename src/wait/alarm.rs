@@ -29,7 +29,7 @@ use slab::Slab;
 use crate::clock::{Sleep, Timer};
 use crate::gate::Gate;
 use crate::nanos::Nanos;
-use crate::policy::Policy;
+use crate::rule::Rule;
 use crate::sync::{AtomicBool, Ordering};
 
 /// How much later than the head is due the alarms of other event loops ring, and blocked threads look, in case the head's own
@@ -40,13 +40,13 @@ pub(crate) const SLACK: Nanos = Nanos::new(5_000_000);
 const EARLY: Nanos = Nanos::new(2_000_000);
 
 /// The waker of an alarm.
-struct Bell<P: Policy, C: Timer> {
+struct Bell<R: Rule<C>, C: Timer> {
     /// Weak, so that a sleeping alarm does not keep a dropped limiter.
-    gate: Weak<Gate<P, C>>,
+    gate: Weak<Gate<R, C>>,
     rung: Arc<AtomicBool>,
 }
 
-impl<P: Policy, C: Timer> Wake for Bell<P, C> {
+impl<R: Rule<C>, C: Timer> Wake for Bell<R, C> {
     fn wake(self: Arc<Self>) {
         // Before the lock: whoever holds the queue, or the alarm, sees it when they look again.
         self.rung.store(true, Ordering::Release);
@@ -124,7 +124,12 @@ impl<C: Timer> Alarms<C> {
     }
 
     /// Adds a user from `domain`, the calling task's event loop, and returns the key of its alarm.
-    pub(crate) fn join<P: Policy>(&mut self, gate: &Arc<Gate<P, C>>, domain: C::Domain, now: Nanos) -> usize {
+    pub(crate) fn join<R: Rule<C>>(
+        &mut self,
+        gate: &Arc<Gate<R, C>>,
+        domain: C::Domain,
+        now: Nanos,
+    ) -> usize {
         let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
         let key = found.unwrap_or_else(|| {
             let sleep = Some(Box::pin(gate.clock.sleep_until(now)));

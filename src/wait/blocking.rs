@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::gate::{Gate, Poller, Wait};
-use crate::policy::Policy;
+use crate::rule::Rule;
 use crate::sync::{Thread, current_thread};
 
 /// Wakes a parked thread.
@@ -20,12 +20,12 @@ impl Wake for Unpark {
 }
 
 /// Leaves the queue if the thread unwinds while it waits.
-struct Leave<'a, P: Policy, C: Timer> {
-    gate: &'a Arc<Gate<P, C>>,
-    wait: Wait,
+struct Leave<'a, R: Rule<C>, C: Timer> {
+    gate: &'a Arc<Gate<R, C>>,
+    wait: Wait<R::Ask>,
 }
 
-impl<P: Policy, C: Timer> Drop for Leave<'_, P, C> {
+impl<R: Rule<C>, C: Timer> Drop for Leave<'_, R, C> {
     fn drop(&mut self) {
         self.gate.leave(&mut self.wait);
     }
@@ -35,12 +35,15 @@ impl<P: Policy, C: Timer> Drop for Leave<'_, P, C> {
 ///
 /// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so it is not lost. Parking
 /// may end early for no reason; then the poll finds nothing and the thread parks again.
-pub(crate) fn acquire<P: Policy, C: Timer>(gate: &Arc<Gate<P, C>>, wait: Wait) -> Result<Duration, Refusal> {
+pub(crate) fn acquire<R: Rule<C>, C: Timer>(
+    gate: &Arc<Gate<R, C>>,
+    wait: Wait<R::Ask>,
+) -> Result<Duration, Refusal> {
     let mut this = Leave { gate, wait };
     let waker = Waker::from(Arc::new(Unpark(current_thread())));
     loop {
         match gate.poll(&mut this.wait, Poller::Thread(&waker)) {
-            Poll::Ready(answer) => return answer,
+            Poll::Ready(answer) => return answer.map(|(waited, _)| waited),
             Poll::Pending => gate.clock.park_until(gate.looks_at(&this.wait)),
         }
     }

@@ -18,6 +18,7 @@ use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::gate::{Gate, Poller, Wait};
 use crate::policy::{Policy, SmoothBursty};
+use crate::rule::Single;
 
 /// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire): one permit, and the time waited for it.
 ///
@@ -33,8 +34,8 @@ use crate::policy::{Policy, SmoothBursty};
 /// Polling it again after it was ready panics. So does waiting on the default clock outside of a tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
 pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: &'a Arc<Gate<P, C>>,
-    wait: Wait,
+    gate: &'a Arc<Gate<Single<P>, C>>,
+    wait: Wait<u32>,
 }
 
 /// The future of [`RateLimiter::acquire_many`](crate::RateLimiter::acquire_many) and
@@ -43,44 +44,44 @@ pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 /// Lazy, cancel safe, `Unpin` and `Send`, as [`Acquire`].
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireMany<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: &'a Arc<Gate<P, C>>,
-    wait: Wait,
+    gate: &'a Arc<Gate<Single<P>, C>>,
+    wait: Wait<u32>,
 }
 
 /// [`Acquire`] without a borrow: it can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
 pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<P, C>>,
-    wait: Wait,
+    gate: Arc<Gate<Single<P>, C>>,
+    wait: Wait<u32>,
 }
 
 /// [`AcquireMany`] without a borrow: it can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireManyOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<P, C>>,
-    wait: Wait,
+    gate: Arc<Gate<Single<P>, C>>,
+    wait: Wait<u32>,
 }
 
 impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
-    pub(crate) fn new(gate: &'a Arc<Gate<P, C>>) -> Self {
+    pub(crate) fn new(gate: &'a Arc<Gate<Single<P>, C>>) -> Self {
         Acquire { gate, wait: Wait::new(1) }
     }
 }
 
 impl<'a, P: Policy, C: Timer> AcquireMany<'a, P, C> {
-    pub(crate) fn new(gate: &'a Arc<Gate<P, C>>, n: u32, within: Option<Duration>) -> Self {
+    pub(crate) fn new(gate: &'a Arc<Gate<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
         AcquireMany { gate, wait: Wait::within(gate, n, within) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
-    pub(crate) fn new(gate: Arc<Gate<P, C>>) -> Self {
+    pub(crate) fn new(gate: Arc<Gate<Single<P>, C>>) -> Self {
         AcquireOwned { gate, wait: Wait::new(1) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireManyOwned<P, C> {
-    pub(crate) fn new(gate: Arc<Gate<P, C>>, n: u32, within: Option<Duration>) -> Self {
+    pub(crate) fn new(gate: Arc<Gate<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
         let wait = Wait::within(&gate, n, within);
         AcquireManyOwned { gate, wait }
     }
@@ -89,12 +90,12 @@ impl<P: Policy, C: Timer> AcquireManyOwned<P, C> {
 /// Polls a request for one permit, which no policy refuses for good.
 #[inline]
 fn poll_one<P: Policy, C: Timer>(
-    gate: &Arc<Gate<P, C>>,
-    wait: &mut Wait,
+    gate: &Arc<Gate<Single<P>, C>>,
+    wait: &mut Wait<u32>,
     context: &Context<'_>,
 ) -> Poll<Duration> {
     match gate.poll(wait, Poller::Task(context.waker())) {
-        Poll::Ready(Ok(waited)) => Poll::Ready(waited),
+        Poll::Ready(Ok((waited, _))) => Poll::Ready(waited),
         Poll::Ready(Err(_)) => {
             // A policy that refuses a single permit for good breaks its contract. There is none, so this goes on waiting.
             *wait = Wait::new(1);
@@ -130,7 +131,7 @@ impl<P: Policy, C: Timer> Future for AcquireMany<'_, P, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        this.gate.poll(&mut this.wait, Poller::Task(context.waker()))
+        this.gate.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
     }
 }
 
@@ -140,7 +141,7 @@ impl<P: Policy, C: Timer> Future for AcquireManyOwned<P, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        this.gate.poll(&mut this.wait, Poller::Task(context.waker()))
+        this.gate.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
     }
 }
 
@@ -176,7 +177,7 @@ impl<P: Policy, C: Timer> fmt::Debug for Acquire<'_, P, C> {
 
 impl<P: Policy, C: Timer> fmt::Debug for AcquireMany<'_, P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireMany").field("permits", &self.wait.permits()).finish_non_exhaustive()
+        f.debug_struct("AcquireMany").field("permits", self.wait.ask()).finish_non_exhaustive()
     }
 }
 
@@ -188,6 +189,6 @@ impl<P: Policy, C: Timer> fmt::Debug for AcquireOwned<P, C> {
 
 impl<P: Policy, C: Timer> fmt::Debug for AcquireManyOwned<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireManyOwned").field("permits", &self.wait.permits()).finish_non_exhaustive()
+        f.debug_struct("AcquireManyOwned").field("permits", self.wait.ask()).finish_non_exhaustive()
     }
 }

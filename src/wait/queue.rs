@@ -23,9 +23,9 @@ use std::time::Duration;
 use slab::Slab;
 
 use crate::clock::Timer;
-use crate::error::{PolicyError, Refusal};
+use crate::error::Refusal;
 use crate::nanos::Nanos;
-use crate::policy::{Change, Policy};
+use crate::rule::Rule;
 use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
 use crate::wait::lows::Lows;
 
@@ -35,8 +35,8 @@ const PATIENCE: Nanos = Nanos::new(10_000_000);
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-pub(crate) struct Queue<P: Policy, C: Timer> {
-    entries: Slab<Entry<P::Charge, C::Domain>>,
+pub(crate) struct Queue<R: Rule<C>, C: Timer> {
+    entries: Slab<Entry<R::Ask, R::Charge, C::Domain>>,
     /// The line, linked through the entries.
     head: u32,
     tail: u32,
@@ -52,14 +52,14 @@ pub(crate) struct Queue<P: Policy, C: Timer> {
     /// When this round began.
     began: Nanos,
     lows: Lows,
-    /// The weights of all in line, summed, in the policy's unit. 2^32 entries of 2^64 cannot overflow it.
-    weight: u128,
+    /// All in line, summed.
+    ahead: R::Ahead,
     pub(crate) alarms: Alarms<C>,
 }
 
 #[derive(Debug)]
-struct Entry<Charge, Domain> {
-    n: u32,
+struct Entry<Ask, Charge, Domain> {
+    ask: Ask,
     previous: u32,
     next: u32,
     kind: Kind<Domain>,
@@ -91,7 +91,7 @@ enum State<Charge> {
 }
 
 /// A grant that was not seen yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Grant<Charge> {
     charge: Charge,
     /// What the lowest level since is asked for with.
@@ -101,9 +101,9 @@ struct Grant<Charge> {
 }
 
 /// What a look at an entry found.
-pub(crate) enum Seen<Domain> {
+pub(crate) enum Seen<Charge, Domain> {
     Waiting(Kind<Domain>),
-    Granted,
+    Granted(Charge),
     Refused(Refusal),
 }
 
@@ -139,13 +139,12 @@ impl<C: Timer> Drop for After<C> {
 }
 
 /// Where the queue asks for permits.
-pub(crate) struct Source<'a, P: Policy> {
-    pub(crate) policy: &'a P,
-    pub(crate) state: &'a P::State,
+pub(crate) struct Source<'a, R> {
+    pub(crate) rule: &'a R,
     pub(crate) catch_up: Nanos,
 }
 
-impl<P: Policy, C: Timer> Queue<P, C> {
+impl<R: Rule<C>, C: Timer> Queue<R, C> {
     pub(crate) fn new() -> Self {
         Queue {
             entries: Slab::new(),
@@ -158,7 +157,7 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             round: 0,
             began: Nanos::ZERO,
             lows: Lows::new(),
-            weight: 0,
+            ahead: R::Ahead::default(),
             alarms: Alarms::new(),
         }
     }
@@ -188,24 +187,25 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         self.unseen[0] + self.unseen[1]
     }
 
-    /// The summed weight of all in line.
-    pub(crate) fn weight(&self) -> u64 {
-        u64::try_from(self.weight).unwrap_or(u64::MAX)
+    /// All in line, summed.
+    pub(crate) fn ahead(&self) -> &R::Ahead {
+        &self.ahead
     }
 
     /// Joins the line at the end.
     pub(crate) fn push(
         &mut self,
-        policy: &P,
-        n: u32,
+        rule: &R,
+        ask: R::Ask,
         deadline: Nanos,
         kind: Kind<C::Domain>,
         since: Nanos,
         waker: Option<Waker>,
     ) -> u32 {
+        rule.add(&mut self.ahead, &ask);
         let state = State::Waiting(waker);
         let key =
-            self.entries.insert(Entry { n, previous: self.tail, next: NONE, kind, since, deadline, state });
+            self.entries.insert(Entry { ask, previous: self.tail, next: NONE, kind, since, deadline, state });
         // Four billion waiters at 64 bytes would not fit in memory.
         let key = u32::try_from(key).unwrap_or(NONE);
         match self.entries.get_mut(self.tail as usize) {
@@ -217,13 +217,13 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             self.first_thread = key;
         }
         self.len += 1;
-        self.weight += u128::from(policy.weight(n));
         key
     }
 
     /// Takes an entry out of the line; it stays in memory.
-    fn unlink(&mut self, policy: &P, key: u32, after: &mut After<C>) {
-        let Entry { n, previous, next, kind, .. } = self.entries[key as usize];
+    fn unlink(&mut self, rule: &R, key: u32, after: &mut After<C>) {
+        let Entry { ref ask, previous, next, kind, .. } = self.entries[key as usize];
+        rule.subtract(&mut self.ahead, ask);
         match self.entries.get_mut(previous as usize) {
             Some(entry) => entry.next = next,
             None => self.head = next,
@@ -233,7 +233,6 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             None => self.tail = previous,
         }
         self.len -= 1;
-        self.weight = self.weight.saturating_sub(u128::from(policy.weight(n)));
         if key == self.first_thread {
             self.first_thread = self.thread_from(next);
         }
@@ -258,8 +257,8 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     }
 
     /// Ends the wait of an entry in line.
-    fn settle(&mut self, policy: &P, key: u32, state: State<P::Charge>, after: &mut After<C>) {
-        self.unlink(policy, key, after);
+    fn settle(&mut self, rule: &R, key: u32, state: State<R::Charge>, after: &mut After<C>) {
+        self.unlink(rule, key, after);
         if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
             after.wake.extend(waker);
         }
@@ -267,14 +266,15 @@ impl<P: Policy, C: Timer> Queue<P, C> {
 
     /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
     /// when the first of the others is due.
-    pub(crate) fn serve(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+    pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
         while let Some(first) = self.entries.get(self.head as usize) {
             let key = self.head;
-            let &Entry { n, kind, since, deadline, .. } = first;
-            let due = from.policy.ready_at(from.state, now, 0, n);
+            let (ask, none) = (first.ask.clone(), R::Ahead::default());
+            let &Entry { kind, since, deadline, .. } = first;
+            let due = from.rule.ready_at(now, &none, &ask);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
-                self.settle(from.policy, key, State::Refused(Refusal::Limited { retry_after }), after);
+                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
                 continue;
             }
             if due > now {
@@ -284,13 +284,13 @@ impl<P: Policy, C: Timer> Queue<P, C> {
             // that a machine that stood still does not let everything through at once. Where nobody was to look, the
             // grant was not late: its turn passed at its time, and is over. And not before it was asked for.
             let late = match kind {
-                _ if !from.policy.catches_up() => 0,
+                _ if !from.rule.catches_up() => 0,
                 Kind::Nobody => u64::MAX,
                 Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => from.catch_up.as_u64(),
             };
             let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
             // The clock may have gone back since it joined.
-            match from.policy.try_acquire(from.state, due.max(oldest).min(now), n) {
+            match from.rule.take(due.max(oldest).min(now), now, &ask, after) {
                 Ok(charge) => {
                     let grant = Grant { charge, begun: self.lows.begin(), round: self.round };
                     if !matches!(kind, Kind::Nobody) {
@@ -299,46 +299,44 @@ impl<P: Policy, C: Timer> Queue<P, C> {
                         }
                         self.unseen[1] += 1;
                     }
-                    self.settle(from.policy, key, State::Granted(grant), after);
+                    self.settle(from.rule, key, State::Granted(grant), after);
                 }
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
-                    if from.policy.ready_at(from.state, now, 0, n) <= due {
+                    if from.rule.ready_at(now, &none, &ask) <= due {
                         // Or somebody is in between, or the policy does not agree with itself: look again, but do not spin.
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
                     }
                 }
-                Err(refusal) => self.settle(from.policy, key, State::Refused(refusal), after),
+                Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), after),
             }
         }
         None
     }
 
     /// After a change: weighs anew, and refuses at once those who will not be served by their deadline, or not at all.
-    fn retime(&mut self, from: &Source<'_, P>, now: Nanos, after: &mut After<C>) {
+    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
         // Counted anew: the sum so far is at the old rate.
-        self.weight = 0;
-        let mut ahead = 0u128;
+        let mut ahead = R::Ahead::default();
         let mut key = self.head;
         while let Some(entry) = self.entries.get(key as usize) {
-            let (n, next, deadline) = (entry.n, entry.next, entry.deadline);
-            if let Err(never) = from.policy.check(n) {
+            let (ask, next, deadline) = (entry.ask.clone(), entry.next, entry.deadline);
+            if let Err(never) = from.rule.check(&ask) {
                 // More than can be had at once now: it would keep all others waiting for ever.
-                self.settle(from.policy, key, State::Refused(never), after);
+                self.settle(from.rule, key, State::Refused(never), after);
                 key = next;
                 continue;
             }
-            let so_far = u64::try_from(ahead).unwrap_or(u64::MAX);
-            let due = from.policy.ready_at(from.state, now, so_far, n);
+            let due = from.rule.ready_at(now, &ahead, &ask);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
-                self.settle(from.policy, key, State::Refused(Refusal::Limited { retry_after }), after);
+                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
             } else {
-                ahead += u128::from(from.policy.weight(n));
+                from.rule.add(&mut ahead, &ask);
             }
             key = next;
         }
-        self.weight = ahead;
+        self.ahead = ahead;
     }
 
     /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a thread. Returns an alarm to be
@@ -398,22 +396,23 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     }
 
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.
-    pub(crate) fn see(&mut self, key: u32) -> Seen<C::Domain> {
+    pub(crate) fn see(&mut self, key: u32) -> Seen<R::Charge, C::Domain> {
         let Entry { kind, ref state, .. } = self.entries[key as usize];
-        let seen = match *state {
-            State::Waiting(_) => return Seen::Waiting(kind),
+        if let State::Waiting(_) = state {
+            return Seen::Waiting(kind);
+        }
+        match self.entries.remove(key as usize).state {
+            State::Waiting(_) => Seen::Waiting(kind),
             State::Granted(grant) => {
-                self.end_grant(kind, grant);
-                Seen::Granted
+                self.end_grant(kind, &grant);
+                Seen::Granted(grant.charge)
             }
             State::Refused(refusal) => Seen::Refused(refusal),
-        };
-        self.entries.remove(key as usize);
-        seen
+        }
     }
 
     /// A grant was seen, or given up. Returns the lowest level since.
-    fn end_grant(&mut self, kind: Kind<C::Domain>, grant: Grant<P::Charge>) -> u64 {
+    fn end_grant(&mut self, kind: Kind<C::Domain>, grant: &Grant<R::Charge>) -> u64 {
         match self.round.wrapping_sub(grant.round) {
             _ if matches!(kind, Kind::Nobody) => {}
             0 => self.unseen[1] -= 1,
@@ -449,38 +448,28 @@ impl<P: Policy, C: Timer> Queue<P, C> {
         self.leave_alarm(old, after);
     }
 
-    /// Gives back permits that were acquired and not used.
-    pub(crate) fn refund(&mut self, from: &Source<'_, P>, n: u32) {
-        let level = from.policy.refund(from.state, self.latest, n);
-        self.lows.note(level);
+    /// The latest time that anybody told.
+    pub(crate) fn latest(&self) -> Nanos {
+        self.latest
     }
 
-    /// Changes the rate or the burst, and with it the times of all who wait.
-    pub(crate) fn change(
-        &mut self,
-        from: &Source<'_, P>,
-        change: Change,
-        now: Nanos,
-        after: &mut After<C>,
-    ) -> Result<(), PolicyError> {
-        let level = from.policy.change(from.state, now, change)?;
+    /// Something gave permits back, and left the state at this level.
+    pub(crate) fn note(&mut self, level: u64) {
         self.lows.note(level);
-        self.retime(from, now, after);
-        Ok(())
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.
-    pub(crate) fn remove(&mut self, from: &Source<'_, P>, key: u32, after: &mut After<C>) {
+    pub(crate) fn remove(&mut self, from: &Source<'_, R>, key: u32, after: &mut After<C>) {
         if let State::Waiting(_) = self.entries[key as usize].state {
-            self.unlink(from.policy, key, after);
+            self.unlink(from.rule, key, after);
         }
         let Entry { kind, state, .. } = self.entries.remove(key as usize);
         match state {
             State::Waiting(waker) => after.discard.extend(waker),
             State::Granted(grant) => {
-                let lowest = self.end_grant(kind, grant);
+                let lowest = self.end_grant(kind, &grant);
                 // At the latest time: what overflowed by then is lost, also if the clock went back.
-                let level = from.policy.undo(from.state, self.latest, grant.charge, lowest);
+                let level = from.rule.undo(self.latest, grant.charge, lowest, after);
                 self.lows.note(level);
             }
             State::Refused(_) => {}
@@ -488,21 +477,21 @@ impl<P: Policy, C: Timer> Queue<P, C> {
     }
 
     /// When an entry is due, if nothing changes: zero time from now if it is granted.
-    pub(crate) fn due_in(&self, from: &Source<'_, P>, key: u32, now: Nanos) -> Duration {
+    pub(crate) fn due_in(&self, from: &Source<'_, R>, key: u32, now: Nanos) -> Duration {
         match &self.entries[key as usize].state {
             State::Waiting(_) => {}
             State::Granted(_) => return Duration::ZERO,
             State::Refused(_) => return Duration::MAX,
         }
-        let mut ahead = 0u64;
+        let mut ahead = R::Ahead::default();
         let mut at = self.head;
         while at != key
             && let Some(entry) = self.entries.get(at as usize)
         {
-            ahead = ahead.saturating_add(from.policy.weight(entry.n));
+            from.rule.add(&mut ahead, &entry.ask);
             at = entry.next;
         }
-        let due = from.policy.ready_at(from.state, now, ahead, self.entries[key as usize].n);
+        let due = from.rule.ready_at(now, &ahead, &self.entries[key as usize].ask);
         due.saturating_since(now).as_duration()
     }
 }

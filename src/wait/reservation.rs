@@ -10,6 +10,7 @@ use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::gate::{Gate, Poller, Wait};
 use crate::policy::{Policy, SmoothBursty};
+use crate::rule::Single;
 
 /// A place in the queue, taken at once: made by [`RateLimiter::reserve`](crate::RateLimiter::reserve).
 ///
@@ -43,12 +44,12 @@ use crate::policy::{Policy, SmoothBursty};
 /// ```
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<P, C>>,
-    wait: Wait,
+    gate: Arc<Gate<Single<P>, C>>,
+    wait: Wait<u32>,
 }
 
 impl<P: Policy, C: Timer> Reservation<P, C> {
-    pub(crate) fn new(gate: Arc<Gate<P, C>>, wait: Wait) -> Self {
+    pub(crate) fn new(gate: Arc<Gate<Single<P>, C>>, wait: Wait<u32>) -> Self {
         Reservation { gate, wait }
     }
 
@@ -74,7 +75,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// The number of permits reserved.
     #[must_use]
     pub fn permits(&self) -> u32 {
-        self.wait.permits()
+        *self.wait.ask()
     }
 }
 
@@ -91,7 +92,7 @@ impl<P: Policy, C: Timer> Future for Reservation<P, C> {
         if this.wait.is_done() {
             return Poll::Ready(Ok(Duration::ZERO));
         }
-        this.gate.poll(&mut this.wait, Poller::Task(context.waker()))
+        this.gate.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
     }
 }
 
@@ -103,6 +104,6 @@ impl<P: Policy, C: Timer> Drop for Reservation<P, C> {
 
 impl<P: Policy, C: Timer> fmt::Debug for Reservation<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reservation").field("permits", &self.wait.permits()).finish_non_exhaustive()
+        f.debug_struct("Reservation").field("permits", self.wait.ask()).finish_non_exhaustive()
     }
 }
