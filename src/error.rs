@@ -46,6 +46,12 @@ pub enum Refusal {
         /// How many can be in use at the same time.
         limit: u32,
     },
+    /// The key is new and there is no room for it. Only from a [`KeyedRateLimiter`](crate::KeyedRateLimiter).
+    #[cfg(feature = "keyed")]
+    TooManyKeys {
+        /// The most keys that can be known.
+        limit: usize,
+    },
     /// Zero permits were asked for, which is neither granted nor refused by any rule: ask for at least one.
     ZeroPermits,
 }
@@ -70,15 +76,15 @@ impl Refusal {
         match self {
             Refusal::Limited { retry_after: Duration::MAX } => None,
             Refusal::Limited { retry_after } => Some(retry_after),
-            Refusal::ExceedsBurst { .. } | Refusal::InUse { .. } | Refusal::ZeroPermits => None,
+            _ => None,
         }
     }
 
-    /// Whether it is [`Limited`](Refusal::Limited) or [`InUse`](Refusal::InUse): not because of the request itself. When to come again tells
+    /// Whether it is not because of the request itself: another time it may be granted. When to come again tells
     /// [`retry_after`](Refusal::retry_after).
     #[must_use]
     pub fn is_limited(self) -> bool {
-        matches!(self, Refusal::Limited { .. } | Refusal::InUse { .. })
+        !matches!(self, Refusal::ExceedsBurst { .. } | Refusal::ZeroPermits)
     }
 }
 
@@ -91,6 +97,8 @@ impl fmt::Display for Refusal {
                 write!(f, "{requested} permits requested, burst is {burst}")
             }
             Refusal::InUse { limit } => write!(f, "all {limit} permits are in use"),
+            #[cfg(feature = "keyed")]
+            Refusal::TooManyKeys { limit } => write!(f, "all {limit} keys are limited, no room for another"),
             Refusal::ZeroPermits => f.write_str("0 permits requested, at least 1 is needed"),
         }
     }

@@ -401,6 +401,15 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         }
     }
 
+    /// Whether nobody is in line, and nothing was set since it was made.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) == 0
+            && self.catch_up.load(Ordering::Relaxed)
+                == Nanos::from_duration(crate::limiter::CATCH_UP).as_u64()
+            && lock(&self.queue).is_unused()
+    }
+
     pub(crate) fn set_catch_up(&self, catch_up: Duration) {
         self.catch_up.store(Nanos::from_duration(catch_up).as_u64(), Ordering::Relaxed);
     }
@@ -471,9 +480,6 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
     pub(crate) fn status(&self) -> Status {
         let waiting = self.waiting();
         let now = self.clock.now();
-        let status = self.rule.policy.status(&self.rule.state, now);
-        let full_in = status.full_at.saturating_since(now).as_duration();
-        let available = if waiting == 0 { status.available } else { 0 };
-        Status { limit: status.limit, available, full_in, waiting }
+        Status::new(self.rule.policy.status(&self.rule.state, now), now, waiting)
     }
 }

@@ -135,6 +135,8 @@ pub mod clock;
 mod counting;
 mod error;
 mod gate;
+#[cfg(feature = "keyed")]
+pub mod keyed;
 mod limiter;
 mod nanos;
 pub mod policy;
@@ -150,6 +152,8 @@ mod loom_tests;
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, RateError, Refusal};
+#[cfg(feature = "keyed")]
+pub use keyed::{KeyedRateLimiter, WhenKeysFull};
 pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
 pub use policy::{

@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
 use crate::gate::{Gate, Wait};
-use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
+use crate::nanos::Nanos;
+use crate::policy::{Change, Policy, PolicyStatus, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::rule::Single;
 use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation, blocking};
@@ -75,7 +76,15 @@ pub struct Status {
 }
 
 /// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a busy executor more.
-const CATCH_UP: Duration = Duration::from_millis(10);
+pub(crate) const CATCH_UP: Duration = Duration::from_millis(10);
+
+impl Status {
+    pub(crate) fn new(status: PolicyStatus, now: Nanos, waiting: usize) -> Status {
+        let full_in = status.full_at.saturating_since(now).as_duration();
+        let available = if waiting == 0 { status.available } else { 0 };
+        Status { limit: status.limit, available, full_in, waiting }
+    }
+}
 
 impl RateLimiter<SmoothBursty> {
     /// A steady `rate` that saves up to one second's worth of unused permits: Guava's default.
@@ -113,6 +122,25 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     #[must_use]
     pub fn with_clock(policy: P, clock: C) -> Self {
         RateLimiter { gate: Arc::new(Gate::new(Single::new(policy, &clock), clock, CATCH_UP)) }
+    }
+
+    /// A limiter that goes on with a state.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn with_state(policy: P, state: P::State, clock: C) -> Self {
+        RateLimiter { gate: Arc::new(Gate::new(Single::with_state(policy, state), clock, CATCH_UP)) }
+    }
+
+    /// Whether nobody else has this limiter, nobody waits, and nothing was set but by its policy.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.gate) == 1 && self.gate.is_plain()
+    }
+
+    /// The state, unless somebody else has this limiter.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn into_state(self) -> Result<P::State, Self> {
+        let gate = Arc::try_unwrap(self.gate).map_err(|gate| RateLimiter { gate })?;
+        Ok(gate.rule.into_state())
     }
 
     /// Waits for one permit. Returns the time waited, zero if it was there.

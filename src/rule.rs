@@ -77,8 +77,17 @@ impl<T> std::ops::Deref for Alone<T> {
 impl<P: Policy> Single<P> {
     pub(crate) fn new<C: Timer>(policy: P, clock: &C) -> Single<P> {
         let policy = policy.anchored(clock.unix_time_at_zero());
-        let state = Alone(policy.start(clock.now()));
-        Single { policy, state }
+        let state = policy.start(clock.now());
+        Single::with_state(policy, state)
+    }
+
+    pub(crate) fn with_state(policy: P, state: P::State) -> Single<P> {
+        Single { policy, state: Alone(state) }
+    }
+
+    #[cfg(feature = "keyed")]
+    pub(crate) fn into_state(self) -> P::State {
+        self.state.0
     }
 }
 

@@ -26,6 +26,29 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// The lock of a shard: many look at the same time, one changes.
+#[cfg(all(feature = "keyed", not(all(test, tidegate_loom))))]
+pub(crate) use crossbeam_utils::sync::{
+    ShardedLock as ShardLock, ShardedLockReadGuard, ShardedLockWriteGuard,
+};
+#[cfg(all(feature = "keyed", test, tidegate_loom))]
+pub(crate) use loom::sync::{
+    RwLock as ShardLock, RwLockReadGuard as ShardedLockReadGuard, RwLockWriteGuard as ShardedLockWriteGuard,
+};
+
+/// Locks for looking. Goes on after a panic in another holder, as [`lock`] does.
+#[cfg(feature = "keyed")]
+#[inline]
+pub(crate) fn read<T>(lock: &ShardLock<T>) -> ShardedLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Locks for changing. Goes on after a panic in another holder, as [`lock`] does.
+#[cfg(feature = "keyed")]
+pub(crate) fn write<T>(lock: &ShardLock<T>) -> ShardedLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 #[cfg(all(test, tidegate_loom))]
 mod twin {
     use super::Ordering;

@@ -166,6 +166,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.len
     }
 
+    /// Whether it has no entry, also none that was granted and not seen.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn is_unused(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Tells the queue the time, before it does anything else.
     pub(crate) fn tell(&mut self, now: Nanos) {
         self.latest = self.latest.max(now);

@@ -1,0 +1,452 @@
+//! One limit for each key, in bounded memory.
+
+mod for_key;
+pub(crate) mod table;
+
+pub use for_key::ForKey;
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::table::{Found, Table};
+use crate::clock::{DefaultClock, Timer};
+use crate::error::Refusal;
+use crate::limiter::{RateLimiter, Status};
+use crate::policy::{Policy, TokenBucket};
+use crate::rate::Rate;
+use crate::wait::Reservation;
+
+/// A limiter for each key: the same policy for all, a state of its own for each, and never more than so many keys.
+///
+/// A key is known from its first request on, and begins as a new limiter would. Once it is as good as new again, full and with nothing
+/// owed or counted, it may be forgotten: nobody can tell the difference. (With a policy that starts empty, such as
+/// [`SmoothBursty`](crate::SmoothBursty), the difference is that it starts empty again.) A key that is limited is never
+/// forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest). Forgetting is done by the calls themselves, a few places of the
+/// table at each new key: there is no thread, no timer, and nothing to call.
+///
+/// | call | permits not due now |
+/// |---|---|
+/// | [`try_acquire`](KeyedRateLimiter::try_acquire), [`try_acquire_many`](KeyedRateLimiter::try_acquire_many) | refuses at once |
+/// | [`acquire`](KeyedRateLimiter::acquire), [`acquire_many`](KeyedRateLimiter::acquire_many) | waits, in a line for this key |
+/// | [`try_acquire_within`](KeyedRateLimiter::try_acquire_within), … | waits if it takes no longer |
+/// | [`limiter`](KeyedRateLimiter::limiter) | everything that a [`RateLimiter`] can do, for one key |
+///
+/// # Cost
+///
+/// A known key costs its state and itself, with what the table has free in between: about 21 bytes for a `u64` and a
+/// [`TokenBucket`] when the limiter is full, up to twice that before. A key for which somebody waits, or of which somebody has the
+/// [`limiter`](KeyedRateLimiter::limiter), costs a limiter, some 700 bytes, until nobody does any more.
+///
+/// A request for a known key takes the shared side of the lock of a small part of the table, where those who look do not
+/// disturb each other. It waits only while a key is added to that part or forgotten, well below a microsecond. The permit itself is taken by
+/// compare-and-swap, as in a plain limiter.
+///
+/// Keys are hashed with a seed of its own for each limiter. `Hash`, `Eq`, `Clone` and `Drop` of a key run while the table is locked and
+/// must not call the limiter.
+///
+/// # Fairness
+///
+/// First come, first served, for each key. Keys do not know of each other.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, TokenBucket};
+///
+/// let clock = ManualClock::new();
+/// let policy = TokenBucket::new(Rate::per_second(5), 2);
+/// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 100_000, clock.clone());
+/// users.try_acquire("alice")?;
+/// users.try_acquire("alice")?;
+/// assert_eq!(users.try_acquire("alice"), Err(Refusal::Limited { retry_after: Duration::from_millis(200) }));
+/// users.try_acquire("bob")?;
+/// assert_eq!(users.len(), 2);
+/// # Ok::<(), Refusal>(())
+/// ```
+pub struct KeyedRateLimiter<K, P: Policy + Clone = TokenBucket, C: Timer = DefaultClock> {
+    table: Arc<Table<K, P, C>>,
+}
+
+/// What becomes of a new key when the table is full of keys that are limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WhenKeysFull {
+    /// Its requests are refused: [`Refusal::TooManyKeys`].
+    #[default]
+    RefuseNew,
+    /// All that find no room share one limiter with the same policy.
+    ShareOne,
+    /// It takes the place of the key that is closest to fresh, of some that stand next to each other in the table. That key can
+    /// then have more than its limit: whoever has enough keys can free any. Choose it where losing count is better than refusing.
+    ForgetFreshest,
+}
+
+impl<K, P> KeyedRateLimiter<K, P>
+where
+    K: Hash + Eq,
+    P: Policy + Clone,
+{
+    /// At most `max_keys` keys, each with this policy, on the default clock.
+    ///
+    /// When that many are limited at the same time, new ones are refused; for another choice see
+    /// [`with_clock_and_choice`](KeyedRateLimiter::with_clock_and_choice). With 0 there is room for none. Memory is taken as keys come.
+    #[must_use]
+    pub fn new(policy: P, max_keys: usize) -> Self {
+        KeyedRateLimiter::with_clock(policy, max_keys, DefaultClock::new())
+    }
+}
+
+impl<K, P, C> KeyedRateLimiter<K, P, C>
+where
+    K: Hash + Eq,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    /// At most `max_keys` keys, each with this policy, on this clock.
+    #[must_use]
+    pub fn with_clock(policy: P, max_keys: usize, clock: C) -> Self {
+        let table = Table::new(policy, max_keys, WhenKeysFull::default(), clock);
+        KeyedRateLimiter { table: Arc::new(table) }
+    }
+
+    /// An empty limiter of the same kind, with another choice for when it is full.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket, WhenKeysFull};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(1), 1);
+    /// let limiter = KeyedRateLimiter::with_clock(policy, 1, ManualClock::new()).when_full(WhenKeysFull::ShareOne);
+    /// limiter.try_acquire(&1)?;
+    /// // No room: 2 and 3 share a limiter.
+    /// limiter.try_acquire(&2)?;
+    /// assert!(limiter.try_acquire(&3).is_err());
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn when_full(self, choice: WhenKeysFull) -> Self {
+        let Table { policy, max_keys, clock, .. } = &*self.table;
+        let table = Table::new(P::clone(policy), *max_keys, choice, clock.clone());
+        KeyedRateLimiter { table: Arc::new(table) }
+    }
+
+    /// Takes one permit of a key now, or refuses.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::Limited`] if no permit of this key is due, or others wait for it.
+    /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    #[inline]
+    pub fn try_acquire<Q>(&self, key: &Q) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.table.try_acquire(key, 1)
+    }
+
+    /// Takes `n` permits of a key now, or refuses.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](KeyedRateLimiter::try_acquire), and:
+    ///
+    /// - [`Refusal::ZeroPermits`] if `n` is 0.
+    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once.
+    #[inline]
+    pub fn try_acquire_many<Q>(&self, key: &Q, n: u32) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.table.try_acquire(key, n)
+    }
+
+    /// Waits for one permit of a key. Returns the time waited, zero if it was there.
+    ///
+    /// # Fairness
+    ///
+    /// First polled, first served, for each key.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{KeyedRateLimiter, Rate, TokenBucket, TokioClock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tidegate::Refusal> {
+    /// let policy = TokenBucket::new(Rate::per_second(5), 1);
+    /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1000, TokioClock::new());
+    /// assert_eq!(users.acquire("alice").await?, Duration::ZERO);
+    /// assert_eq!(users.acquire("alice").await?, Duration::from_millis(200));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn acquire<Q>(&self, key: &Q) -> Result<Duration, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.acquire_many(key, 1).await
+    }
+
+    /// Waits for `n` permits of a key at once. Returns the time waited.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    /// - The rest as [`RateLimiter::acquire_many`].
+    pub async fn acquire_many<Q>(&self, key: &Q, n: u32) -> Result<Duration, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        match self.try_first(key, n)? {
+            None => Ok(Duration::ZERO),
+            Some(line) => line.acquire_many(n).await,
+        }
+    }
+
+    /// Waits for one permit of a key if that takes no longer than `within`; else refuses at once and spends nothing.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    /// - The rest as [`RateLimiter::try_acquire_within`].
+    pub async fn try_acquire_within<Q>(&self, key: &Q, within: Duration) -> Result<Duration, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.try_acquire_many_within(key, 1, within).await
+    }
+
+    /// Waits for `n` permits of a key at once if that takes no longer than `within`; else refuses at once and spends nothing.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    /// - The rest as [`RateLimiter::try_acquire_many_within`].
+    pub async fn try_acquire_many_within<Q>(
+        &self,
+        key: &Q,
+        n: u32,
+        within: Duration,
+    ) -> Result<Duration, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        match self.try_first(key, n)? {
+            None => Ok(Duration::ZERO),
+            Some(line) => line.try_acquire_many_within(n, within).await,
+        }
+    }
+
+    /// Blocks the calling thread until it has `n` permits of a key at once. Returns the time waited.
+    ///
+    /// Threads and tasks wait in the same line. Do not call it from a task: it blocks the executor's thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
+    pub fn blocking_acquire_many<Q>(&self, key: &Q, n: u32) -> Result<Duration, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        match self.try_first(key, n)? {
+            None => Ok(Duration::ZERO),
+            Some(line) => line.blocking_acquire_many(n),
+        }
+    }
+
+    /// Takes a place in the line of a key for `n` permits, now, and tells when they are due.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
+    pub fn reserve<Q>(&self, key: &Q, n: u32) -> Result<Reservation<ForKey<P>, C>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.table.policy.check(n)?;
+        self.table.line(key)?.reserve(n)
+    }
+
+    /// The limiter of a key, with everything that a [`RateLimiter`] can do: pausing it, giving it another rate, combining it.
+    ///
+    /// As long as you keep it the key is not forgotten. A rate or burst that is changed through it holds for this key until the key is
+    /// [removed](KeyedRateLimiter::remove), and until then the key is not forgotten either.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it. With [`WhenKeysFull::ShareOne`] you get the limiter that all
+    /// without room share.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 5);
+    /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
+    /// users.limiter("alice")?.set_rate(Rate::per_second(50));
+    /// assert_eq!(users.status("alice").available, 5);
+    /// assert_eq!(users.limiter("alice")?.rate(), Rate::per_second(50));
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn limiter<Q>(&self, key: &Q) -> Result<RateLimiter<ForKey<P>, C>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.table.line(key)
+    }
+
+    /// Gives a key a rate of its own, until the key is [removed](KeyedRateLimiter::remove). What it owes or has in stock stays, by the
+    /// policy's rule.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    pub fn set_rate<Q>(&self, key: &Q, rate: Rate) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.table.own_line(key)?.set_rate(rate);
+        Ok(())
+    }
+
+    /// Gives back `n` permits of a key that were acquired and not used. Nothing if the key is not known: then it is full.
+    pub fn refund<Q>(&self, key: &Q, n: u32)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let Table { policy, clock, .. } = &*self.table;
+        if let Found::Line(line) = self.table.find(key, |state| policy.refund(state, clock.now(), n)) {
+            line.refund(n);
+        }
+    }
+
+    /// What a key could have now, and how many wait for it. A key that is not known is as a new one, and does not become known.
+    #[must_use]
+    pub fn status<Q>(&self, key: &Q) -> Status
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let Table { policy, clock, .. } = &*self.table;
+        let status = |state: &P::State| {
+            let now = clock.now();
+            Status::new(policy.status(state, now), now, 0)
+        };
+        match self.table.find(key, status) {
+            Found::Known(status) => status,
+            Found::Line(line) => line.status(),
+            Found::Nowhere => status(&policy.start(clock.now())),
+        }
+    }
+
+    /// Forgets a key, with what it owes and with a rate of its own. Returns whether it was known.
+    ///
+    /// Those who wait for it, or have its [`limiter`](KeyedRateLimiter::limiter), keep the old one to themselves: they are served as if nothing
+    /// had happened, while the next request of this key begins anew.
+    pub fn remove<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.table.remove(key)
+    }
+
+    /// All keys, and what each could have: a snapshot of one part of the table after the other.
+    ///
+    /// Keys that come or go meanwhile may be missed. No lock is held between two items.
+    pub fn iter(&self) -> impl Iterator<Item = (K, Status)> + '_
+    where
+        K: Clone,
+    {
+        let status = |(key, found)| match found {
+            Found::Known(status) => Some((key, status)),
+            Found::Line(line) => Some((key, RateLimiter::status(&line))),
+            Found::Nowhere => None,
+        };
+        self.table.shards().flat_map(move |keys| keys.into_iter().filter_map(status))
+    }
+
+    /// Forgets all keys that are as good as new, at once. There is no need to: new keys do it step by step.
+    pub fn sweep(&self) {
+        self.table.sweep_all();
+    }
+
+    /// How many keys are known.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether no key is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The most keys that can be known.
+    #[must_use]
+    pub fn max_keys(&self) -> usize {
+        self.table.max_keys
+    }
+
+    /// The policy of all keys that have none of their own.
+    #[must_use]
+    pub fn policy(&self) -> &P {
+        &self.table.policy
+    }
+
+    /// Takes `n` permits, or returns the line to wait in.
+    fn try_first<Q>(&self, key: &Q, n: u32) -> Result<Option<RateLimiter<ForKey<P>, C>>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        match self.table.try_acquire(key, n) {
+            Ok(()) => Ok(None),
+            Err(Refusal::Limited { .. }) => self.table.line(key).map(Some),
+            Err(refusal) => Err(refusal),
+        }
+    }
+}
+
+impl<K, P: Policy + Clone, C: Timer> Clone for KeyedRateLimiter<K, P, C> {
+    fn clone(&self) -> Self {
+        KeyedRateLimiter { table: self.table.clone() }
+    }
+}
+
+impl<K, P: Policy + Clone, C: Timer> fmt::Debug for KeyedRateLimiter<K, P, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedRateLimiter")
+            .field("policy", &self.table.policy)
+            .field("max_keys", &self.table.max_keys)
+            .field("when_full", &self.table.when_full)
+            .field("len", &self.table.len())
+            .finish()
+    }
+}

@@ -1,0 +1,510 @@
+//! The keys: which there are, which may be forgotten, and what becomes of one that has to wait.
+//!
+//! # States of a key
+//!
+//! | where | it costs | becomes |
+//! |---|---|---|
+//! | nowhere | nothing | known, by its first request |
+//! | known: a state in the table | its state and the key | a line, when somebody has to wait or asks for its limiter; nowhere, when it is as good as new |
+//! | a line: a whole limiter | a limiter | known or nowhere again, when nobody waits, nobody has the limiter, and nothing was set for this key |
+//!
+//! The state itself moves from the table into the line and back. So there is one state per key at any time, and whoever has a line
+//! needs no look into the table.
+//!
+//! # Locks
+//!
+//! The table is cut into shards by the keys' hashes, each under a lock of its own that is shared by those who only look.
+//!
+//! | operation | lock | why |
+//! |---|---|---|
+//! | take from a known state | shared, until the state is written | the state is neither moved nor forgotten meanwhile |
+//! | find a line | shared; then used without | it lives as long as anybody has it |
+//! | add, forget, make a line of a known key, and back | exclusive | nobody is taking |
+//!
+//! **No permit is lost or doubled by forgetting.** A key is judged and forgotten in one exclusive section. A grant before it is in
+//! the state that is judged; a request after it does not find the key and adds it anew, as good as it was.
+//!
+//! **Two first requests of a key.** Whoever comes second looks again under the exclusive lock, and finds it.
+//!
+//! **Nobody overtakes.** A waiter's line is in the table before its first poll returns. A request that begins later takes the shard's lock
+//! later, finds the line, and goes behind by the promise of the gate.
+//!
+//! **Bound.** The count of keys is raised before one is added and lowered after one is removed, so there are never more than allowed.
+//!
+//! **Readers do not disturb each other.** The lock is crossbeam's `ShardedLock`: a thread that looks writes to a line of its own.
+//! `docs/DESIGN.md` has the comparison with other maps.
+//!
+//! **Foreign code.** `Hash`, `Eq`, `Clone` and `Drop` of keys run under these locks; wakers and timers never do.
+//!
+//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do not look again, and that leave the
+//! state where it was.
+
+use std::borrow::Borrow;
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use super::WhenKeysFull;
+use super::for_key::ForKey;
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::limiter::{RateLimiter, Status};
+use crate::nanos::Nanos;
+use crate::policy::Policy;
+use crate::sync::{AtomicUsize, Ordering, ShardLock, read, write};
+
+/// How many keys a shard has on average when all are there: a table of 4096 places, filled as far as hashbrown fills one, less the
+/// deviation of a random share. So the tables are full when the limiter is, and their growth stops nobody for long.
+const SHARD: usize = 3344;
+
+/// More shards than this only cost memory.
+const MOST_SHARDS: usize = 1 << 14;
+
+/// How many places each new key looks at for others that may be forgotten. Two would keep up; more forgets sooner.
+const SWEEP: usize = 4;
+
+/// How many places a new key looks at when there is no room.
+const SEARCH: usize = 64;
+
+/// The keys of one limiter.
+pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
+    pub(crate) policy: Arc<P>,
+    pub(crate) clock: C,
+    hasher: DefaultHashBuilder,
+    shards: Box<[ShardLock<Shard<K, P, C>>]>,
+    /// How many keys there are, those included that are being added.
+    count: AtomicUsize,
+    pub(crate) max_keys: usize,
+    pub(crate) when_full: WhenKeysFull,
+    /// The shard in which a key without room looks next.
+    hand: AtomicUsize,
+    /// Of all keys without room, if they share one.
+    overflow: Line<P, C>,
+}
+
+pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
+    known: HashTable<(K, P::State)>,
+    lines: HashTable<(K, Line<P, C>)>,
+    /// The place at which sweeping goes on. Also moved by those who only look, and where it stands does not matter to anybody.
+    known_hand: AtomicUsize,
+    lines_hand: usize,
+}
+
+impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
+    fn new() -> Self {
+        Shard {
+            known: HashTable::new(),
+            lines: HashTable::new(),
+            known_hand: AtomicUsize::new(0),
+            lines_hand: 0,
+        }
+    }
+
+    /// The next so many places, each once.
+    fn peek_places(&self, places: usize) -> impl Iterator<Item = usize> + use<K, P, C> {
+        let (all, first) = (self.known.num_buckets(), self.known_hand.load(Ordering::Relaxed));
+        (0..places.min(all)).map(move |i| first.wrapping_add(i) % all)
+    }
+
+    fn skip_places(&self, places: usize) {
+        let places = places.min(self.known.num_buckets());
+        self.known_hand.fetch_add(places, Ordering::Relaxed);
+    }
+
+    /// The same, and goes on after them.
+    fn next_places(&self, places: usize) -> impl Iterator<Item = usize> + use<K, P, C> {
+        let next = self.peek_places(places);
+        self.skip_places(places);
+        next
+    }
+}
+
+/// Where a key is, for whoever has to do with it.
+pub(crate) enum Found<T, L> {
+    /// Its state was used.
+    Known(T),
+    /// It has a limiter of its own, or shares that of all without room.
+    Line(L),
+    /// It is not there.
+    Nowhere,
+}
+
+type Line<P, C> = RateLimiter<ForKey<P>, C>;
+
+/// A key, and what it could have or whom to ask.
+type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
+
+impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
+    /// How many keys there are.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+impl<K, P, C> Table<K, P, C>
+where
+    K: Hash + Eq,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    pub(crate) fn new(policy: P, max_keys: usize, when_full: WhenKeysFull, clock: C) -> Self {
+        let few = (max_keys / SEARCH).min(16);
+        let shards = max_keys.div_ceil(SHARD).max(few).clamp(1, MOST_SHARDS);
+        Table::with_shards(policy, max_keys, when_full, clock, shards)
+    }
+
+    pub(crate) fn with_shards(
+        policy: P,
+        max_keys: usize,
+        when_full: WhenKeysFull,
+        clock: C,
+        shards: usize,
+    ) -> Self {
+        let policy = Arc::new(policy.anchored(clock.unix_time_at_zero()));
+        let overflow = RateLimiter::with_clock(ForKey::new(policy.clone()), clock.clone());
+        Table {
+            policy,
+            clock,
+            hasher: DefaultHashBuilder::default(),
+            shards: (0..shards).map(|_| ShardLock::new(Shard::new())).collect(),
+            count: AtomicUsize::new(0),
+            max_keys,
+            when_full,
+            hand: AtomicUsize::new(0),
+            overflow,
+        }
+    }
+
+    /// The shard of a hash. Its tables take the lowest bits for places and the highest seven for tags, so this takes those between.
+    #[inline]
+    fn shard(&self, hash: u64) -> &ShardLock<Shard<K, P, C>> {
+        let middle = (hash >> 20) & u64::from(u32::MAX);
+        // Below the number of shards.
+        #[allow(clippy::cast_possible_truncation)]
+        let index = ((middle * self.shards.len() as u64) >> 32) as usize;
+        &self.shards[index]
+    }
+
+    /// Takes `n` permits of a key.
+    #[inline]
+    pub(crate) fn try_acquire<Q>(&self, key: &Q, n: u32) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let hash = self.hasher.hash_one(key);
+        {
+            let shard = read(self.shard(hash));
+            if shard.lines.is_empty()
+                && let Some((_, state)) = shard.known.find(hash, |(known, _)| known.borrow() == key)
+            {
+                return self.policy.try_acquire(state, self.clock.now(), n).map(drop);
+            }
+        }
+        self.try_acquire_slow(hash, key, n)
+    }
+
+    /// The same for a key that is new, or in a shard in which somebody waits.
+    #[cold]
+    fn try_acquire_slow<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let take = |state: &P::State| self.policy.try_acquire(state, self.clock.now(), n).map(drop);
+        let found = match self.find_hashed(hash, key, take) {
+            Found::Nowhere => {
+                // A request that can never be granted leaves no trace.
+                self.policy.check(n)?;
+                self.add(hash, key, take)?
+            }
+            found => found,
+        };
+        match found {
+            Found::Known(answer) => answer,
+            // Outside of the shard's lock.
+            Found::Line(limiter) => limiter.try_acquire_many(n),
+            // It was added.
+            Found::Nowhere => Err(self.no_room()),
+        }
+    }
+
+    /// Looks for a key, and if it is known does something with its state.
+    pub(crate) fn find<Q, T>(&self, key: &Q, work: impl FnOnce(&P::State) -> T) -> Found<T, Line<P, C>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.find_hashed(self.hasher.hash_one(key), key, work)
+    }
+
+    fn find_hashed<Q, T>(&self, hash: u64, key: &Q, work: impl FnOnce(&P::State) -> T) -> Found<T, Line<P, C>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let shard = read(self.shard(hash));
+        if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
+            return Found::Line(line.clone());
+        }
+        match shard.known.find(hash, |(known, _)| known.borrow() == key) {
+            Some((_, state)) => Found::Known(work(state)),
+            None => Found::Nowhere,
+        }
+    }
+
+    /// Adds a key, unless somebody did meanwhile, and does something with its state.
+    fn add<Q, T>(
+        &self,
+        hash: u64,
+        key: &Q,
+        work: impl Fn(&P::State) -> T,
+    ) -> Result<Found<T, Line<P, C>>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let added = self.with_room(|now| {
+            let mut shard = write(self.shard(hash));
+            if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
+                return Some(Found::Line(line.clone()));
+            }
+            if let Some((_, state)) = shard.known.find(hash, |(known, _)| known.borrow() == key) {
+                return Some(Found::Known(work(state)));
+            }
+            self.sweep(&mut shard, now, SWEEP);
+            self.count_one()?;
+            let new = (key.to_owned(), self.policy.start(now));
+            let entry = shard.known.insert_unique(hash, new, |(known, _)| self.hasher.hash_one(known));
+            Some(Found::Known(work(&entry.get().1)))
+        });
+        added.or_else(|refusal| match self.when_full {
+            WhenKeysFull::ShareOne => Ok(Found::Line(self.overflow.clone())),
+            WhenKeysFull::RefuseNew | WhenKeysFull::ForgetFreshest => Err(refusal),
+        })
+    }
+
+    /// The limiter of a key, or the one that all without room share.
+    pub(crate) fn line<Q>(&self, key: &Q) -> Result<Line<P, C>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.own_line(key).or_else(|refusal| match self.when_full {
+            WhenKeysFull::ShareOne => Ok(self.overflow.clone()),
+            WhenKeysFull::RefuseNew | WhenKeysFull::ForgetFreshest => Err(refusal),
+        })
+    }
+
+    /// The limiter of a key, which has one of its own from then on.
+    pub(crate) fn own_line<Q>(&self, key: &Q) -> Result<Line<P, C>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let hash = self.hasher.hash_one(key);
+        if let Some((_, line)) = read(self.shard(hash)).lines.find(hash, |(known, _)| known.borrow() == key) {
+            return Ok(line.clone());
+        }
+        self.with_room(|now| {
+            let mut shard = write(self.shard(hash));
+            if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
+                return Some(line.clone());
+            }
+            self.settle_lines(&mut shard, now);
+            let (key, state) = match shard.known.find_entry(hash, |(known, _)| known.borrow() == key) {
+                Ok(entry) => entry.remove().0,
+                Err(_) => {
+                    self.count_one()?;
+                    (key.to_owned(), self.policy.start(now))
+                }
+            };
+            let line = RateLimiter::with_state(ForKey::new(self.policy.clone()), state, self.clock.clone());
+            let hasher = |(known, _): &(K, Line<P, C>)| self.hasher.hash_one(known);
+            shard.lines.insert_unique(hash, (key, line.clone()), hasher);
+            Some(line)
+        })
+    }
+
+    /// Does what may need room for one more key, and makes room until there is some, or cannot be any.
+    fn with_room<T>(&self, mut work: impl FnMut(Nanos) -> Option<T>) -> Result<T, Refusal> {
+        // Others may take the room that this one makes, but not always.
+        for _ in 0..8 {
+            let now = self.clock.now();
+            if let Some(done) = work(now) {
+                return Ok(done);
+            }
+            if !self.make_room(now) {
+                break;
+            }
+        }
+        Err(self.no_room())
+    }
+
+    fn no_room(&self) -> Refusal {
+        Refusal::TooManyKeys { limit: self.max_keys }
+    }
+
+    /// Counts a key that is about to be added, if it may be.
+    fn count_one(&self) -> Option<()> {
+        let more = |count: usize| (count < self.max_keys).then(|| count + 1);
+        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(drop)
+    }
+
+    fn uncount(&self, keys: usize) {
+        self.count.fetch_sub(keys, Ordering::Relaxed);
+    }
+
+    /// Whether a state is as good as new.
+    fn is_fresh(&self, state: &P::State, now: Nanos) -> bool {
+        self.policy.status(state, now).full_at <= now
+    }
+
+    /// Forgets those of the next places that are as good as new. Returns how many.
+    fn sweep(&self, shard: &mut Shard<K, P, C>, now: Nanos, places: usize) -> usize {
+        let mut forgotten = 0;
+        for place in shard.next_places(places) {
+            if let Ok(entry) = shard.known.get_bucket_entry(place)
+                && self.is_fresh(&entry.get().1, now)
+            {
+                entry.remove();
+                forgotten += 1;
+            }
+        }
+        self.uncount(forgotten);
+        forgotten
+    }
+
+    /// Turns some of the lines that nobody needs back into known keys, or forgets them. Returns how many were forgotten.
+    fn settle_lines(&self, shard: &mut Shard<K, P, C>, now: Nanos) -> usize {
+        let mut forgotten = 0;
+        let places = shard.lines.num_buckets();
+        for _ in 0..SWEEP.min(places) {
+            shard.lines_hand = (shard.lines_hand + 1) % places;
+            let Ok(entry) = shard.lines.get_bucket_entry(shard.lines_hand) else { continue };
+            if !entry.get().1.is_idle() || entry.get().1.policy().is_own() {
+                continue;
+            }
+            let ((key, line), _) = entry.remove();
+            let hash = self.hasher.hash_one(&key);
+            match line.into_state() {
+                Ok(state) if self.is_fresh(&state, now) => forgotten += 1,
+                Ok(state) => {
+                    shard.known.insert_unique(hash, (key, state), |(known, _)| self.hasher.hash_one(known));
+                }
+                // Its alarm is ringing just now.
+                Err(line) => {
+                    shard.lines.insert_unique(hash, (key, line), |(known, _)| self.hasher.hash_one(known));
+                }
+            }
+        }
+        self.uncount(forgotten);
+        forgotten
+    }
+
+    /// Looks around for keys that may be forgotten. Returns whether there was one.
+    fn make_room(&self, now: Nanos) -> bool {
+        let mut looked = 0;
+        for lock in self.all_from_hand() {
+            if looked >= SEARCH {
+                break;
+            }
+            let (fresh, lines) = {
+                let shard = read(lock);
+                looked += shard.known.num_buckets().clamp(1, SEARCH);
+                let mut places = shard.peek_places(SEARCH);
+                let fresh =
+                    |place| shard.known.get_bucket(place).is_some_and(|(_, state)| self.is_fresh(state, now));
+                (places.any(fresh), !shard.lines.is_empty())
+            };
+            if fresh || lines {
+                let mut shard = write(lock);
+                if self.settle_lines(&mut shard, now) + self.sweep(&mut shard, now, SEARCH) > 0 {
+                    return true;
+                }
+            } else {
+                read(lock).skip_places(SEARCH);
+            }
+        }
+        matches!(self.when_full, WhenKeysFull::ForgetFreshest) && self.forget_freshest(now)
+    }
+
+    /// Forgets the key that is closest to fresh, of those that stand next to each other somewhere. Returns whether there was one.
+    fn forget_freshest(&self, now: Nanos) -> bool {
+        for lock in self.all_from_hand() {
+            let mut shard = write(lock);
+            let full_at = |place: &usize| {
+                let (_, state) = shard.known.get_bucket(*place)?;
+                Some(self.policy.status(state, now).full_at)
+            };
+            let known = shard.next_places(SEARCH).filter_map(|place| Some((full_at(&place)?, place)));
+            if let Some((_, place)) = known.min()
+                && let Ok(entry) = shard.known.get_bucket_entry(place)
+            {
+                entry.remove();
+                self.uncount(1);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// All shards, from another one each time.
+    fn all_from_hand(&self) -> impl Iterator<Item = &ShardLock<Shard<K, P, C>>> {
+        let first = self.hand.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+        let (before, after) = self.shards.split_at(first);
+        after.iter().chain(before)
+    }
+
+    /// Forgets a key and what it owes. Returns whether it was known. Whoever has its limiter keeps that.
+    pub(crate) fn remove<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.hasher.hash_one(key);
+        let mut shard = write(self.shard(hash));
+        let known = shard.known.find_entry(hash, |(known, _)| known.borrow() == key).ok();
+        let known = known.map(|entry| entry.remove().0);
+        let line = shard.lines.find_entry(hash, |(known, _)| known.borrow() == key).ok();
+        let line = line.map(|entry| entry.remove().0);
+        drop(shard);
+        let found = known.is_some() || line.is_some();
+        self.uncount(usize::from(found));
+        // The line is dropped here, without the lock.
+        found
+    }
+
+    /// Forgets all keys that are as good as new.
+    pub(crate) fn sweep_all(&self) {
+        for lock in &self.shards {
+            let now = self.clock.now();
+            let mut shard = write(lock);
+            let (places, lines) = (shard.known.num_buckets(), shard.lines.num_buckets());
+            for _ in 0..lines.div_ceil(SWEEP) {
+                self.settle_lines(&mut shard, now);
+            }
+            self.sweep(&mut shard, now, places);
+        }
+    }
+}
+
+impl<K, P, C> Table<K, P, C>
+where
+    K: Clone,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    /// The keys of one shard after the other.
+    pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<Snapshot<K, P, C>>> {
+        self.shards.iter().map(|lock| {
+            let (shard, now) = (read(lock), self.clock.now());
+            let known = shard.known.iter().map(|(key, state)| {
+                (key.clone(), Found::Known(Status::new(self.policy.status(state, now), now, 0)))
+            });
+            let lines = shard.lines.iter().map(|(key, line)| (key.clone(), Found::Line(line.clone())));
+            known.chain(lines).collect()
+        })
+    }
+}

@@ -1,0 +1,362 @@
+//! One limit for each key: what the table of keys does, on a manual clock.
+#![cfg(feature = "keyed")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use support::MS;
+use tidegate::keyed::ForKey;
+use tidegate::{
+    AnyPolicy, KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, SmoothBursty, TokenBucket,
+    TokioClock, WhenKeysFull,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+type Keys = KeyedRateLimiter<u64, TokenBucket, ManualClock>;
+
+/// One permit per second for each key, and no burst.
+fn one_per_second(max_keys: usize, choice: WhenKeysFull) -> (Keys, ManualClock) {
+    let clock = ManualClock::new();
+    let keys =
+        KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), max_keys, clock.clone());
+    (keys.when_full(choice), clock)
+}
+
+#[test]
+fn keys_do_not_know_of_each_other() {
+    let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
+    assert_eq!([1, 2, 1].map(|key| keys.try_acquire(&key).is_ok()), [true, true, false]);
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(keys.try_acquire(&1), Ok(()));
+}
+
+#[test]
+fn a_borrowed_key_finds_the_owned_one() {
+    let policy = TokenBucket::new(Rate::per_second(1), 1);
+    let keys: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
+    assert_eq!(keys.try_acquire("a"), Ok(()));
+    assert!(keys.try_acquire(&"a".to_owned()).is_err());
+    assert_eq!(keys.iter().map(|(key, _)| key).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn a_full_table_refuses_a_new_key_until_one_is_as_good_as_new() {
+    let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
+    assert_eq!([1, 2].map(|key| keys.try_acquire(&key)), [Ok(()), Ok(())]);
+    let refusal = keys.try_acquire(&3);
+    assert_eq!(refusal, Err(Refusal::TooManyKeys { limit: 2 }));
+    assert_eq!(
+        refusal.map_err(|refusal| refusal.to_string()),
+        Err("all 2 keys are limited, no room for another".into())
+    );
+    clock.advance(Duration::from_secs(1) - Duration::from_nanos(1));
+    assert!(keys.try_acquire(&3).is_err());
+    clock.advance(Duration::from_nanos(1));
+    assert_eq!(keys.try_acquire(&3), Ok(()));
+    assert!(keys.len() <= 2);
+}
+
+#[test]
+fn those_without_room_share_one_limiter() {
+    let (keys, clock) = one_per_second(1, WhenKeysFull::ShareOne);
+    assert_eq!([1, 2, 3].map(|key| keys.try_acquire(&key).is_ok()), [true, true, false]);
+    assert!(keys.set_rate(&3, Rate::per_second(9)).is_err(), "a rate of its own needs room");
+    clock.advance(Duration::from_millis(999));
+    assert_eq!([2, 3].map(|key| keys.try_acquire(&key).is_ok()), [false, false]);
+}
+
+#[test]
+fn the_freshest_gives_up_its_place() {
+    let (keys, clock) = one_per_second(2, WhenKeysFull::ForgetFreshest);
+    assert_eq!(keys.try_acquire(&1), Ok(()));
+    clock.advance(500 * MS);
+    assert_eq!([2, 3].map(|key| keys.try_acquire(&key)), [Ok(()), Ok(())]);
+    // 1 had half a second to go, 2 a whole one.
+    assert_eq!((keys.len(), keys.status(&1).available, keys.status(&2).available), (2, 1, 0));
+}
+
+#[test]
+fn a_request_that_can_never_be_granted_adds_no_key() {
+    let (keys, _) = one_per_second(2, WhenKeysFull::RefuseNew);
+    assert_eq!(keys.try_acquire_many(&1, 2), Err(Refusal::ExceedsBurst { requested: 2, burst: 1 }));
+    assert_eq!(keys.try_acquire_many(&1, 0), Err(Refusal::ZeroPermits));
+    assert!(keys.reserve(&1, 2).is_err());
+    assert!(keys.is_empty());
+    assert_eq!(keys.status(&1).available, 1);
+    keys.refund(&1, 1);
+    assert!(keys.is_empty());
+}
+
+#[test]
+fn without_room_for_any_key_all_are_refused() {
+    let (keys, _) = one_per_second(0, WhenKeysFull::RefuseNew);
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::TooManyKeys { limit: 0 }));
+    let (keys, _) = one_per_second(0, WhenKeysFull::ForgetFreshest);
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::TooManyKeys { limit: 0 }));
+    let (keys, _) = one_per_second(0, WhenKeysFull::ShareOne);
+    assert_eq!([1, 2].map(|key| keys.try_acquire(&key).is_ok()), [true, false]);
+}
+
+#[test]
+fn the_most_keys_that_can_be_asked_for_are_no_problem() {
+    let (keys, _) = one_per_second(usize::MAX, WhenKeysFull::RefuseNew);
+    assert_eq!(keys.try_acquire(&1), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_a_key_are_served_in_order() -> Result<(), Refusal> {
+    let policy = TokenBucket::new(Rate::per_second(10), 1);
+    let keys: KeyedRateLimiter<&str, _, _> = KeyedRateLimiter::with_clock(policy, 10, TokioClock::new());
+    keys.try_acquire(&"a")?;
+    let (first, other, second) = tokio::join!(keys.acquire(&"a"), keys.acquire(&"b"), keys.acquire(&"a"));
+    assert_eq!((first, other, second), (Ok(100 * MS), Ok(Duration::ZERO), Ok(200 * MS)));
+    Ok(())
+}
+
+#[test]
+fn a_try_does_not_overtake_who_waits_for_the_key() {
+    let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
+    assert_eq!(keys.try_acquire(&1), Ok(()));
+    let mut waiting = spawn(keys.acquire(&1));
+    assert_pending!(waiting.poll());
+    assert_eq!(keys.status(&1).waiting, 1);
+    clock.advance(Duration::from_secs(1));
+    assert!(keys.try_acquire(&1).is_err());
+    assert_eq!(assert_ready!(waiting.poll()), Ok(Duration::from_secs(1)));
+}
+
+#[test]
+fn a_dropped_wait_leaves_no_trace() {
+    let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
+    assert_eq!(keys.try_acquire(&1), Ok(()));
+    for _ in 0..100 {
+        let mut waiting = spawn(keys.acquire(&1));
+        assert_pending!(waiting.poll());
+    }
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(keys.status(&1).available, 1);
+    keys.sweep();
+    assert!(keys.is_empty(), "it does not stay a limiter for ever");
+}
+
+#[test]
+fn a_key_that_somebody_waits_for_is_not_forgotten() {
+    let (keys, clock) = one_per_second(1, WhenKeysFull::ForgetFreshest);
+    assert_eq!(keys.try_acquire(&1), Ok(()));
+    let mut waiting = spawn(keys.acquire(&1));
+    assert_pending!(waiting.poll());
+    assert!(keys.try_acquire(&2).is_err());
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(assert_ready!(waiting.poll()), Ok(Duration::from_secs(1)));
+    drop(waiting);
+    // Its state went back into the table, with what it owes.
+    clock.advance(500 * MS);
+    assert_eq!(keys.try_acquire(&2), Ok(()));
+    assert_eq!(keys.status(&2).available, 0);
+}
+
+#[test]
+fn a_key_that_is_settled_keeps_what_it_owes() {
+    let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
+    assert_eq!(keys.try_acquire(&1), Ok(()));
+    drop(keys.limiter(&1));
+    keys.sweep();
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(1) }));
+    clock.advance(Duration::from_secs(1));
+    keys.sweep();
+    assert!(keys.is_empty());
+}
+
+#[test]
+fn a_rate_of_its_own_stays_until_the_key_is_removed() -> Result<(), Refusal> {
+    let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
+    keys.try_acquire(&1)?;
+    keys.set_rate(&1, Rate::per_second(10))?;
+    clock.advance(Duration::from_secs(60));
+    keys.sweep();
+    keys.try_acquire(&1)?;
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: 100 * MS }));
+    keys.try_acquire(&2)?;
+    assert_eq!(keys.try_acquire(&2), Err(Refusal::Limited { retry_after: Duration::from_secs(1) }));
+    assert!(keys.remove(&1));
+    assert!(!keys.remove(&1));
+    keys.try_acquire(&1)?;
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(1) }));
+    Ok(())
+}
+
+#[test]
+fn who_waits_for_a_removed_key_is_served() {
+    let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
+    assert_eq!(keys.try_acquire(&1), Ok(()));
+    let mut waiting = spawn(keys.acquire(&1));
+    assert_pending!(waiting.poll());
+    assert!(keys.remove(&1));
+    assert_eq!(keys.len(), 0);
+    assert_eq!(keys.try_acquire(&1), Ok(()), "it begins anew");
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(assert_ready!(waiting.poll()), Ok(Duration::from_secs(1)));
+}
+
+#[test]
+fn one_that_starts_empty_starts_empty_again() -> Result<(), Refusal> {
+    let clock = ManualClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(10));
+    let keys = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
+    keys.try_acquire(&1)?;
+    clock.advance(Duration::from_secs(1));
+    // One second's worth is not yet saved: 100 ms of it were spent.
+    keys.sweep();
+    assert_eq!(keys.len(), 1);
+    clock.advance(100 * MS);
+    keys.sweep();
+    assert_eq!((keys.len(), keys.status(&1).available), (0, 1));
+    Ok(())
+}
+
+#[test]
+fn any_policy_can_be_keyed() -> Result<(), Box<dyn std::error::Error>> {
+    for text in [
+        "token_bucket 2/s burst 2",
+        "leaky_bucket 2/s",
+        "fixed_window 2/s",
+        "sliding_window 2/s cells 4",
+        "sliding_estimate 2/s",
+        "sliding_log 2/s",
+        "smooth_bursty 2/s",
+        "smooth_warming_up 2/s warm_up 1s",
+        "unlimited",
+        "blocked",
+    ] {
+        let clock = ManualClock::new();
+        let policy = || text.parse::<AnyPolicy>().map_err(|error| format!("{text}: {error}"));
+        let keys = KeyedRateLimiter::with_clock(policy()?, 10, clock.clone());
+        let plain = RateLimiter::with_clock(policy()?, clock.clone());
+        for step in 0..40u32 {
+            assert_eq!(keys.try_acquire(&1), plain.try_acquire(), "{text} at step {step}");
+            clock.advance(if step % 3 == 0 { 10 * MS } else { 170 * MS });
+        }
+        clock.advance(Duration::from_secs(100));
+        keys.sweep();
+        assert_eq!(keys.len(), usize::from(text == "blocked"), "{text}");
+    }
+    Ok(())
+}
+
+type Line = RateLimiter<ForKey<TokenBucket>, ManualClock>;
+
+fn is_shareable<T: Send + Sync + 'static>(_: &T) {}
+
+#[test]
+fn it_can_be_shared_and_its_futures_sent() {
+    let (keys, _) = one_per_second(1, WhenKeysFull::RefuseNew);
+    is_shareable(&keys);
+    let is_send = |_: &dyn Send| ();
+    is_send(&keys.acquire(&1));
+    is_send(&keys.try_acquire_within(&1, MS));
+    let line: Option<Line> = keys.limiter(&1).ok();
+    is_shareable(&line);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Try(u64, u32),
+    Wait(u64, u32),
+    Drop(usize),
+    Refund(u64, u32),
+    Handle(u64),
+    Release,
+    Advance(u64),
+    Sweep,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        8 => (0..6u64, 1..5u32).prop_map(|(key, n)| Act::Try(key, n)),
+        4 => (0..6u64, 1..4u32).prop_map(|(key, n)| Act::Wait(key, n)),
+        2 => (0..4usize).prop_map(Act::Drop),
+        1 => (0..6u64, 1..3u32).prop_map(|(key, n)| Act::Refund(key, n)),
+        1 => (0..6u64).prop_map(Act::Handle),
+        1 => Just(Act::Release),
+        5 => (0..1500u64).prop_map(Act::Advance),
+        1 => Just(Act::Sweep),
+    ];
+    proptest::collection::vec(act, 1..120)
+}
+
+type Answer = Result<Duration, Refusal>;
+type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
+
+fn poll(future: &mut Future) -> Poll<Answer> {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+proptest! {
+    /// Against one plain limiter for each key, kept for ever. A key without room is refused and leaves no trace; all
+    /// others are told the same, whatever was forgotten, moved into a limiter of its own or back.
+    #[test]
+    fn as_if_nothing_was_ever_forgotten(acts in acts(), max_keys in 1..7usize, windowed in any::<bool>()) {
+        let text = if windowed { "sliding_log 3/s" } else { "token_bucket 3/s burst 3" };
+        let policy = || text.parse::<AnyPolicy>();
+        let clock = ManualClock::new();
+        let keys = KeyedRateLimiter::with_clock(policy()?, max_keys, clock.clone());
+        let all: HashMap<u64, _> = (0..6)
+            .map(|key| Ok((key, RateLimiter::with_clock(policy()?, clock.clone()))))
+            .collect::<Result<_, tidegate::ConfigError>>()?;
+        let is_known = |key: u64| keys.iter().any(|(known, _)| known == key);
+        let (mut handles, mut waiting) = (Vec::new(), Vec::<(Future, Future)>::new());
+        for act in acts {
+            match act {
+                Act::Try(key, n) => match keys.try_acquire_many(&key, n) {
+                    Err(Refusal::TooManyKeys { limit }) => {
+                        prop_assert_eq!((limit, keys.len(), is_known(key)), (max_keys, max_keys, false));
+                        let mut held = keys.iter().map(|(key, status)| status.full_in.is_zero()
+                            && !handles.iter().any(|(held, _)| *held == key));
+                        prop_assert!(waiting.len() > 0 || !held.any(|free| free), "there was room");
+                    }
+                    answer => prop_assert_eq!(answer, all[&key].try_acquire_many(n)),
+                },
+                Act::Wait(key, n) => {
+                    let (keys, plain) = (keys.clone(), all[&key].clone());
+                    let mut one: Future = Box::pin(async move { keys.acquire_many(&key, n).await });
+                    let mut other: Future = Box::pin(async move { plain.acquire_many(n).await });
+                    let answer = poll(&mut one);
+                    if !matches!(answer, Poll::Ready(Err(Refusal::TooManyKeys { .. }))) {
+                        prop_assert_eq!(answer, poll(&mut other));
+                        if answer.is_pending() {
+                            waiting.push((one, other));
+                        }
+                    }
+                }
+                Act::Drop(i) => drop((i < waiting.len()).then(|| waiting.remove(i))),
+                Act::Refund(key, n) => {
+                    keys.refund(&key, n);
+                    all[&key].refund(n);
+                }
+                Act::Handle(key) => handles.extend(keys.limiter(&key).map(|limiter| (key, limiter))),
+                Act::Release => handles.clear(),
+                Act::Advance(ms) => clock.advance(Duration::from_millis(ms)),
+                Act::Sweep => keys.sweep(),
+            }
+            let mut still = Vec::new();
+            for (mut one, mut other) in waiting {
+                let answer = poll(&mut one);
+                prop_assert_eq!(answer, poll(&mut other));
+                if answer.is_pending() {
+                    still.push((one, other));
+                }
+            }
+            waiting = still;
+            prop_assert!(keys.len() <= max_keys);
+            for (key, plain) in &all {
+                prop_assert_eq!(keys.status(key), plain.status(), "key {}", key);
+            }
+        }
+    }
+}
