@@ -2,6 +2,8 @@
 
 mod cell;
 mod gate;
+#[cfg(feature = "keyed")]
+mod keyed;
 mod published;
 mod sliding_log;
 mod sliding_window;

@@ -54,9 +54,12 @@ use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::sync::{AtomicUsize, Ordering, ShardLock, read, write};
 
-/// How many keys a shard has on average when all are there: a table of 4096 places, filled as far as hashbrown fills one, less the
-/// deviation of a random share. So the tables are full when the limiter is, and their growth stops nobody for long.
-const SHARD: usize = 3344;
+/// How many keys a shard has on average when all are there: a table of 4096 places, filled as far as hashbrown fills one, less four times
+/// the deviation of a random share, less `SPARE`. So no table has to double for the last keys, and its growth stops nobody for long.
+const SHARD: usize = 3280;
+
+/// A table that is used up by places of forgotten keys is made anew, instead of twice as large, if that frees so many.
+const SPARE: usize = 64;
 
 /// More shards than this only cost memory.
 const MOST_SHARDS: usize = 1 << 14;
@@ -72,7 +75,7 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) policy: Arc<P>,
     pub(crate) clock: C,
     hasher: DefaultHashBuilder,
-    shards: Box<[ShardLock<Shard<K, P, C>>]>,
+    pub(crate) shards: Box<[ShardLock<Shard<K, P, C>>]>,
     /// How many keys there are, those included that are being added.
     count: AtomicUsize,
     pub(crate) max_keys: usize,
@@ -84,8 +87,8 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
 }
 
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
-    known: HashTable<(K, P::State)>,
-    lines: HashTable<(K, Line<P, C>)>,
+    pub(crate) known: HashTable<(K, P::State)>,
+    pub(crate) lines: HashTable<(K, Line<P, C>)>,
     /// The place at which sweeping goes on. Also moved by those who only look, and where it stands does not matter to anybody.
     known_hand: AtomicUsize,
     lines_hand: usize,
@@ -265,7 +268,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let added = self.with_room(|now| {
+        let added = self.with_room(hash, |now| {
             let mut shard = write(self.shard(hash));
             if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
                 return Some(Found::Line(line.clone()));
@@ -275,9 +278,10 @@ where
             }
             self.sweep(&mut shard, now, SWEEP);
             self.count_one()?;
-            let new = (key.to_owned(), self.policy.start(now));
-            let entry = shard.known.insert_unique(hash, new, |(known, _)| self.hasher.hash_one(known));
-            Some(Found::Known(work(&entry.get().1)))
+            let state = self.policy.start(now);
+            let answer = work(&state);
+            self.insert(&mut shard, hash, key.to_owned(), state);
+            Some(Found::Known(answer))
         });
         added.or_else(|refusal| match self.when_full {
             WhenKeysFull::ShareOne => Ok(Found::Line(self.overflow.clone())),
@@ -307,7 +311,7 @@ where
         if let Some((_, line)) = read(self.shard(hash)).lines.find(hash, |(known, _)| known.borrow() == key) {
             return Ok(line.clone());
         }
-        self.with_room(|now| {
+        self.with_room(hash, |now| {
             let mut shard = write(self.shard(hash));
             if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
                 return Some(line.clone());
@@ -328,14 +332,14 @@ where
     }
 
     /// Does what may need room for one more key, and makes room until there is some, or cannot be any.
-    fn with_room<T>(&self, mut work: impl FnMut(Nanos) -> Option<T>) -> Result<T, Refusal> {
+    fn with_room<T>(&self, hash: u64, mut work: impl FnMut(Nanos) -> Option<T>) -> Result<T, Refusal> {
         // Others may take the room that this one makes, but not always.
         for _ in 0..8 {
             let now = self.clock.now();
             if let Some(done) = work(now) {
                 return Ok(done);
             }
-            if !self.make_room(now) {
+            if !self.make_room(hash, now) {
                 break;
             }
         }
@@ -354,6 +358,20 @@ where
 
     fn uncount(&self, keys: usize) {
         self.count.fetch_sub(keys, Ordering::Relaxed);
+    }
+
+    /// Adds a known key.
+    fn insert(&self, shard: &mut Shard<K, P, C>, hash: u64, key: K, state: P::State) {
+        let known = &mut shard.known;
+        let hasher = |(known, _): &(K, P::State)| self.hasher.hash_one(known);
+        // What hashbrown fills of its places, at most.
+        let most = known.num_buckets() / 8 * 7;
+        if known.len() == known.capacity() && known.len() + SPARE <= most {
+            for entry in std::mem::replace(known, HashTable::with_capacity(most)) {
+                known.insert_unique(hasher(&entry), entry, hasher);
+            }
+        }
+        known.insert_unique(hash, (key, state), hasher);
     }
 
     /// Whether a state is as good as new.
@@ -391,7 +409,7 @@ where
             match line.into_state() {
                 Ok(state) if self.is_fresh(&state, now) => forgotten += 1,
                 Ok(state) => {
-                    shard.known.insert_unique(hash, (key, state), |(known, _)| self.hasher.hash_one(known));
+                    self.insert(shard, hash, key, state);
                 }
                 // Its alarm is ringing just now.
                 Err(line) => {
@@ -404,7 +422,7 @@ where
     }
 
     /// Looks around for keys that may be forgotten. Returns whether there was one.
-    fn make_room(&self, now: Nanos) -> bool {
+    fn make_room(&self, hash: u64, now: Nanos) -> bool {
         let mut looked = 0;
         for lock in self.all_from_hand() {
             if looked >= SEARCH {
@@ -427,12 +445,14 @@ where
                 read(lock).skip_places(SEARCH);
             }
         }
-        matches!(self.when_full, WhenKeysFull::ForgetFreshest) && self.forget_freshest(now)
+        matches!(self.when_full, WhenKeysFull::ForgetFreshest) && self.forget_freshest(hash, now)
     }
 
-    /// Forgets the key that is closest to fresh, of those that stand next to each other somewhere. Returns whether there was one.
-    fn forget_freshest(&self, now: Nanos) -> bool {
-        for lock in self.all_from_hand() {
+    /// Forgets the key that is closest to fresh, of some that stand next to each other. Returns whether there was one.
+    ///
+    /// They stand in the shard of the new key, unless that has none, so that shards stay as full as they are.
+    fn forget_freshest(&self, hash: u64, now: Nanos) -> bool {
+        for lock in std::iter::once(self.shard(hash)).chain(self.all_from_hand()) {
             let mut shard = write(lock);
             let full_at = |place: &usize| {
                 let (_, state) = shard.known.get_bucket(*place)?;

@@ -1,0 +1,60 @@
+//! Ten million keys that were never seen, through a table of a hundred thousand. What it costs in time is `cargo bench --bench keyed`.
+#![cfg(feature = "keyed")]
+
+use rand::rngs::SmallRng;
+use rand::{RngCore, SeedableRng};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, TokenBucket, WhenKeysFull};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
+
+const KEYS: u64 = 100_000;
+
+/// Without optimization it takes ten times as long.
+const FLOOD: u32 = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
+
+/// A full table: every key took its permit, and has to wait for an hour.
+fn limited() -> (KeyedRateLimiter<u64, TokenBucket, ManualClock>, ManualClock) {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_hour(1), 1);
+    let max_keys = usize::try_from(KEYS).expect("it fits");
+    (KeyedRateLimiter::with_clock(policy, max_keys, clock.clone()), clock)
+}
+
+/// Floods it with so many. Returns how many were granted, and by how many bytes memory grew.
+fn flood(keys: &KeyedRateLimiter<u64, TokenBucket, ManualClock>, count: u32) -> (u32, isize) {
+    let mut random = SmallRng::seed_from_u64(1);
+    let region = Region::new(ALLOCATOR);
+    let granted = (0..count).filter(|_| keys.try_acquire(&(random.next_u64() | 1 << 63)).is_ok()).count();
+    let change = region.change();
+    let signed = |bytes: usize| isize::try_from(bytes).unwrap_or(isize::MAX);
+    let grown = signed(change.bytes_allocated) - signed(change.bytes_deallocated);
+    (u32::try_from(granted).expect("it fits"), grown)
+}
+
+/// One test, since the allocator counts for all.
+#[test]
+fn a_flood_neither_grows_memory_nor_frees_a_limited_key() {
+    for choice in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+        let (keys, clock) = limited();
+        let keys = keys.when_full(choice);
+        assert!((0..KEYS).all(|key| keys.try_acquire(&key).is_ok()));
+        let (granted, grown) = flood(&keys, FLOOD);
+        assert_eq!((grown, keys.len()), (0, keys.max_keys()), "{choice:?}");
+        let is_limited = |key| matches!(keys.try_acquire(&key), Err(Refusal::Limited { .. }));
+        match choice {
+            WhenKeysFull::RefuseNew => assert_eq!(granted, 0),
+            WhenKeysFull::ShareOne => assert_eq!(granted, 1),
+            WhenKeysFull::ForgetFreshest => assert_eq!(granted, FLOOD, "each takes the place of another"),
+        }
+        if choice != WhenKeysFull::ForgetFreshest {
+            assert!((0..KEYS).all(is_limited), "{choice:?}: all are still known, and limited");
+        }
+        // An hour later the known ones make room, step by step, and memory does not grow for it.
+        clock.advance(std::time::Duration::from_secs(3600));
+        let (granted, grown) = flood(&keys, FLOOD / 10);
+        assert!(u64::from(granted) >= KEYS, "{choice:?}: {granted} found room");
+        assert_eq!((grown, keys.len()), (0, keys.max_keys()), "{choice:?}");
+    }
+}
