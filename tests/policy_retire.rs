@@ -122,14 +122,16 @@ proptest! {
                     Call::Undo(at, index, used) => {
                         if let Some((charge, n)) = charges.get(index % charges.len().max(1)).copied() {
                             let charge = used.map_or(Some(charge), |used| policy.unused(charge, n, used));
-                            charge.into_iter().for_each(|charge| drop(policy.undo(&state, Nanos::new(at), charge, 0)));
+                            if let Some(charge) = charge {
+                                policy.undo(&state, Nanos::new(at), charge, 0);
+                            }
                         }
                     }
-                    Call::Refund(at, n) => drop(policy.refund(&state, Nanos::new(at), n)),
+                    Call::Refund(at, n) => {
+ policy.refund(&state, Nanos::new(at), n); },
                     Call::Debit(at, n) => policy.debit(&state, Nanos::new(at), n),
                     Call::Retire(at) => prop_assert!(!policy.retire(&state, Nanos::new(at)), "twice"),
                     Call::Change(at, new, keep) => {
-                        // Not at the times at which a rate cannot be told from none.
                         rate = new.unwrap_or(rate);
                         let change = Change::rate(rate);
                         let change = keep.map_or(change, |keep| change.keep(keep));
