@@ -7,6 +7,7 @@ use loom::thread;
 use super::support::{model, model_of_three};
 use crate::nanos::Nanos;
 use crate::policy::sliding_window::{Cell, SlidingState, replace};
+use crate::policy::window::stamp;
 use crate::policy::{Change, FixedWindow, Keep, Policy, SlidingEstimate, SlidingWindow, TokenBucket};
 use crate::rate::Rate;
 use crate::sync::{AtomicU128, Ordering};
@@ -119,6 +120,20 @@ fn one_word<P: Policy>(policy: impl Fn(Rate) -> P + Copy + Send + Sync + 'static
 fn a_fixed_window_that_changes_forgets_nothing() {
     one_word(FixedWindow::new);
     one_word(|rate| FixedWindow::new(rate).from_first_grant());
+}
+
+/// The broken twin: converts the word, and then publishes the longer window.
+#[test]
+#[should_panic(expected = "two by either terms")]
+fn broken_a_fixed_window_that_changes_forgets_nothing() {
+    model_of_three(|| {
+        let change = |policy: &FixedWindow, state: &_| {
+            let (old, new) = (policy.window.get(), policy.window.with(rate("2/20s")));
+            policy.convert(state, stamp(at(13)), &old, &new, Keep::Count);
+            policy.window.set(rate("2/20s"));
+        };
+        assert!(granted(FixedWindow::new(rate("2/2s")), at(13), change) <= 2, "two by either terms");
+    });
 }
 
 #[test]

@@ -78,7 +78,7 @@ use crate::sync::AtomicU128;
 #[cfg_attr(doc, doc = include_str!("../../docs/pictures/fixed_window.svg"))]
 #[derive(Clone, Debug)]
 pub struct FixedWindow {
-    window: CurrentWindow,
+    pub(crate) window: CurrentWindow,
     from_first_grant: bool,
 }
 
@@ -175,6 +175,26 @@ impl FixedWindow {
         }
         let beginning = self.window.get().beginning(at);
         if beginning > word.beginning || word.used == 0 { Word { beginning, used: 0 } } else { word }
+    }
+
+    /// Makes the word say in a new window what it says in the old one.
+    pub(crate) fn convert(&self, state: &FixedState, now: Stamp, old: &Window, new: &Window, keep: Keep) {
+        let open = |word: Word| match now.checked_sub(word.beginning) {
+            Some(since) if since >= old.length || word.used == 0 => {
+                let beginning = if self.from_first_grant { now } else { old.beginning(now) };
+                Word { beginning, used: 0 }
+            }
+            _ => word,
+        };
+        replace(state, |word| {
+            let word = open(word);
+            let used = old.carried_over(word.used, new, keep);
+            let beginning = match self.from_first_grant {
+                true => word.beginning,
+                false => new.beginning(now),
+            };
+            Word { beginning, used }
+        });
     }
 }
 
@@ -291,28 +311,12 @@ impl Policy for FixedWindow {
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let rate = change.rate.unwrap_or(self.rate());
-        let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
-        let keep = change.keep.unwrap_or(Keep::Count);
-        let open = |word: Word| match now.checked_sub(word.beginning) {
-            Some(since) if since >= old.length || word.used == 0 => {
-                let beginning = if self.from_first_grant { now } else { old.beginning(now) };
-                Word { beginning, used: 0 }
-            }
-            _ => word,
-        };
+        let (old, new) = (self.window.get(), self.window.with(rate));
         // A longer window is published first, and a shorter one last, so that nobody takes a window to be over that is not.
         if new.length > old.length {
             self.window.set(rate);
         }
-        replace(state, |word| {
-            let word = open(word);
-            let used = old.carried_over(word.used, &new, keep);
-            let beginning = match self.from_first_grant {
-                true => word.beginning,
-                false => new.beginning(now),
-            };
-            Word { beginning, used }
-        });
+        self.convert(state, stamp(at), &old, &new, change.keep.unwrap_or(Keep::Count));
         self.window.set(rate);
         Ok(u64::MAX)
     }
