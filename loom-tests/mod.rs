@@ -1,10 +1,12 @@
 //! Loom models: every interleaving of a few threads, within a bound. See `README.md` beside this file.
 
 mod cell;
+mod change;
 mod gate;
 #[cfg(feature = "keyed")]
 mod keyed;
 mod published;
+mod retire;
 mod sliding_log;
 mod sliding_window;
 mod support;

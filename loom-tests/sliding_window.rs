@@ -72,7 +72,7 @@ fn broken_a_cell_is_rolled_once() {
             if sum >= 1 {
                 return false;
             }
-            let cell = |cell: Cell| Some(Cell { beginning: later, count: counted(cell) + 1 });
+            let cell = |cell: Cell| Some(Cell { beginning: later, count: counted(cell) + 1, ..cell });
             replace(first_cell(state), cell).is_some()
         });
         assert!(granted <= 1, "one at most");

@@ -11,7 +11,9 @@
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
 //! | 64..128 | beginning of the window | ns | a clock that goes back stays in the window that was reached |
-//! | 0..64 | permits used in it | | at most the limit, or an old limit that was higher |
+//! | 0..64 | permits used in it | | at most the limit, or an old limit that was higher, unless there were debits |
+//!
+//! A window that begins at the end of all stamps, with 2^63 permits used, was retired: no time turns it, and no limit is as high.
 //!
 //! # Invariant
 //!
@@ -76,7 +78,7 @@ use crate::sync::AtomicU128;
 #[cfg_attr(doc, doc = include_str!("../../docs/pictures/fixed_window.svg"))]
 #[derive(Clone, Debug)]
 pub struct FixedWindow {
-    window: CurrentWindow,
+    pub(crate) window: CurrentWindow,
     from_first_grant: bool,
 }
 
@@ -102,6 +104,9 @@ struct Word {
     beginning: Stamp,
     used: u64,
 }
+
+/// The word of a state that was retired.
+const DEAD: Word = Word { beginning: Stamp::MAX, used: 1 << 63 };
 
 impl Word {
     fn decode(bits: u128) -> Word {
@@ -171,10 +176,34 @@ impl FixedWindow {
         let beginning = self.window.get().beginning(at);
         if beginning > word.beginning || word.used == 0 { Word { beginning, used: 0 } } else { word }
     }
+
+    /// Makes the word say in a new window what it says in the old one.
+    pub(crate) fn convert(&self, state: &FixedState, now: Stamp, old: &Window, new: &Window, keep: Keep) {
+        let open = |word: Word| match now.checked_sub(word.beginning) {
+            Some(since) if since >= old.length || word.used == 0 => {
+                let beginning = if self.from_first_grant { now } else { old.beginning(now) };
+                Word { beginning, used: 0 }
+            }
+            _ => word,
+        };
+        replace(state, |word| {
+            let word = open(word);
+            let used = old.carried_over(word.used, new, keep);
+            let beginning = match self.from_first_grant {
+                true => word.beginning,
+                false => new.beginning(now),
+            };
+            Word { beginning, used }
+        });
+    }
 }
 
+/// Replaces the state, whatever it is, unless it was retired.
 fn replace(state: &FixedState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
+    let Ok(()) = update(&state.word, |bits| {
+        let word = Word::decode(bits);
+        Ok::<_, Infallible>((if word == DEAD { DEAD } else { new(word) }.encode(), ()))
+    });
 }
 
 impl Policy for FixedWindow {
@@ -250,31 +279,44 @@ impl Policy for FixedWindow {
         u64::MAX
     }
 
+    fn unused(&self, charge: FixedCharge, n: u32, used: u32) -> Option<FixedCharge> {
+        n.checked_sub(used).filter(|n| *n > 0).map(|n| FixedCharge { n: charge.n.min(n), ..charge })
+    }
+
+    fn debit(&self, state: &FixedState, at: Nanos, n: u32) {
+        let window = self.window.get();
+        if window.unlimited || n == 0 {
+            return;
+        }
+        replace(state, |word| {
+            let word = self.open(word, stamp(at), &window);
+            Word { used: (word.used + u64::from(n)).min(DEAD.used - 1), ..word }
+        });
+    }
+
+    fn retire(&self, state: &FixedState, at: Nanos) -> bool {
+        let (window, now) = (self.window.get(), stamp(at));
+        let retired = update(&state.word, |bits| {
+            let word = Word::decode(bits);
+            let unused = window.unlimited || self.open(word, now, &window).used == 0;
+            if unused && word != DEAD { Ok((DEAD.encode(), ())) } else { Err(()) }
+        });
+        retired.is_ok()
+    }
+
+    fn is_retired(&self, state: &FixedState) -> bool {
+        Word::decode(Cell::load(&state.word)) == DEAD
+    }
+
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let rate = change.rate.unwrap_or(self.rate());
-        let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
-        let keep = change.keep.unwrap_or(Keep::Count);
-        let open = |word: Word| match now.checked_sub(word.beginning) {
-            Some(since) if since >= old.length || word.used == 0 => {
-                let beginning = if self.from_first_grant { now } else { old.beginning(now) };
-                Word { beginning, used: 0 }
-            }
-            _ => word,
-        };
+        let (old, new) = (self.window.get(), self.window.with(rate));
         // A longer window is published first, and a shorter one last, so that nobody takes a window to be over that is not.
         if new.length > old.length {
             self.window.set(rate);
         }
-        replace(state, |word| {
-            let word = open(word);
-            let used = old.carried_over(word.used, &new, keep);
-            let beginning = match self.from_first_grant {
-                true => word.beginning,
-                false => new.beginning(now),
-            };
-            Word { beginning, used }
-        });
+        self.convert(state, stamp(at), &old, &new, change.keep.unwrap_or(Keep::Count));
         self.window.set(rate);
         Ok(u64::MAX)
     }

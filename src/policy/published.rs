@@ -41,13 +41,19 @@ impl<const N: usize> Published<N> {
     /// The `M` words from `first` on, of one publication.
     #[inline]
     pub(crate) fn read<const M: usize>(&self, first: usize) -> [u64; M] {
+        self.read_with_version(first).0
+    }
+
+    /// The same, and which publication it is.
+    #[inline]
+    pub(crate) fn read_with_version<const M: usize>(&self, first: usize) -> ([u64; M], u64) {
         let mut version = self.version.load(Ordering::Acquire);
         loop {
             let slot = &self.slots[usize::from(version & 1 == 1)];
             let words = std::array::from_fn(|i| slot[first + i].load(Ordering::Acquire));
             let newer = self.version.load(Ordering::Relaxed);
             if newer == version {
-                return words;
+                return (words, version);
             }
             // The second look was relaxed: start again from one that shows the slot's words.
             version = self.version.load(Ordering::Acquire);
@@ -61,13 +67,19 @@ impl<const N: usize> Published<N> {
 
     /// Replaces the words, then runs `also` before another writer can begin.
     pub(crate) fn publish(&self, words: [u64; N], also: impl FnOnce()) {
+        self.publish_with(|| words, |_| also());
+    }
+
+    /// The same with words that are made when no other writer is at work.
+    pub(crate) fn publish_with(&self, words: impl FnOnce() -> [u64; N], also: impl FnOnce([u64; N])) {
         let _one_writer = lock(&self.writer);
+        let words = words();
         // Only writers change the version, and this is the only writer.
         let version = self.version.load(Ordering::Relaxed).wrapping_add(1);
         for (word, slot) in words.into_iter().zip(&self.slots[usize::from(version & 1 == 1)]) {
             slot.store(word, Ordering::Release);
         }
         self.version.store(version, Ordering::Release);
-        also();
+        also(words);
     }
 }

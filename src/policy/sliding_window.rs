@@ -10,7 +10,13 @@
 //!
 //! # Protocol
 //!
-//! Shared: `total`, and `k` cells of (beginning, count).
+//! Shared: `total`, and `k` cells, each of one word:
+//!
+//! | bits | name | unit | at the edges |
+//! |---|---|---|---|
+//! | 64..128 | beginning of the cell | ns | a clock that goes back counts in the later cell |
+//! | 48..64 | generation | changes of the terms | wraps: see below |
+//! | 0..48 | count | permits | all cells that there can be, each full, fit |
 //!
 //! | step | operation | ordering | why |
 //! |---|---|---|---|
@@ -29,11 +35,30 @@
 //! **A taker that stalls** between 1 and 2 finds its cell rolled on, and counts in whatever is there: later than the truth,
 //! so its permits are counted too long, never too short.
 //!
-//! **A change of the window** cuts the cells anew. A request of another thread that is between its steps meanwhile goes on with the old
-//! cut: it may roll a cell that is not over by the new one, and then what that held is forgotten, once. A generation in each
-//! cell would forbid it.
+//! **A retired state** has a sum of `u64::MAX`, which leaves room for nothing. It gets there by an exchange from zero: then all cells are empty,
+//! and nobody is between the steps.
 //!
-//! **Checked by** `loom-tests/sliding_window.rs`, with twins that add to the cell first, and that release before they roll.
+//! **A change of the terms** is published first. Then the change takes out the cells one by one, and puts back what they held where it
+//! belongs by the new cut; the sum keeps it meanwhile. Others go on, by the old terms or the new ones, and the **generation** in each cell
+//! tells by which terms it was cut: the version of the terms that who wrote it last had read.
+//!
+//! | the cell was cut by | who comes does | why nothing is forgotten |
+//! |---|---|---|
+//! | its own terms | count, roll | as if nothing changed; by old terms, as if it had come before the change |
+//! | newer terms | nothing: it reads the terms again, and decides anew | the cell may begin earlier, and still count |
+//! | older terms | takes it to be as long as the longest cell that there ever was, and counts in it while it is not over | it ends later than in truth |
+//! | any terms, and is empty | count | there is nothing to forget |
+//!
+//! The bad execution: a taker cuts by old terms, and finds in its place a cell that the change has put there by the new ones. It begins
+//! earlier, so the taker takes it to be over. But whoever stamped that cell had read the new version before, and releases it with the
+//! cell; so the taker, which acquires the cell, then sees a version other than the one that it cut by, and reads again. It does not spin:
+//! the terms were published before the first cell got their generation, so reading again shows them.
+//!
+//! A generation has 16 bits. If it looks newer, and the version says that there is nothing newer, it is older, by more than 2^15 changes.
+//! By exactly 2^16 of them it looks the same: then a cell that nobody touched all that time is taken to be as short as a new one.
+//!
+//! **Checked by** `loom-tests/sliding_window.rs`, with twins that add to the cell first, and that release before they roll; and by
+//! `loom-tests/change.rs`, with a twin that does not look at the generation.
 //!
 //! # Invariant
 //!
@@ -63,10 +88,8 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 /// It never lets more through under concurrency: the sum is taken from before anything is counted. A request for more
 /// than the limit can never be had.
 ///
-/// When the rate changes, what was counted stays counted, in the cell in which its time lies: [`Keep::Count`]. If the window becomes
-/// longer while another thread is in the middle of a request, that request may forget what was counted; change it
-/// when nobody asks, if that matters. A permit that was granted but not yet seen by its future, and is given up right after a
-/// change, is not given back.
+/// When the rate changes, what was counted stays counted, in the cell in which its time lies: [`Keep::Count`]. A permit that was granted but
+/// not yet seen by its future, and is given up right after a change, is not given back.
 ///
 /// # Examples
 ///
@@ -112,22 +135,36 @@ pub struct SlidingCharge {
     n: u32,
 }
 
+/// The sum of a state that was retired.
+const DEAD: u64 = u64::MAX;
+
+/// A sum that debits do not exceed, as high as no limit is.
+const MOST_OWED: u64 = 1 << 40;
+
 /// A counter, and the time from which it counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cell {
     pub(crate) beginning: Stamp,
+    /// The lowest bits of the version of the terms by which it was cut.
+    pub(crate) generation: u16,
+    /// 48 bits.
     pub(crate) count: u64,
 }
 
+/// The largest count. What does not fit stays in the sum, and so in force.
+const MOST_COUNTED: u64 = (1 << 48) - 1;
+
 impl Cell {
     pub(crate) fn decode(bits: u128) -> Cell {
-        // The two halves.
+        // The parts.
         #[allow(clippy::cast_possible_truncation)]
-        Cell { beginning: (bits >> 64) as u64, count: bits as u64 }
+        let (beginning, generation, count) = ((bits >> 64) as u64, (bits >> 48) as u16, bits as u64);
+        Cell { beginning, generation, count: count & MOST_COUNTED }
     }
 
     fn encode(self) -> u128 {
-        u128::from(self.beginning) << 64 | u128::from(self.count)
+        let Cell { beginning, generation, count } = self;
+        u128::from(beginning) << 64 | u128::from(generation) << 48 | u128::from(count.min(MOST_COUNTED))
     }
 }
 
@@ -150,16 +187,58 @@ struct Cut {
     window: Window,
     /// The length of all cells: the window's, or a little more, so that a cell is a whole number of nanoseconds.
     span: u64,
+    /// The longest cell of all terms before these.
+    longest: u64,
+    /// Of the terms.
+    version: u64,
 }
 
 impl Cut {
-    fn new(window: Window, cells: u16) -> Cut {
-        Cut { window, span: window.piece * u64::from(cells) }
+    // The lowest bits.
+    #[allow(clippy::cast_possible_truncation)]
+    fn generation(&self) -> u16 {
+        self.version as u16
+    }
+
+    fn is_own(&self, cell: Cell) -> bool {
+        cell.generation == self.generation()
+    }
+
+    /// Whether a cell may be cut by newer terms.
+    fn is_behind(&self, cell: Cell) -> bool {
+        cell.generation.wrapping_sub(self.generation()).cast_signed() > 0
+    }
+
+    /// How long a cell of older terms may be; of these, its own length is in the span.
+    fn more(&self, cell: Cell) -> u64 {
+        if self.is_own(cell) { 0 } else { self.longest }
+    }
+
+    /// When a cell counts no more.
+    fn end(&self, cell: Cell) -> Stamp {
+        cell.beginning.saturating_add(self.span).saturating_add(self.more(cell))
     }
 
     /// Whether a cell still counts in the cell that begins at `now`.
     fn counts(&self, cell: Cell, now: Stamp) -> bool {
-        cell.count > 0 && cell.beginning.saturating_add(self.span) > now
+        cell.count > 0 && self.end(cell) > now
+    }
+
+    /// What a cell is when `n` permits more are counted, of the cell that begins at a time and takes its place.
+    fn counted(&self, cell: Cell, beginning: Stamp, n: u64) -> Cell {
+        let new = Cell { beginning, generation: self.generation(), count: n };
+        // Of this cell, or of a later one if time went on, or back.
+        let in_it = Cell { count: cell.count + n, ..cell };
+        match self.is_own(cell) {
+            true if beginning > cell.beginning => new,
+            true => in_it,
+            false if !self.counts(cell, beginning) => new,
+            // All of it lies before: counted too long rather than too short.
+            false if cell.beginning.saturating_add(self.longest) <= beginning.saturating_add(1) => {
+                Cell { count: cell.count + n, ..new }
+            }
+            false => in_it,
+        }
     }
 }
 
@@ -199,7 +278,15 @@ impl SlidingWindow {
     }
 
     fn cut(&self) -> Cut {
-        Cut::new(self.window.get(), self.window.cells())
+        let (window, longest, version) = self.window.get_with_history();
+        Cut { window, span: window.piece * u64::from(self.window.cells()), longest, version }
+    }
+
+    /// Whether a cell that was just looked at is cut by these terms or by older ones.
+    #[inline]
+    fn knows(&self, cut: &Cut, cell: Cell) -> bool {
+        // Whoever cut it by newer terms had seen their version, and released it with the cell.
+        !cut.is_behind(cell) || self.window.version() == cut.version
     }
 
     /// The beginning of the cell of a time, and its place in the ring.
@@ -212,19 +299,24 @@ impl SlidingWindow {
         (beginning, index)
     }
 
-    /// Counts `n` permits that were reserved. Returns the beginning of the cell they are in.
-    fn count(&self, state: &SlidingState, at: Stamp, cut: &Cut, n: u64) -> Stamp {
-        let (beginning, index) = self.place(at, cut);
-        let counted = replace(&state.cells[index], |cell| match beginning > cell.beginning {
-            true => Some(Cell { beginning, count: n }),
-            // This one, or a later one if time went on, or back.
-            false => Some(Cell { count: cell.count + n, ..cell }),
-        });
-        let Some((old, new)) = counted else { return beginning };
-        if new.beginning > old.beginning {
-            state.total.fetch_sub(old.count, Ordering::Relaxed);
+    /// Counts `n` permits that were reserved. Returns what they are given back by.
+    fn count(&self, state: &SlidingState, at: Stamp, cut: &Cut, n: u64) -> (Stamp, u64) {
+        let mut cut = *cut;
+        loop {
+            let (beginning, index) = self.place(at, &cut);
+            let counted = replace(&state.cells[index], |cell| {
+                self.knows(&cut, cell).then(|| cut.counted(cell, beginning, n))
+            });
+            let Some((old, new)) = counted else {
+                cut = self.cut();
+                continue;
+            };
+            // Less than both together: the old ones are over.
+            if new.count < old.count + n {
+                state.total.fetch_sub(old.count, Ordering::Relaxed);
+            }
+            return (new.beginning, cut.version);
         }
-        new.beginning
     }
 
     /// Takes `n` from the sum, if the limit allows.
@@ -240,27 +332,37 @@ impl SlidingWindow {
 
     /// Rolls all cells that count no more, if that makes room for `n`. Returns whether it did.
     fn roll(&self, state: &SlidingState, now: Stamp, cut: &Cut, n: u64) -> bool {
-        let over = |cell: Cell| cell.count > 0 && !cut.counts(cell, now);
+        let over = |cell: Cell| self.is_over(cell, now, cut);
         let old: u64 = self.cells(state).filter(|cell| over(*cell)).map(|cell| cell.count).sum();
         let total = state.total.load(Ordering::Relaxed);
         // A refusal writes nothing.
         if old == 0 || total.saturating_sub(old).saturating_add(n) > u64::from(cut.window.limit) {
             return false;
         }
+        self.roll_all(state, over);
+        true
+    }
+
+    /// Whether a cell that was just looked at counts no more.
+    fn is_over(&self, cell: Cell, now: Stamp, cut: &Cut) -> bool {
+        cell.count > 0 && !cut.counts(cell, now) && self.knows(cut, cell)
+    }
+
+    /// Rolls all cells that are over.
+    fn roll_all(&self, state: &SlidingState, over: impl Fn(Cell) -> bool) {
         for cell in &state.cells {
             let rolled = replace(cell, |cell| over(cell).then_some(Cell { count: 0, ..cell }));
             if let Some((old, _)) = rolled {
                 state.total.fetch_sub(old.count, Ordering::Relaxed);
             }
         }
-        true
     }
 
-    /// Takes up to `n` out of the cell that begins at a time, if it is still there. Returns how many.
-    fn take_out(&self, state: &SlidingState, beginning: Stamp, n: u64) -> u64 {
-        let (_, index) = self.place(beginning, &self.cut());
+    /// Takes up to `n` out of a cell, if it is still the same. Returns how many.
+    fn take_out(&self, state: &SlidingState, index: usize, known: Cell, n: u64) -> u64 {
         let taken = replace(&state.cells[index], |cell| {
-            let here = cell.beginning == beginning && cell.count > 0 && n > 0;
+            let same = cell.beginning == known.beginning && cell.generation == known.generation;
+            let here = same && cell.count > 0 && n > 0;
             here.then(|| Cell { count: cell.count.saturating_sub(n), ..cell })
         });
         let taken = taken.map_or(0, |(old, new)| old.count - new.count);
@@ -272,20 +374,21 @@ impl SlidingWindow {
         state.cells.iter().map(|cell| Cell::decode(cell.load(Ordering::Acquire)))
     }
 
-    /// The cells that count, oldest first.
+    /// The cells that count, oldest first, each with its place in the ring.
     fn counting<'a>(
         &self,
         state: &'a SlidingState,
         now: Stamp,
         cut: &'a Cut,
-    ) -> impl Iterator<Item = Cell> + 'a {
+    ) -> impl Iterator<Item = (usize, Cell)> + 'a {
         let (_, index) = self.place(now, cut);
-        let (newer, older) = state.cells.split_at(index + 1);
-        let ring = older.iter().chain(newer).map(|cell| Cell::decode(cell.load(Ordering::Acquire)));
-        let counting = ring.filter(move |cell| cut.counts(*cell, now));
+        let ring = (index + 1..state.cells.len()).chain(0..=index);
+        let ring = ring.map(|index| (index, Cell::decode(state.cells[index].load(Ordering::Acquire))));
+        let counting = ring.filter(move |(_, cell)| cut.counts(*cell, now));
         // Those of the future come last: the clock went back.
         let (past, future) = (counting.clone(), counting);
-        past.filter(move |cell| cell.beginning <= now).chain(future.filter(move |cell| cell.beginning > now))
+        let past = past.filter(move |(_, cell)| cell.beginning <= now);
+        past.chain(future.filter(move |(_, cell)| cell.beginning > now))
     }
 
     /// The permits that count.
@@ -301,12 +404,12 @@ impl SlidingWindow {
         let rest = need - spans * limit;
         let mut missing = (self.sum(state, now, cut) + rest).saturating_sub(limit);
         let mut due = now;
-        for cell in self.counting(state, now, cut) {
+        for (_, cell) in self.counting(state, now, cut) {
             if missing == 0 {
                 break;
             }
             missing = missing.saturating_sub(cell.count);
-            due = cell.beginning.saturating_add(cut.span);
+            due = cut.end(cell);
         }
         due.saturating_add(cut.span.saturating_mul(spans))
     }
@@ -322,7 +425,7 @@ impl Policy for SlidingWindow {
     }
 
     fn try_acquire(&self, state: &SlidingState, at: Nanos, n: u32) -> Result<SlidingCharge, Refusal> {
-        let (cut, version, at_stamp) = (self.cut(), self.window.version(), stamp(at));
+        let (cut, at_stamp) = (self.cut(), stamp(at));
         cut.window.check(n)?;
         if cut.window.unlimited {
             return Ok(SlidingCharge { beginning: 0, version: 0, n: 0 });
@@ -335,12 +438,15 @@ impl Policy for SlidingWindow {
             let cut = self.cut();
             let (now, _) = self.place(at_stamp, &cut);
             if !self.roll(state, now, &cut, u64::from(n)) {
+                if self.is_retired(state) {
+                    return Err(limited(Nanos::MAX, at));
+                }
                 let due = time_of(self.due(state, now, &cut, u64::from(n)));
                 // At least a moment, where somebody is between two steps.
                 return Err(limited(due.max(at.saturating_add(Nanos::new(1))), at));
             }
         }
-        let beginning = self.count(state, at_stamp, &cut, u64::from(n));
+        let (beginning, version) = self.count(state, at_stamp, &cut, u64::from(n));
         Ok(SlidingCharge { beginning, version, n })
     }
 
@@ -357,7 +463,7 @@ impl Policy for SlidingWindow {
         if cut.window.unlimited || n == 0 {
             return at;
         }
-        if n > cut.window.limit {
+        if n > cut.window.limit || self.is_retired(state) {
             return Nanos::MAX;
         }
         let (now, _) = self.place(stamp(at), &cut);
@@ -365,8 +471,11 @@ impl Policy for SlidingWindow {
     }
 
     fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _lowest: u64) -> u64 {
-        if charge.n > 0 && charge.version == self.window.version() {
-            self.take_out(state, charge.beginning, u64::from(charge.n));
+        let cut = self.cut();
+        if charge.n > 0 && charge.version == cut.version {
+            let (beginning, index) = self.place(charge.beginning, &cut);
+            let known = Cell { beginning, generation: cut.generation(), count: 0 };
+            self.take_out(state, index, known, u64::from(charge.n));
         }
         u64::MAX
     }
@@ -376,41 +485,75 @@ impl Policy for SlidingWindow {
         let cut = self.cut();
         let (now, _) = self.place(stamp(at), &cut);
         let mut left = u64::from(n);
-        for known in self.counting(state, now, &cut) {
-            left -= self.take_out(state, known.beginning, left);
+        for (index, known) in self.counting(state, now, &cut) {
+            left -= self.take_out(state, index, known, left);
         }
         u64::MAX
+    }
+
+    fn unused(&self, charge: SlidingCharge, n: u32, used: u32) -> Option<SlidingCharge> {
+        n.checked_sub(used).filter(|n| *n > 0).map(|n| SlidingCharge { n: charge.n.min(n), ..charge })
+    }
+
+    fn debit(&self, state: &SlidingState, at: Nanos, n: u32) {
+        let (cut, n) = (self.cut(), u64::from(n));
+        if cut.window.unlimited || n == 0 {
+            return;
+        }
+        let more = |total: u64| (total < MOST_OWED).then(|| total + n);
+        if state.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+            self.count(state, stamp(at), &cut, n);
+        }
+    }
+
+    fn retire(&self, state: &SlidingState, at: Nanos) -> bool {
+        let cut = self.cut();
+        let (now, _) = self.place(stamp(at), &cut);
+        let total = state.total.load(Ordering::Relaxed);
+        let over = |cell: Cell| match cut.window.unlimited {
+            true => cell.count > 0,
+            false => self.is_over(cell, now, &cut),
+        };
+        // What counts, and what is between two steps, stays.
+        let old: u64 = self.cells(state).filter(|cell| over(*cell)).map(|cell| cell.count).sum();
+        if old != total {
+            return false;
+        }
+        self.roll_all(state, over);
+        // Only from zero: then all cells are empty, and nobody is between two steps.
+        state.total.compare_exchange(0, DEAD, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    fn is_retired(&self, state: &SlidingState) -> bool {
+        state.total.load(Ordering::Relaxed) == DEAD
     }
 
     fn change(&self, state: &SlidingState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let rate = change.rate.unwrap_or(self.rate());
-        let (old, new) = (self.cut(), Cut::new(self.window.with(rate), self.window.cells()));
-        let (keep, at) = (change.keep.unwrap_or(Keep::Count), stamp(at));
+        let (keep, at, old) = (change.keep.unwrap_or(Keep::Count), stamp(at), self.cut());
         let (now, _) = self.place(at, &old);
-        // A longer window is published first, so that nobody takes a cell to be over that is not.
-        if new.span > old.span {
-            self.window.set(rate);
-        }
-        // All are taken out before any is put back, since both share the ring. The sum keeps them meanwhile.
-        let taken: Vec<_> = state
-            .cells
-            .iter()
-            .filter_map(|cell| {
-                replace(cell, |cell| (cell.beginning > 0).then_some(Cell { count: 0, beginning: 0 }))
-            })
-            .map(|(cell, _)| cell)
-            .collect();
         self.window.set(rate);
-        for cell in taken {
+        let new = self.cut();
+        // All are taken out before any is put back, since both share the ring. The sum keeps them meanwhile.
+        let take_out = |cell: &AtomicU128| {
+            replace(cell, |cell| {
+                let old = !new.is_own(cell) && self.knows(&new, cell);
+                old.then_some(Cell { beginning: 0, generation: new.generation(), count: 0 })
+            })
+        };
+        let taken: Vec<_> = state.cells.iter().filter_map(take_out).map(|(cell, _)| cell).collect();
+        for cell in taken.into_iter().filter(|cell| cell.count > 0) {
             let count = match old.counts(cell, now) {
                 true => old.window.carried_over(cell.count, &new.window, keep),
                 false => 0,
             };
             state.total.fetch_add(count, Ordering::Relaxed);
             // By its last moment: counted too long rather than too short.
-            let last = cell.beginning.saturating_add(old.window.piece - 1).min(at);
-            let carried = Cell { beginning: self.place(last, &new).0, count };
+            let length = if old.is_own(cell) { old.window.piece } else { new.longest };
+            let last = cell.beginning.saturating_add(length - 1).min(at.max(cell.beginning));
+            let (beginning, _) = self.place(last, &new);
+            let carried = Cell { beginning, generation: new.generation(), count };
             let kept = new.counts(carried, self.place(at, &new).0);
             if kept {
                 self.count(state, last, &new, count);
@@ -430,13 +573,13 @@ impl Policy for SlidingWindow {
         if cut.window.unlimited {
             return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
         }
+        let limit = u64::from(cut.window.limit);
+        if self.is_retired(state) {
+            return PolicyStatus { limit, available: 0, full_at: Nanos::MAX };
+        }
         let (now, _) = self.place(stamp(at), &cut);
         let sum = self.sum(state, now, &cut);
-        let limit = u64::from(cut.window.limit);
-        let full_at = self
-            .counting(state, now, &cut)
-            .last()
-            .map_or(at, |cell| time_of(cell.beginning.saturating_add(cut.span)));
+        let full_at = self.counting(state, now, &cut).last().map_or(at, |(_, cell)| time_of(cut.end(cell)));
         PolicyStatus { limit, available: limit.saturating_sub(sum), full_at }
     }
 

@@ -55,6 +55,12 @@ impl Window {
         Window { limit, unlimited, length, piece, shift }
     }
 
+    #[inline]
+    fn from_words(limit: u64, length: u64, piece: u64, shift: u64) -> Window {
+        let unlimited = limit == u64::MAX;
+        Window { limit: u32::try_from(limit).unwrap_or(u32::MAX), unlimited, length, piece, shift }
+    }
+
     /// The beginning of the piece in which a time lies.
     #[inline]
     pub(crate) fn beginning(&self, at: Stamp) -> Stamp {
@@ -102,8 +108,9 @@ pub(crate) fn nanos_between(earlier: Duration, later: Duration) -> i64 {
 
 /// The window in force, which can be replaced at any time.
 pub(crate) struct CurrentWindow {
-    /// The limit (all bits set without one), the length, piece and shift, and the rate (three words).
-    words: Published<7>,
+    /// The limit (all bits set without one), the length, piece and shift, the longest piece of all windows before, and the rate (three
+    /// words).
+    words: Published<8>,
     /// The limit and the length, for a decision in the window that is open.
     hot: [AtomicU64; 2],
     /// How many cells it is cut into.
@@ -123,7 +130,7 @@ impl CurrentWindow {
     }
 
     fn made(rate: Rate, cells: u16, wall_clock: Option<Duration>, anchor: i64) -> CurrentWindow {
-        let words = words(rate, Window::new(rate, cells, anchor));
+        let words = words(rate, Window::new(rate, cells, anchor), 0);
         let hot = [words[0], words[1]].map(AtomicU64::new);
         CurrentWindow { words: Published::new(words), hot, cells, wall_clock, anchor }
     }
@@ -142,16 +149,21 @@ impl CurrentWindow {
     #[inline]
     pub(crate) fn get(&self) -> Window {
         let [limit, length, piece, shift] = self.words.read(0);
-        let unlimited = limit == u64::MAX;
-        Window { limit: u32::try_from(limit).unwrap_or(u32::MAX), unlimited, length, piece, shift }
+        Window::from_words(limit, length, piece, shift)
+    }
+
+    /// The window, the longest piece of all windows before it, and its version.
+    #[inline]
+    pub(crate) fn get_with_history(&self) -> (Window, u64, u64) {
+        let ([limit, length, piece, shift, longest], version) = self.words.read_with_version(0);
+        (Window::from_words(limit, length, piece, shift), longest, version)
     }
 
     /// The limit and the length alone, without waiting for each other: after a change one may be new and one old, once.
     #[inline]
     pub(crate) fn quick(&self) -> Window {
         let [limit, length] = [0, 1].map(|i: usize| self.hot[i].load(Ordering::Relaxed));
-        let unlimited = limit == u64::MAX;
-        Window { limit: u32::try_from(limit).unwrap_or(u32::MAX), unlimited, length, piece: 1, shift: 0 }
+        Window::from_words(limit, length, 1, 0)
     }
 
     /// The window that a new rate makes. Nothing is set yet.
@@ -164,8 +176,11 @@ impl CurrentWindow {
     }
 
     pub(crate) fn set(&self, rate: Rate) {
-        let words = words(rate, self.with(rate));
-        self.words.publish(words, || {
+        let new = || {
+            let (old, longest, _) = self.get_with_history();
+            words(rate, self.with(rate), longest.max(old.piece))
+        };
+        self.words.publish_with(new, |words| {
             for (hot, word) in self.hot.iter().zip(words) {
                 hot.store(word, Ordering::Relaxed);
             }
@@ -173,7 +188,7 @@ impl CurrentWindow {
     }
 
     pub(crate) fn rate(&self) -> Rate {
-        Rate::from_words(self.words.read(4))
+        Rate::from_words(self.words.read(5))
     }
 
     /// Which window this is: each change makes another.
@@ -186,10 +201,10 @@ impl CurrentWindow {
     }
 }
 
-fn words(rate: Rate, window: Window) -> [u64; 7] {
+fn words(rate: Rate, window: Window, longest: u64) -> [u64; 8] {
     let Window { limit, unlimited, length, piece, shift } = window;
     let [digits, exponent, period] = rate.to_words();
-    [if unlimited { u64::MAX } else { limit.into() }, length, piece, shift, digits, exponent, period]
+    [if unlimited { u64::MAX } else { limit.into() }, length, piece, shift, longest, digits, exponent, period]
 }
 
 impl Clone for CurrentWindow {
