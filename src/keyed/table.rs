@@ -54,15 +54,14 @@ use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::sync::{AtomicUsize, Ordering, ShardLock, read, write};
 
-/// How many keys a shard has on average when all are there: a table of 4096 places, filled as far as hashbrown fills one, less four times
-/// the deviation of a random share, less `SPARE`. So no table has to double for the last keys, and its growth stops nobody for long.
-const SHARD: usize = 3280;
+/// The places of a shard when all keys are there, at least: growing a table of so many stops nobody for long.
+const PLACES: usize = 4096;
+
+/// The most shards. More would be locks that are not in the processor's nearest cache; fewer, larger ones take longer to grow.
+const MOST_SHARDS: usize = 64;
 
 /// A table that is used up by places of forgotten keys is made anew, instead of twice as large, if that frees so many.
 const SPARE: usize = 64;
-
-/// More shards than this only cost memory.
-const MOST_SHARDS: usize = 1 << 14;
 
 /// How many places each new key looks at for others that may be forgotten. Two would keep up; more forgets sooner.
 const SWEEP: usize = 4;
@@ -123,6 +122,16 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     }
 }
 
+/// How many shards there are for so many keys: as many as it takes for their tables to be as full as hashbrown fills one (7 of 8 places), less
+/// what random shares deviate, when all keys are there. So no table has to double for the last of them.
+fn shards(max_keys: usize) -> usize {
+    let with = |places: usize| max_keys.div_ceil(places / 5 * 4);
+    let places = std::iter::successors(Some(PLACES), |places| places.checked_mul(2));
+    let shards = places.map(with).find(|shards| *shards <= MOST_SHARDS).unwrap_or(MOST_SHARDS);
+    let few = (max_keys / SEARCH).min(16);
+    shards.max(few).max(1)
+}
+
 /// Where a key is, for whoever has to do with it.
 pub(crate) enum Found<T, L> {
     /// Its state was used.
@@ -152,9 +161,7 @@ where
     C: Timer + Clone,
 {
     pub(crate) fn new(policy: P, max_keys: usize, when_full: WhenKeysFull, clock: C) -> Self {
-        let few = (max_keys / SEARCH).min(16);
-        let shards = max_keys.div_ceil(SHARD).max(few).clamp(1, MOST_SHARDS);
-        Table::with_shards(policy, max_keys, when_full, clock, shards)
+        Table::with_shards(policy, max_keys, when_full, clock, shards(max_keys))
     }
 
     pub(crate) fn with_shards(
