@@ -56,6 +56,21 @@
 //! `rate * catch_up` to the bound, 10 ms worth unless [set](RateLimiter::set_catch_up): the price of an exact average with late
 //! timers.
 //!
+//! # A limit for each key
+//!
+//! With the feature `keyed`, [`KeyedRateLimiter`] keeps one state for each user, address or token, in bounded memory: a key that is as good as new is
+//! forgotten by those who come after it, and a flood of new keys neither frees a limited one nor takes more memory.
+//!
+#![cfg_attr(feature = "keyed", doc = "```")]
+#![cfg_attr(not(feature = "keyed"), doc = "```ignore")]
+//! use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
+//!
+//! let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(5), 10), 100_000);
+//! if let Err(refusal) = users.try_acquire("alice") {
+//!     println!("429, Retry-After: {:?}", refusal.retry_after());
+//! }
+//! ```
+//!
 //! # What is promised
 //!
 //! | | promise |
@@ -112,6 +127,7 @@
 //!
 //! | feature | what it does | what it costs |
 //! |---|---|---|
+//! | `keyed` | [`KeyedRateLimiter`]: a limit for each key | hashbrown, crossbeam-utils |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] can be read from and written to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`], paused or not, instead of [`SystemClock`]; name it `DefaultClock` in signatures | tokio's `test-util`; a slower clock reading. For dev-dependencies |
 //!
@@ -123,6 +139,9 @@
 //! # Minimum supported Rust version
 //!
 //! Rust 1.88. A new minor version may raise it.
+//!
+#![cfg_attr(feature = "keyed", doc = "[`KeyedRateLimiter`]: crate::KeyedRateLimiter")]
+#![cfg_attr(not(feature = "keyed"), doc = "[`KeyedRateLimiter`]: https://docs.rs/tidegate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 /// Which algorithm, at what price: all of them side by side.

@@ -92,7 +92,7 @@ where
     /// At most `max_keys` keys, each with this policy, on the default clock.
     ///
     /// When that many are limited at the same time, new ones are refused; for another choice see
-    /// [`with_clock_and_choice`](KeyedRateLimiter::with_clock_and_choice). With 0 there is room for none. Memory is taken as keys come.
+    /// [`when_full`](KeyedRateLimiter::when_full). With 0 there is room for none. Memory is taken as keys come.
     #[must_use]
     pub fn new(policy: P, max_keys: usize) -> Self {
         KeyedRateLimiter::with_clock(policy, max_keys, DefaultClock::new())
