@@ -318,7 +318,7 @@ proptest! {
                         prop_assert_eq!((limit, keys.len(), is_known(key)), (max_keys, max_keys, false));
                         let mut held = keys.iter().map(|(key, status)| status.full_in.is_zero()
                             && !handles.iter().any(|(held, _)| *held == key));
-                        prop_assert!(waiting.len() > 0 || !held.any(|free| free), "there was room");
+                        prop_assert!(!waiting.is_empty() || !held.any(|free| free), "there was room");
                     }
                     answer => prop_assert_eq!(answer, all[&key].try_acquire_many(n)),
                 },
