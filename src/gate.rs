@@ -2,20 +2,31 @@
 //!
 //! # How the two halves meet
 //!
-//! `waiting` counts those in line, and those who were granted a moment ago and have not run yet. While it is zero, a request asks
-//! the policy directly: one load, one clock reading, one compare-and-swap. Otherwise it takes the queue's lock, serves those who
-//! are due, and goes behind the rest.
+//! `front` is a count and flags. While it is zero, a request asks the policy directly: one load, one clock reading, one
+//! compare-and-swap. Otherwise it takes the queue's lock, serves those who are due, and goes behind the rest.
+//!
+//! | bits of `front` | meaning | a request that sees it |
+//! |---|---|---|
+//! | 0, [`PAUSED`] | nobody passes before a time | takes the lock; the first to do so after that time clears it |
+//! | 1, [`SHARED`] | a share of the permits is kept for the important | takes the lock, since looking and taking are two steps |
+//! | 2, [`WATCHED`] | somebody wants to know of each call | asks the policy without the lock, and tells |
+//! | 3, [`SHADOW`] | nobody is refused, and nobody waits | asks the policy without the lock, and passes anyway |
+//! | the rest | how many are in line, or were granted a moment ago and have not run yet | takes the lock |
+//!
+//! What the flags say in one bit is plain data under the lock, in [`Control`](crate::wait::control::Control). Whoever has the lock and
+//! changed anything stores the count and all flags, so none can be lost. A feature that is off costs no instruction.
 //!
 //! | operation | ordering | why |
 //! |---|---|---|
-//! | `waiting` is stored, under the lock | Relaxed | see below |
-//! | `waiting` is loaded, without the lock | Relaxed | see below |
+//! | `front` is stored, under the lock | Relaxed | see below |
+//! | `front` is loaded, without the lock | Relaxed | see below |
 //! | policy state | as in `policy/cell.rs` | |
 //! | everything else | under the lock | |
 //!
 //! **Nobody overtakes.** The promise: a request that begins after a waiter has joined the line goes behind it. "After" means
-//! happens-before, by whatever the program uses to order the two. The store of `waiting` then happens before the load, and
-//! coherence makes the load see it or something later, at any ordering. A request that overlaps with the joining may
+//! happens-before, by whatever the program uses to order the two. The store of `front` then happens before the load, and
+//! coherence makes the load see it or something later, at any ordering. The same holds for a pause and whoever begins after it.
+//! A request that overlaps with the joining may
 //! have read zero and take a permit a moment later: it came first, and is served first. The waiter's alarm then rings
 //! before its permit is there, and is set again.
 //!
@@ -29,12 +40,13 @@
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::sync::{Arc, OnceLock};
+use std::task::{Poll, Waker, ready};
 use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
+use crate::events::Events;
 use crate::limiter::Status;
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, limited};
@@ -45,15 +57,44 @@ use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 /// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
 const TOO_OFTEN: u8 = 16;
 
+/// The flags of [`Gate::front`].
+pub(crate) const PAUSED: usize = 1;
+pub(crate) const SHARED: usize = 2;
+pub(crate) const WATCHED: usize = 4;
+pub(crate) const SHADOW: usize = 8;
+/// What one more in line adds to it. A sixteenth of all numbers is more than fit in memory.
+pub(crate) const ONE: usize = 16;
+
 /// What a limiter and its futures share.
 pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) rule: R,
     pub(crate) clock: C,
-    /// How many are in line, or were granted and have not run yet.
-    pub(crate) waiting: AtomicUsize,
+    /// How many are in line, or were granted and have not run yet, and flags.
+    pub(crate) front: AtomicUsize,
     /// In nanoseconds.
     catch_up: AtomicU64,
     pub(crate) queue: Mutex<Queue<R, C>>,
+    events: OnceLock<Arc<dyn Events>>,
+}
+
+/// How a call passed.
+#[derive(Debug)]
+pub(crate) enum Pass<Charge> {
+    Granted(Charge),
+    /// Only because nobody is refused: this is what it would have been told.
+    Shadow(Refusal),
+    /// Nobody asked.
+    Exempt,
+}
+
+impl<Charge> Pass<Charge> {
+    /// What it took, if anything.
+    fn charge(self) -> Option<Charge> {
+        match self {
+            Pass::Granted(charge) => Some(charge),
+            Pass::Shadow(_) | Pass::Exempt => None,
+        }
+    }
 }
 
 /// A request on its way: what a future keeps.
@@ -127,32 +168,78 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Gate {
             rule,
             clock,
-            waiting: AtomicUsize::new(0),
+            front: AtomicUsize::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
             queue: Mutex::new(Queue::new()),
+            events: OnceLock::new(),
         }
     }
 
     /// Takes what is asked for now or not at all.
     #[inline]
-    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
-        if self.waiting.load(Ordering::Relaxed) == 0 {
-            self.rule.try_take(self.clock.now(), ask)
+    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<Option<R::Charge>, Refusal> {
+        if self.front.load(Ordering::Relaxed) == 0 {
+            self.rule.try_take(self.clock.now(), ask).map(Some)
         } else {
             self.try_acquire_behind(ask)
         }
     }
 
-    /// The same while others wait: serves who is due, and takes only what nobody waits for.
+    /// The same while others wait, or a flag is up.
     #[cold]
-    fn try_acquire_behind(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+    fn try_acquire_behind(&self, ask: &R::Ask) -> Result<Option<R::Charge>, Refusal> {
+        let answer =
+            if self.is_free() { self.rule.try_take(self.clock.now(), ask) } else { self.try_in_line(ask) };
+        self.tell(ask, Duration::ZERO, answer.map(Pass::Granted))
+    }
+
+    /// Serves who is due, and takes only what nobody waits for.
+    fn try_in_line(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
         self.rule.check(ask)?;
         self.with_queue(|queue, now, after| {
-            if queue.len() == 0 {
+            if queue.len() == 0 && !queue.is_paused() {
                 return self.rule.take(now, now, ask, after);
             }
-            Err(limited(self.rule.ready_at(now, queue.ahead(), ask), now))
+            Err(limited(queue.due(&self.rule, now, queue.ahead(), ask), now))
         })
+    }
+
+    /// Whether the policy may be asked without the lock.
+    fn is_free(&self) -> bool {
+        self.front.load(Ordering::Relaxed) & !(WATCHED | SHADOW) == 0
+    }
+
+    /// Tells who watches how a call ended, and turns a refusal into a pass where nobody is refused.
+    fn tell(
+        &self,
+        ask: &R::Ask,
+        waited: Duration,
+        answer: Result<Pass<R::Charge>, Refusal>,
+    ) -> Result<Option<R::Charge>, Refusal> {
+        let answer = match answer {
+            Err(refusal) if self.front.load(Ordering::Relaxed) & SHADOW != 0 => Ok(Pass::Shadow(refusal)),
+            answer => answer,
+        };
+        self.report(|events| {
+            let permits = self.rule.permits(ask);
+            match &answer {
+                Ok(Pass::Granted(_)) => events.granted(permits, waited),
+                Ok(Pass::Shadow(refusal)) => events.shadowed(permits, refusal),
+                Ok(Pass::Exempt) => events.exempted(permits),
+                Err(refusal) => events.refused(permits, refusal),
+            }
+        });
+        answer.map(Pass::charge)
+    }
+
+    /// Tells who watches, if anybody does. Without the lock: this is foreign code, which may come back here or panic.
+    fn report(&self, event: impl FnOnce(&dyn Events)) {
+        let Some(events) = self.events.get() else { return };
+        if !std::thread::panicking() {
+            return event(&**events);
+        }
+        // In a drop while the thread unwinds, a second panic would end the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| event(&**events)));
     }
 
     /// Polls a request: on behalf of a task or a blocked thread.
@@ -161,40 +248,39 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         self: &Arc<Self>,
         wait: &mut Wait<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Result<(Duration, R::Charge), Refusal>> {
-        let answer = match wait.place {
-            Place::New => {
-                wait.since = self.clock.now();
-                match self.enter_free(&wait.ask, wait.since) {
-                    Some(answer) => answer.map(|charge| (Duration::ZERO, charge)),
-                    None => match self.enter(wait, poller) {
-                        Poll::Pending => return Poll::Pending,
-                        Poll::Ready(answer) => answer.map(|charge| (Duration::ZERO, charge)),
-                    },
+    ) -> Poll<Result<(Duration, Option<R::Charge>), Refusal>> {
+        if let Place::New = wait.place {
+            wait.since = self.clock.now();
+            if self.front.load(Ordering::Relaxed) == 0 {
+                match self.rule.try_take(wait.since, &wait.ask) {
+                    Err(refusal) if refusal.is_limited() => {}
+                    answer => {
+                        wait.place = Place::Done;
+                        return Poll::Ready(answer.map(|charge| (Duration::ZERO, Some(charge))));
+                    }
                 }
             }
-            Place::Queued(key) => match self.look(wait, key, poller) {
-                Poll::Ready(answer) => {
-                    answer.map(|charge| (self.clock.now().saturating_since(wait.since).as_duration(), charge))
-                }
-                Poll::Pending => return Poll::Pending,
-            },
-            Place::Done => panic!("polled after it was ready"),
-        };
-        wait.place = Place::Done;
-        Poll::Ready(answer)
+        }
+        self.poll_behind(wait, poller)
     }
 
-    /// Asks the policy if nobody is in line or about to run. `None`: go to the queue.
-    #[inline]
-    fn enter_free(&self, ask: &R::Ask, now: Nanos) -> Option<Result<R::Charge, Refusal>> {
-        if self.waiting.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
-        match self.rule.try_take(now, ask) {
-            Err(refusal) if refusal.is_limited() => None,
-            answer => Some(answer),
-        }
+    /// The same while others wait, or a flag is up, or no permit is there.
+    fn poll_behind(
+        self: &Arc<Self>,
+        wait: &mut Wait<R::Ask>,
+        poller: Poller<'_>,
+    ) -> Poll<Result<(Duration, Option<R::Charge>), Refusal>> {
+        let (answer, waited) = match wait.place {
+            Place::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
+            Place::Queued(key) => {
+                let answer = ready!(self.look(wait, key, poller));
+                (answer, self.clock.now().saturating_since(wait.since).as_duration())
+            }
+            Place::Done => panic!("polled after it was ready"),
+        };
+        // First, so that a panic of who watches finds nothing to leave.
+        wait.place = Place::Done;
+        Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
     }
 
     /// Joins the queue, unless a permit is there after all.
@@ -202,17 +288,27 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         self: &Arc<Self>,
         wait: &mut Wait<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Result<R::Charge, Refusal>> {
+    ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
+        if self.is_free() {
+            match self.rule.try_take(wait.since, &wait.ask) {
+                Err(refusal) if refusal.is_limited() => {}
+                answer => return Poll::Ready(answer.map(Pass::Granted)),
+            }
+        }
         self.rule.check(&wait.ask)?;
         self.with_queue(|queue, now, after| {
-            if queue.len() == 0 && queue.unseen() == 0 {
+            if queue.len() == 0 && queue.unseen() == 0 && !queue.is_paused() {
                 match self.rule.take(now, now, &wait.ask, after) {
                     Err(refusal) if refusal.is_limited() => {}
-                    answer => return Poll::Ready(answer),
+                    answer => return Poll::Ready(answer.map(Pass::Granted)),
                 }
             }
-            let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             let deadline = self.deadline(queue, now, &wait.ask, wait.within)?;
+            if queue.control.shadow {
+                let due = queue.due(&self.rule, now, queue.ahead(), &wait.ask);
+                return Poll::Ready(Ok(Pass::Shadow(limited(due, now))));
+            }
+            let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             let kind = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
@@ -262,7 +358,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     ) -> Result<Nanos, Refusal> {
         let Some(within) = within else { return Ok(Nanos::MAX) };
         let deadline = now.saturating_add(within);
-        let due = self.rule.ready_at(now, queue.ahead(), ask);
+        let due = queue.due(&self.rule, now, queue.ahead(), ask);
         if due > deadline || due == Nanos::MAX {
             return Err(limited(due, deadline));
         }
@@ -288,20 +384,21 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         wait: &Wait<R::Ask>,
         key: u32,
         poller: Poller<'_>,
-    ) -> Poll<Result<R::Charge, Refusal>> {
+    ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
         // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
         let seen = {
             let mut queue = lock(&self.queue);
             let seen = queue.see(key);
-            self.waiting.store(queue.len() + queue.unseen(), Ordering::Relaxed);
+            self.front.store(queue.front(), Ordering::Relaxed);
             seen
         };
         let seen = match seen {
             Seen::Waiting(_) => self.stay(key, poller),
-            Seen::Granted(_) | Seen::Refused(_) => seen,
+            seen => seen,
         };
         match seen {
-            Seen::Granted(charge) => Poll::Ready(Ok(charge)),
+            Seen::Granted(charge) => Poll::Ready(Ok(Pass::Granted(charge))),
+            Seen::Passed(refusal) => Poll::Ready(Ok(Pass::Shadow(refusal))),
             Seen::Refused(refusal) => Poll::Ready(Err(self.refused_now(wait, refusal))),
             Seen::Waiting(_) => Poll::Pending,
         }
@@ -350,7 +447,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.within) else { return refusal };
         self.with_queue(|queue, now, _| {
-            let due = self.rule.ready_at(now, queue.ahead(), &wait.ask);
+            let due = queue.due(&self.rule, now, queue.ahead(), &wait.ask);
             limited(due, now.saturating_add(within))
         })
     }
@@ -370,15 +467,16 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
     pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
         let Place::Queued(key) = wait.place else { return Ok(true) };
-        match self.with_queue(|queue, _, _| queue.see(key)) {
+        let (seen, now) = self.with_queue(|queue, now, _| (queue.see(key), now));
+        let answer = match seen {
             Seen::Waiting(_) => return Ok(false),
-            Seen::Granted(_) => wait.place = Place::Done,
-            Seen::Refused(refusal) => {
-                wait.place = Place::Done;
-                return Err(refusal);
-            }
-        }
-        Ok(true)
+            Seen::Granted(charge) => Ok(Pass::Granted(charge)),
+            Seen::Passed(refusal) => Ok(Pass::Shadow(refusal)),
+            Seen::Refused(refusal) => Err(refusal),
+        };
+        wait.place = Place::Done;
+        let waited = now.saturating_since(wait.since).as_duration();
+        self.tell(&wait.ask, waited, answer).map(|_| true)
     }
 
     /// Drops a request at any stage, and leaves no trace of it.
@@ -390,11 +488,62 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         queue.tell(now);
         queue.remove(&self.source(), key, &mut after);
         self.finish(queue, now, &mut after);
+        drop(after);
+        let waited = now.saturating_since(wait.since).as_duration();
+        self.report(|events| events.dropped(self.rule.permits(&wait.ask), waited));
+    }
+
+    /// Whoever watches, from now on. `false` if somebody does already.
+    pub(crate) fn watch(&self, events: Arc<dyn Events>) -> bool {
+        let first = self.events.set(events).is_ok();
+        self.with_queue(|queue, _, _| queue.control.watched = true);
+        first
+    }
+
+    /// Nobody passes before `until`, nor before the end of an earlier pause.
+    pub(crate) fn pause_until(&self, until: Nanos) {
+        let remaining = self.with_queue(|queue, now, after| {
+            if until <= queue.control.opens.max(now) {
+                return None;
+            }
+            queue.control.opens = until;
+            queue.retime(&self.source(), now, after);
+            Some(until.saturating_since(now))
+        });
+        if let Some(remaining) = remaining {
+            self.report(|events| events.paused(remaining.as_duration()));
+        }
+    }
+
+    /// Nobody passes for so long from now.
+    pub(crate) fn pause_for(&self, span: Duration) {
+        self.pause_until(self.clock.now().saturating_add(Nanos::from_duration(span)));
+    }
+
+    /// Ends a pause. Returns whether there was one.
+    pub(crate) fn resume(&self) -> bool {
+        let paused = self.with_queue(|queue, now, _| {
+            let paused = queue.control.opens > now;
+            queue.control.opens = queue.control.opens.min(now);
+            paused
+        });
+        if paused {
+            self.report(|events| events.resumed());
+        }
+        paused
+    }
+
+    /// How long nobody passes.
+    pub(crate) fn paused_for(&self) -> Duration {
+        match self.front.load(Ordering::Relaxed) & PAUSED {
+            0 => Duration::ZERO,
+            _ => self.with_queue(|queue, now, _| queue.control.opens.saturating_since(now).as_duration()),
+        }
     }
 
     /// How many wait.
     pub(crate) fn waiting(&self) -> usize {
-        match self.waiting.load(Ordering::Relaxed) {
+        match self.front.load(Ordering::Relaxed) / ONE {
             0 => 0,
             // Serves those who are due, so that they are not reported as waiting.
             _ => self.with_queue(|queue, _, _| queue.len()),
@@ -430,14 +579,13 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Serves, tells how many wait, sees that somebody will look when the next one is due, and unlocks.
+    /// Serves, stores the front, sees that somebody will look when the next one is due, and unlocks.
     ///
     /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its time, come back here or panic.
     fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, after);
-            let waiting = queue.len() + queue.unseen();
-            self.waiting.store(waiting, Ordering::Relaxed);
+            self.front.store(queue.front(), Ordering::Relaxed);
             let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);
             let ran = catch_unwind(AssertUnwindSafe(|| job.run()));
@@ -473,7 +621,8 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
         let now = self.clock.now();
         let status = self.rule.policy.status(&self.rule.state, now);
         let full_in = status.full_at.saturating_since(now).as_duration();
-        let available = if waiting == 0 { status.available } else { 0 };
-        Status { limit: status.limit, available, full_in, waiting }
+        let paused_for = self.paused_for();
+        let available = if waiting == 0 && paused_for.is_zero() { status.available } else { 0 };
+        Status { limit: status.limit, available, full_in, waiting, paused_for }
     }
 }

@@ -134,6 +134,7 @@ pub mod algorithms {}
 pub mod clock;
 mod counting;
 mod error;
+mod events;
 mod gate;
 mod limiter;
 mod nanos;
@@ -150,6 +151,7 @@ mod loom_tests;
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, RateError, Refusal};
+pub use events::Events;
 pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
 pub use policy::{

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
+use crate::events::Events;
 use crate::gate::{Gate, Wait};
+use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::rule::Single;
@@ -66,12 +68,14 @@ pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 pub struct Status {
     /// The most permits that can ever be available; `u64::MAX` without a limit.
     pub limit: u64,
-    /// How many single permits a caller could have right now, one after the other; 0 while others wait.
+    /// How many single permits a caller could have right now, one after the other; 0 while others wait, and in a pause.
     pub available: u64,
     /// How long until the limiter is full, if nobody takes anything and those who wait go away.
     pub full_in: Duration,
     /// How many requests wait.
     pub waiting: usize,
+    /// How long nobody passes, by a [pause](RateLimiter::pause_for); zero if there is none.
+    pub paused_for: Duration,
 }
 
 /// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a busy executor more.
@@ -420,6 +424,59 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     pub fn change(&self, change: Change) -> Result<(), PolicyError> {
         self.gate.change(change)
+    }
+
+    /// Lets nobody pass before the time `until` of the limiter's [clock](RateLimiter::clock), also those who already wait.
+    ///
+    /// Who [waits](RateLimiter::acquire) is moved, a request [within](RateLimiter::try_acquire_within) a time that can no longer
+    /// be met is refused at once, and a `try_` is told when it would succeed: after the pause, and after those in line. A time in the
+    /// past does nothing, and neither does one before the end of a pause that lasts longer: several callers that were told to wait
+    /// may all pause, and the longest counts. [`resume`](RateLimiter::resume) ends a pause; [`Nanos::MAX`] waits for that.
+    ///
+    /// Permits go on coming in meanwhile, as far as there is room for them. If they are not to, [`drain`](RateLimiter::drain)
+    /// the limiter when the pause ends, or [`debit`](RateLimiter::debit) it now. Nothing is charged as of a time before the pause
+    /// ended, so a late timer gains nothing by it.
+    ///
+    /// A call that begins after this has returned obeys the pause; one that overlaps with it may pass. The cost grows with the
+    /// number of waiters.
+    pub fn pause_until(&self, until: Nanos) {
+        self.gate.pause_until(until);
+    }
+
+    /// [`pause_until`](RateLimiter::pause_until) so long from now: what a server's `Retry-After` asks for.
+    ///
+    /// Zero does nothing. [`Duration::MAX`] pauses until somebody [resumes](RateLimiter::resume).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
+    ///
+    /// let clock = ManualClock::new();
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock.clone());
+    /// limiter.pause_for(Duration::from_secs(30));
+    /// let refusal = limiter.try_acquire().unwrap_err();
+    /// assert_eq!(refusal.retry_after(), Some(Duration::from_secs(30)));
+    /// clock.advance(Duration::from_secs(30));
+    /// limiter.try_acquire()?;
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn pause_for(&self, span: Duration) {
+        self.gate.pause_for(span);
+    }
+
+    /// Ends a pause now. Those who wait and are due pass at once. Returns whether there was a pause.
+    pub fn resume(&self) -> bool {
+        self.gate.resume()
+    }
+
+    /// Tells `events` of every call from now on. Returns `false` if the limiter is watched already; then nothing was changed.
+    ///
+    /// Once for each limiter, and for all its clones. A limiter that is not watched pays nothing for it. One that is takes a longer way
+    /// to the same decision, still without a lock while nobody waits; [`Events`] has an example.
+    pub fn watch(&self, events: Arc<dyn Events>) -> bool {
+        self.gate.watch(events)
     }
 
     /// The rate, exactly as it was given.

@@ -25,6 +25,9 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// Whether such a request can ever be granted.
     fn check(&self, ask: &Self::Ask) -> Result<(), Refusal>;
 
+    /// How many permits a request asks for, to count them.
+    fn permits(&self, ask: &Self::Ask) -> u64;
+
     /// One request more, or less, goes first.
     fn add(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
     fn subtract(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
@@ -91,6 +94,10 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     #[inline]
     fn check(&self, n: &u32) -> Result<(), Refusal> {
         self.policy.check(*n)
+    }
+
+    fn permits(&self, n: &u32) -> u64 {
+        u64::from(*n)
     }
 
     fn add(&self, ahead: &mut u128, n: &u32) {

@@ -2,6 +2,7 @@
 
 pub(crate) mod alarm;
 pub(crate) mod blocking;
+pub(crate) mod control;
 mod lows;
 pub(crate) mod queue;
 mod reservation;

@@ -9,6 +9,7 @@
 //! |---|---|---|---|
 //! | waiting | yes | no | [`serve`](Queue::serve): granted or refused; [`remove`](Queue::remove): its future was dropped |
 //! | granted | no | yes | its future sees it; or was dropped: the charge is undone |
+//! | passed | no | no | its future sees it, or was dropped: it was in line when nobody was to wait any more |
 //! | refused | no | no | its future sees it, or was dropped |
 //!
 //! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
@@ -24,9 +25,11 @@ use slab::Slab;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::gate::ONE;
 use crate::nanos::Nanos;
 use crate::rule::Rule;
 use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
+use crate::wait::control::Control;
 use crate::wait::lows::Lows;
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
@@ -55,6 +58,7 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     /// All in line, summed.
     ahead: R::Ahead,
     pub(crate) alarms: Alarms<C>,
+    pub(crate) control: Control,
 }
 
 #[derive(Debug)]
@@ -87,6 +91,8 @@ pub(crate) enum Kind<Domain> {
 enum State<Charge> {
     Waiting(Option<Waker>),
     Granted(Grant<Charge>),
+    /// It passes without a permit, and would have been told this.
+    Passed(Refusal),
     Refused(Refusal),
 }
 
@@ -104,6 +110,7 @@ struct Grant<Charge> {
 pub(crate) enum Seen<Charge, Domain> {
     Waiting(Kind<Domain>),
     Granted(Charge),
+    Passed(Refusal),
     Refused(Refusal),
 }
 
@@ -159,6 +166,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             lows: Lows::new(),
             ahead: R::Ahead::default(),
             alarms: Alarms::new(),
+            control: Control::new(),
         }
     }
 
@@ -185,6 +193,26 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// that never runs does not keep everybody in line for ever.
     pub(crate) fn unseen(&self) -> usize {
         self.unseen[0] + self.unseen[1]
+    }
+
+    /// What requests without the lock have to know.
+    pub(crate) fn front(&self) -> usize {
+        (self.len + self.unseen()).saturating_mul(ONE) | self.control.flags(self.latest)
+    }
+
+    /// Whether nobody passes now.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.control.opens > self.latest
+    }
+
+    /// When a request is due, if those ahead go first. Not before the end of a pause, and of what came in by then the stock keeps
+    /// what it has room for.
+    pub(crate) fn due(&self, rule: &R, now: Nanos, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
+        let opens = self.control.opens;
+        if opens == Nanos::MAX {
+            return Nanos::MAX;
+        }
+        rule.ready_at(now.max(opens), ahead, ask).max(opens)
     }
 
     /// All in line, summed.
@@ -271,7 +299,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { kind, since, deadline, .. } = first;
-            let due = from.rule.ready_at(now, &none, &ask);
+            let due = self.due(from.rule, now, &none, &ask);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
@@ -303,7 +331,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 }
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
-                    if from.rule.ready_at(now, &none, &ask) <= due {
+                    if self.due(from.rule, now, &none, &ask) <= due {
                         // Or somebody is in between, or the policy does not agree with itself: look again, but do not spin.
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
                     }
@@ -327,7 +355,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 key = next;
                 continue;
             }
-            let due = from.rule.ready_at(now, &ahead, &ask);
+            let due = self.due(from.rule, now, &ahead, &ask);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
@@ -407,6 +435,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 self.end_grant(kind, &grant);
                 Seen::Granted(grant.charge)
             }
+            State::Passed(refusal) => Seen::Passed(refusal),
             State::Refused(refusal) => Seen::Refused(refusal),
         }
     }
@@ -472,7 +501,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 let level = from.rule.undo(self.latest, grant.charge, lowest, after);
                 self.lows.note(level);
             }
-            State::Refused(_) => {}
+            State::Passed(_) | State::Refused(_) => {}
         }
     }
 
@@ -480,7 +509,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     pub(crate) fn due_in(&self, from: &Source<'_, R>, key: u32, now: Nanos) -> Duration {
         match &self.entries[key as usize].state {
             State::Waiting(_) => {}
-            State::Granted(_) => return Duration::ZERO,
+            State::Granted(_) | State::Passed(_) => return Duration::ZERO,
             State::Refused(_) => return Duration::MAX,
         }
         let mut ahead = R::Ahead::default();
@@ -491,7 +520,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             from.rule.add(&mut ahead, &entry.ask);
             at = entry.next;
         }
-        let due = from.rule.ready_at(now, &ahead, &self.entries[key as usize].ask);
+        let due = self.due(from.rule, now, &ahead, &self.entries[key as usize].ask);
         due.saturating_since(now).as_duration()
     }
 }
