@@ -16,7 +16,7 @@ use crate::rate::Rate;
 use crate::rule::Single;
 use crate::sync::{Ordering, lock};
 use crate::wait::blocking;
-use crate::wait::queue::{After, Kind};
+use crate::wait::queue::{After, Kind, Newcomer};
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
 
@@ -167,7 +167,10 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let now = crate::Clock::now(&gate.clock);
         let alarm = u32::try_from(queue.alarms.join(gate, (), now)).expect("one");
         let kind = Kind::Task { alarm, lost: 0 };
-        let key = queue.push(&gate.rule, 1, Nanos::MAX, kind, now, Some(request.waker.clone()));
+        let waker = Some(request.waker.clone());
+        let newcomer =
+            Newcomer { ask: 1, priority: 0, droppable: false, kind, since: now, deadline: Nanos::MAX, waker };
+        let key = queue.push(&gate.source(), newcomer, &mut after);
         gate.front.store(queue.front(), Ordering::Relaxed);
         let job = queue.watch(SECOND, &gate.clock, &mut after);
         drop(queue);

@@ -46,6 +46,16 @@ pub enum Refusal {
         /// How many can be in use at the same time.
         limit: u32,
     },
+    /// The queue is full: the request would have had to wait, and there was no place. See [`QueueBounds`](crate::QueueBounds).
+    QueueFull {
+        /// How many waited.
+        waiting: u32,
+        /// If nobody else comes, the same call is accepted this much later: by then there is room for it, or it need not wait.
+        /// [`Duration::MAX`] means never within the clock's time.
+        retry_after: Duration,
+    },
+    /// It waited, and was dropped from a full queue to make room for another; see [`WhenFull`](crate::WhenFull).
+    Displaced,
     /// Zero permits were asked for, which is neither granted nor refused by any rule: ask for at least one.
     ZeroPermits,
 }
@@ -69,16 +79,27 @@ impl Refusal {
     pub fn retry_after(self) -> Option<Duration> {
         match self {
             Refusal::Limited { retry_after: Duration::MAX } => None,
-            Refusal::Limited { retry_after } => Some(retry_after),
-            Refusal::ExceedsBurst { .. } | Refusal::InUse { .. } | Refusal::ZeroPermits => None,
+            Refusal::QueueFull { retry_after: Duration::MAX, .. } => None,
+            Refusal::Limited { retry_after } | Refusal::QueueFull { retry_after, .. } => Some(retry_after),
+            Refusal::ExceedsBurst { .. }
+            | Refusal::InUse { .. }
+            | Refusal::Displaced
+            | Refusal::ZeroPermits => None,
         }
     }
 
-    /// Whether it is [`Limited`](Refusal::Limited) or [`InUse`](Refusal::InUse): not because of the request itself. When to come again tells
+    /// Whether it is [`Limited`](Refusal::Limited), [`InUse`](Refusal::InUse), [`QueueFull`](Refusal::QueueFull) or
+    /// [`Displaced`](Refusal::Displaced): not because of the request itself. When to come again tells
     /// [`retry_after`](Refusal::retry_after).
     #[must_use]
     pub fn is_limited(self) -> bool {
-        matches!(self, Refusal::Limited { .. } | Refusal::InUse { .. })
+        match self {
+            Refusal::Limited { .. }
+            | Refusal::InUse { .. }
+            | Refusal::QueueFull { .. }
+            | Refusal::Displaced => true,
+            Refusal::ExceedsBurst { .. } | Refusal::ZeroPermits => false,
+        }
     }
 }
 
@@ -91,6 +112,13 @@ impl fmt::Display for Refusal {
                 write!(f, "{requested} permits requested, burst is {burst}")
             }
             Refusal::InUse { limit } => write!(f, "all {limit} permits are in use"),
+            Refusal::QueueFull { waiting, retry_after: Duration::MAX } => {
+                write!(f, "queue is full, {waiting} wait, no place is ever free")
+            }
+            Refusal::QueueFull { waiting, retry_after } => {
+                write!(f, "queue is full, {waiting} wait, retry after {retry_after:?}")
+            }
+            Refusal::Displaced => f.write_str("dropped from a full queue to make room for another request"),
             Refusal::ZeroPermits => f.write_str("0 permits requested, at least 1 is needed"),
         }
     }

@@ -50,9 +50,11 @@ use crate::events::Events;
 use crate::limiter::Status;
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, limited};
+use crate::request::Request;
 use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
-use crate::wait::queue::{After, Kind, Queue, Seen, Source};
+use crate::wait::bounds::QueueBounds;
+use crate::wait::queue::{After, Kind, Newcomer, Queue, Seen, Source};
 
 /// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
 const TOO_OFTEN: u8 = 16;
@@ -101,6 +103,9 @@ impl<Charge> Pass<Charge> {
 #[derive(Debug)]
 pub(crate) struct Wait<Ask> {
     ask: Ask,
+    priority: i8,
+    /// Whether a bound on the queue may refuse or drop it. Not where the caller can be told no error.
+    bounded: bool,
     place: Place,
     /// Refused if it would take longer.
     within: Option<Nanos>,
@@ -112,6 +117,8 @@ pub(crate) struct Wait<Ask> {
 enum Place {
     /// Not polled yet.
     New,
+    /// Not polled yet, and it passes anyway.
+    Exempt,
     /// In the queue, under this key.
     Queued(u32),
     /// It has its answer.
@@ -126,9 +133,9 @@ pub(crate) enum Poller<'a> {
 }
 
 impl<Ask> Wait<Ask> {
-    /// A request that waits for as long as it takes.
+    /// A request that waits for as long as it takes, and wherever there is no room.
     pub(crate) fn new(ask: Ask) -> Wait<Ask> {
-        Wait { ask, place: Place::New, within: None, since: Nanos::ZERO }
+        Wait { ask, priority: 0, bounded: false, place: Place::New, within: None, since: Nanos::ZERO }
     }
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
@@ -137,7 +144,17 @@ impl<Ask> Wait<Ask> {
         R: Rule<C, Ask = Ask>,
         C: Timer,
     {
-        Wait { within: gate.limit_wait(within), ..Wait::new(ask) }
+        Wait { within: gate.limit_wait(within), bounded: true, ..Wait::new(ask) }
+    }
+
+    /// A request that says more.
+    pub(crate) fn with<R, C>(gate: &Gate<R, C>, ask: Ask, request: &Request) -> Wait<Ask>
+    where
+        R: Rule<C, Ask = Ask>,
+        C: Timer,
+    {
+        let place = if request.exempt { Place::Exempt } else { Place::New };
+        Wait { priority: request.priority, place, ..Wait::within(gate, ask, request.within) }
     }
 
     pub(crate) fn ask(&self) -> &Ask {
@@ -153,13 +170,13 @@ impl<Ask> Wait<Ask> {
     pub(crate) fn take_key(&mut self) -> Option<u32> {
         match std::mem::replace(&mut self.place, Place::Done) {
             Place::Queued(key) => Some(key),
-            Place::New | Place::Done => None,
+            Place::New | Place::Exempt | Place::Done => None,
         }
     }
 
     /// A request that has joined the queue under this key.
     pub(crate) fn queued(ask: Ask, key: u32, since: Nanos) -> Wait<Ask> {
-        Wait { ask, place: Place::Queued(key), within: None, since }
+        Wait { place: Place::Queued(key), since, ..Wait::new(ask) }
     }
 }
 
@@ -181,26 +198,45 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         if self.front.load(Ordering::Relaxed) == 0 {
             self.rule.try_take(self.clock.now(), ask).map(Some)
         } else {
-            self.try_acquire_behind(ask)
+            self.try_acquire_behind(ask, 0)
         }
+    }
+
+    /// The same for a request that says more. How long it would wait does not matter.
+    pub(crate) fn try_acquire_with(
+        &self,
+        ask: &R::Ask,
+        request: &Request,
+    ) -> Result<Option<R::Charge>, Refusal> {
+        if request.exempt {
+            return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt));
+        }
+        if self.front.load(Ordering::Relaxed) == 0 {
+            return self.rule.try_take(self.clock.now(), ask).map(Some);
+        }
+        self.try_acquire_behind(ask, request.priority)
     }
 
     /// The same while others wait, or a flag is up.
     #[cold]
-    fn try_acquire_behind(&self, ask: &R::Ask) -> Result<Option<R::Charge>, Refusal> {
-        let answer =
-            if self.is_free() { self.rule.try_take(self.clock.now(), ask) } else { self.try_in_line(ask) };
+    fn try_acquire_behind(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
+        let answer = if self.is_free() {
+            self.rule.try_take(self.clock.now(), ask)
+        } else {
+            self.try_in_line(ask, priority)
+        };
         self.tell(ask, Duration::ZERO, answer.map(Pass::Granted))
     }
 
-    /// Serves who is due, and takes only what nobody waits for.
-    fn try_in_line(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+    /// Serves who is due, and takes only what nobody waits for who goes before this request.
+    fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
         self.rule.check(ask)?;
         self.with_queue(|queue, now, after| {
-            if queue.len() == 0 && !queue.is_paused() {
-                return self.rule.take(now, now, ask, after);
+            queue.check(&self.rule, now, ask, priority)?;
+            if queue.is_open(priority) {
+                return queue.take(&self.source(), now, ask, priority, after);
             }
-            Err(limited(queue.due(&self.rule, now, queue.ahead(), ask), now))
+            Err(limited(queue.due_behind(&self.rule, now, ask, priority), now))
         })
     }
 
@@ -271,6 +307,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         poller: Poller<'_>,
     ) -> Poll<Result<(Duration, Option<R::Charge>), Refusal>> {
         let (answer, waited) = match wait.place {
+            Place::Exempt => (Ok(Pass::Exempt), Duration::ZERO),
             Place::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
             Place::Queued(key) => {
                 let answer = ready!(self.look(wait, key, poller));
@@ -297,26 +334,34 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         }
         self.rule.check(&wait.ask)?;
         self.with_queue(|queue, now, after| {
-            if queue.len() == 0 && queue.unseen() == 0 && !queue.is_paused() {
-                match self.rule.take(now, now, &wait.ask, after) {
+            let (source, ask, priority) = (self.source(), &wait.ask, wait.priority);
+            queue.check(&self.rule, now, ask, priority)?;
+            let no_room = wait.bounded && !queue.has_room(&self.rule, ask);
+            // Where there is no room, even a permit that is there could not be waited for.
+            if queue.is_open(priority) && (queue.unseen() == 0 || no_room) {
+                match queue.take(&source, now, ask, priority, after) {
                     Err(refusal) if refusal.is_limited() => {}
                     answer => return Poll::Ready(answer.map(Pass::Granted)),
                 }
             }
-            let deadline = self.deadline(queue, now, &wait.ask, wait.within)?;
             if queue.control.shadow {
-                let due = queue.due(&self.rule, now, queue.ahead(), &wait.ask);
+                let due = queue.due_behind(&self.rule, now, ask, priority);
                 return Poll::Ready(Ok(Pass::Shadow(limited(due, now))));
+            }
+            let deadline = self.deadline(queue, now, ask, priority, wait.within)?;
+            if no_room {
+                queue.make_room(&source, now, ask, priority, after)?;
             }
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             let kind = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
             };
-            let ask = wait.ask.clone();
-            let key = queue.push(&self.rule, ask, deadline, kind, now, Some(waker.clone()));
-            // Here, so that the future knows of its entry also if foreign code panics before this returns.
-            wait.place = Place::Queued(key);
+            let (ask, waker) = (ask.clone(), Some(waker.clone()));
+            let droppable = wait.bounded;
+            let newcomer = Newcomer { ask, priority, droppable, kind, since: now, deadline, waker };
+            // At once, so that the future knows of its entry also if foreign code panics before this returns.
+            wait.place = Place::Queued(queue.push(&source, newcomer, after));
             Poll::Pending
         })
     }
@@ -333,12 +378,29 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
     pub(crate) fn reserve(&self, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
-        self.rule.check(&ask)?;
-        self.with_queue(|queue, now, _| {
-            let deadline = self.deadline(queue, now, &ask, self.limit_wait(None))?;
-            let key = queue.push(&self.rule, ask.clone(), deadline, Kind::Nobody, now, None);
-            Ok(Wait::queued(ask, key, now))
-        })
+        let answer = self.rule.check(&ask).and_then(|()| {
+            self.with_queue(|queue, now, after| {
+                let source = self.source();
+                queue.check(&self.rule, now, &ask, 0)?;
+                let deadline = self.deadline(queue, now, &ask, 0, self.limit_wait(None))?;
+                // One that is due does not wait.
+                if queue.due_behind(&self.rule, now, &ask, 0) > now {
+                    queue.make_room(&source, now, &ask, 0, after)?;
+                }
+                let (kind, ask) = (Kind::Nobody, ask.clone());
+                // Who holds it counts on its place: it makes room for nobody.
+                let newcomer =
+                    Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
+                Ok((queue.push(&source, newcomer, after), now))
+            })
+        });
+        match answer {
+            Ok((key, now)) => Ok(Wait::queued(ask, key, now)),
+            // In shadow it is as good as claimed.
+            Err(refusal) => self
+                .tell(&ask, Duration::ZERO, Err(refusal))
+                .map(|_| Wait { place: Place::Done, ..Wait::new(ask) }),
+        }
     }
 
     /// How long a request may wait, if there is a limit.
@@ -354,11 +416,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         queue: &Queue<R, C>,
         now: Nanos,
         ask: &R::Ask,
+        priority: i8,
         within: Option<Nanos>,
     ) -> Result<Nanos, Refusal> {
         let Some(within) = within else { return Ok(Nanos::MAX) };
         let deadline = now.saturating_add(within);
-        let due = queue.due(&self.rule, now, queue.ahead(), ask);
+        let due = queue.due_behind(&self.rule, now, ask, priority);
         if due > deadline || due == Nanos::MAX {
             return Err(limited(due, deadline));
         }
@@ -447,7 +510,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.within) else { return refusal };
         self.with_queue(|queue, now, _| {
-            let due = queue.due(&self.rule, now, queue.ahead(), &wait.ask);
+            let due = queue.due_behind(&self.rule, now, &wait.ask, wait.priority);
             limited(due, now.saturating_add(within))
         })
     }
@@ -531,6 +594,29 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             self.report(|events| events.resumed());
         }
         paused
+    }
+
+    /// Lets everybody pass, those in line at once, or not.
+    pub(crate) fn set_shadow(&self, shadow: bool) {
+        self.with_queue(|queue, _, _| queue.control.shadow = shadow);
+    }
+
+    /// Whether everybody passes.
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.front.load(Ordering::Relaxed) & SHADOW != 0
+    }
+
+    /// Bounds the line, for those who join it from now on.
+    pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
+        self.with_queue(|queue, _, _| queue.control.bounds = bounds);
+    }
+
+    /// Keeps so many permits for requests of this priority or a higher one.
+    pub(crate) fn set_reserve(&self, permits: u32, from: i8) {
+        self.with_queue(|queue, now, after| {
+            queue.control.reserve = Some((permits, from)).filter(|(permits, _)| *permits > 0);
+            queue.retime(&self.source(), now, after);
+        });
     }
 
     /// How long nobody passes.

@@ -140,7 +140,9 @@ mod limiter;
 mod nanos;
 pub mod policy;
 mod rate;
+mod request;
 mod rule;
+mod statistics;
 mod sync;
 pub mod wait;
 
@@ -160,4 +162,6 @@ pub use policy::{
     Unlimited,
 };
 pub use rate::Rate;
-pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation};
+pub use request::Request;
+pub use statistics::{Snapshot, Statistics, Waited};
+pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, QueueBounds, Reservation, WhenFull};

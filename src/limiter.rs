@@ -11,8 +11,9 @@ use crate::gate::{Gate, Wait};
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
+use crate::request::Request;
 use crate::rule::Single;
-use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation, blocking};
+use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, QueueBounds, Reservation, blocking};
 
 /// Makes a program wait its turn: hands out permits at a rate, first come, first served.
 ///
@@ -23,12 +24,13 @@ use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservat
 /// | [`acquire`](RateLimiter::acquire), [`acquire_many`](RateLimiter::acquire_many) | waits |
 /// | [`try_acquire`](RateLimiter::try_acquire), [`try_acquire_many`](RateLimiter::try_acquire_many) | refuses at once |
 /// | [`try_acquire_within`](RateLimiter::try_acquire_within), [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) | waits if it takes no longer, else refuses at once |
+/// | [`acquire_with`](RateLimiter::acquire_with), [`try_acquire_with`](RateLimiter::try_acquire_with) | as the [`Request`] says, by priority |
 /// | [`blocking_acquire`](RateLimiter::blocking_acquire), … | waits in the same queue, from a plain thread |
 /// | [`reserve`](RateLimiter::reserve) | takes a place in the queue and tells when it is due |
 ///
 /// # Fairness
 ///
-/// Requests are served in the order in which they were first polled, whatever their size. Neither a newcomer nor a `try_` overtakes:
+/// Requests of the same [priority](Request::priority) are served in the order in which they were first polled, whatever their size. Neither a newcomer nor a `try_` overtakes:
 /// while somebody waits, a `try_` gets only what nobody waits for. A waiter that is not polled, or was leaked, delays
 /// those behind it by its own turn and no more.
 ///
@@ -164,6 +166,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once; also while it waits, if the burst or limit is lowered
     ///   below `n`.
     /// - [`Refusal::Limited`] only from a [`LeakyBucket`](crate::LeakyBucket) that has no room.
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is [bounded](RateLimiter::set_queue_bounds).
     ///
     /// # Panics
     ///
@@ -229,7 +232,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Errors
     ///
     /// [`Refusal::Limited`] if the permit would be due later. Its `retry_after` tells when the same call, with the same
-    /// `within`, is accepted: not when the permit is due, but `within` before that.
+    /// `within`, is accepted: not when the permit is due, but `within` before that. [`Refusal::QueueFull`] and
+    /// [`Refusal::Displaced`] only if the queue is [bounded](RateLimiter::set_queue_bounds).
     ///
     /// # Panics
     ///
@@ -286,6 +290,68 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         AcquireManyOwned::new(self.gate.clone(), n, Some(within))
     }
 
+    /// Waits for what a [`Request`] asks for: permits, priority, how long. Returns the time waited.
+    ///
+    /// # Fairness
+    ///
+    /// The more important first, and of equals first polled, first served; see [`Request::priority`]. A request of a higher priority than
+    /// others in line costs more the more of them have a time [within](Request::within) which they want to be served: those that are
+    /// too late by it are refused at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// - Those of [`acquire_many`](RateLimiter::acquire_many), and those of [`try_acquire_within`](RateLimiter::try_acquire_within) if it
+    ///   has a time; that also while it waits, if more important requests come.
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is [bounded](RateLimiter::set_queue_bounds).
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    pub fn acquire_with(&self, request: Request) -> AcquireMany<'_, P, C> {
+        AcquireMany::with(&self.gate, &request)
+    }
+
+    /// [`acquire_with`](RateLimiter::acquire_with) with a future that does not borrow the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_with`](RateLimiter::acquire_with).
+    pub fn acquire_with_owned(&self, request: Request) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::with(self.gate.clone(), &request)
+    }
+
+    /// Takes what a [`Request`] asks for now, or refuses. It never waits, so [`within`](Request::within) makes no difference.
+    ///
+    /// It goes before those in line that are less important.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3).start_empty(), clock.clone());
+    /// let bulk = limiter.reserve(3)?;
+    /// clock.advance(Duration::from_secs(1));
+    /// // There is one permit, which the bulk waits for.
+    /// assert!(limiter.try_acquire().is_err());
+    /// limiter.try_acquire_with(Request::permits(1).priority(1))?;
+    /// assert_eq!(bulk.due_in(), Duration::from_secs(3));
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn try_acquire_with(&self, request: Request) -> Result<(), Refusal> {
+        self.gate.try_acquire_with(&request.permits, &request).map(drop)
+    }
+
     /// Blocks the calling thread until it has one permit. Returns the time waited.
     ///
     /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the executor's thread. It needs no runtime.
@@ -334,6 +400,15 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
     pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
         blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within)))
+    }
+
+    /// Blocks the calling thread until it has what a [`Request`] asks for.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_with`](RateLimiter::acquire_with).
+    pub fn blocking_acquire_with(&self, request: Request) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::with(&self.gate, request.permits, &request))
     }
 
     /// Takes a place in the queue for `n` permits, now, and tells when they are due.
@@ -469,6 +544,74 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Ends a pause now. Those who wait and are due pass at once. Returns whether there was a pause.
     pub fn resume(&self) -> bool {
         self.gate.resume()
+    }
+
+    /// Bounds the queue: how many may wait, for how many permits, and who makes room. Without bounds unless set.
+    ///
+    /// For those who come from now on; those who wait already stay, also if they are too many. [`QueueBounds`] says whom it refuses,
+    /// and that [`acquire`](RateLimiter::acquire) is not among them.
+    pub fn set_queue_bounds(&self, bounds: QueueBounds) {
+        self.gate.set_bounds(bounds);
+    }
+
+    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one: whoever is below gets a permit only if so
+    /// many are left. Zero permits keep nothing, as a new limiter.
+    ///
+    /// What is left is what single calls could get one after the other, which with Guava's two policies includes the one on credit.
+    /// A request below `from` that asks for more than the burst less what is kept can never be granted: it is refused with
+    /// [`Refusal::ExceedsBurst`], which tells the smaller burst. A single permit is not refused but waits, for ever if all
+    /// are kept. Calls without a priority have priority 0. Those who wait are moved, and the cost grows with their number.
+    ///
+    /// Looking how many are left and taking are two steps, so while anything is kept every call takes the queue's lock.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(1), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// limiter.set_reserve(4, 1);
+    /// limiter.try_acquire_many(6)?;
+    /// assert!(limiter.try_acquire().is_err());
+    /// limiter.try_acquire_with(Request::permits(4).priority(1))?;
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn set_reserve(&self, permits: u32, from: i8) {
+        self.gate.set_reserve(permits, from);
+    }
+
+    /// Lets every call pass, or ends that: to see what a limit would do before it does it.
+    ///
+    /// The limiter decides as ever, and those who [watch](RateLimiter::watch) are told of each call that would have been refused, or would
+    /// have waited, and how long. Then the call passes, with zero time waited, and takes nothing, as if it had been refused. Nobody
+    /// waits: those in line pass at once. That goes for all refusals, and for pauses.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SmoothBursty, Statistics};
+    ///
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), ManualClock::new());
+    /// let statistics = Arc::new(Statistics::new());
+    /// limiter.watch(statistics.clone());
+    /// limiter.set_shadow(true);
+    /// for _ in 0..5 {
+    ///     limiter.try_acquire()?;
+    /// }
+    /// assert_eq!(statistics.snapshot().granted, 1);
+    /// assert_eq!(statistics.snapshot().shadowed, 4);
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn set_shadow(&self, shadow: bool) {
+        self.gate.set_shadow(shadow);
+    }
+
+    /// Whether every call passes.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.gate.is_shadow()
     }
 
     /// Tells `events` of every call from now on. Returns `false` if the limiter is watched already; then nothing was changed.
