@@ -585,11 +585,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Ends a pause. Returns whether there was one.
     pub(crate) fn resume(&self) -> bool {
-        let paused = self.with_queue(|queue, now, _| {
-            let paused = queue.control.opens > now;
-            queue.control.opens = queue.control.opens.min(now);
-            paused
-        });
+        let paused = self.with_queue(|queue, now, _| queue.control.resume(now));
         if paused {
             self.report(|events| events.resumed());
         }
@@ -690,6 +686,53 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
     pub(crate) fn refund(&self, n: u32) {
         let Single { policy, state } = &self.rule;
         self.with_queue(|queue, _, _| queue.note(policy.refund(state, queue.latest(), n)));
+    }
+
+    /// Charges permits whether they are there or not.
+    pub(crate) fn debit(&self, n: u32) {
+        let Single { policy, state } = &self.rule;
+        self.with_queue(|queue, now, after| {
+            policy.debit(state, now, n);
+            queue.retime(&self.source(), now, after);
+        });
+    }
+
+    /// Takes all that is there. Returns how much that was.
+    pub(crate) fn drain(&self) -> u64 {
+        let Single { policy, state } = &self.rule;
+        self.with_queue(|queue, now, after| {
+            let (mut taken, mut part) = (0, u32::MAX);
+            // Others may take at the same time, so what is there is asked for again: until there is nothing, or not to be had at once.
+            while part > 0 {
+                let status = policy.status(state, now);
+                if status.limit == u64::MAX || status.available == 0 {
+                    break;
+                }
+                let n = u32::try_from(status.available).unwrap_or(u32::MAX).min(part);
+                match policy.try_acquire(state, now, n) {
+                    Ok(_) => taken += u64::from(n),
+                    Err(_) => part = n / 2,
+                }
+            }
+            queue.retime(&self.source(), now, after);
+            taken
+        })
+    }
+
+    /// As a new limiter: full or empty as it started, and not paused.
+    pub(crate) fn reset(&self) {
+        let Single { policy, state } = &self.rule;
+        let resumed = self.with_queue(|queue, now, after| {
+            let resumed = queue.control.resume(now);
+            if let Ok(level) = policy.change(state, now, Change::reset()) {
+                queue.note(level);
+            }
+            queue.retime(&self.source(), now, after);
+            resumed
+        });
+        if resumed {
+            self.report(|events| events.resumed());
+        }
     }
 
     /// Changes the rate or the burst, and with it the times of all who wait.

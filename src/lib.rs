@@ -133,6 +133,7 @@ pub mod algorithms {}
 
 pub mod clock;
 mod counting;
+mod degrade;
 mod error;
 mod events;
 mod gate;
@@ -152,6 +153,7 @@ mod loom_tests;
 
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
+pub use degrade::Served;
 pub use error::{PolicyError, RateError, Refusal};
 pub use events::Events;
 pub use limiter::{RateLimiter, Status};

@@ -441,6 +441,67 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.gate.refund(n);
     }
 
+    /// Charges `n` permits whether they are there or not: for work that was done without asking, or that a server counted. Those who wait
+    /// move back at once, and a request [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused.
+    ///
+    /// What is not there is owed, and everybody waits until it is paid. How a policy owes is its own rule, see
+    /// [`Policy::debit`](crate::Policy::debit): where there is no limit nothing is charged, and a debt beyond the clock's 34 years shuts
+    /// the limiter until it is [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero does nothing. The cost grows with the
+    /// number of waiters.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// limiter.debit(20);
+    /// // Ten are owed, and one more is needed.
+    /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(2200)));
+    /// ```
+    pub fn debit(&self, n: u32) {
+        self.gate.debit(n);
+    }
+
+    /// Takes all permits that are there now: after a server's 429, which says that there are none. Returns how many that were.
+    ///
+    /// New ones come in as ever. Without a limit there is nothing to take. Those who wait stay in line, and move back if some of what they
+    /// wait for was there already.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// assert_eq!(limiter.drain(), 10);
+    /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(200)));
+    /// ```
+    pub fn drain(&self) -> u64 {
+        self.gate.drain()
+    }
+
+    /// Makes the limiter as new: as full as it started, owing nothing, and not paused. Those who wait are served as far as that goes.
+    ///
+    /// What it was told to be stays: rate and burst, [bounds](RateLimiter::set_queue_bounds), what it
+    /// [keeps](RateLimiter::set_reserve), [shadow](RateLimiter::set_shadow) and who [watches](RateLimiter::watch).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// limiter.debit(1000);
+    /// limiter.reset();
+    /// assert_eq!(limiter.status().available, 10);
+    /// ```
+    pub fn reset(&self) {
+        self.gate.reset();
+    }
+
     /// Changes the price of every permit from now on, also for those who wait.
     ///
     /// What happens to permits in stock, counted or owed is the policy's rule, which each of them states; for another one, see

@@ -37,6 +37,13 @@ impl Control {
             | flag(self.shadow, SHADOW)
     }
 
+    /// Ends a pause. Returns whether there was one.
+    pub(crate) fn resume(&mut self, now: Nanos) -> bool {
+        let paused = self.opens > now;
+        self.opens = self.opens.min(now);
+        paused
+    }
+
     /// How many permits a request of this priority has to leave.
     pub(crate) fn kept_from(&self, priority: i8) -> u32 {
         match self.reserve {
