@@ -230,7 +230,6 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Serves who is due, and takes only what nobody waits for who goes before this request.
     fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
-        self.rule.check(ask)?;
         self.with_queue(|queue, now, after| {
             queue.check(&self.rule, now, ask, priority)?;
             if queue.is_open(priority) {
@@ -332,7 +331,6 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                 answer => return Poll::Ready(answer.map(Pass::Granted)),
             }
         }
-        self.rule.check(&wait.ask)?;
         self.with_queue(|queue, now, after| {
             let (source, ask, priority) = (self.source(), &wait.ask, wait.priority);
             queue.check(&self.rule, now, ask, priority)?;
@@ -378,21 +376,19 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
     pub(crate) fn reserve(&self, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
-        let answer = self.rule.check(&ask).and_then(|()| {
-            self.with_queue(|queue, now, after| {
-                let source = self.source();
-                queue.check(&self.rule, now, &ask, 0)?;
-                let deadline = self.deadline(queue, now, &ask, 0, self.limit_wait(None))?;
-                // One that is due does not wait.
-                if queue.due_behind(&self.rule, now, &ask, 0) > now {
-                    queue.make_room(&source, now, &ask, 0, after)?;
-                }
-                let (kind, ask) = (Kind::Nobody, ask.clone());
-                // Who holds it counts on its place: it makes room for nobody.
-                let newcomer =
-                    Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
-                Ok((queue.push(&source, newcomer, after), now))
-            })
+        let answer = self.with_queue(|queue, now, after| {
+            let source = self.source();
+            queue.check(&self.rule, now, &ask, 0)?;
+            let deadline = self.deadline(queue, now, &ask, 0, self.limit_wait(None))?;
+            // One that is due does not wait.
+            if queue.due_behind(&self.rule, now, &ask, 0) > now {
+                queue.make_room(&source, now, &ask, 0, after)?;
+            }
+            let (kind, ask) = (Kind::Nobody, ask.clone());
+            // Who holds it counts on its place: it makes room for nobody.
+            let newcomer =
+                Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
+            Ok((queue.push(&source, newcomer, after), now))
         });
         match answer {
             Ok((key, now)) => Ok(Wait::queued(ask, key, now)),

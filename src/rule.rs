@@ -56,7 +56,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         self.ready_at(now, ahead, ask)
     }
 
-    /// Whether such a request can ever be granted, if it passed [`check`](Rule::check).
+    /// Whether such a request can ever be granted, as far as it is up to what is kept.
     fn check_leaving(&self, now: Nanos, ask: &Self::Ask, kept: u32) -> Result<(), Refusal> {
         let _ = (now, ask, kept);
         Ok(())

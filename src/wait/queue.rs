@@ -255,11 +255,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Whether a request of this priority can ever be granted.
     pub(crate) fn check(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Result<(), Refusal> {
-        rule.check(ask)?;
         match self.control.kept_from(priority) {
-            0 => Ok(()),
-            kept => rule.check_leaving(now, ask, kept),
+            0 => {}
+            kept => rule.check_leaving(now, ask, kept)?,
         }
+        rule.check(ask)
     }
 
     /// Takes for a newcomer that has nobody to wait for, and moves back those that it goes before.
