@@ -53,7 +53,6 @@ use crate::policy::{Change, Policy, limited};
 use crate::request::Request;
 use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
-use crate::wait::bounds::QueueBounds;
 use crate::wait::queue::{After, Kind, Newcomer, Queue, Seen, Source};
 
 /// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
@@ -76,8 +75,11 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     /// In nanoseconds.
     catch_up: AtomicU64,
     pub(crate) queue: Mutex<Queue<R, C>>,
-    events: OnceLock<Arc<dyn Events>>,
+    pub(crate) events: OnceLock<Arc<dyn Events>>,
 }
+
+/// What a request is told: the time waited, and what it took, if anything.
+pub(crate) type Answer<Charge> = Result<(Duration, Option<Charge>), Refusal>;
 
 /// How a call passed.
 #[derive(Debug)]
@@ -268,7 +270,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Tells who watches, if anybody does. Without the lock: this is foreign code, which may come back here or panic.
-    fn report(&self, event: impl FnOnce(&dyn Events)) {
+    pub(crate) fn report(&self, event: impl FnOnce(&dyn Events)) {
         let Some(events) = self.events.get() else { return };
         if !std::thread::panicking() {
             return event(&**events);
@@ -283,7 +285,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         self: &Arc<Self>,
         wait: &mut Wait<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Result<(Duration, Option<R::Charge>), Refusal>> {
+    ) -> Poll<Answer<R::Charge>> {
         if let Place::New = wait.place {
             wait.since = self.clock.now();
             if self.front.load(Ordering::Relaxed) == 0 {
@@ -300,11 +302,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// The same while others wait, or a flag is up, or no permit is there.
-    fn poll_behind(
-        self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
-        poller: Poller<'_>,
-    ) -> Poll<Result<(Duration, Option<R::Charge>), Refusal>> {
+    fn poll_behind(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Answer<R::Charge>> {
         let (answer, waited) = match wait.place {
             Place::Exempt => (Ok(Pass::Exempt), Duration::ZERO),
             Place::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
@@ -552,73 +550,6 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         self.report(|events| events.dropped(self.rule.permits(&wait.ask), waited));
     }
 
-    /// Whoever watches, from now on. `false` if somebody does already.
-    pub(crate) fn watch(&self, events: Arc<dyn Events>) -> bool {
-        let first = self.events.set(events).is_ok();
-        self.with_queue(|queue, _, _| queue.control.watched = true);
-        first
-    }
-
-    /// Nobody passes before `until`, nor before the end of an earlier pause.
-    pub(crate) fn pause_until(&self, until: Nanos) {
-        let remaining = self.with_queue(|queue, now, after| {
-            if until <= queue.control.opens.max(now) {
-                return None;
-            }
-            queue.control.opens = until;
-            queue.retime(&self.source(), now, after);
-            Some(until.saturating_since(now))
-        });
-        if let Some(remaining) = remaining {
-            self.report(|events| events.paused(remaining.as_duration()));
-        }
-    }
-
-    /// Nobody passes for so long from now.
-    pub(crate) fn pause_for(&self, span: Duration) {
-        self.pause_until(self.clock.now().saturating_add(Nanos::from_duration(span)));
-    }
-
-    /// Ends a pause. Returns whether there was one.
-    pub(crate) fn resume(&self) -> bool {
-        let paused = self.with_queue(|queue, now, _| queue.control.resume(now));
-        if paused {
-            self.report(|events| events.resumed());
-        }
-        paused
-    }
-
-    /// Lets everybody pass, those in line at once, or not.
-    pub(crate) fn set_shadow(&self, shadow: bool) {
-        self.with_queue(|queue, _, _| queue.control.shadow = shadow);
-    }
-
-    /// Whether everybody passes.
-    pub(crate) fn is_shadow(&self) -> bool {
-        self.front.load(Ordering::Relaxed) & SHADOW != 0
-    }
-
-    /// Bounds the line, for those who join it from now on.
-    pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
-        self.with_queue(|queue, _, _| queue.control.bounds = bounds);
-    }
-
-    /// Keeps so many permits for requests of this priority or a higher one.
-    pub(crate) fn set_reserve(&self, permits: u32, from: i8) {
-        self.with_queue(|queue, now, after| {
-            queue.control.reserve = Some((permits, from)).filter(|(permits, _)| *permits > 0);
-            queue.retime(&self.source(), now, after);
-        });
-    }
-
-    /// How long nobody passes.
-    pub(crate) fn paused_for(&self) -> Duration {
-        match self.front.load(Ordering::Relaxed) & PAUSED {
-            0 => Duration::ZERO,
-            _ => self.with_queue(|queue, now, _| queue.control.opens.saturating_since(now).as_duration()),
-        }
-    }
-
     /// How many wait.
     pub(crate) fn waiting(&self) -> usize {
         match self.front.load(Ordering::Relaxed) / ONE {
@@ -643,7 +574,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Runs `work` with the queue, after those who are due were served.
-    fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
+    pub(crate) fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
         let mut after = After::new();
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
@@ -682,53 +613,6 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
     pub(crate) fn refund(&self, n: u32) {
         let Single { policy, state } = &self.rule;
         self.with_queue(|queue, _, _| queue.note(policy.refund(state, queue.latest(), n)));
-    }
-
-    /// Charges permits whether they are there or not.
-    pub(crate) fn debit(&self, n: u32) {
-        let Single { policy, state } = &self.rule;
-        self.with_queue(|queue, now, after| {
-            policy.debit(state, now, n);
-            queue.retime(&self.source(), now, after);
-        });
-    }
-
-    /// Takes all that is there. Returns how much that was.
-    pub(crate) fn drain(&self) -> u64 {
-        let Single { policy, state } = &self.rule;
-        self.with_queue(|queue, now, after| {
-            let (mut taken, mut part) = (0, u32::MAX);
-            // Others may take at the same time, so what is there is asked for again: until there is nothing, or not to be had at once.
-            while part > 0 {
-                let status = policy.status(state, now);
-                if status.limit == u64::MAX || status.available == 0 {
-                    break;
-                }
-                let n = u32::try_from(status.available).unwrap_or(u32::MAX).min(part);
-                match policy.try_acquire(state, now, n) {
-                    Ok(_) => taken += u64::from(n),
-                    Err(_) => part = n / 2,
-                }
-            }
-            queue.retime(&self.source(), now, after);
-            taken
-        })
-    }
-
-    /// As a new limiter: full or empty as it started, and not paused.
-    pub(crate) fn reset(&self) {
-        let Single { policy, state } = &self.rule;
-        let resumed = self.with_queue(|queue, now, after| {
-            let resumed = queue.control.resume(now);
-            if let Ok(level) = policy.change(state, now, Change::reset()) {
-                queue.note(level);
-            }
-            queue.retime(&self.source(), now, after);
-            resumed
-        });
-        if resumed {
-            self.report(|events| events.resumed());
-        }
     }
 
     /// Changes the rate or the burst, and with it the times of all who wait.

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::policies::contestants;
+use crate::policies::{contestants, controlled};
 use crate::{Outcome, ROUND};
 
 /// Rounds of the long run; the short one has one.
@@ -17,7 +17,7 @@ pub(crate) fn run_one(only: &str) -> Result<(), Box<dyn Error>> {
     let mut part = || parts.next().ok_or("expected outcome:rounds:name");
     let outcome = if part()? == "granted" { Outcome::Granted } else { Outcome::Refused };
     let (rounds, name) = (part()?.parse::<u32>()?, part()?);
-    let contestants = contestants(outcome);
+    let contestants = contestants(outcome).into_iter().chain(controlled(outcome)).collect::<Vec<_>>();
     let found = contestants.iter().find(|contestant| contestant.name == name).ok_or("no such policy")?;
     for _ in 0..rounds {
         std::hint::black_box((found.through_limiter)(ROUND));
