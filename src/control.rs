@@ -193,7 +193,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// What is left is what single calls could get one after the other, which with Guava's two policies includes the one on credit.
     /// A request below `from` that asks for more than the burst less what is kept can never be granted: it is refused with
-    /// [`Refusal::ExceedsBurst`], which tells the smaller burst. A single permit is not refused but waits, for ever if all
+    /// [`ExceedsBurst`](crate::Refusal::ExceedsBurst), which tells the smaller burst. A single permit is not refused but waits, for ever if all
     /// are kept. Calls without a priority have priority 0. Those who wait are moved, and the cost grows with their number.
     ///
     /// Looking how many are left and taking are two steps, so while anything is kept every call takes the queue's lock.
