@@ -227,6 +227,44 @@ fn a_try_is_told_of_those_before_it_and_of_no_others() {
 }
 
 #[test]
+fn a_new_rate_is_counted_for_every_priority() {
+    let (limiter, _clock) = one_per_second();
+    let _waits = (asking(&limiter, one(1)), asking(&limiter, one(0)));
+    limiter.set_rate(Rate::per_second(10));
+    for (priority, millis) in [(2, 1000), (1, 1100), (0, 1200), (-1, 1200)] {
+        let refusal = limiter.try_acquire_with(one(priority)).expect_err("not yet");
+        assert_eq!(refusal.retry_after(), Some(millis * MS), "{priority}");
+    }
+}
+
+#[test]
+fn threads_behind_each_other_and_behind_tasks_look_at_their_own_turns() {
+    let (limiter, clock) = one_per_second();
+    let mut tasks = [asking(&limiter, one(1)), asking(&limiter, one(-1))];
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = [0, 0, -1, 2]
+            .into_iter()
+            .zip(3..)
+            .map(|(priority, waiting)| {
+                let limiter = &limiter;
+                let thread = scope.spawn(move || limiter.blocking_acquire_with(one(priority)));
+                while limiter.status().waiting < waiting {
+                    std::thread::yield_now();
+                }
+                thread
+            })
+            .collect();
+        clock.advance(6 * SECOND);
+        let waited: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        assert_eq!(waited.len(), 4);
+        assert!(waited.iter().all(Result::is_ok));
+    });
+    for task in &mut tasks {
+        assert!(assert_ready!(task.poll()).is_ok());
+    }
+}
+
+#[test]
 fn an_important_try_passes_those_who_wait_for_more() {
     let clock = ManualClock::new();
     let limiter =

@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if args.iter().any(|arg| arg == "--control") {
         let names: Vec<_> = controlled(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
-        return instructions::table(&names).map(drop);
+        return instructions::table(&names, instructions::MANY_ROUNDS).map(drop);
     }
     let rounds = if args.iter().any(|arg| arg == "--quick") { 23 } else { 203 };
     let names: Vec<_> = contestants(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{line}");
         }
     }
-    list.extend(instructions::table(&names)?);
+    list.extend(instructions::table(&names, instructions::ROUNDS)?);
     write(list)
 }
 
