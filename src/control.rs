@@ -69,7 +69,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Keeps so many permits for requests of this priority or a higher one.
     pub(crate) fn set_reserve(&self, permits: u32, from: i8) {
         self.with_queue(|queue, now, after| {
-            queue.control.reserve = Some((permits, from)).filter(|(permits, _)| *permits > 0);
+            queue.control.reserve =
+                Some((permits, from)).filter(|(permits, from)| *permits > 0 && *from > i8::MIN);
             queue.retime(&self.source(), now, after);
         });
     }

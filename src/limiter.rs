@@ -411,6 +411,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Takes a place in the queue for `n` permits, now, and tells when they are due.
     ///
+    /// It has priority 0, so more important requests may still move it back. A [bound](RateLimiter::set_queue_bounds) may refuse it a
+    /// place, but never takes it away.
+    ///
     /// # Errors
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
