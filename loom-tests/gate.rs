@@ -16,7 +16,7 @@ use crate::rate::Rate;
 use crate::rule::Single;
 use crate::sync::{Ordering, lock};
 use crate::wait::blocking;
-use crate::wait::queue::{After, Kind};
+use crate::wait::queue::{After, Kind, Newcomer};
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
 
@@ -128,7 +128,7 @@ fn a_refund_reaches_those_who_join_meanwhile() {
 fn broken_a_refund_reaches_those_who_join_meanwhile() {
     join_against_refund(|gate| {
         gate.rule.policy.refund(&gate.rule.state, Nanos::ZERO, 1);
-        if gate.waiting.load(Ordering::Relaxed) > 0 {
+        if gate.front.load(Ordering::Relaxed) > 0 {
             gate.ring();
         }
     });
@@ -167,8 +167,11 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let now = crate::Clock::now(&gate.clock);
         let alarm = u32::try_from(queue.alarms.join(gate, (), now)).expect("one");
         let kind = Kind::Task { alarm, lost: 0 };
-        let key = queue.push(&gate.rule, 1, Nanos::MAX, kind, now, Some(request.waker.clone()));
-        gate.waiting.store(1, Ordering::Relaxed);
+        let waker = Some(request.waker.clone());
+        let newcomer =
+            Newcomer { ask: 1, priority: 0, droppable: false, kind, since: now, deadline: Nanos::MAX, waker };
+        let key = queue.push(&gate.source(), newcomer, &mut after);
+        gate.front.store(queue.front(), Ordering::Relaxed);
         let job = queue.watch(SECOND, &gate.clock, &mut after);
         drop(queue);
         if let Some(mut job) = job {
@@ -233,7 +236,7 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
         let mut after = After::new();
         let mut queue = lock(&gate.queue);
         queue.remove(&gate.source(), key, &mut after);
-        gate.waiting.store(queue.len(), Ordering::Relaxed);
+        gate.front.store(queue.front(), Ordering::Relaxed);
         drop(queue);
         drop(after);
     });

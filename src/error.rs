@@ -52,6 +52,16 @@ pub enum Refusal {
         /// The most keys that can be known.
         limit: usize,
     },
+    /// The queue is full: the request would have had to wait, and there was no place. See [`QueueBounds`](crate::QueueBounds).
+    QueueFull {
+        /// How many waited.
+        waiting: u32,
+        /// If nobody else comes, the same call is accepted this much later: by then there is room for it, or it need not wait.
+        /// [`Duration::MAX`] means never within the clock's time.
+        retry_after: Duration,
+    },
+    /// It waited, and was dropped from a full queue to make room for another; see [`WhenFull`](crate::WhenFull).
+    Displaced,
     /// Zero permits were asked for, which is neither granted nor refused by any rule: ask for at least one.
     ZeroPermits,
 }
@@ -75,12 +85,13 @@ impl Refusal {
     pub fn retry_after(self) -> Option<Duration> {
         match self {
             Refusal::Limited { retry_after: Duration::MAX } => None,
-            Refusal::Limited { retry_after } => Some(retry_after),
+            Refusal::QueueFull { retry_after: Duration::MAX, .. } => None,
+            Refusal::Limited { retry_after } | Refusal::QueueFull { retry_after, .. } => Some(retry_after),
             _ => None,
         }
     }
 
-    /// Whether it is not because of the request itself: another time it may be granted. When to come again tells
+    /// Whether it is not because of the request itself, so that another time it may be granted. When to come again tells
     /// [`retry_after`](Refusal::retry_after).
     #[must_use]
     pub fn is_limited(self) -> bool {
@@ -99,6 +110,13 @@ impl fmt::Display for Refusal {
             Refusal::InUse { limit } => write!(f, "all {limit} permits are in use"),
             #[cfg(feature = "keyed")]
             Refusal::TooManyKeys { limit } => write!(f, "all {limit} keys are limited, no room for another"),
+            Refusal::QueueFull { waiting, retry_after: Duration::MAX } => {
+                write!(f, "queue is full, {waiting} wait, no place is ever free")
+            }
+            Refusal::QueueFull { waiting, retry_after } => {
+                write!(f, "queue is full, {waiting} wait, retry after {retry_after:?}")
+            }
+            Refusal::Displaced => f.write_str("dropped from a full queue to make room for another request"),
             Refusal::ZeroPermits => f.write_str("0 permits requested, at least 1 is needed"),
         }
     }

@@ -2,20 +2,31 @@
 //!
 //! # How the two halves meet
 //!
-//! `waiting` counts those in line, and those who were granted a moment ago and have not run yet. While it is zero, a request asks
-//! the policy directly: one load, one clock reading, one compare-and-swap. Otherwise it takes the queue's lock, serves those who
-//! are due, and goes behind the rest.
+//! `front` is a count and flags. While it is zero, a request asks the policy directly: one load, one clock reading, one
+//! compare-and-swap. Otherwise it takes the queue's lock, serves those who are due, and goes behind the rest.
+//!
+//! | bits of `front` | meaning | a request that sees it |
+//! |---|---|---|
+//! | 0, [`PAUSED`] | nobody passes before a time | takes the lock; the first to do so after that time clears it |
+//! | 1, [`SHARED`] | a share of the permits is kept for the important | takes the lock, since looking and taking are two steps |
+//! | 2, [`WATCHED`] | somebody wants to know of each call | asks the policy without the lock, and tells |
+//! | 3, [`SHADOW`] | nobody is refused, and nobody waits | asks the policy without the lock, and passes anyway |
+//! | the rest | how many are in line, or were granted a moment ago and have not run yet | takes the lock |
+//!
+//! What the flags say in one bit is plain data under the lock, in [`Control`](crate::wait::control::Control). Whoever has the lock and
+//! changed anything stores the count and all flags, so none can be lost. A feature that is off costs no instruction.
 //!
 //! | operation | ordering | why |
 //! |---|---|---|
-//! | `waiting` is stored, under the lock | Relaxed | see below |
-//! | `waiting` is loaded, without the lock | Relaxed | see below |
+//! | `front` is stored, under the lock | Relaxed | see below |
+//! | `front` is loaded, without the lock | Relaxed | see below |
 //! | policy state | as in `policy/cell.rs` | |
 //! | everything else | under the lock | |
 //!
 //! **Nobody overtakes.** The promise: a request that begins after a waiter has joined the line goes behind it. "After" means
-//! happens-before, by whatever the program uses to order the two. The store of `waiting` then happens before the load, and
-//! coherence makes the load see it or something later, at any ordering. A request that overlaps with the joining may
+//! happens-before, by whatever the program uses to order the two. The store of `front` then happens before the load, and
+//! coherence makes the load see it or something later, at any ordering. The same holds for a pause and whoever begins after it.
+//! A request that overlaps with the joining may
 //! have read zero and take a permit a moment later: it came first, and is served first. The waiter's alarm then rings
 //! before its permit is there, and is set again.
 //!
@@ -29,37 +40,74 @@
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::sync::{Arc, OnceLock};
+use std::task::{Poll, Waker, ready};
 use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
+use crate::events::Events;
 use crate::limiter::Status;
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, limited};
+use crate::request::Request;
 use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
-use crate::wait::queue::{After, Kind, Queue, Seen, Source};
+use crate::wait::queue::{After, Kind, Newcomer, Queue, Seen, Source};
 
 /// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
 const TOO_OFTEN: u8 = 16;
+
+/// The flags of [`Gate::front`].
+pub(crate) const PAUSED: usize = 1;
+pub(crate) const SHARED: usize = 2;
+pub(crate) const WATCHED: usize = 4;
+pub(crate) const SHADOW: usize = 8;
+/// What one more in line adds to it. A sixteenth of all numbers is more than fit in memory.
+pub(crate) const ONE: usize = 16;
 
 /// What a limiter and its futures share.
 pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) rule: R,
     pub(crate) clock: C,
-    /// How many are in line, or were granted and have not run yet.
-    pub(crate) waiting: AtomicUsize,
+    /// How many are in line, or were granted and have not run yet, and flags.
+    pub(crate) front: AtomicUsize,
     /// In nanoseconds.
     catch_up: AtomicU64,
     pub(crate) queue: Mutex<Queue<R, C>>,
+    pub(crate) events: OnceLock<Arc<dyn Events>>,
+}
+
+/// What a request is told: the time waited, and what it took, if anything.
+pub(crate) type Answer<Charge> = Result<(Duration, Option<Charge>), Refusal>;
+
+/// How a call passed.
+#[derive(Debug)]
+pub(crate) enum Pass<Charge> {
+    Granted(Charge),
+    /// Only because nobody is refused: this is what it would have been told.
+    Shadow(Refusal),
+    /// Nobody asked.
+    Exempt,
+}
+
+impl<Charge> Pass<Charge> {
+    /// What it took, if anything.
+    fn charge(self) -> Option<Charge> {
+        match self {
+            Pass::Granted(charge) => Some(charge),
+            Pass::Shadow(_) | Pass::Exempt => None,
+        }
+    }
 }
 
 /// A request on its way: what a future keeps.
 #[derive(Debug)]
 pub(crate) struct Wait<Ask> {
     ask: Ask,
+    priority: i8,
+    /// Whether a bound on the queue may refuse or drop it. Not where the caller can be told no error.
+    bounded: bool,
     place: Place,
     /// Refused if it would take longer.
     within: Option<Nanos>,
@@ -71,6 +119,8 @@ pub(crate) struct Wait<Ask> {
 enum Place {
     /// Not polled yet.
     New,
+    /// Not polled yet, and it passes anyway.
+    Exempt,
     /// In the queue, under this key.
     Queued(u32),
     /// It has its answer.
@@ -85,9 +135,9 @@ pub(crate) enum Poller<'a> {
 }
 
 impl<Ask> Wait<Ask> {
-    /// A request that waits for as long as it takes.
+    /// A request that waits for as long as it takes, and wherever there is no room.
     pub(crate) fn new(ask: Ask) -> Wait<Ask> {
-        Wait { ask, place: Place::New, within: None, since: Nanos::ZERO }
+        Wait { ask, priority: 0, bounded: false, place: Place::New, within: None, since: Nanos::ZERO }
     }
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
@@ -96,7 +146,17 @@ impl<Ask> Wait<Ask> {
         R: Rule<C, Ask = Ask>,
         C: Timer,
     {
-        Wait { within: gate.limit_wait(within), ..Wait::new(ask) }
+        Wait { within: gate.limit_wait(within), bounded: true, ..Wait::new(ask) }
+    }
+
+    /// A request that says more.
+    pub(crate) fn with<R, C>(gate: &Gate<R, C>, ask: Ask, request: &Request) -> Wait<Ask>
+    where
+        R: Rule<C, Ask = Ask>,
+        C: Timer,
+    {
+        let place = if request.exempt { Place::Exempt } else { Place::New };
+        Wait { priority: request.priority, place, ..Wait::within(gate, ask, request.within) }
     }
 
     pub(crate) fn ask(&self) -> &Ask {
@@ -112,13 +172,13 @@ impl<Ask> Wait<Ask> {
     pub(crate) fn take_key(&mut self) -> Option<u32> {
         match std::mem::replace(&mut self.place, Place::Done) {
             Place::Queued(key) => Some(key),
-            Place::New | Place::Done => None,
+            Place::New | Place::Exempt | Place::Done => None,
         }
     }
 
     /// A request that has joined the queue under this key.
     pub(crate) fn queued(ask: Ask, key: u32, since: Nanos) -> Wait<Ask> {
-        Wait { ask, place: Place::Queued(key), within: None, since }
+        Wait { place: Place::Queued(key), since, ..Wait::new(ask) }
     }
 }
 
@@ -127,32 +187,96 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Gate {
             rule,
             clock,
-            waiting: AtomicUsize::new(0),
+            front: AtomicUsize::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
             queue: Mutex::new(Queue::new()),
+            events: OnceLock::new(),
         }
     }
 
     /// Takes what is asked for now or not at all.
     #[inline]
-    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
-        if self.waiting.load(Ordering::Relaxed) == 0 {
-            self.rule.try_take(self.clock.now(), ask)
+    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<Option<R::Charge>, Refusal> {
+        if self.front.load(Ordering::Relaxed) == 0 {
+            self.rule.try_take(self.clock.now(), ask).map(Some)
         } else {
-            self.try_acquire_behind(ask)
+            self.try_acquire_behind(ask, 0)
         }
     }
 
-    /// The same while others wait: serves who is due, and takes only what nobody waits for.
+    /// The same for a request that says more. How long it would wait does not matter.
+    pub(crate) fn try_acquire_with(
+        &self,
+        ask: &R::Ask,
+        request: &Request,
+    ) -> Result<Option<R::Charge>, Refusal> {
+        if request.exempt {
+            return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt));
+        }
+        if self.front.load(Ordering::Relaxed) == 0 {
+            return self.rule.try_take(self.clock.now(), ask).map(Some);
+        }
+        self.try_acquire_behind(ask, request.priority)
+    }
+
+    /// The same while others wait, or a flag is up.
     #[cold]
-    fn try_acquire_behind(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
-        self.rule.check(ask)?;
+    fn try_acquire_behind(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
+        let answer = if self.is_free() {
+            self.rule.try_take(self.clock.now(), ask)
+        } else {
+            self.try_in_line(ask, priority)
+        };
+        self.tell(ask, Duration::ZERO, answer.map(Pass::Granted))
+    }
+
+    /// Serves who is due, and takes only what nobody waits for who goes before this request.
+    fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
         self.with_queue(|queue, now, after| {
-            if queue.len() == 0 {
-                return self.rule.take(now, now, ask, after);
+            queue.check(&self.rule, now, ask, priority)?;
+            if queue.is_open(priority) {
+                return queue.take(&self.source(), now, ask, priority, after);
             }
-            Err(limited(self.rule.ready_at(now, queue.ahead(), ask), now))
+            Err(limited(queue.due_behind(&self.rule, now, ask, priority), now))
         })
+    }
+
+    /// Whether the policy may be asked without the lock.
+    fn is_free(&self) -> bool {
+        self.front.load(Ordering::Relaxed) & !(WATCHED | SHADOW) == 0
+    }
+
+    /// Tells who watches how a call ended, and turns a refusal into a pass where nobody is refused.
+    fn tell(
+        &self,
+        ask: &R::Ask,
+        waited: Duration,
+        answer: Result<Pass<R::Charge>, Refusal>,
+    ) -> Result<Option<R::Charge>, Refusal> {
+        let answer = match answer {
+            Err(refusal) if self.front.load(Ordering::Relaxed) & SHADOW != 0 => Ok(Pass::Shadow(refusal)),
+            answer => answer,
+        };
+        self.report(|events| {
+            let permits = self.rule.permits(ask);
+            match &answer {
+                Ok(Pass::Granted(_)) => events.granted(permits, waited),
+                Ok(Pass::Shadow(refusal)) => events.shadowed(permits, refusal),
+                Ok(Pass::Exempt) => events.exempted(permits),
+                Err(refusal) => events.refused(permits, refusal),
+            }
+        });
+        answer.map(Pass::charge)
+    }
+
+    /// Tells who watches, if anybody does. Without the lock: this is foreign code, which may come back here or panic.
+    pub(crate) fn report(&self, event: impl FnOnce(&dyn Events)) {
+        let Some(events) = self.events.get() else { return };
+        if !std::thread::panicking() {
+            return event(&**events);
+        }
+        // In a drop while the thread unwinds, a second panic would end the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| event(&**events)));
     }
 
     /// Polls a request: on behalf of a task or a blocked thread.
@@ -161,40 +285,36 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         self: &Arc<Self>,
         wait: &mut Wait<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Result<(Duration, R::Charge), Refusal>> {
-        let answer = match wait.place {
-            Place::New => {
-                wait.since = self.clock.now();
-                match self.enter_free(&wait.ask, wait.since) {
-                    Some(answer) => answer.map(|charge| (Duration::ZERO, charge)),
-                    None => match self.enter(wait, poller) {
-                        Poll::Pending => return Poll::Pending,
-                        Poll::Ready(answer) => answer.map(|charge| (Duration::ZERO, charge)),
-                    },
+    ) -> Poll<Answer<R::Charge>> {
+        if let Place::New = wait.place {
+            wait.since = self.clock.now();
+            if self.front.load(Ordering::Relaxed) == 0 {
+                match self.rule.try_take(wait.since, &wait.ask) {
+                    Err(refusal) if refusal.is_limited() => {}
+                    answer => {
+                        wait.place = Place::Done;
+                        return Poll::Ready(answer.map(|charge| (Duration::ZERO, Some(charge))));
+                    }
                 }
             }
-            Place::Queued(key) => match self.look(wait, key, poller) {
-                Poll::Ready(answer) => {
-                    answer.map(|charge| (self.clock.now().saturating_since(wait.since).as_duration(), charge))
-                }
-                Poll::Pending => return Poll::Pending,
-            },
-            Place::Done => panic!("polled after it was ready"),
-        };
-        wait.place = Place::Done;
-        Poll::Ready(answer)
+        }
+        self.poll_behind(wait, poller)
     }
 
-    /// Asks the policy if nobody is in line or about to run. `None`: go to the queue.
-    #[inline]
-    fn enter_free(&self, ask: &R::Ask, now: Nanos) -> Option<Result<R::Charge, Refusal>> {
-        if self.waiting.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
-        match self.rule.try_take(now, ask) {
-            Err(refusal) if refusal.is_limited() => None,
-            answer => Some(answer),
-        }
+    /// The same while others wait, or a flag is up, or no permit is there.
+    fn poll_behind(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Answer<R::Charge>> {
+        let (answer, waited) = match wait.place {
+            Place::Exempt => (Ok(Pass::Exempt), Duration::ZERO),
+            Place::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
+            Place::Queued(key) => {
+                let answer = ready!(self.look(wait, key, poller));
+                (answer, self.clock.now().saturating_since(wait.since).as_duration())
+            }
+            Place::Done => panic!("polled after it was ready"),
+        };
+        // First, so that a panic of who watches finds nothing to leave.
+        wait.place = Place::Done;
+        Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
     }
 
     /// Joins the queue, unless a permit is there after all.
@@ -202,25 +322,42 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         self: &Arc<Self>,
         wait: &mut Wait<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Result<R::Charge, Refusal>> {
-        self.rule.check(&wait.ask)?;
+    ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
+        if self.is_free() {
+            match self.rule.try_take(wait.since, &wait.ask) {
+                Err(refusal) if refusal.is_limited() => {}
+                answer => return Poll::Ready(answer.map(Pass::Granted)),
+            }
+        }
         self.with_queue(|queue, now, after| {
-            if queue.len() == 0 && queue.unseen() == 0 {
-                match self.rule.take(now, now, &wait.ask, after) {
+            let (source, ask, priority) = (self.source(), &wait.ask, wait.priority);
+            queue.check(&self.rule, now, ask, priority)?;
+            let no_room = wait.bounded && !queue.has_room(&self.rule, ask);
+            // Where there is no room, even a permit that is there could not be waited for.
+            if queue.is_open(priority) && (queue.unseen() == 0 || no_room) {
+                match queue.take(&source, now, ask, priority, after) {
                     Err(refusal) if refusal.is_limited() => {}
-                    answer => return Poll::Ready(answer),
+                    answer => return Poll::Ready(answer.map(Pass::Granted)),
                 }
             }
+            if queue.control.shadow {
+                let due = queue.due_behind(&self.rule, now, ask, priority);
+                return Poll::Ready(Ok(Pass::Shadow(limited(due, now))));
+            }
+            let deadline = self.deadline(queue, now, ask, priority, wait.within)?;
+            if no_room {
+                queue.make_room(&source, now, ask, priority, after)?;
+            }
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
-            let deadline = self.deadline(queue, now, &wait.ask, wait.within)?;
             let kind = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
             };
-            let ask = wait.ask.clone();
-            let key = queue.push(&self.rule, ask, deadline, kind, now, Some(waker.clone()));
-            // Here, so that the future knows of its entry also if foreign code panics before this returns.
-            wait.place = Place::Queued(key);
+            let (ask, waker) = (ask.clone(), Some(waker.clone()));
+            let droppable = wait.bounded;
+            let newcomer = Newcomer { ask, priority, droppable, kind, since: now, deadline, waker };
+            // At once, so that the future knows of its entry also if foreign code panics before this returns.
+            wait.place = Place::Queued(queue.push(&source, newcomer, after));
             Poll::Pending
         })
     }
@@ -237,12 +374,27 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
     pub(crate) fn reserve(&self, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
-        self.rule.check(&ask)?;
-        self.with_queue(|queue, now, _| {
-            let deadline = self.deadline(queue, now, &ask, self.limit_wait(None))?;
-            let key = queue.push(&self.rule, ask.clone(), deadline, Kind::Nobody, now, None);
-            Ok(Wait::queued(ask, key, now))
-        })
+        let answer = self.with_queue(|queue, now, after| {
+            let source = self.source();
+            queue.check(&self.rule, now, &ask, 0)?;
+            let deadline = self.deadline(queue, now, &ask, 0, self.limit_wait(None))?;
+            // One that is due does not wait.
+            if queue.due_behind(&self.rule, now, &ask, 0) > now {
+                queue.make_room(&source, now, &ask, 0, after)?;
+            }
+            let (kind, ask) = (Kind::Nobody, ask.clone());
+            // Who holds it counts on its place: it makes room for nobody.
+            let newcomer =
+                Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
+            Ok((queue.push(&source, newcomer, after), now))
+        });
+        match answer {
+            Ok((key, now)) => Ok(Wait::queued(ask, key, now)),
+            // In shadow it is as good as claimed.
+            Err(refusal) => self
+                .tell(&ask, Duration::ZERO, Err(refusal))
+                .map(|_| Wait { place: Place::Done, ..Wait::new(ask) }),
+        }
     }
 
     /// How long a request may wait, if there is a limit.
@@ -258,11 +410,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         queue: &Queue<R, C>,
         now: Nanos,
         ask: &R::Ask,
+        priority: i8,
         within: Option<Nanos>,
     ) -> Result<Nanos, Refusal> {
         let Some(within) = within else { return Ok(Nanos::MAX) };
         let deadline = now.saturating_add(within);
-        let due = self.rule.ready_at(now, queue.ahead(), ask);
+        let due = queue.due_behind(&self.rule, now, ask, priority);
         if due > deadline || due == Nanos::MAX {
             return Err(limited(due, deadline));
         }
@@ -288,20 +441,21 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         wait: &Wait<R::Ask>,
         key: u32,
         poller: Poller<'_>,
-    ) -> Poll<Result<R::Charge, Refusal>> {
+    ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
         // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
         let seen = {
             let mut queue = lock(&self.queue);
             let seen = queue.see(key);
-            self.waiting.store(queue.len() + queue.unseen(), Ordering::Relaxed);
+            self.front.store(queue.front(), Ordering::Relaxed);
             seen
         };
         let seen = match seen {
             Seen::Waiting(_) => self.stay(key, poller),
-            Seen::Granted(_) | Seen::Refused(_) => seen,
+            seen => seen,
         };
         match seen {
-            Seen::Granted(charge) => Poll::Ready(Ok(charge)),
+            Seen::Granted(charge) => Poll::Ready(Ok(Pass::Granted(charge))),
+            Seen::Passed(refusal) => Poll::Ready(Ok(Pass::Shadow(refusal))),
             Seen::Refused(refusal) => Poll::Ready(Err(self.refused_now(wait, refusal))),
             Seen::Waiting(_) => Poll::Pending,
         }
@@ -350,7 +504,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.within) else { return refusal };
         self.with_queue(|queue, now, _| {
-            let due = self.rule.ready_at(now, queue.ahead(), &wait.ask);
+            let due = queue.due_behind(&self.rule, now, &wait.ask, wait.priority);
             limited(due, now.saturating_add(within))
         })
     }
@@ -370,15 +524,16 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
     pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
         let Place::Queued(key) = wait.place else { return Ok(true) };
-        match self.with_queue(|queue, _, _| queue.see(key)) {
+        let (seen, now) = self.with_queue(|queue, now, _| (queue.see(key), now));
+        let answer = match seen {
             Seen::Waiting(_) => return Ok(false),
-            Seen::Granted(_) => wait.place = Place::Done,
-            Seen::Refused(refusal) => {
-                wait.place = Place::Done;
-                return Err(refusal);
-            }
-        }
-        Ok(true)
+            Seen::Granted(charge) => Ok(Pass::Granted(charge)),
+            Seen::Passed(refusal) => Ok(Pass::Shadow(refusal)),
+            Seen::Refused(refusal) => Err(refusal),
+        };
+        wait.place = Place::Done;
+        let waited = now.saturating_since(wait.since).as_duration();
+        self.tell(&wait.ask, waited, answer).map(|_| true)
     }
 
     /// Drops a request at any stage, and leaves no trace of it.
@@ -390,11 +545,14 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         queue.tell(now);
         queue.remove(&self.source(), key, &mut after);
         self.finish(queue, now, &mut after);
+        drop(after);
+        let waited = now.saturating_since(wait.since).as_duration();
+        self.report(|events| events.dropped(self.rule.permits(&wait.ask), waited));
     }
 
     /// How many wait.
     pub(crate) fn waiting(&self) -> usize {
-        match self.waiting.load(Ordering::Relaxed) {
+        match self.front.load(Ordering::Relaxed) / ONE {
             0 => 0,
             // Serves those who are due, so that they are not reported as waiting.
             _ => self.with_queue(|queue, _, _| queue.len()),
@@ -404,7 +562,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Whether nobody is in line, and nothing was set since it was made.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_plain(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) == 0
+        self.front.load(Ordering::Relaxed) == 0
             && self.catch_up.load(Ordering::Relaxed)
                 == Nanos::from_duration(crate::limiter::CATCH_UP).as_u64()
             && lock(&self.queue).is_unused()
@@ -425,7 +583,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Runs `work` with the queue, after those who are due were served.
-    fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
+    pub(crate) fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
         let mut after = After::new();
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
@@ -439,14 +597,13 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Serves, tells how many wait, sees that somebody will look when the next one is due, and unlocks.
+    /// Serves, stores the front, sees that somebody will look when the next one is due, and unlocks.
     ///
     /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its time, come back here or panic.
     fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, after);
-            let waiting = queue.len() + queue.unseen();
-            self.waiting.store(waiting, Ordering::Relaxed);
+            self.front.store(queue.front(), Ordering::Relaxed);
             let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);
             let ran = catch_unwind(AssertUnwindSafe(|| job.run()));
@@ -480,6 +637,9 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
     pub(crate) fn status(&self) -> Status {
         let waiting = self.waiting();
         let now = self.clock.now();
-        Status::new(self.rule.policy.status(&self.rule.state, now), now, waiting)
+        let status = Status::new(self.rule.policy.status(&self.rule.state, now), now, waiting);
+        let paused_for = self.paused_for();
+        let available = if paused_for.is_zero() { status.available } else { 0 };
+        Status { available, paused_for, ..status }
     }
 }

@@ -71,15 +71,50 @@
 //! }
 //! ```
 //!
+//! # Under control
+//!
+//! | to | call |
+//! |---|---|
+//! | say how important a request is, and how long it waits | [`acquire_with`](RateLimiter::acquire_with), [`try_acquire_with`](RateLimiter::try_acquire_with) and a [`Request`] |
+//! | keep a share of the burst for the important | [`set_reserve`](RateLimiter::set_reserve) |
+//! | bound the queue, and say who makes room | [`set_queue_bounds`](RateLimiter::set_queue_bounds) and [`QueueBounds`] |
+//! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause_until`](RateLimiter::pause_until), [`resume`](RateLimiter::resume) |
+//! | believe what a server counted | [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund) |
+//! | begin anew | [`reset`](RateLimiter::reset) |
+//! | hand the refused to a cheaper way | [`try_acquire_or`](RateLimiter::try_acquire_or), [`acquire_with_or`](RateLimiter::acquire_with_or) |
+//! | see what a limit would do | [`set_shadow`](RateLimiter::set_shadow) |
+//! | let somebody pass in any case | [`Request::exempt`] |
+//! | count, or be told | [`watch`](RateLimiter::watch) with [`Statistics`], or with [`Events`] of your own |
+//!
+//! All of these work at run time, from any clone, and at once for those who wait. What is not used costs nothing: a decision is the same
+//! instructions as without.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//! use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, Statistics, WhenFull};
+//!
+//! let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), ManualClock::new());
+//! let statistics = Arc::new(Statistics::new());
+//! limiter.watch(statistics.clone());
+//! limiter.set_queue_bounds(QueueBounds::waiters(1000).when_full(WhenFull::DropLeastImportant));
+//! limiter.set_reserve(2, 1);
+//! limiter.try_acquire_with(Request::permits(1).priority(1))?;
+//! limiter.pause_for(Duration::from_secs(30)); // the server said so
+//! assert!(limiter.try_acquire().is_err());
+//! assert_eq!(statistics.snapshot().refused(), 1);
+//! # Ok::<(), Refusal>(())
+//! ```
+//!
 //! # What is promised
 //!
 //! | | promise |
 //! |---|---|
 //! | P1 bound | in any span no more permits are granted than the policy states above |
 //! | P2 a dropped wait leaves no trace | dropping a waiting future, at any time, costs nothing: no permit lost, none invented, no debt, and those behind move up |
-//! | P3 first come, first served | waiters are served in order of arrival, whatever their size; nobody overtakes |
+//! | P3 first come, first served | waiters are served in order of arrival, whatever their size; nobody overtakes, but who is [more important](Request::priority) |
 //! | P4 nobody holds up the rest | a future that is polled once and then forgotten delays nobody beyond its own turn |
-//! | P5 changes act now | a new rate or a refund moves those who already wait; what was granted before is still paid at the old price |
+//! | P5 changes act now | a new rate, a refund, a debit or a pause moves those who already wait; what was granted before is still paid at the old price |
 //! | P6 exact average | what is awaited comes within 0.5 % of the rate, though timers are late |
 //! | P7 exact rate | the arithmetic is never above the set rate, and at most 65 ppm below it up to 1 M/s |
 //! | P8 lock-free decision | while nobody waits: no lock, no allocation, and a refusal writes nothing (policies of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do) |
@@ -151,8 +186,11 @@
 pub mod algorithms {}
 
 pub mod clock;
+mod control;
 mod counting;
+mod degrade;
 mod error;
+mod events;
 mod gate;
 #[cfg(feature = "keyed")]
 pub mod keyed;
@@ -160,7 +198,9 @@ mod limiter;
 mod nanos;
 pub mod policy;
 mod rate;
+mod request;
 mod rule;
+mod statistics;
 mod sync;
 pub mod wait;
 
@@ -170,7 +210,9 @@ mod loom_tests;
 
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
+pub use degrade::Served;
 pub use error::{PolicyError, RateError, Refusal};
+pub use events::Events;
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedRateLimiter, WhenKeysFull};
 pub use limiter::{RateLimiter, Status};
@@ -181,4 +223,6 @@ pub use policy::{
     Unlimited,
 };
 pub use rate::Rate;
-pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation};
+pub use request::Request;
+pub use statistics::{Snapshot, Statistics, Waited};
+pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, QueueBounds, Reservation, WhenFull};

@@ -10,6 +10,7 @@ use crate::gate::{Gate, Wait};
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, PolicyStatus, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
+use crate::request::Request;
 use crate::rule::Single;
 use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation, blocking};
 
@@ -22,12 +23,13 @@ use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservat
 /// | [`acquire`](RateLimiter::acquire), [`acquire_many`](RateLimiter::acquire_many) | waits |
 /// | [`try_acquire`](RateLimiter::try_acquire), [`try_acquire_many`](RateLimiter::try_acquire_many) | refuses at once |
 /// | [`try_acquire_within`](RateLimiter::try_acquire_within), [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) | waits if it takes no longer, else refuses at once |
+/// | [`acquire_with`](RateLimiter::acquire_with), [`try_acquire_with`](RateLimiter::try_acquire_with) | as the [`Request`] says, by priority |
 /// | [`blocking_acquire`](RateLimiter::blocking_acquire), … | waits in the same queue, from a plain thread |
 /// | [`reserve`](RateLimiter::reserve) | takes a place in the queue and tells when it is due |
 ///
 /// # Fairness
 ///
-/// Requests are served in the order in which they were first polled, whatever their size. Neither a newcomer nor a `try_` overtakes:
+/// Requests of the same [priority](Request::priority) are served in the order in which they were first polled, whatever their size. Neither a newcomer nor a `try_` overtakes:
 /// while somebody waits, a `try_` gets only what nobody waits for. A waiter that is not polled, or was leaked, delays
 /// those behind it by its own turn and no more.
 ///
@@ -58,7 +60,7 @@ use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservat
 ///
 /// A permit establishes no happens-before between those who got one.
 pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<Single<P>, C>>,
+    pub(crate) gate: Arc<Gate<Single<P>, C>>,
 }
 
 /// What a limiter could give, and how many wait: a snapshot that may be outdated when it returns.
@@ -67,12 +69,14 @@ pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 pub struct Status {
     /// The most permits that can ever be available; `u64::MAX` without a limit.
     pub limit: u64,
-    /// How many single permits a caller could have right now, one after the other; 0 while others wait.
+    /// How many single permits a caller could have right now, one after the other; 0 while others wait, and in a pause.
     pub available: u64,
     /// How long until the limiter is full, if nobody takes anything and those who wait go away.
     pub full_in: Duration,
     /// How many requests wait.
     pub waiting: usize,
+    /// How long nobody passes, by a [pause](RateLimiter::pause_for); zero if there is none.
+    pub paused_for: Duration,
 }
 
 /// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a busy executor more.
@@ -82,7 +86,7 @@ impl Status {
     pub(crate) fn new(status: PolicyStatus, now: Nanos, waiting: usize) -> Status {
         let full_in = status.full_at.saturating_since(now).as_duration();
         let available = if waiting == 0 { status.available } else { 0 };
-        Status { limit: status.limit, available, full_in, waiting }
+        Status { limit: status.limit, available, full_in, waiting, paused_for: Duration::ZERO }
     }
 }
 
@@ -188,6 +192,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once; also while it waits, if the burst or limit is lowered
     ///   below `n`.
     /// - [`Refusal::Limited`] only from a [`LeakyBucket`](crate::LeakyBucket) that has no room.
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is [bounded](RateLimiter::set_queue_bounds).
     ///
     /// # Panics
     ///
@@ -253,7 +258,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Errors
     ///
     /// [`Refusal::Limited`] if the permit would be due later. Its `retry_after` tells when the same call, with the same
-    /// `within`, is accepted: not when the permit is due, but `within` before that.
+    /// `within`, is accepted: not when the permit is due, but `within` before that. [`Refusal::QueueFull`] and
+    /// [`Refusal::Displaced`] only if the queue is [bounded](RateLimiter::set_queue_bounds).
     ///
     /// # Panics
     ///
@@ -310,6 +316,68 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         AcquireManyOwned::new(self.gate.clone(), n, Some(within))
     }
 
+    /// Waits for what a [`Request`] asks for: permits, priority, how long. Returns the time waited.
+    ///
+    /// # Fairness
+    ///
+    /// The more important first, and of equals first polled, first served; see [`Request::priority`]. A request of a higher priority than
+    /// others in line costs more the more of them have a time [within](Request::within) which they want to be served: those that are
+    /// too late by it are refused at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// - Those of [`acquire_many`](RateLimiter::acquire_many), and those of [`try_acquire_within`](RateLimiter::try_acquire_within) if it
+    ///   has a time; that also while it waits, if more important requests come.
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is [bounded](RateLimiter::set_queue_bounds).
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    pub fn acquire_with(&self, request: Request) -> AcquireMany<'_, P, C> {
+        AcquireMany::with(&self.gate, &request)
+    }
+
+    /// [`acquire_with`](RateLimiter::acquire_with) with a future that does not borrow the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_with`](RateLimiter::acquire_with).
+    pub fn acquire_with_owned(&self, request: Request) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::with(self.gate.clone(), &request)
+    }
+
+    /// Takes what a [`Request`] asks for now, or refuses. It never waits, so [`within`](Request::within) makes no difference.
+    ///
+    /// It goes before those in line that are less important.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3).start_empty(), clock.clone());
+    /// let bulk = limiter.reserve(3)?;
+    /// clock.advance(Duration::from_secs(1));
+    /// // There is one permit, which the bulk waits for.
+    /// assert!(limiter.try_acquire().is_err());
+    /// limiter.try_acquire_with(Request::permits(1).priority(1))?;
+    /// assert_eq!(bulk.due_in(), Duration::from_secs(3));
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn try_acquire_with(&self, request: Request) -> Result<(), Refusal> {
+        self.gate.try_acquire_with(&request.permits, &request).map(drop)
+    }
+
     /// Blocks the calling thread until it has one permit. Returns the time waited.
     ///
     /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the executor's thread. It needs no runtime.
@@ -360,7 +428,19 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within)))
     }
 
+    /// Blocks the calling thread until it has what a [`Request`] asks for.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_with`](RateLimiter::acquire_with).
+    pub fn blocking_acquire_with(&self, request: Request) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::with(&self.gate, request.permits, &request))
+    }
+
     /// Takes a place in the queue for `n` permits, now, and tells when they are due.
+    ///
+    /// It has priority 0, so more important requests may still move it back. A [bound](RateLimiter::set_queue_bounds) may refuse it a
+    /// place, but never takes it away.
     ///
     /// # Errors
     ///

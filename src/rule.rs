@@ -25,9 +25,15 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// Whether such a request can ever be granted.
     fn check(&self, ask: &Self::Ask) -> Result<(), Refusal>;
 
+    /// How many permits a request asks for, to count them.
+    fn permits(&self, ask: &Self::Ask) -> u64;
+
     /// One request more, or less, goes first.
     fn add(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
     fn subtract(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
+
+    /// All of `more` go first, too.
+    fn merge(&self, ahead: &mut Self::Ahead, more: &Self::Ahead);
 
     /// Takes what is asked for now, or nothing. Called without any lock.
     fn try_take(&self, now: Nanos, ask: &Self::Ask) -> Result<Self::Charge, Refusal>;
@@ -43,6 +49,18 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
 
     /// When a request is due, if those ahead go first.
     fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
+
+    /// When a request is due that has to leave `kept` permits, at least one, for others. Only where the limiter can be told to keep some.
+    fn ready_leaving(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask, kept: u32) -> Nanos {
+        let _ = kept;
+        self.ready_at(now, ahead, ask)
+    }
+
+    /// Whether such a request can ever be granted, as far as it is up to what is kept.
+    fn check_leaving(&self, now: Nanos, ask: &Self::Ask, kept: u32) -> Result<(), Refusal> {
+        let _ = (now, ask, kept);
+        Ok(())
+    }
 
     /// Puts back what a grant took that nobody saw; see [`Policy::undo`].
     fn undo(&self, now: Nanos, charge: Self::Charge, lowest: u64, after: &mut After<C>) -> u64;
@@ -89,6 +107,11 @@ impl<P: Policy> Single<P> {
     pub(crate) fn into_state(self) -> P::State {
         self.state.0
     }
+
+    /// The most permits that can be had at once if so many are kept.
+    fn left_by(&self, now: Nanos, kept: u32) -> u64 {
+        self.policy.status(&self.state, now).limit.saturating_sub(kept.into())
+    }
 }
 
 impl<P: Policy, C: Timer> Rule<C> for Single<P> {
@@ -102,12 +125,20 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.check(*n)
     }
 
+    fn permits(&self, n: &u32) -> u64 {
+        u64::from(*n)
+    }
+
     fn add(&self, ahead: &mut u128, n: &u32) {
         *ahead += u128::from(self.policy.weight(*n));
     }
 
     fn subtract(&self, ahead: &mut u128, n: &u32) {
         *ahead = ahead.saturating_sub(u128::from(self.policy.weight(*n)));
+    }
+
+    fn merge(&self, ahead: &mut u128, more: &u128) {
+        *ahead = ahead.saturating_add(*more);
     }
 
     #[inline]
@@ -122,6 +153,27 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
 
     fn ready_at(&self, now: Nanos, ahead: &u128, n: &u32) -> Nanos {
         self.policy.ready_at(&self.state, now, u64::try_from(*ahead).unwrap_or(u64::MAX), *n)
+    }
+
+    /// As if those that are to be left were taken as well, one by one: so it does not matter who pays for a large request. What the
+    /// policy grants on credit counts as there.
+    fn ready_leaving(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
+        let Single { policy, state } = self;
+        if self.left_by(now, kept) < u64::from(*n) {
+            return Nanos::MAX;
+        }
+        let others = u128::from(policy.weight(*n)) + u128::from(policy.weight(kept.saturating_sub(1)));
+        let ahead = ahead.saturating_add(others);
+        policy.ready_at(state, now, u64::try_from(ahead).unwrap_or(u64::MAX), 1)
+    }
+
+    /// One permit is never refused for good, as by any policy.
+    fn check_leaving(&self, now: Nanos, n: &u32, kept: u32) -> Result<(), Refusal> {
+        let left = self.left_by(now, kept);
+        if *n == 1 || u64::from(*n) <= left {
+            return Ok(());
+        }
+        Err(Refusal::ExceedsBurst { requested: *n, burst: u32::try_from(left).unwrap_or(u32::MAX) })
     }
 
     fn undo(&self, now: Nanos, charge: P::Charge, lowest: u64, _after: &mut After<C>) -> u64 {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use tidegate::policy::{AnyPolicy, ConfigError};
 use tidegate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
 use tidegate::{
-    CountingLimit, CountingPermit, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal,
-    Reservation, SlidingLog, SmoothBursty, SmoothWarmingUp, SystemClock, TokenBucket, TokioClock,
+    Blocked, CountingLimit, CountingPermit, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter,
+    Refusal, Request, Reservation, SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock,
+    TokenBucket, TokioClock, Unlimited,
 };
 
 fn future<T: Send + Unpin>() {}
@@ -33,6 +34,10 @@ fn everything_can_be_sent() {
     let limit = CountingLimit::new(1);
     sendable(&limit.acquire());
     sendable(&limit.try_acquire_within(Duration::ZERO));
+    shared::<Statistics>();
+    shared::<std::sync::Arc<dyn Events>>();
+    let (first, other) = (RateLimiter::new(Blocked), RateLimiter::new(Unlimited));
+    sendable(&first.acquire_with_or(Request::default(), &other));
     sendable(&limit.acquire_with(&RateLimiter::new(TokenBucket::new(Rate::per_second(1), 1))));
 }
 

@@ -5,7 +5,8 @@
 //! in one run, and the table shows medians, beside that of the token bucket.
 //!
 //! **attempt**: through the limiter, with its clock: what a caller pays. **alone**: the policy without limiter and clock, at times that rise.
-//! **instructions**: of an attempt through the limiter, counted by valgrind where it is installed.
+//! **instructions**: of an attempt through the limiter, counted by valgrind where it is installed. `-- --control` counts nothing else, for
+//! a token bucket that is watched, was paused, or keeps a share.
 
 mod instructions;
 mod policies;
@@ -15,7 +16,7 @@ mod turns;
 use std::error::Error;
 use std::path::PathBuf;
 
-use policies::{Contestant, contestants};
+use policies::{Contestant, contestants, controlled};
 use serde_json::{Value, json};
 use turns::{in_turns, median, round};
 
@@ -44,6 +45,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<_> = std::env::args().skip(1).collect();
     if let Some(only) = args.iter().find_map(|arg| arg.strip_prefix("--only=")) {
         return instructions::run_one(only);
+    }
+    if args.iter().any(|arg| arg == "--control") {
+        let names: Vec<_> = controlled(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
+        return instructions::table(&names, instructions::MANY_ROUNDS).map(drop);
     }
     let rounds = if args.iter().any(|arg| arg == "--quick") { 23 } else { 203 };
     let names: Vec<_> = contestants(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
@@ -79,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{line}");
         }
     }
-    list.extend(instructions::table(&names)?);
+    list.extend(instructions::table(&names, instructions::ROUNDS)?);
     write(list)
 }
 

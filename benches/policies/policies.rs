@@ -1,13 +1,15 @@
 //! Who takes part: each policy, set so that all attempts are granted, or all are refused.
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::policy::{AnyPolicy, Policy};
 use tidegate::{
-    Blocked, CountingLimit, FixedWindow, LeakyBucket, Nanos, Rate, RateLimiter, Refusal, SlidingEstimate,
-    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
+    Blocked, Change, CountingLimit, Events, FixedWindow, LeakyBucket, Nanos, QueueBounds, Rate, RateLimiter,
+    Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Statistics,
+    TokenBucket, Unlimited,
 };
 
 use crate::Outcome;
@@ -63,6 +65,44 @@ fn contestant<P: Policy + Clone>(name: &'static str, policy: P, outcome: Outcome
             is_granted(black_box(&policy).try_acquire(black_box(&state.0), Nanos::new(at), 1))
         }),
     }
+}
+
+/// A token bucket that was told something at run time.
+fn controlled_bucket(
+    name: &'static str,
+    outcome: Outcome,
+    control: impl Fn(&RateLimiter<TokenBucket>),
+) -> Contestant {
+    let limiter = RateLimiter::new(TokenBucket::new(Rate::per_second(1_000_000_000_000), 1_000_000_000));
+    if outcome == Outcome::Refused {
+        limiter.change(Change::rate(Rate::ZERO)).expect("a rate");
+        limiter.drain();
+    }
+    control(&limiter);
+    let through_limiter = attempts(move || is_granted(black_box(&limiter).try_acquire()));
+    Contestant { name, through_limiter, policy_alone: attempts(|| true) }
+}
+
+/// What the control costs: the first is without, and the second has had it.
+pub(crate) fn controlled(outcome: Outcome) -> Vec<Contestant> {
+    struct Nothing;
+    impl Events for Nothing {}
+
+    vec![
+        controlled_bucket("plain", outcome, |_| {}),
+        controlled_bucket("paused, and resumed", outcome, |limiter| {
+            limiter.pause_for(Duration::MAX);
+            limiter.resume();
+            limiter.set_queue_bounds(QueueBounds::waiters(100));
+        }),
+        controlled_bucket("watched", outcome, |limiter| {
+            limiter.watch(Arc::new(Nothing));
+        }),
+        controlled_bucket("watched by Statistics", outcome, |limiter| {
+            limiter.watch(Arc::new(Statistics::new()));
+        }),
+        controlled_bucket("a share is kept", outcome, |limiter| limiter.set_reserve(1, 1)),
+    ]
 }
 
 /// One at the same time, taken and given back; or taken for good.

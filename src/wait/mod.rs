@@ -2,10 +2,14 @@
 
 pub(crate) mod alarm;
 pub(crate) mod blocking;
+pub(crate) mod bounds;
+pub(crate) mod control;
+pub(crate) mod levels;
 mod lows;
 pub(crate) mod queue;
 mod reservation;
 
+pub use bounds::{QueueBounds, WhenFull};
 pub use reservation::Reservation;
 
 use std::fmt;
@@ -18,6 +22,7 @@ use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::gate::{Gate, Poller, Wait};
 use crate::policy::{Policy, SmoothBursty};
+use crate::request::Request;
 use crate::rule::Single;
 
 /// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire): one permit, and the time waited for it.
@@ -72,6 +77,10 @@ impl<'a, P: Policy, C: Timer> AcquireMany<'a, P, C> {
     pub(crate) fn new(gate: &'a Arc<Gate<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
         AcquireMany { gate, wait: Wait::within(gate, n, within) }
     }
+
+    pub(crate) fn with(gate: &'a Arc<Gate<Single<P>, C>>, request: &Request) -> Self {
+        AcquireMany { gate, wait: Wait::with(gate, request.permits, request) }
+    }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
@@ -83,6 +92,11 @@ impl<P: Policy, C: Timer> AcquireOwned<P, C> {
 impl<P: Policy, C: Timer> AcquireManyOwned<P, C> {
     pub(crate) fn new(gate: Arc<Gate<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
         let wait = Wait::within(&gate, n, within);
+        AcquireManyOwned { gate, wait }
+    }
+
+    pub(crate) fn with(gate: Arc<Gate<Single<P>, C>>, request: &Request) -> Self {
+        let wait = Wait::with(&gate, request.permits, request);
         AcquireManyOwned { gate, wait }
     }
 }

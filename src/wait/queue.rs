@@ -1,6 +1,6 @@
 //! The queue: who is next, when, and who is woken.
 //!
-//! First come, first served. A waiter owes nothing until it is served; then it is charged as of the time its permits were
+//! The more important first, and of equals first come, first served. A waiter owes nothing until it is served; then it is charged as of the time its permits were
 //! due, and leaves the line. Its entry stays until its future has seen the grant or is dropped.
 //!
 //! # Entry
@@ -9,6 +9,7 @@
 //! |---|---|---|---|
 //! | waiting | yes | no | [`serve`](Queue::serve): granted or refused; [`remove`](Queue::remove): its future was dropped |
 //! | granted | no | yes | its future sees it; or was dropped: the charge is undone |
+//! | passed | no | no | its future sees it, or was dropped: it was in line when nobody was to wait any more |
 //! | refused | no | no | its future sees it, or was dropped |
 //!
 //! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
@@ -24,25 +25,26 @@ use slab::Slab;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::gate::ONE;
 use crate::nanos::Nanos;
+use crate::policy::limited;
 use crate::rule::Rule;
 use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
+use crate::wait::control::Control;
+use crate::wait::levels::{Levels, NONE};
 use crate::wait::lows::Lows;
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
 
-/// No entry.
-const NONE: u32 = u32::MAX;
-
 pub(crate) struct Queue<R: Rule<C>, C: Timer> {
-    entries: Slab<Entry<R::Ask, R::Charge, C::Domain>>,
+    pub(super) entries: Slab<Entry<R::Ask, R::Charge, C::Domain>>,
     /// The line, linked through the entries.
-    head: u32,
-    tail: u32,
+    pub(super) head: u32,
+    pub(super) levels: Levels<R::Ahead>,
     len: usize,
-    /// The first blocked thread in line.
-    first_thread: u32,
+    /// How many permits those in line wait for.
+    pub(super) permits: u128,
     /// The latest time that anybody told, also if the clock went back since.
     latest: Nanos,
     /// How many were granted in the round before and in this round and have not seen it; see [`unseen`](Queue::unseen).
@@ -52,22 +54,38 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     /// When this round began.
     began: Nanos,
     lows: Lows,
-    /// All in line, summed.
-    ahead: R::Ahead,
     pub(crate) alarms: Alarms<C>,
+    pub(crate) control: Control,
 }
 
 #[derive(Debug)]
-struct Entry<Ask, Charge, Domain> {
-    ask: Ask,
-    previous: u32,
-    next: u32,
+pub(super) struct Entry<Ask, Charge, Domain> {
+    pub(super) ask: Ask,
+    pub(super) priority: i8,
+    /// Whether it may have to make room for others.
+    pub(super) droppable: bool,
+    pub(super) previous: u32,
+    pub(super) next: u32,
     kind: Kind<Domain>,
     /// When it joined: it is not charged as of a time before.
     since: Nanos,
     /// Due later than this, it is refused.
     deadline: Nanos,
     state: State<Charge>,
+}
+
+/// Who joins the line.
+pub(crate) struct Newcomer<Ask, Domain> {
+    pub(crate) ask: Ask,
+    pub(crate) priority: i8,
+    /// Whether it may have to make room for others.
+    pub(crate) droppable: bool,
+    pub(crate) kind: Kind<Domain>,
+    /// Now.
+    pub(crate) since: Nanos,
+    /// Due later than this, it is refused.
+    pub(crate) deadline: Nanos,
+    pub(crate) waker: Option<Waker>,
 }
 
 /// Who waits.
@@ -84,15 +102,17 @@ pub(crate) enum Kind<Domain> {
 }
 
 #[derive(Debug)]
-enum State<Charge> {
+pub(super) enum State<Charge> {
     Waiting(Option<Waker>),
     Granted(Grant<Charge>),
+    /// It passes without a permit, and would have been told this.
+    Passed(Refusal),
     Refused(Refusal),
 }
 
 /// A grant that was not seen yet.
 #[derive(Debug)]
-struct Grant<Charge> {
+pub(super) struct Grant<Charge> {
     charge: Charge,
     /// What the lowest level since is asked for with.
     begun: u64,
@@ -104,6 +124,7 @@ struct Grant<Charge> {
 pub(crate) enum Seen<Charge, Domain> {
     Waiting(Kind<Domain>),
     Granted(Charge),
+    Passed(Refusal),
     Refused(Refusal),
 }
 
@@ -149,16 +170,16 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         Queue {
             entries: Slab::new(),
             head: NONE,
-            tail: NONE,
+            levels: Levels::new(),
             len: 0,
-            first_thread: NONE,
+            permits: 0,
             latest: Nanos::ZERO,
             unseen: [0, 0],
             round: 0,
             began: Nanos::ZERO,
             lows: Lows::new(),
-            ahead: R::Ahead::default(),
             alarms: Alarms::new(),
+            control: Control::new(),
         }
     }
 
@@ -169,7 +190,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// Whether it has no entry, also none that was granted and not seen.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_unused(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.control.is_unbounded()
     }
 
     /// Tells the queue the time, before it does anything else.
@@ -193,69 +214,165 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.unseen[0] + self.unseen[1]
     }
 
-    /// All in line, summed.
-    pub(crate) fn ahead(&self) -> &R::Ahead {
-        &self.ahead
+    /// What requests without the lock have to know.
+    pub(crate) fn front(&self) -> usize {
+        (self.len + self.unseen()).saturating_mul(ONE) | self.control.flags(self.latest)
     }
 
-    /// Joins the line at the end.
+    /// Whether nobody passes now.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.control.opens > self.latest
+    }
+
+    /// Whether a newcomer of this priority has nobody to wait for but the policy.
+    pub(crate) fn is_open(&self, priority: i8) -> bool {
+        !self.is_paused() && self.levels.before(priority).is_empty()
+    }
+
+    /// When a request is due, if those ahead go first. Not before the end of a pause, and of what comes in by then the stock
+    /// keeps what it has room for.
+    pub(super) fn due(&self, rule: &R, now: Nanos, ahead: &R::Ahead, ask: &R::Ask, priority: i8) -> Nanos {
+        let opens = self.control.opens;
+        if opens == Nanos::MAX {
+            return Nanos::MAX;
+        }
+        let at = now.max(opens);
+        let due = match self.control.kept_from(priority) {
+            0 => rule.ready_at(at, ahead, ask),
+            kept => rule.ready_leaving(at, ahead, ask, kept),
+        };
+        due.max(opens)
+    }
+
+    /// When a newcomer is due, behind those that go before it.
+    pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
+        match self.levels.before(priority) {
+            [] => self.due(rule, now, &R::Ahead::default(), ask, priority),
+            [only] => self.due(rule, now, &only.ahead, ask, priority),
+            levels => {
+                let mut ahead = R::Ahead::default();
+                for level in levels {
+                    rule.merge(&mut ahead, &level.ahead);
+                }
+                self.due(rule, now, &ahead, ask, priority)
+            }
+        }
+    }
+
+    /// Whether a request of this priority can ever be granted.
+    pub(crate) fn check(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Result<(), Refusal> {
+        match self.control.kept_from(priority) {
+            0 => {}
+            kept => rule.check_leaving(now, ask, kept)?,
+        }
+        rule.check(ask)
+    }
+
+    /// Takes for a newcomer that has nobody to wait for, and moves back those that it goes before.
+    pub(crate) fn take(
+        &mut self,
+        from: &Source<'_, R>,
+        now: Nanos,
+        ask: &R::Ask,
+        priority: i8,
+        after: &mut After<C>,
+    ) -> Result<R::Charge, Refusal> {
+        if self.control.kept_from(priority) > 0 {
+            // Looking and taking are two steps. Nobody takes in between, since all of them need this lock.
+            let due = self.due(from.rule, now, &R::Ahead::default(), ask, priority);
+            if due > now {
+                return Err(limited(due, now));
+            }
+        }
+        let charge = from.rule.take(now, now, ask, after)?;
+        self.moved_back(from, now, priority, after);
+        Ok(charge)
+    }
+
+    /// Refuses those that somebody of this priority has gone before, if they are too late by it.
+    fn moved_back(&mut self, from: &Source<'_, R>, now: Nanos, priority: i8, after: &mut After<C>) {
+        if self.levels.behind(priority).iter().any(|level| level.dated > 0) {
+            self.retime(from, now, after);
+        }
+    }
+
+    /// Joins the line: behind those that are as important, and before those that are less so.
     pub(crate) fn push(
         &mut self,
-        rule: &R,
-        ask: R::Ask,
-        deadline: Nanos,
-        kind: Kind<C::Domain>,
-        since: Nanos,
-        waker: Option<Waker>,
+        from: &Source<'_, R>,
+        newcomer: Newcomer<R::Ask, C::Domain>,
+        after: &mut After<C>,
     ) -> u32 {
-        rule.add(&mut self.ahead, &ask);
+        let Newcomer { ask, priority, droppable, kind, since, deadline, waker } = newcomer;
+        let previous = self.levels.last_before(priority);
+        let next = self.entries.get(previous as usize).map_or(self.head, |previous| previous.next);
+        self.permits += u128::from(from.rule.permits(&ask));
+        let level = self.levels.level(priority);
+        from.rule.add(&mut level.ahead, &ask);
         let state = State::Waiting(waker);
-        let key =
-            self.entries.insert(Entry { ask, previous: self.tail, next: NONE, kind, since, deadline, state });
+        let entry = Entry { ask, priority, droppable, previous, next, kind, since, deadline, state };
         // Four billion waiters at 64 bytes would not fit in memory.
-        let key = u32::try_from(key).unwrap_or(NONE);
-        match self.entries.get_mut(self.tail as usize) {
-            Some(last) => last.next = key,
+        let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NONE);
+        level.last = key;
+        level.len += 1;
+        level.dated += usize::from(deadline != Nanos::MAX);
+        if matches!(kind, Kind::Thread { .. }) && level.first_thread == NONE {
+            level.first_thread = key;
+        }
+        match self.entries.get_mut(previous as usize) {
+            Some(entry) => entry.next = key,
             None => self.head = key,
         }
-        self.tail = key;
-        if matches!(kind, Kind::Thread { .. }) && self.first_thread == NONE {
-            self.first_thread = key;
+        if let Some(entry) = self.entries.get_mut(next as usize) {
+            entry.previous = key;
         }
         self.len += 1;
+        self.moved_back(from, since, priority, after);
         key
     }
 
     /// Takes an entry out of the line; it stays in memory.
     fn unlink(&mut self, rule: &R, key: u32, after: &mut After<C>) {
-        let Entry { ref ask, previous, next, kind, .. } = self.entries[key as usize];
-        rule.subtract(&mut self.ahead, ask);
+        let Entry { ref ask, priority, previous, next, kind, deadline, .. } = self.entries[key as usize];
+        self.permits = self.permits.saturating_sub(rule.permits(ask).into());
+        let level = self.levels.level(priority);
+        rule.subtract(&mut level.ahead, ask);
+        level.len -= 1;
+        level.dated -= usize::from(deadline != Nanos::MAX);
+        if level.last == key {
+            level.last = previous;
+        }
+        if level.len == 0 {
+            self.levels.forget(priority);
+        } else if level.first_thread == key {
+            let first = self.thread_from(next, priority);
+            self.levels.level(priority).first_thread = first;
+        }
         match self.entries.get_mut(previous as usize) {
             Some(entry) => entry.next = next,
             None => self.head = next,
         }
-        match self.entries.get_mut(next as usize) {
-            Some(entry) => entry.previous = previous,
-            None => self.tail = previous,
+        if let Some(entry) = self.entries.get_mut(next as usize) {
+            entry.previous = previous;
         }
         self.len -= 1;
-        if key == self.first_thread {
-            self.first_thread = self.thread_from(next);
-        }
         self.leave_alarm(kind, after);
     }
 
-    /// The first blocked thread in line from an entry on. Each entry is passed once, since all threads stand behind the first.
-    fn thread_from(&self, mut key: u32) -> u32 {
+    /// The first blocked thread of a level from an entry on. Each entry is passed once, since all threads of the level stand
+    /// behind its first.
+    fn thread_from(&self, mut key: u32, priority: i8) -> u32 {
         while let Some(entry) = self.entries.get(key as usize)
-            && !matches!(entry.kind, Kind::Thread { .. })
+            && entry.priority == priority
         {
+            if matches!(entry.kind, Kind::Thread { .. }) {
+                return key;
+            }
             key = entry.next;
         }
-        key
+        NONE
     }
 
-    /// A task does not rely on its alarm any more.
     fn leave_alarm(&mut self, kind: Kind<C::Domain>, after: &mut After<C>) {
         if let Kind::Task { alarm, .. } = kind {
             after.sleeps.extend(self.alarms.leave(alarm as usize));
@@ -263,7 +380,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Ends the wait of an entry in line.
-    fn settle(&mut self, rule: &R, key: u32, state: State<R::Charge>, after: &mut After<C>) {
+    pub(super) fn settle(&mut self, rule: &R, key: u32, state: State<R::Charge>, after: &mut After<C>) {
         self.unlink(rule, key, after);
         if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
             after.wake.extend(waker);
@@ -273,11 +390,30 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
     /// when the first of the others is due.
     pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+        let due = self.serve_due(from, now, after)?;
+        if self.control.shadow {
+            self.pass_all(from, now, after);
+            return None;
+        }
+        Some(due)
+    }
+
+    /// In shadow nobody waits: all in line pass without a permit.
+    fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+        let mut ahead = R::Ahead::default();
+        while let Some(Entry { ask, priority, .. }) = self.entries.get(self.head as usize) {
+            let (key, refusal) = (self.head, limited(self.due(from.rule, now, &ahead, ask, *priority), now));
+            from.rule.add(&mut ahead, ask);
+            self.settle(from.rule, key, State::Passed(refusal), after);
+        }
+    }
+
+    fn serve_due(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
         while let Some(first) = self.entries.get(self.head as usize) {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
-            let &Entry { kind, since, deadline, .. } = first;
-            let due = from.rule.ready_at(now, &none, &ask);
+            let &Entry { kind, since, deadline, priority, .. } = first;
+            let due = self.due(from.rule, now, &none, &ask, priority);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
@@ -309,7 +445,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 }
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
-                    if from.rule.ready_at(now, &none, &ask) <= due {
+                    if self.due(from.rule, now, &none, &ask, priority) <= due {
                         // Or somebody is in between, or the policy does not agree with itself: look again, but do not spin.
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
                     }
@@ -322,27 +458,34 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// After a change: weighs anew, and refuses at once those who will not be served by their deadline, or not at all.
     pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
-        // Counted anew: the sum so far is at the old rate.
+        // Counted anew: the sums so far are at the old rate.
+        let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
         let mut ahead = R::Ahead::default();
         let mut key = self.head;
         while let Some(entry) = self.entries.get(key as usize) {
-            let (ask, next, deadline) = (entry.ask.clone(), entry.next, entry.deadline);
-            if let Err(never) = from.rule.check(&ask) {
+            let &Entry { priority, next, deadline, .. } = entry;
+            let ask = entry.ask.clone();
+            let due = self.due(from.rule, now, &ahead, &ask, priority);
+            if let Err(never) = self.check(from.rule, now, &ask, priority) {
                 // More than can be had at once now: it would keep all others waiting for ever.
                 self.settle(from.rule, key, State::Refused(never), after);
-                key = next;
-                continue;
-            }
-            let due = from.rule.ready_at(now, &ahead, &ask);
-            if due > deadline {
+            } else if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
             } else {
                 from.rule.add(&mut ahead, &ask);
+                if sums.last().is_none_or(|(level, _)| *level != priority) {
+                    sums.push((priority, R::Ahead::default()));
+                }
+                if let Some((_, sum)) = sums.last_mut() {
+                    from.rule.add(sum, &ask);
+                }
             }
             key = next;
         }
-        self.ahead = ahead;
+        for (priority, sum) in sums {
+            self.levels.level(priority).ahead = sum;
+        }
     }
 
     /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a thread. Returns an alarm to be
@@ -390,10 +533,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// The first blocked thread in line looks at the time itself: when the head is due if it is the head, or if there are no
     /// alarms, and else a little later, in case they are held up.
     fn tell_thread(&mut self, due: Nanos, after: &mut After<C>) {
-        let own = self.first_thread == self.head || self.alarms.is_empty();
+        let first = self.levels.first_thread();
+        let own = first == self.head || self.alarms.is_empty();
         let at = if own { due } else { due.saturating_add(SLACK) };
         if let Some(Entry { kind: Kind::Thread { looks_at }, state: State::Waiting(Some(waker)), .. }) =
-            self.entries.get_mut(self.first_thread as usize)
+            self.entries.get_mut(first as usize)
             && *looks_at > at
         {
             *looks_at = at;
@@ -413,6 +557,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 self.end_grant(kind, &grant);
                 Seen::Granted(grant.charge)
             }
+            State::Passed(refusal) => Seen::Passed(refusal),
             State::Refused(refusal) => Seen::Refused(refusal),
         }
     }
@@ -478,7 +623,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 let level = from.rule.undo(self.latest, grant.charge, lowest, after);
                 self.lows.note(level);
             }
-            State::Refused(_) => {}
+            State::Passed(_) | State::Refused(_) => {}
         }
     }
 
@@ -486,7 +631,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     pub(crate) fn due_in(&self, from: &Source<'_, R>, key: u32, now: Nanos) -> Duration {
         match &self.entries[key as usize].state {
             State::Waiting(_) => {}
-            State::Granted(_) => return Duration::ZERO,
+            State::Granted(_) | State::Passed(_) => return Duration::ZERO,
             State::Refused(_) => return Duration::MAX,
         }
         let mut ahead = R::Ahead::default();
@@ -497,7 +642,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             from.rule.add(&mut ahead, &entry.ask);
             at = entry.next;
         }
-        let due = from.rule.ready_at(now, &ahead, &self.entries[key as usize].ask);
+        let Entry { ask, priority, .. } = &self.entries[key as usize];
+        let due = self.due(from.rule, now, &ahead, ask, *priority);
         due.saturating_since(now).as_duration()
     }
 }

@@ -1,0 +1,196 @@
+//! A bound on those who wait, and who makes room when it is reached.
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::nanos::Nanos;
+use crate::rule::Rule;
+use crate::wait::levels::NONE;
+use crate::wait::queue::{After, Queue, Source, State};
+
+/// How many may wait, how many permits they may wait for, and what happens to one more.
+///
+/// Unbounded unless told otherwise: a place in line takes about a hundred bytes, and the newest waits for all others. Give it to
+/// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
+///
+/// A call that returns no error cannot be refused: [`acquire`](crate::RateLimiter::acquire) and
+/// [`blocking_acquire`](crate::RateLimiter::blocking_acquire) count towards the bounds, but wait also beyond them, and are never dropped.
+/// All others are refused with [`Refusal::QueueFull`]. Only those who would have to wait are: a permit that is there is granted, also
+/// with no room at all.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SmoothBursty};
+///
+/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+/// limiter.set_queue_bounds(QueueBounds::waiters(2));
+/// limiter.try_acquire()?;
+/// let places = (limiter.reserve(1)?, limiter.reserve(1)?);
+/// assert!(matches!(limiter.reserve(1), Err(Refusal::QueueFull { waiting: 2, .. })));
+/// # drop(places);
+/// # Ok::<(), Refusal>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueBounds {
+    /// The most requests that wait. Zero: nobody waits.
+    pub waiters: usize,
+    /// The most permits that they wait for, all together. A request for more than this never waits.
+    pub permits: u64,
+    /// Who makes room.
+    pub when_full: WhenFull,
+}
+
+/// What happens to a request that would have to wait when the queue is full.
+///
+/// Nobody is dropped for a newcomer that is refused anyway, nor for a less important one. Who was dropped gets
+/// [`Refusal::Displaced`]; those behind it move up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WhenFull {
+    /// The newcomer is refused.
+    #[default]
+    RefuseNewcomer,
+    /// Whoever has waited longest among the least important is dropped, if it is no more important than the newcomer. For work that
+    /// loses its worth while it waits.
+    DropOldest,
+    /// The newest of the least important is dropped, if it is less important than the newcomer. Else the newcomer is refused.
+    DropLeastImportant,
+}
+
+impl QueueBounds {
+    /// No bounds.
+    pub const UNBOUNDED: QueueBounds =
+        QueueBounds { waiters: usize::MAX, permits: u64::MAX, when_full: WhenFull::RefuseNewcomer };
+
+    /// At most so many wait.
+    #[must_use]
+    pub const fn waiters(waiters: usize) -> QueueBounds {
+        QueueBounds { waiters, ..QueueBounds::UNBOUNDED }
+    }
+
+    /// They wait for at most so many permits, all together.
+    #[must_use]
+    pub const fn permits(permits: u64) -> QueueBounds {
+        QueueBounds { permits, ..QueueBounds::UNBOUNDED }
+    }
+
+    /// And at most so many wait.
+    #[must_use]
+    pub const fn and_waiters(self, waiters: usize) -> QueueBounds {
+        QueueBounds { waiters, ..self }
+    }
+
+    /// And for at most so many permits, all together.
+    #[must_use]
+    pub const fn and_permits(self, permits: u64) -> QueueBounds {
+        QueueBounds { permits, ..self }
+    }
+
+    /// Who makes room.
+    #[must_use]
+    pub const fn when_full(self, when_full: WhenFull) -> QueueBounds {
+        QueueBounds { when_full, ..self }
+    }
+
+    /// Whether there is room for one more of so many permits.
+    fn fit(&self, waiting: usize, permits: u128, more: u64) -> bool {
+        waiting < self.waiters && permits.saturating_add(more.into()) <= self.permits.into()
+    }
+}
+
+impl Default for QueueBounds {
+    fn default() -> QueueBounds {
+        QueueBounds::UNBOUNDED
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Queue<R, C> {
+    /// Whether there is room in line, without dropping anybody.
+    pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
+        self.control.bounds.fit(self.len(), self.permits, rule.permits(ask))
+    }
+
+    /// Makes room for a newcomer, or refuses it.
+    pub(crate) fn make_room(
+        &mut self,
+        from: &Source<'_, R>,
+        now: Nanos,
+        ask: &R::Ask,
+        priority: i8,
+        after: &mut After<C>,
+    ) -> Result<(), Refusal> {
+        if self.has_room(from.rule, ask) {
+            return Ok(());
+        }
+        let Some(victims) = self.victims(from.rule, from.rule.permits(ask), priority) else {
+            let retry_after = self.room_at(from.rule, now, ask, priority).saturating_since(now).as_duration();
+            return Err(Refusal::QueueFull {
+                waiting: u32::try_from(self.len()).unwrap_or(u32::MAX),
+                retry_after,
+            });
+        };
+        for key in victims {
+            self.settle(from.rule, key, State::Refused(Refusal::Displaced), after);
+        }
+        Ok(())
+    }
+
+    /// Whose leaving makes room for so many permits, if anybody's does.
+    fn victims(&self, rule: &R, n: u64, priority: i8) -> Option<Vec<u32>> {
+        let bounds = self.control.bounds;
+        let oldest = match bounds.when_full {
+            _ if !bounds.fit(0, 0, n) => return None,
+            WhenFull::RefuseNewcomer => return None,
+            WhenFull::DropOldest => true,
+            WhenFull::DropLeastImportant => false,
+        };
+        let (mut waiting, mut permits, mut victims) = (self.len(), self.permits, Vec::new());
+        for level in self.levels.all().iter().rev() {
+            if level.priority > priority || (!oldest && level.priority == priority) {
+                break;
+            }
+            let mut key = if oldest { self.first_of(level.priority) } else { level.last };
+            for _ in 0..level.len {
+                let entry = &self.entries[key as usize];
+                if entry.droppable {
+                    waiting -= 1;
+                    permits = permits.saturating_sub(rule.permits(&entry.ask).into());
+                    victims.push(key);
+                    if bounds.fit(waiting, permits, n) {
+                        return Some(victims);
+                    }
+                }
+                key = if oldest { entry.next } else { entry.previous };
+            }
+        }
+        None
+    }
+
+    /// The first in line of a priority.
+    fn first_of(&self, priority: i8) -> u32 {
+        let before = priority.checked_add(1).map_or(NONE, |higher| self.levels.last_before(higher));
+        self.entries.get(before as usize).map_or(self.head, |last| last.next)
+    }
+
+    /// When there will be room for a newcomer, or its permits, if nobody else comes.
+    fn room_at(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
+        let own = self.due_behind(rule, now, ask, priority);
+        let (bounds, n) = (self.control.bounds, rule.permits(ask));
+        let (mut waiting, mut permits) = (self.len(), self.permits);
+        let (mut ahead, mut key) = (R::Ahead::default(), self.head);
+        while let Some(entry) = self.entries.get(key as usize) {
+            let due = self.due(rule, now, &ahead, &entry.ask, entry.priority);
+            if due >= own {
+                break;
+            }
+            waiting -= 1;
+            permits = permits.saturating_sub(rule.permits(&entry.ask).into());
+            if bounds.fit(waiting, permits, n) {
+                return due;
+            }
+            rule.add(&mut ahead, &entry.ask);
+            key = entry.next;
+        }
+        own
+    }
+}

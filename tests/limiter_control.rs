@@ -1,0 +1,422 @@
+//! Bounds on the queue, priorities, a share that is kept, shadow and exempt calls.
+
+mod support;
+
+use std::time::Duration;
+
+use support::{Limiter, MS, one_per_second, waiting, without_burst};
+use tidegate::wait::AcquireMany;
+use tidegate::{
+    ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket, WhenFull,
+};
+use tokio_test::task::{Spawn, spawn};
+use tokio_test::{assert_pending, assert_ready};
+
+const SECOND: Duration = Duration::from_secs(1);
+const NANO: Duration = Duration::from_nanos(1);
+
+type Ask<'a> = Spawn<AcquireMany<'a, SmoothBursty, ManualClock>>;
+
+/// A request that has been polled once and waits.
+fn asking(limiter: &Limiter, request: Request) -> Ask<'_> {
+    let mut ask = spawn(limiter.acquire_with(request));
+    assert_pending!(ask.poll());
+    ask
+}
+
+fn one(priority: i8) -> Request {
+    Request::permits(1).priority(priority)
+}
+
+fn refusal_of(ask: &mut Ask<'_>) -> Refusal {
+    assert!(ask.is_woken());
+    assert_ready!(ask.poll()).expect_err("refused")
+}
+
+/// Whom the next permits go to, one a second.
+fn served(clock: &ManualClock, mut asks: Vec<(i32, Ask<'_>)>) -> Vec<i32> {
+    let mut order = Vec::new();
+    for _ in 0..asks.len() {
+        clock.advance(SECOND);
+        asks.retain_mut(|(name, ask)| {
+            let granted = ask.is_woken();
+            if granted {
+                assert!(assert_ready!(ask.poll()).is_ok());
+                order.push(*name);
+            }
+            !granted
+        });
+    }
+    order
+}
+
+// Bounds
+
+#[test]
+fn a_full_queue_refuses_who_would_have_to_wait_and_tells_when_there_is_room() {
+    let (limiter, clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::waiters(2));
+    let (_first, _second) = (asking(&limiter, one(0)), asking(&limiter, one(0)));
+    clock.advance(300 * MS);
+    let refused = assert_ready!(spawn(limiter.acquire_with(one(0))).poll()).expect_err("full");
+    assert_eq!(refused, Refusal::QueueFull { waiting: 2, retry_after: 700 * MS });
+    assert!(refused.is_limited());
+    clock.advance(700 * MS - NANO);
+    assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_err());
+    clock.advance(NANO);
+    let _third = asking(&limiter, one(0));
+    assert_eq!(limiter.status().waiting, 2);
+}
+
+#[test]
+fn where_nobody_may_wait_a_permit_that_is_there_is_granted() {
+    let (limiter, clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    let refused = assert_ready!(spawn(limiter.acquire_many(1)).poll()).expect_err("no place");
+    assert_eq!(refused, Refusal::QueueFull { waiting: 0, retry_after: SECOND });
+    clock.advance(SECOND);
+    assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
+
+    // Also where those who waited have been woken and have not run yet.
+    let (limiter, clock) = without_burst(Rate::per_second(1000));
+    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    assert!(limiter.try_acquire().is_ok());
+    let _unseen = waiting(&limiter);
+    clock.advance(2 * MS);
+    assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
+}
+
+#[test]
+fn a_bound_on_permits_counts_those_that_are_waited_for() {
+    let (limiter, clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::permits(10));
+    let _first = asking(&limiter, Request::permits(4));
+    let _second = asking(&limiter, Request::permits(6));
+    let full = limiter.reserve(1).expect_err("full");
+    assert_eq!(full, Refusal::QueueFull { waiting: 2, retry_after: SECOND });
+    clock.advance(SECOND);
+    // Six wait. Five more would be too many; there is room for them when the six are due.
+    let full = assert_ready!(spawn(limiter.acquire_many(5)).poll()).expect_err("full");
+    assert_eq!(full, Refusal::QueueFull { waiting: 1, retry_after: 4 * SECOND });
+    let _third = asking(&limiter, Request::permits(4));
+    // More than there is ever room for has to find its permits there.
+    let full = assert_ready!(spawn(limiter.acquire_many(11)).poll()).expect_err("never fits");
+    assert_eq!(full, Refusal::QueueFull { waiting: 2, retry_after: 14 * SECOND });
+}
+
+#[test]
+fn calls_without_an_error_wait_beyond_a_bound_and_count_towards_it() {
+    let (limiter, clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    let mut waits: Vec<_> = (0..3).map(|_| waiting(&limiter)).collect();
+    assert_eq!(limiter.status().waiting, 3);
+    let refused = assert_ready!(spawn(limiter.acquire_many(1)).poll()).expect_err("nobody can be dropped");
+    // Two have to be served first.
+    assert_eq!(refused, Refusal::QueueFull { waiting: 3, retry_after: 3 * SECOND });
+    for wait in &mut waits {
+        clock.advance(SECOND);
+        assert_ready!(wait.poll());
+    }
+}
+
+#[test]
+fn the_oldest_of_the_least_important_makes_room() {
+    let (limiter, _clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::waiters(3).when_full(WhenFull::DropOldest));
+    let mut high = asking(&limiter, one(1));
+    let mut old = asking(&limiter, one(0));
+    let mut new = asking(&limiter, one(0));
+    let _another = asking(&limiter, one(0));
+    assert_eq!(refusal_of(&mut old), Refusal::Displaced);
+    assert_pending!(high.poll());
+    assert_pending!(new.poll());
+    // Nobody is dropped for a less important one.
+    let low = assert_ready!(spawn(limiter.acquire_with(one(-1))).poll()).expect_err("less important");
+    assert!(matches!(low, Refusal::QueueFull { waiting: 3, .. }));
+    assert_eq!(limiter.status().waiting, 3);
+}
+
+#[test]
+fn the_newest_of_the_least_important_makes_room_for_a_more_important_one() {
+    let (limiter, _clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::waiters(3).when_full(WhenFull::DropLeastImportant));
+    let mut old = asking(&limiter, one(0));
+    let mut new = asking(&limiter, one(0));
+    let mut high = asking(&limiter, one(1));
+    let equal = assert_ready!(spawn(limiter.acquire_with(one(0))).poll()).expect_err("no more important");
+    assert!(matches!(equal, Refusal::QueueFull { .. }));
+    let _higher = asking(&limiter, one(2));
+    assert_eq!(refusal_of(&mut new), Refusal::Displaced);
+    assert_pending!(old.poll());
+    assert_pending!(high.poll());
+}
+
+#[test]
+fn as_many_make_room_as_need_to_or_none() {
+    let (limiter, _clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::permits(6).when_full(WhenFull::DropOldest));
+    let mut asks: Vec<_> = (0..3).map(|_| asking(&limiter, Request::permits(2))).collect();
+    // All three would not do.
+    assert!(assert_ready!(spawn(limiter.acquire_many(7)).poll()).is_err());
+    assert_eq!(limiter.status().waiting, 3);
+    let _large = asking(&limiter, Request::permits(3));
+    assert_eq!(refusal_of(&mut asks[0]), Refusal::Displaced);
+    assert_eq!(refusal_of(&mut asks[1]), Refusal::Displaced);
+    assert_pending!(asks[2].poll());
+    assert_eq!(limiter.status().waiting, 2);
+}
+
+#[test]
+fn a_reservation_keeps_its_place_in_a_full_queue() {
+    let (limiter, clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    let mut reservation = limiter.reserve(1).expect("a place");
+    assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_err());
+    clock.advance(SECOND);
+    assert!(reservation.claim());
+}
+
+#[test]
+fn those_behind_a_dropped_one_move_up() {
+    let (limiter, clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::waiters(2).when_full(WhenFull::DropOldest));
+    let mut first = asking(&limiter, Request::permits(100));
+    let mut second = asking(&limiter, one(0));
+    let mut third = asking(&limiter, one(0));
+    assert_eq!(refusal_of(&mut first), Refusal::Displaced);
+    clock.advance(SECOND);
+    assert!(assert_ready!(second.poll()).is_ok());
+    clock.advance(SECOND);
+    assert!(assert_ready!(third.poll()).is_ok());
+}
+
+#[test]
+fn a_newcomer_that_would_be_too_late_drops_nobody() {
+    let (limiter, _clock) = one_per_second();
+    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    let mut first = asking(&limiter, one(0));
+    let late = assert_ready!(spawn(limiter.try_acquire_within(SECOND)).poll()).expect_err("too late");
+    assert_eq!(late, Refusal::Limited { retry_after: SECOND });
+    assert_pending!(first.poll());
+}
+
+// Priorities
+
+#[test]
+fn the_more_important_go_first_and_equals_in_order() {
+    let (limiter, clock) = one_per_second();
+    let priorities = [0, -3, 5, 0, 5, 127, -128, -3];
+    let asks = priorities.iter().zip(1..).map(|(priority, name)| (name, asking(&limiter, one(*priority))));
+    let asks = asks.collect();
+    assert_eq!(served(&clock, asks), [6, 3, 5, 1, 4, 2, 8, 7]);
+}
+
+#[test]
+fn a_try_is_told_of_those_before_it_and_of_no_others() {
+    let (limiter, clock) = one_per_second();
+    let _low = asking(&limiter, one(-1).priority(-1));
+    let _same = asking(&limiter, Request::permits(2));
+    let _high = asking(&limiter, Request::permits(3).priority(1));
+    for (priority, seconds) in [(2, 1), (1, 4), (0, 6), (-1, 7)] {
+        let refusal = limiter.try_acquire_with(one(priority)).expect_err("not yet");
+        assert_eq!(refusal.retry_after(), Some(seconds * SECOND), "{priority}");
+    }
+    // One that is more important than all finds its permit there, whoever waits.
+    clock.jump(SECOND);
+    assert!(limiter.try_acquire_with(one(2)).is_err(), "the head was due first");
+}
+
+#[test]
+fn a_new_rate_is_counted_for_every_priority() {
+    let (limiter, _clock) = one_per_second();
+    let _waits = (asking(&limiter, one(1)), asking(&limiter, one(0)));
+    limiter.set_rate(Rate::per_second(10));
+    for (priority, millis) in [(2, 1000), (1, 1100), (0, 1200), (-1, 1200)] {
+        let refusal = limiter.try_acquire_with(one(priority)).expect_err("not yet");
+        assert_eq!(refusal.retry_after(), Some(millis * MS), "{priority}");
+    }
+}
+
+#[test]
+fn threads_behind_each_other_and_behind_tasks_look_at_their_own_turns() {
+    let (limiter, clock) = one_per_second();
+    let mut tasks = [asking(&limiter, one(1)), asking(&limiter, one(-1))];
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = [0, 0, -1, 2]
+            .into_iter()
+            .zip(3..)
+            .map(|(priority, waiting)| {
+                let limiter = &limiter;
+                let thread = scope.spawn(move || limiter.blocking_acquire_with(one(priority)));
+                while limiter.status().waiting < waiting {
+                    std::thread::yield_now();
+                }
+                thread
+            })
+            .collect();
+        clock.advance(6 * SECOND);
+        let waited: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        assert_eq!(waited.len(), 4);
+        assert!(waited.iter().all(Result::is_ok));
+    });
+    for task in &mut tasks {
+        assert!(assert_ready!(task.poll()).is_ok());
+    }
+}
+
+#[test]
+fn an_important_try_passes_those_who_wait_for_more() {
+    let clock = ManualClock::new();
+    let limiter =
+        RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
+    let mut bulk = spawn(limiter.acquire_many(5));
+    assert_pending!(bulk.poll());
+    clock.advance(3 * SECOND);
+    assert!(limiter.try_acquire().is_err());
+    assert!(limiter.try_acquire_with(one(1)).is_ok());
+    assert!(assert_ready!(spawn(limiter.acquire_with(one(1))).poll()).is_ok());
+    clock.advance(4 * SECOND - NANO);
+    assert!(!bulk.is_woken());
+    clock.advance(NANO);
+    assert!(assert_ready!(bulk.poll()).is_ok());
+}
+
+#[test]
+fn whom_a_more_important_one_makes_too_late_is_refused_at_once() {
+    let (limiter, _clock) = one_per_second();
+    let mut low = asking(&limiter, one(0).within(2 * SECOND));
+    let mut patient = asking(&limiter, one(0).within(10 * SECOND));
+    let _first = asking(&limiter, one(1));
+    assert_pending!(low.poll());
+    let _second = asking(&limiter, one(1));
+    // Due at 3 s behind the two; the same call is accepted from 1 s on.
+    assert_eq!(refusal_of(&mut low), Refusal::Limited { retry_after: 2 * SECOND });
+    assert_pending!(patient.poll());
+}
+
+#[test]
+fn a_thread_and_a_task_of_different_priority_are_both_served() {
+    let (limiter, clock) = one_per_second();
+    let mut task = asking(&limiter, one(0));
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| limiter.blocking_acquire_with(one(1)));
+        while limiter.status().waiting < 2 {
+            std::thread::yield_now();
+        }
+        clock.advance(SECOND);
+        assert_eq!(thread.join().expect("no panic"), Ok(SECOND));
+        assert!(!task.is_woken());
+        clock.advance(SECOND);
+        assert!(assert_ready!(task.poll()).is_ok());
+    });
+}
+
+// The share that is kept
+
+fn bucket_of_ten() -> (RateLimiter<TokenBucket, ManualClock>, ManualClock) {
+    let clock = ManualClock::new();
+    (RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 10), clock.clone()), clock)
+}
+
+#[test]
+fn what_is_kept_is_for_the_important() {
+    let (limiter, clock) = bucket_of_ten();
+    limiter.set_reserve(4, 1);
+    let taken = (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
+    assert_eq!(taken, 6);
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+    assert!(limiter.try_acquire_with(one(1).priority(1)).is_ok());
+    // Two have to come in before four are left.
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: 2 * SECOND }));
+    clock.advance(2 * SECOND - NANO);
+    assert!(limiter.try_acquire().is_err());
+    clock.advance(NANO);
+    assert!(limiter.try_acquire().is_ok());
+    limiter.set_reserve(0, 1);
+    assert!(limiter.try_acquire_many(4).is_ok());
+}
+
+#[test]
+fn who_waits_for_more_than_is_kept_does_not_hold_up_the_important() {
+    let (limiter, clock) = bucket_of_ten();
+    limiter.try_acquire_many(8).expect("full");
+    limiter.set_reserve(2, 1);
+    let mut low = spawn(limiter.acquire());
+    assert_pending!(low.poll());
+    assert!(limiter.try_acquire_with(one(1)).is_ok());
+    clock.advance(2 * SECOND - NANO);
+    assert!(!low.is_woken());
+    clock.advance(NANO);
+    assert_ready!(low.poll());
+}
+
+#[test]
+fn more_than_the_burst_less_what_is_kept_can_never_be_had() {
+    let (limiter, _clock) = bucket_of_ten();
+    let mut waits = spawn(limiter.acquire_many(8));
+    limiter.try_acquire_many(9).expect("full");
+    assert_pending!(waits.poll());
+    limiter.set_reserve(4, 1);
+    let never = |requested| Err(Refusal::ExceedsBurst { requested, burst: 6 });
+    assert_eq!(assert_ready!(waits.poll()), never(8).map(|()| SECOND));
+    assert_eq!(limiter.try_acquire_many(7), never(7));
+    assert!(limiter.try_acquire_many(6).expect_err("not yet").is_limited());
+    assert!(limiter.try_acquire_with(Request::permits(7).priority(1)).expect_err("not yet").is_limited());
+
+    // All, and more than all: a single permit waits until that is changed.
+    limiter.set_reserve(u32::MAX, i8::MAX);
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::MAX }));
+    let mut wait = spawn(limiter.acquire());
+    assert_pending!(wait.poll());
+    limiter.refund(10);
+    assert!(!wait.is_woken());
+    limiter.set_reserve(0, 0);
+    assert_ready!(wait.poll());
+}
+
+#[test]
+fn with_guava_what_is_on_credit_counts_as_left() {
+    let clock = ManualClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(5)).start_full();
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    limiter.set_reserve(2, 1);
+    let taken = (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
+    assert_eq!((taken, limiter.status().available), (4, 2));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: 200 * MS }));
+}
+
+// Shadow and exempt
+
+#[test]
+fn in_shadow_everything_passes_and_nobody_waits() {
+    let (limiter, _clock) = one_per_second();
+    let mut waits = (waiting(&limiter), asking(&limiter, one(0)));
+    limiter.set_shadow(true);
+    assert!(limiter.is_shadow());
+    assert_ready!(waits.0.poll());
+    assert!(assert_ready!(waits.1.poll()).is_ok());
+    limiter.pause_for(SECOND);
+    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    assert_eq!(limiter.try_acquire_many(1000), Ok(()));
+    assert_eq!(limiter.try_acquire_many(0), Ok(()));
+    assert_eq!(assert_ready!(spawn(limiter.acquire()).poll()), Duration::ZERO);
+    assert_eq!(assert_ready!(spawn(limiter.try_acquire_within(MS)).poll()), Ok(Duration::ZERO));
+    assert_eq!(limiter.blocking_acquire(), Duration::ZERO);
+    assert!(limiter.reserve(5).expect("everything passes").claim());
+    // And as before when it ends: what passed has taken nothing.
+    limiter.set_shadow(false);
+    limiter.resume();
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+}
+
+#[test]
+fn an_exempt_call_passes_at_once_and_takes_nothing() {
+    let (limiter, _clock) = one_per_second();
+    let _first = waiting(&limiter);
+    limiter.pause_for(SECOND);
+    let exempt = Request::permits(u32::MAX).exempt();
+    assert_eq!(limiter.try_acquire_with(exempt), Ok(()));
+    assert_eq!(assert_ready!(spawn(limiter.acquire_with(exempt)).poll()), Ok(Duration::ZERO));
+    assert_eq!(limiter.blocking_acquire_with(exempt), Ok(Duration::ZERO));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: 2 * SECOND }));
+}

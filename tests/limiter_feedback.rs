@@ -1,0 +1,455 @@
+//! What a server says: debts, draining, a fresh start; a second limiter for what the first refuses; and who watches all that.
+
+mod support;
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use support::{MS, one_per_second, waiting, without_burst};
+use tidegate::policy::AnyPolicy;
+use tidegate::{
+    Events, ManualClock, Policy, QueueBounds, Rate, RateLimiter, Refusal, Request, Served, SmoothBursty,
+    Statistics, TokenBucket, Unlimited, WhenFull,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn limited(retry_after: Duration) -> Refusal {
+    Refusal::Limited { retry_after }
+}
+
+// Debts
+
+#[test]
+fn a_debit_moves_those_who_wait_back() {
+    let (limiter, clock) = one_per_second();
+    let mut first = waiting(&limiter);
+    let mut in_time = spawn(limiter.try_acquire_within(5 * SECOND));
+    let mut too_late = spawn(limiter.try_acquire_within(4 * SECOND));
+    assert_pending!(in_time.poll());
+    assert_pending!(too_late.poll());
+    limiter.debit(3);
+    // Due at 6 s: the same call is accepted from 2 s on.
+    assert_eq!(assert_ready!(too_late.poll()), Err(limited(2 * SECOND)));
+    clock.advance(4 * SECOND - Duration::from_nanos(1));
+    assert!(!first.is_woken());
+    clock.advance(Duration::from_nanos(1));
+    assert_ready!(first.poll());
+    clock.advance(SECOND);
+    assert!(assert_ready!(in_time.poll()).is_ok());
+}
+
+#[test]
+fn a_debt_without_end_shuts_the_limiter_until_it_is_reset() {
+    for text in ["smooth_bursty 1/s", "token_bucket 1/s burst 10", "fixed_window 10/s", "sliding_log 10/s"] {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(text.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+        let fresh = limiter.status().available;
+        limiter.debit(0);
+        assert_eq!(limiter.status().available, fresh, "{text}");
+        for _ in 0..5 {
+            limiter.debit(u32::MAX);
+        }
+        assert!(limiter.try_acquire().is_err(), "{text}");
+        limiter.reset();
+        assert_eq!(limiter.status().available, fresh, "{text}");
+    }
+}
+
+#[test]
+fn a_drained_limiter_has_nothing_left() {
+    for text in [
+        "smooth_bursty 5/s",
+        "smooth_warming_up 5/s warm_up 1s",
+        "token_bucket 5/s burst 10",
+        "leaky_bucket 5/s capacity 3",
+        "fixed_window 10/s",
+        "sliding_window 10/s cells 5",
+        "sliding_estimate 10/s",
+        "sliding_log 10/s",
+        "blocked",
+        "unlimited",
+    ] {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(text.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+        clock.advance(10 * SECOND);
+        let there = limiter.status().available;
+        let drained = limiter.drain();
+        if text == "unlimited" {
+            assert_eq!(drained, 0);
+            continue;
+        }
+        assert_eq!(drained, there, "{text}");
+        assert_eq!(limiter.status().available, 0, "{text}");
+        assert!(limiter.try_acquire().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn draining_takes_what_somebody_waits_for() {
+    let clock = ManualClock::new();
+    let limiter =
+        RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
+    let reservation = limiter.reserve(5).expect("a place");
+    clock.advance(3 * SECOND);
+    assert_eq!(limiter.drain(), 3);
+    assert_eq!(reservation.due_in(), 5 * SECOND);
+}
+
+#[test]
+fn a_reset_ends_a_pause_and_serves_those_who_wait() {
+    let (limiter, _clock) = without_burst(Rate::per_second(1));
+    limiter.debit(100);
+    limiter.pause_for(10 * SECOND);
+    let mut waits = [waiting(&limiter), waiting(&limiter)];
+    limiter.reset();
+    assert_ready!(waits[0].poll());
+    assert!(!waits[1].is_woken());
+    assert_eq!(limiter.status().paused_for, Duration::ZERO);
+    assert_eq!(limiter.try_acquire(), Err(limited(2 * SECOND)));
+}
+
+// A second limiter
+
+#[test]
+fn what_the_first_refuses_goes_to_the_other() {
+    let (first, clock) = one_per_second();
+    let policy = TokenBucket::new(Rate::per_second(2), 2);
+    let other = RateLimiter::with_clock(policy, clock.clone());
+    assert_eq!(first.try_acquire_or(&other), Ok(Served::Other));
+    assert_eq!(first.try_acquire_with_or(Request::default(), &other), Ok(Served::Other));
+    assert_eq!(first.try_acquire_or(&other), Err(limited(500 * MS)));
+    // The one that can be tried again sooner, whichever it is; one that never can is not.
+    other.debit(10);
+    assert_eq!(first.try_acquire_or(&other), Err(limited(SECOND)));
+    let large = Request::permits(3);
+    assert_eq!(first.try_acquire_with_or(large, &other), Err(limited(SECOND)));
+    assert_eq!(other.try_acquire_with_or(large, &first), Err(limited(SECOND)));
+    clock.advance(SECOND);
+    assert_eq!(first.try_acquire_or(&other), Ok(Served::First));
+}
+
+#[test]
+fn a_wait_goes_to_the_other_with_what_is_left_of_its_time() {
+    let (first, clock) = one_per_second();
+    let other = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), clock.clone());
+    other.try_acquire_many(2).expect("the next one pays");
+    let request = Request::permits(1).within(1500 * MS);
+    let mut wait = spawn(first.acquire_with_or(request, &other));
+    assert_pending!(wait.poll());
+    clock.advance(600 * MS);
+    first.pause_for(10 * SECOND);
+    // 900 ms are left, and the other one would take 1400 ms.
+    assert_eq!(assert_ready!(wait.poll()), Err(limited(500 * MS)));
+    clock.advance(500 * MS);
+    let mut wait = spawn(first.acquire_with_or(request, &other));
+    assert_pending!(wait.poll());
+    clock.advance(900 * MS);
+    assert_eq!(assert_ready!(wait.poll()), Ok((Served::Other, 900 * MS)));
+    drop(wait);
+    assert_eq!(first.status().waiting + other.status().waiting, 0);
+}
+
+// Who watches
+
+/// Writes down what it is told.
+#[derive(Default)]
+struct Log(Mutex<Vec<String>>);
+
+impl Log {
+    fn note(&self, line: String) {
+        self.0.lock().expect("no panic").push(line);
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().expect("no panic"))
+    }
+}
+
+impl Events for Log {
+    fn granted(&self, permits: u64, waited: Duration) {
+        self.note(format!("granted {permits} after {waited:?}"));
+    }
+
+    fn refused(&self, permits: u64, refusal: &Refusal) {
+        self.note(format!("refused {permits}: {refusal}"));
+    }
+
+    fn dropped(&self, permits: u64, waited: Duration) {
+        self.note(format!("dropped {permits} after {waited:?}"));
+    }
+
+    fn shadowed(&self, permits: u64, refusal: &Refusal) {
+        self.note(format!("shadowed {permits}: {refusal}"));
+    }
+
+    fn exempted(&self, permits: u64) {
+        self.note(format!("exempted {permits}"));
+    }
+
+    fn paused(&self, remaining: Duration) {
+        self.note(format!("paused for {remaining:?}"));
+    }
+
+    fn resumed(&self) {
+        self.note("resumed".to_owned());
+    }
+}
+
+fn watched() -> (support::Limiter, ManualClock, Arc<Log>) {
+    let (limiter, clock) = without_burst(Rate::per_second(1));
+    let log = Arc::new(Log::default());
+    assert!(limiter.watch(log.clone()));
+    (limiter, clock, log)
+}
+
+#[test]
+fn every_call_is_told_once_when_it_ends() {
+    let (limiter, clock, log) = watched();
+    assert!(!limiter.watch(Arc::new(Log::default())), "only once");
+    assert!(limiter.try_acquire().is_ok());
+    assert!(limiter.try_acquire_many(2).is_err());
+    assert!(limiter.try_acquire_many(0).is_err());
+    assert_eq!(
+        log.take(),
+        [
+            "granted 1 after 0ns",
+            "refused 2: limited, retry after 1s",
+            "refused 0: 0 permits requested, at least 1 is needed"
+        ]
+    );
+    let mut first = waiting(&limiter);
+    let second = waiting(&limiter);
+    let mut reservation = limiter.reserve(3).expect("a place");
+    assert!(limiter.try_acquire().is_err());
+    clock.advance(SECOND);
+    assert_eq!(log.take(), ["refused 1: limited, retry after 6s"], "nobody has looked yet");
+    assert_ready!(first.poll());
+    drop(second);
+    clock.advance(SECOND);
+    assert!(reservation.claim() && reservation.claim());
+    drop((first, reservation));
+    assert!(assert_ready!(spawn(limiter.try_acquire_within(MS)).poll()).is_err());
+    let told = ["granted 1 after 1s", "dropped 1 after 1s", "granted 3 after 2s"];
+    assert_eq!(log.take(), [&told[..], &["refused 1: limited, retry after 2.999s"]].concat());
+}
+
+#[test]
+fn pauses_shadow_and_exempt_calls_are_told() {
+    let (limiter, _clock, log) = watched();
+    limiter.pause_for(2 * SECOND);
+    limiter.pause_for(SECOND);
+    assert!(limiter.try_acquire().is_err());
+    limiter.resume();
+    limiter.resume();
+    assert_eq!(log.take(), ["paused for 2s", "refused 1: limited, retry after 2s", "resumed"]);
+    assert!(limiter.try_acquire_with(Request::permits(7).exempt()).is_ok());
+    assert!(limiter.try_acquire().is_ok());
+    let mut waiter = waiting(&limiter);
+    limiter.set_shadow(true);
+    assert!(limiter.try_acquire().is_ok());
+    assert_ready!(waiter.poll());
+    assert_ready!(spawn(limiter.acquire()).poll());
+    assert_eq!(
+        log.take(),
+        [
+            "exempted 7",
+            "granted 1 after 0ns",
+            "shadowed 1: limited, retry after 1s",
+            "shadowed 1: limited, retry after 1s",
+            "shadowed 1: limited, retry after 1s",
+        ]
+    );
+}
+
+#[test]
+fn who_is_refused_or_dropped_by_a_bound_is_told() {
+    let (limiter, _clock, log) = watched();
+    assert!(limiter.try_acquire().is_ok());
+    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    let mut first = spawn(limiter.acquire_many(1));
+    assert_pending!(first.poll());
+    let mut second = spawn(limiter.acquire_many(2));
+    assert_pending!(second.poll());
+    assert!(assert_ready!(first.poll()).is_err());
+    assert!(limiter.reserve(1).is_ok(), "which drops the second one, and then itself");
+    assert!(assert_ready!(second.poll()).is_err());
+    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    assert!(limiter.reserve(1).is_err());
+    assert_eq!(
+        log.take(),
+        [
+            "granted 1 after 0ns",
+            "refused 1: dropped from a full queue to make room for another request",
+            "dropped 1 after 0ns",
+            "refused 2: dropped from a full queue to make room for another request",
+            "refused 1: queue is full, 0 wait, retry after 1s",
+        ]
+    );
+}
+
+#[test]
+fn statistics_count_by_reason_and_by_time() {
+    let (limiter, clock) = one_per_second();
+    let statistics = Arc::new(Statistics::new());
+    limiter.watch(statistics.clone());
+    let mut waits: Vec<_> = (0..3).map(|_| waiting(&limiter)).collect();
+    assert!(limiter.try_acquire().is_err());
+    assert!(limiter.try_acquire_many(0).is_err());
+    clock.advance(SECOND);
+    assert_ready!(waits[0].poll());
+    clock.advance(SECOND);
+    assert_ready!(waits[1].poll());
+    drop(waits);
+    limiter.pause_for(SECOND);
+    let counted = statistics.snapshot();
+    assert_eq!((counted.granted, counted.permits), (2, 2));
+    assert_eq!((counted.limited, counted.zero_permits, counted.refused()), (1, 1, 2));
+    assert_eq!((counted.dropped, counted.pauses), (1, 1));
+    assert_eq!(counted.waited.buckets().map(|(_, count)| count).sum::<u64>(), 2);
+    assert!((SECOND..2 * SECOND).contains(&counted.waited.quantile(0.5)));
+    assert!((2 * SECOND..4 * SECOND).contains(&counted.waited.quantile(1.0)));
+}
+
+#[test]
+fn who_watches_may_call_the_limiter() {
+    struct Again(RateLimiter<TokenBucket, ManualClock>, Mutex<u64>);
+
+    impl Events for Again {
+        fn granted(&self, _permits: u64, _waited: Duration) {
+            // Whoever holds a lock here would not get past this.
+            *self.1.lock().expect("no panic") = self.0.status().available;
+            self.0.refund(1);
+        }
+
+        fn dropped(&self, _permits: u64, _waited: Duration) {
+            self.0.pause_for(SECOND);
+        }
+    }
+
+    let policy = TokenBucket::new(Rate::per_second(1), 5);
+    let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    let again = Arc::new(Again(limiter.clone(), Mutex::default()));
+    limiter.watch(again.clone());
+    limiter.try_acquire_many(3).expect("full");
+    assert_eq!(*again.1.lock().expect("no panic"), 2);
+    assert_eq!(limiter.status().available, 3);
+    drop(limiter.reserve(4).expect("a place"));
+    assert_eq!(limiter.status().paused_for, SECOND);
+}
+
+#[test]
+fn who_watches_and_panics_harms_nobody_else() {
+    struct Panics;
+
+    impl Events for Panics {
+        fn granted(&self, _permits: u64, _waited: Duration) {
+            panic!("a watcher that panics");
+        }
+
+        fn dropped(&self, _permits: u64, _waited: Duration) {
+            panic!("a watcher that panics");
+        }
+    }
+
+    let (limiter, clock) = without_burst(Rate::per_second(1));
+    limiter.watch(Arc::new(Panics));
+    assert!(catch_unwind(AssertUnwindSafe(|| limiter.try_acquire())).is_err());
+    let mut context = Context::from_waker(Waker::noop());
+    let mut first = Box::pin(limiter.acquire_owned());
+    let mut second = Box::pin(limiter.acquire_owned());
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    assert!(second.as_mut().poll(&mut context).is_pending());
+    clock.advance(SECOND);
+    assert!(catch_unwind(AssertUnwindSafe(|| first.as_mut().poll(&mut context))).is_err());
+    drop(first);
+    // While a thread unwinds, it does not end the process.
+    assert!(
+        catch_unwind(AssertUnwindSafe(|| {
+            let _dropped = second;
+            panic!("of something else");
+        }))
+        .is_err()
+    );
+    assert_eq!(limiter.status().waiting, 0);
+    assert_eq!(limiter.try_acquire_many(0), Err(Refusal::ZeroPermits));
+}
+
+#[test]
+fn a_watched_limiter_takes_no_lock_while_nobody_waits() {
+    // Whoever watches holds on to the queue's lock from another thread: impossible from outside. But a policy can be asked.
+    #[derive(Debug)]
+    struct Stops(Unlimited, Mutex<()>);
+
+    impl Policy for Stops {
+        type State = ();
+        type Charge = ();
+
+        fn start(&self, _now: tidegate::Nanos) {}
+
+        fn try_acquire(&self, state: &(), at: tidegate::Nanos, n: u32) -> Result<(), Refusal> {
+            self.0.try_acquire(state, at, n)
+        }
+
+        fn check(&self, n: u32) -> Result<(), Refusal> {
+            self.0.check(n)
+        }
+
+        fn weight(&self, n: u32) -> u64 {
+            self.0.weight(n)
+        }
+
+        fn ready_at(&self, state: &(), at: tidegate::Nanos, ahead: u64, n: u32) -> tidegate::Nanos {
+            self.0.ready_at(state, at, ahead, n)
+        }
+
+        fn undo(&self, state: &(), at: tidegate::Nanos, charge: (), lowest: u64) -> u64 {
+            self.0.undo(state, at, charge, lowest)
+        }
+
+        /// Called with the lock held.
+        fn refund(&self, _state: &(), _at: tidegate::Nanos, _n: u32) -> u64 {
+            drop(self.1.lock());
+            u64::MAX
+        }
+
+        fn change(
+            &self,
+            state: &(),
+            at: tidegate::Nanos,
+            change: tidegate::Change,
+        ) -> Result<u64, tidegate::PolicyError> {
+            self.0.change(state, at, change)
+        }
+
+        fn rate(&self) -> Rate {
+            self.0.rate()
+        }
+
+        fn status(&self, state: &(), at: tidegate::Nanos) -> tidegate::policy::PolicyStatus {
+            self.0.status(state, at)
+        }
+    }
+
+    let limiter = RateLimiter::with_clock(Stops(Unlimited, Mutex::new(())), ManualClock::new());
+    let statistics = Arc::new(Statistics::new());
+    limiter.watch(statistics.clone());
+    std::thread::scope(|scope| {
+        let stop = limiter.policy().1.lock();
+        let inside = scope.spawn(|| limiter.refund(1));
+        for _ in 0..1000 {
+            // Would never return if it needed the lock that the other thread holds by now, or will soon.
+            assert!(limiter.try_acquire().is_ok());
+            assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
+            std::thread::yield_now();
+        }
+        drop(stop);
+        inside.join().expect("no panic");
+    });
+    assert_eq!(statistics.snapshot().granted, 2000);
+}
