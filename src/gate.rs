@@ -2,7 +2,8 @@
 //!
 //! # How the two halves meet
 //!
-//! `waiting` counts those in line, and those who were granted a moment ago and have not run yet. While it is zero, a request asks
+//! `waiting` counts those in line, those who were granted a moment ago and have not run yet, and the seats of those who wait for
+//! several limiters. While it is zero, a request asks
 //! the policy directly: one load, one clock reading, one compare-and-swap. Otherwise it takes the queue's lock, serves those who
 //! are due, and goes behind the rest.
 //!
@@ -10,6 +11,7 @@
 //! |---|---|---|
 //! | `waiting` is stored, under the lock | Relaxed | see below |
 //! | `waiting` is loaded, without the lock | Relaxed | see below |
+//! | `levels` is stored, under the lock | Release | only for those who take from several limiters: `compose/member.rs` |
 //! | policy state | as in `policy/cell.rs` | |
 //! | everything else | under the lock | |
 //!
@@ -51,6 +53,8 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) clock: C,
     /// How many are in line, or were granted and have not run yet.
     pub(crate) waiting: AtomicUsize,
+    /// How often permits were given back, for those who undo a grant that they made without the lock.
+    pub(crate) levels: AtomicU64,
     /// In nanoseconds.
     catch_up: AtomicU64,
     pub(crate) queue: Mutex<Queue<R, C>>,
@@ -65,6 +69,9 @@ pub(crate) struct Wait<Ask> {
     within: Option<Nanos>,
     /// When it was first polled.
     since: Nanos,
+    /// Whether its grant may be undone in part later, and what to end it with then.
+    keeps: bool,
+    begun: u64,
 }
 
 #[derive(Debug)]
@@ -87,7 +94,7 @@ pub(crate) enum Poller<'a> {
 impl<Ask> Wait<Ask> {
     /// A request that waits for as long as it takes.
     pub(crate) fn new(ask: Ask) -> Wait<Ask> {
-        Wait { ask, place: Place::New, within: None, since: Nanos::ZERO }
+        Wait { ask, place: Place::New, within: None, since: Nanos::ZERO, keeps: false, begun: 0 }
     }
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
@@ -118,7 +125,17 @@ impl<Ask> Wait<Ask> {
 
     /// A request that has joined the queue under this key.
     pub(crate) fn queued(ask: Ask, key: u32, since: Nanos) -> Wait<Ask> {
-        Wait { ask, place: Place::Queued(key), within: None, since }
+        Wait { place: Place::Queued(key), since, ..Wait::new(ask) }
+    }
+
+    /// The same, but its grant can be undone in part later: it has to be [ended](Queue::end) with [`begun`](Wait::begun).
+    pub(crate) fn keeping(self) -> Wait<Ask> {
+        Wait { keeps: true, ..self }
+    }
+
+    /// What to end a grant with that was kept.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun
     }
 }
 
@@ -128,6 +145,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             rule,
             clock,
             waiting: AtomicUsize::new(0),
+            levels: AtomicU64::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
             queue: Mutex::new(Queue::new()),
         }
@@ -148,10 +166,10 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn try_acquire_behind(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
         self.rule.check(ask)?;
         self.with_queue(|queue, now, after| {
-            if queue.len() == 0 {
+            if queue.is_free(&self.rule, now, ask) {
                 return self.rule.take(now, now, ask, after);
             }
-            Err(limited(self.rule.ready_at(now, queue.ahead(), ask), now))
+            Err(limited(queue.due_behind(&self.rule, now, ask), now))
         })
     }
 
@@ -165,7 +183,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         let answer = match wait.place {
             Place::New => {
                 wait.since = self.clock.now();
-                match self.enter_free(&wait.ask, wait.since) {
+                let free = if wait.keeps { None } else { self.enter_free(&wait.ask, wait.since) };
+                match free {
                     Some(answer) => answer.map(|charge| (Duration::ZERO, charge)),
                     None => match self.enter(wait, poller) {
                         Poll::Pending => return Poll::Pending,
@@ -205,10 +224,15 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     ) -> Poll<Result<R::Charge, Refusal>> {
         self.rule.check(&wait.ask)?;
         self.with_queue(|queue, now, after| {
-            if queue.len() == 0 && queue.unseen() == 0 {
+            if queue.unseen() == 0 && queue.is_free(&self.rule, now, &wait.ask) {
                 match self.rule.take(now, now, &wait.ask, after) {
                     Err(refusal) if refusal.is_limited() => {}
-                    answer => return Poll::Ready(answer),
+                    answer => {
+                        if wait.keeps && answer.is_ok() {
+                            wait.begun = queue.begin();
+                        }
+                        return Poll::Ready(answer);
+                    }
                 }
             }
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
@@ -262,7 +286,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     ) -> Result<Nanos, Refusal> {
         let Some(within) = within else { return Ok(Nanos::MAX) };
         let deadline = now.saturating_add(within);
-        let due = self.rule.ready_at(now, queue.ahead(), ask);
+        let due = queue.due_behind(&self.rule, now, ask);
         if due > deadline || due == Nanos::MAX {
             return Err(limited(due, deadline));
         }
@@ -285,19 +309,19 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Looks whether a queued request has its answer, and if not, leaves the waker.
     fn look(
         self: &Arc<Self>,
-        wait: &Wait<R::Ask>,
+        wait: &mut Wait<R::Ask>,
         key: u32,
         poller: Poller<'_>,
     ) -> Poll<Result<R::Charge, Refusal>> {
         // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
         let seen = {
             let mut queue = lock(&self.queue);
-            let seen = queue.see(key);
-            self.waiting.store(queue.len() + queue.unseen(), Ordering::Relaxed);
+            let seen = queue.see(key, wait.keeps.then_some(&mut wait.begun));
+            self.waiting.store(queue.busy(), Ordering::Relaxed);
             seen
         };
         let seen = match seen {
-            Seen::Waiting(_) => self.stay(key, poller),
+            Seen::Waiting(_) => self.stay(wait, key, poller),
             Seen::Granted(_) | Seen::Refused(_) => seen,
         };
         match seen {
@@ -308,9 +332,14 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
-    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Seen<R::Charge, C::Domain> {
+    fn stay(
+        self: &Arc<Self>,
+        wait: &mut Wait<R::Ask>,
+        key: u32,
+        poller: Poller<'_>,
+    ) -> Seen<R::Charge, C::Domain> {
         self.with_queue(|queue, now, after| {
-            let seen = queue.see(key);
+            let seen = queue.see(key, wait.keeps.then_some(&mut wait.begun));
             let Seen::Waiting(kind) = seen else { return seen };
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             queue.set_waker(key, waker, after);
@@ -350,7 +379,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.within) else { return refusal };
         self.with_queue(|queue, now, _| {
-            let due = self.rule.ready_at(now, queue.ahead(), &wait.ask);
+            let due = queue.due_behind(&self.rule, now, &wait.ask);
             limited(due, now.saturating_add(within))
         })
     }
@@ -370,7 +399,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
     pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
         let Place::Queued(key) = wait.place else { return Ok(true) };
-        match self.with_queue(|queue, _, _| queue.see(key)) {
+        match self.with_queue(|queue, _, _| queue.see(key, None)) {
             Seen::Waiting(_) => return Ok(false),
             Seen::Granted(_) => wait.place = Place::Done,
             Seen::Refused(refusal) => {
@@ -416,7 +445,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Runs `work` with the queue, after those who are due were served.
-    fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
+    pub(crate) fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
         let mut after = After::new();
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
@@ -436,8 +465,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, after);
-            let waiting = queue.len() + queue.unseen();
-            self.waiting.store(waiting, Ordering::Relaxed);
+            self.tell_others(&queue);
             let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);
             let ran = catch_unwind(AssertUnwindSafe(|| job.run()));
@@ -448,6 +476,15 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             now = self.clock.now();
             queue.tell(now);
         }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Gate<R, C> {
+    /// Tells those who come without the lock whether they have to take it.
+    pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
+        self.waiting.store(queue.busy(), Ordering::Relaxed);
+        // Whoever reads it finds in the policy's state what was given back before: see `compose/member.rs`.
+        self.levels.store(queue.levels(), Ordering::Release);
     }
 }
 

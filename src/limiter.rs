@@ -299,7 +299,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         loop {
             // One permit is never refused for good; a policy that does so breaks its contract, and has none to give.
             match blocking::acquire(&self.gate, Wait::new(1)) {
-                Ok(waited) => return waited,
+                Ok((waited, ..)) => return waited,
                 Err(_) => std::thread::park(),
             }
         }
@@ -311,7 +311,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn blocking_acquire_many(&self, n: u32) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, n, None))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, n, None)).map(|(waited, ..)| waited)
     }
 
     /// Blocks the calling thread until it has one permit if that takes no longer than `within`; else refuses at once.
@@ -320,7 +320,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
     pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, 1, Some(within)))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, 1, Some(within))).map(|(waited, ..)| waited)
     }
 
     /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at once.
@@ -329,7 +329,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
     pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within)))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within))).map(|(waited, ..)| waited)
     }
 
     /// Takes a place in the queue for `n` permits, now, and tells when they are due.

@@ -8,6 +8,8 @@ pub(crate) use loom::sync::{
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::thread::{Thread, current as current_thread};
 #[cfg(all(test, tidegate_loom))]
+pub(crate) use loom::thread_local;
+#[cfg(all(test, tidegate_loom))]
 pub(crate) use twin::AtomicU128;
 
 #[cfg(not(all(test, tidegate_loom)))]
@@ -17,6 +19,8 @@ pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
+#[cfg(not(all(test, tidegate_loom)))]
+pub(crate) use std::thread_local;
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread::{Thread, current as current_thread};
 

@@ -32,6 +32,11 @@ impl Lows {
         Lows { marks: BTreeMap::new(), next: 0, recent: 0 }
     }
 
+    /// How many levels were noted.
+    pub(crate) fn levels(&self) -> u64 {
+        self.next
+    }
+
     /// A grant is made. Returns what to ask with.
     pub(crate) fn begin(&mut self) -> u64 {
         self.recent += 1;

@@ -5,6 +5,8 @@ pub(crate) mod blocking;
 mod lows;
 pub(crate) mod queue;
 mod reservation;
+pub(crate) mod ring;
+pub(crate) mod seats;
 
 pub use reservation::Reservation;
 

@@ -17,6 +17,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ use crate::nanos::Nanos;
 use crate::rule::Rule;
 use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
 use crate::wait::lows::Lows;
+use crate::wait::ring::{Ring, ring_all};
+use crate::wait::seats::{END, Seats};
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
@@ -54,12 +57,16 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     lows: Lows,
     /// All in line, summed.
     ahead: R::Ahead,
+    /// Places held for those who wait for other limiters as well.
+    pub(crate) seats: Seats<R, C>,
     pub(crate) alarms: Alarms<C>,
 }
 
 #[derive(Debug)]
 struct Entry<Ask, Charge, Domain> {
     ask: Ask,
+    /// Its place among entries and seats: the later it joined, the higher.
+    place: u64,
     previous: u32,
     next: u32,
     kind: Kind<Domain>,
@@ -112,13 +119,24 @@ pub(crate) struct After<C: Timer> {
     pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
+    /// Gates that have to look at their queues.
+    pub(crate) rings: Vec<Arc<dyn Ring>>,
+    /// What calls foreign code when it is dropped.
+    pub(crate) drops: Vec<Box<dyn Any + Send>>,
     /// The first panic of foreign code, which goes on when everything is done.
     pub(crate) panic: Option<Box<dyn Any + Send>>,
 }
 
 impl<C: Timer> After<C> {
     pub(crate) fn new() -> Self {
-        After { wake: Vec::new(), discard: Vec::new(), sleeps: Vec::new(), panic: None }
+        After {
+            wake: Vec::new(),
+            discard: Vec::new(),
+            sleeps: Vec::new(),
+            rings: Vec::new(),
+            drops: Vec::new(),
+            panic: None,
+        }
     }
 }
 
@@ -130,6 +148,13 @@ impl<C: Timer> Drop for After<C> {
                 self.panic.get_or_insert(panic);
             }
         }
+        for item in self.drops.drain(..) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(item))) {
+                self.panic.get_or_insert(panic);
+            }
+        }
+        let panic = ring_all(std::mem::take(&mut self.rings));
+        self.panic = self.panic.take().or(panic);
         if let Some(panic) = self.panic.take()
             && !std::thread::panicking()
         {
@@ -158,6 +183,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             began: Nanos::ZERO,
             lows: Lows::new(),
             ahead: R::Ahead::default(),
+            seats: Seats::new(),
             alarms: Alarms::new(),
         }
     }
@@ -187,9 +213,24 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.unseen[0] + self.unseen[1]
     }
 
-    /// All in line, summed.
+    /// How many reasons there are to come here instead of asking the policy directly.
+    pub(crate) fn busy(&self) -> usize {
+        self.len + self.unseen() + self.seats.len()
+    }
+
+    /// All in line, summed; without seats.
     pub(crate) fn ahead(&self) -> &R::Ahead {
         &self.ahead
+    }
+
+    /// When a newcomer is due, behind all in line.
+    pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask) -> Nanos {
+        self.seats.due(rule, now, END, 0, &self.ahead, ask)
+    }
+
+    /// Whether a newcomer may ask the policy: nobody is in line, and no seat loses its time by it.
+    pub(crate) fn is_free(&self, rule: &R, now: Nanos, ask: &R::Ask) -> bool {
+        self.len == 0 && (self.seats.len() == 0 || self.due_behind(rule, now, ask) <= now)
     }
 
     /// Joins the line at the end.
@@ -203,9 +244,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         waker: Option<Waker>,
     ) -> u32 {
         rule.add(&mut self.ahead, &ask);
-        let state = State::Waiting(waker);
-        let key =
-            self.entries.insert(Entry { ask, previous: self.tail, next: NONE, kind, since, deadline, state });
+        let (place, state) = (self.seats.place(), State::Waiting(waker));
+        let entry = Entry { ask, place, previous: self.tail, next: NONE, kind, since, deadline, state };
+        let key = self.entries.insert(entry);
         // Four billion waiters at 64 bytes would not fit in memory.
         let key = u32::try_from(key).unwrap_or(NONE);
         match self.entries.get_mut(self.tail as usize) {
@@ -222,8 +263,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Takes an entry out of the line; it stays in memory.
     fn unlink(&mut self, rule: &R, key: u32, after: &mut After<C>) {
-        let Entry { ref ask, previous, next, kind, .. } = self.entries[key as usize];
+        let Entry { ref ask, place, previous, next, kind, .. } = self.entries[key as usize];
         rule.subtract(&mut self.ahead, ask);
+        self.seats.left(rule, place, ask);
         match self.entries.get_mut(previous as usize) {
             Some(entry) => entry.next = next,
             None => self.head = next,
@@ -265,13 +307,23 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
-    /// when the first of the others is due.
+    /// when the first of the others is due. Tells those about it who wait for several limiters.
     pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+        let due = self.serve_line(from, now, after);
+        if self.seats.len() > 0 {
+            self.seats.ring(from.rule, now, after);
+        }
+        let first = self.entries.get(self.head as usize).zip(due);
+        from.rule.wait_first(now, first.map(|(first, due)| (&first.ask, due)), after);
+        due
+    }
+
+    fn serve_line(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
         while let Some(first) = self.entries.get(self.head as usize) {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
-            let &Entry { kind, since, deadline, .. } = first;
-            let due = from.rule.ready_at(now, &none, &ask);
+            let &Entry { place, kind, since, deadline, .. } = first;
+            let due = self.seats.due(from.rule, now, place, 0, &none, &ask);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
@@ -308,19 +360,42 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
                     }
                 }
+                // Nobody knows when it will be there. Whoever brings it rings; until then only deadlines pass.
+                Err(refusal @ Refusal::InUse { .. }) => {
+                    let next = self.expire(from.rule, now, refusal, after);
+                    if self.entries.contains(self.head as usize) && self.head == key {
+                        return Some(next);
+                    }
+                }
                 Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), after),
             }
         }
         None
     }
 
+    /// Refuses those whose deadline has passed. Returns the next deadline.
+    fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
+        let (mut key, mut first) = (self.head, Nanos::MAX);
+        while let Some(&Entry { next, deadline, .. }) = self.entries.get(key as usize) {
+            if deadline <= now {
+                self.settle(rule, key, State::Refused(refusal), after);
+            } else {
+                first = first.min(deadline);
+            }
+            key = next;
+        }
+        first
+    }
+
     /// After a change: weighs anew, and refuses at once those who will not be served by their deadline, or not at all.
     pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
         // Counted anew: the sum so far is at the old rate.
         let mut ahead = R::Ahead::default();
-        let mut key = self.head;
+        let (mut key, mut counted) = (self.head, 0);
         while let Some(entry) = self.entries.get(key as usize) {
             let (ask, next, deadline) = (entry.ask.clone(), entry.next, entry.deadline);
+            self.seats.reweigh(counted, entry.place, &ahead);
+            counted = entry.place;
             if let Err(never) = from.rule.check(&ask) {
                 // More than can be had at once now: it would keep all others waiting for ever.
                 self.settle(from.rule, key, State::Refused(never), after);
@@ -336,6 +411,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             }
             key = next;
         }
+        self.seats.reweigh(counted, END, &ahead);
         self.ahead = ahead;
     }
 
@@ -396,7 +472,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.
-    pub(crate) fn see(&mut self, key: u32) -> Seen<R::Charge, C::Domain> {
+    ///
+    /// With `keep` its grant can still be undone, until [`end`](Queue::end); then it is told what to end it with.
+    pub(crate) fn see(&mut self, key: u32, keep: Option<&mut u64>) -> Seen<R::Charge, C::Domain> {
         let Entry { kind, ref state, .. } = self.entries[key as usize];
         if let State::Waiting(_) = state {
             return Seen::Waiting(kind);
@@ -404,22 +482,35 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         match self.entries.remove(key as usize).state {
             State::Waiting(_) => Seen::Waiting(kind),
             State::Granted(grant) => {
-                self.end_grant(kind, &grant);
+                self.was_seen(kind, &grant);
+                match keep {
+                    Some(begun) => *begun = grant.begun,
+                    None => drop(self.lows.end(grant.begun)),
+                }
                 Seen::Granted(grant.charge)
             }
             State::Refused(refusal) => Seen::Refused(refusal),
         }
     }
 
-    /// A grant was seen, or given up. Returns the lowest level since.
-    fn end_grant(&mut self, kind: Kind<C::Domain>, grant: &Grant<R::Charge>) -> u64 {
+    /// A grant was seen, or given up.
+    fn was_seen(&mut self, kind: Kind<C::Domain>, grant: &Grant<R::Charge>) {
         match self.round.wrapping_sub(grant.round) {
             _ if matches!(kind, Kind::Nobody) => {}
             0 => self.unseen[1] -= 1,
             1 => self.unseen[0] -= 1,
             _ => {}
         }
-        self.lows.end(grant.begun)
+    }
+
+    /// A grant was made outside of the line, and can be undone until [`end`](Queue::end).
+    pub(crate) fn begin(&mut self) -> u64 {
+        self.lows.begin()
+    }
+
+    /// Such a grant is final, or about to be undone. Returns the lowest level since it was made.
+    pub(crate) fn end(&mut self, begun: u64) -> u64 {
+        self.lows.end(begun)
     }
 
     /// Leaves a waker with an entry in line.
@@ -453,6 +544,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.latest
     }
 
+    /// How often permits were given back.
+    pub(crate) fn levels(&self) -> u64 {
+        self.lows.levels()
+    }
+
     /// Something gave permits back, and left the state at this level.
     pub(crate) fn note(&mut self, level: u64) {
         self.lows.note(level);
@@ -467,7 +563,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         match state {
             State::Waiting(waker) => after.discard.extend(waker),
             State::Granted(grant) => {
-                let lowest = self.end_grant(kind, &grant);
+                self.was_seen(kind, &grant);
+                let lowest = self.lows.end(grant.begun);
                 // At the latest time: what overflowed by then is lost, also if the clock went back.
                 let level = from.rule.undo(self.latest, grant.charge, lowest, after);
                 self.lows.note(level);
@@ -491,7 +588,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             from.rule.add(&mut ahead, &entry.ask);
             at = entry.next;
         }
-        let due = from.rule.ready_at(now, &ahead, &self.entries[key as usize].ask);
-        due.saturating_since(now).as_duration()
+        let Entry { place, ask, .. } = &self.entries[key as usize];
+        self.seats.due(from.rule, now, *place, 0, &ahead, ask).saturating_since(now).as_duration()
     }
 }

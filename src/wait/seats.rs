@@ -1,0 +1,180 @@
+//! Seats: places in a limiter's line that are held for those who wait for several limiters at once.
+//!
+//! Who waits for all of several limiters ([`AllOf`](crate::AllOf)) cannot stand in a line as others do: when its turn comes here, another
+//! limiter may not be ready for an hour, and the line would stand still. If it went to the end each time, it would wait for ever where
+//! the permits of two busy limiters never coincide by chance. So it has a *seat*: a place with a time `at`, at which it
+//! expects to have permits everywhere.
+//!
+//! # The rule
+//!
+//! Those behind a seat may go first if the seat can still be served at its time. Jobs are filled in so on large computers, where it is called
+//! backfilling. A limiter that is due long before the other goes on serving everybody, and stops in time to have the permits ready.
+//!
+//! | time | the seat | those behind |
+//! |---|---|---|
+//! | before `at` | keeps its place | pass while it loses nothing by that |
+//! | `at` has come | is rung: its gate takes from all members, or finds a later time | pass only if there is enough for both |
+//! | its gate took | is removed | go on |
+//!
+//! # When a time moves
+//!
+//! If permits come earlier here, the seat that waits for this limiter and for nothing else, and stands first of those, is rung: its gate
+//! finds its time anew. The next one is rung when that one has left or waits for another limiter. So each event rings one seat, not
+//! all of them.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+
+use crate::clock::Timer;
+use crate::nanos::Nanos;
+use crate::rule::Rule;
+use crate::wait::queue::After;
+use crate::wait::ring::Ring;
+
+/// Two times that were converted from one clock to another may differ by what passes between two readings.
+const UNSURE: Nanos = Nanos::new(100_000);
+
+/// The place behind everybody.
+pub(crate) const END: u64 = u64::MAX;
+
+/// The seats in one line.
+pub(crate) struct Seats<R: Rule<C>, C: Timer> {
+    /// By their place in the line.
+    list: BTreeMap<u64, Seat<R::Ask, R::Ahead>>,
+    /// The next place, of a seat or of an entry of the queue.
+    next: u64,
+}
+
+struct Seat<Ask, Ahead> {
+    ask: Ask,
+    /// All in line before it, summed; without seats.
+    ahead: Ahead,
+    /// When it expects to have permits of all limiters.
+    at: Nanos,
+    /// When it was due here, when it was told last.
+    due: Nanos,
+    /// Whether it was rung since its time has come.
+    rung: bool,
+    gate: Weak<dyn Ring>,
+}
+
+impl<R: Rule<C>, C: Timer> Seats<R, C> {
+    pub(crate) fn new() -> Self {
+        // Zero is no place.
+        Seats { list: BTreeMap::new(), next: 1 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// A place behind all others.
+    pub(crate) fn place(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// An entry of the queue has left the line.
+    pub(crate) fn left(&mut self, rule: &R, place: u64, ask: &R::Ask) {
+        for seat in self.list.range_mut(place..).map(|(_, seat)| seat) {
+            rule.subtract(&mut seat.ahead, ask);
+        }
+    }
+
+    /// Counted anew: those in the seats between two entries of the line have this much ahead.
+    pub(crate) fn reweigh(&mut self, from: u64, to: u64, ahead: &R::Ahead) {
+        for seat in self.list.range_mut(from..to).map(|(_, seat)| seat) {
+            seat.ahead = ahead.clone();
+        }
+    }
+
+    /// When a request at this place is due, if nothing comes before `at`, all in line before it are `ahead`, and no seat before it
+    /// is held up. Leaves out the seat `own`.
+    pub(crate) fn due(
+        &self,
+        rule: &R,
+        at: Nanos,
+        place: u64,
+        own: u64,
+        ahead: &R::Ahead,
+        ask: &R::Ask,
+    ) -> Nanos {
+        if self.list.is_empty() {
+            return rule.ready_at(at, ahead, ask);
+        }
+        // Those who go first, those seats among them, and all that were looked at.
+        let (mut first, mut held, mut all) = (ahead.clone(), R::Ahead::default(), ahead.clone());
+        rule.add(&mut all, ask);
+        let mut until = at;
+        for (_, seat) in self.list.range(..place).filter(|(place, _)| **place != own) {
+            if rule.ready_at(at, &all, &seat.ask) > seat.at {
+                rule.add(&mut first, &seat.ask);
+                rule.add(&mut held, &seat.ask);
+                until = until.max(seat.at);
+            }
+            rule.add(&mut all, &seat.ask);
+        }
+        let due = rule.ready_at(at, &first, ask);
+        if until == at { due } else { due.max(rule.ready_at(until, &held, ask)).max(until) }
+    }
+
+    /// When a seat is due here, not before `at`.
+    pub(crate) fn due_at(&self, rule: &R, at: Nanos, place: u64) -> Option<Nanos> {
+        let seat = self.list.get(&place)?;
+        Some(self.due(rule, at, place, place, &seat.ahead, &seat.ask))
+    }
+
+    /// Takes a seat at the end of a line in which all are `ahead`. Returns its place.
+    pub(crate) fn sit(&mut self, ask: R::Ask, ahead: R::Ahead, gate: Weak<dyn Ring>) -> u64 {
+        let place = self.place();
+        let seat = Seat { ask, ahead, at: Nanos::MAX, due: Nanos::MAX, rung: false, gate };
+        self.list.insert(place, seat);
+        place
+    }
+
+    /// Tells a seat what it is held for and until when. Returns whether that is news for those behind.
+    pub(crate) fn tell(&mut self, rule: &R, now: Nanos, place: u64, ask: &R::Ask, at: Nanos) -> bool {
+        let Some(seat) = self.list.get_mut(&place) else { return false };
+        let moved = at != seat.at || *ask != seat.ask;
+        if moved {
+            seat.ask = ask.clone();
+            seat.at = at;
+            seat.rung = false;
+        }
+        if let Some(due) = self.due_at(rule, now, place)
+            && let Some(seat) = self.list.get_mut(&place)
+        {
+            seat.due = due;
+        }
+        moved
+    }
+
+    /// Gives up a seat. Returns whether it was there.
+    pub(crate) fn rise(&mut self, place: u64) -> bool {
+        self.list.remove(&place).is_some()
+    }
+
+    /// Rings those whose time has come, and the first of those that wait for this limiter alone if it is due earlier.
+    pub(crate) fn ring(&mut self, rule: &R, now: Nanos, after: &mut After<C>) {
+        let mut first = None;
+        for (place, seat) in &mut self.list {
+            if seat.at <= now && !seat.rung {
+                seat.rung = true;
+                after.rings.extend(seat.gate.upgrade());
+            }
+            if first.is_none() && seat.at <= seat.due.saturating_add(UNSURE) {
+                first = Some(*place);
+            }
+        }
+        let Some(place) = first else { return };
+        let due = self.due_at(rule, now, place);
+        if let Some(seat) = self.list.get_mut(&place)
+            && let Some(due) = due
+            && due < seat.due
+            && seat.at > now
+        {
+            seat.due = due;
+            after.rings.extend(seat.gate.upgrade());
+        }
+    }
+}
