@@ -244,7 +244,12 @@ impl CountingLimit {
         self.shared.settle();
     }
 
-    fn check(&self, n: u32) -> Result<(), Refusal> {
+    /// Where it is in memory: the same for all clones.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
+    }
+
+    pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
         let limit = self.limit();
         match n {
             0 => Err(Refusal::ZeroPermits),

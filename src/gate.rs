@@ -39,7 +39,7 @@ use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
 use crate::limiter::Status;
 use crate::nanos::Nanos;
-use crate::policy::{Change, Policy, limited};
+use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::wait::queue::{After, Kind, Queue, Seen, Source};
@@ -480,6 +480,16 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 }
 
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
+    /// The status of a policy behind this queue.
+    pub(crate) fn status_of(&self, status: impl FnOnce(Nanos) -> PolicyStatus) -> Status {
+        let waiting = self.waiting();
+        let now = self.clock.now();
+        let status = status(now);
+        let full_in = status.full_at.saturating_since(now).as_duration();
+        let available = if waiting == 0 { status.available } else { 0 };
+        Status { limit: status.limit, available, full_in, waiting }
+    }
+
     /// Tells those who come without the lock whether they have to take it.
     pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
         self.waiting.store(queue.busy(), Ordering::Relaxed);
@@ -506,11 +516,6 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
     }
 
     pub(crate) fn status(&self) -> Status {
-        let waiting = self.waiting();
-        let now = self.clock.now();
-        let status = self.rule.policy.status(&self.rule.state, now);
-        let full_in = status.full_at.saturating_since(now).as_duration();
-        let available = if waiting == 0 { status.available } else { 0 };
-        Status { limit: status.limit, available, full_in, waiting }
+        self.status_of(|now| self.rule.policy.status(&self.rule.state, now))
     }
 }

@@ -132,6 +132,7 @@
 pub mod algorithms {}
 
 pub mod clock;
+pub mod compose;
 mod counting;
 mod error;
 mod gate;
@@ -148,6 +149,7 @@ pub mod wait;
 mod loom_tests;
 
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
+pub use compose::{AllOf, AllPermits, AllRefusal};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, RateError, Refusal};
 pub use limiter::{RateLimiter, Status};

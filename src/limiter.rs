@@ -115,6 +115,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         RateLimiter { gate: Arc::new(Gate::new(Single::new(policy, &clock), clock, CATCH_UP)) }
     }
 
+    pub(crate) fn gate(&self) -> &Arc<Gate<Single<P>, C>> {
+        &self.gate
+    }
+
     /// Waits for one permit. Returns the time waited, zero if it was there.
     ///
     /// Never returns an error: one permit can be had some day. That day may be far off, or beyond the clock's 34 years if earlier

@@ -118,10 +118,10 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         if until == at { due } else { due.max(rule.ready_at(until, &held, ask)).max(until) }
     }
 
-    /// When a seat is due here, not before `at`.
-    pub(crate) fn due_at(&self, rule: &R, at: Nanos, place: u64) -> Option<Nanos> {
+    /// When a request in the seat at this place is due, not before `at`; `None` if there is no such seat.
+    pub(crate) fn due_in_seat(&self, rule: &R, at: Nanos, place: u64, ask: &R::Ask) -> Option<Nanos> {
         let seat = self.list.get(&place)?;
-        Some(self.due(rule, at, place, place, &seat.ahead, &seat.ask))
+        Some(self.due(rule, at, place, place, &seat.ahead, ask))
     }
 
     /// Takes a seat at the end of a line in which all are `ahead`. Returns its place.
@@ -141,7 +141,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             seat.at = at;
             seat.rung = false;
         }
-        if let Some(due) = self.due_at(rule, now, place)
+        if let Some(due) = self.due_in_seat(rule, now, place, ask)
             && let Some(seat) = self.list.get_mut(&place)
         {
             seat.due = due;
@@ -166,10 +166,9 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
                 first = Some(*place);
             }
         }
-        let Some(place) = first else { return };
-        let due = self.due_at(rule, now, place);
+        let Some((place, seat)) = first.and_then(|place| self.list.get_key_value(&place)) else { return };
+        let (place, due) = (*place, self.due(rule, now, *place, *place, &seat.ahead, &seat.ask));
         if let Some(seat) = self.list.get_mut(&place)
-            && let Some(due) = due
             && due < seat.due
             && seat.at > now
         {
