@@ -20,7 +20,7 @@ use crate::wait::queue::After;
 use crate::wait::ring::{Ring, ring_all};
 
 /// How often a time is judged again by what the members say about it. One round is enough unless others wait in seats, too.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 4;
 
 /// All of several limiters.
 pub(crate) struct All<C: Timer> {

@@ -223,11 +223,11 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let gate = &self.0;
         let (queue, now) = gate.reach();
         let at = time(now, at.max(0));
-        let due = match queue.seats.due_in_seat(&gate.rule, at, seat, &n) {
+        let due = match queue.seats.due_in_seat(&gate.rule, (now, at), seat, &n) {
             Some(due) => due,
             None => {
                 let ahead = queue.ahead().saturating_add(ahead);
-                queue.seats.due(&gate.rule, at, END, own, &ahead, &n)
+                queue.seats.due(&gate.rule, (now, at), (END, own), &ahead, &n)
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
@@ -266,7 +266,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let gate = &self.0;
         let (mut queue, now) = gate.reach();
         queue.serve(&gate.source(), now, after);
-        let due = match queue.seats.due_in_seat(&gate.rule, now, seat, &n) {
+        let due = match queue.seats.due_in_seat(&gate.rule, (now, now), seat, &n) {
             Some(due) => due,
             None if queue.len() == 0 => queue.due_behind(&gate.rule, now, &n),
             None => Nanos::MAX,

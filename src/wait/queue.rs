@@ -225,7 +225,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// When a newcomer is due, behind all in line.
     pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask) -> Nanos {
-        self.seats.due(rule, now, END, 0, &self.ahead, ask)
+        self.seats.due(rule, (now, now), (END, 0), &self.ahead, ask)
     }
 
     /// Whether a newcomer may ask the policy: nobody is in line, and no seat loses its time by it.
@@ -323,7 +323,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { place, kind, since, deadline, .. } = first;
-            let due = self.seats.due(from.rule, now, place, 0, &none, &ask);
+            let due = self.seats.due(from.rule, (now, now), (place, 0), &none, &ask);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
@@ -589,6 +589,6 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             at = entry.next;
         }
         let Entry { place, ask, .. } = &self.entries[key as usize];
-        self.seats.due(from.rule, now, *place, 0, &ahead, ask).saturating_since(now).as_duration()
+        self.seats.due(from.rule, (now, now), (*place, 0), &ahead, ask).saturating_since(now).as_duration()
     }
 }

@@ -88,40 +88,61 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// When a request at this place is due, if nothing comes before `at`, all in line before it are `ahead`, and no seat before it
-    /// is held up. Leaves out the seat `own`.
+    /// When a request at this place is due, not before `at`, if all in line before it are `ahead` and no seat before it is held up.
+    /// Leaves out the seat `own`.
     pub(crate) fn due(
         &self,
         rule: &R,
-        at: Nanos,
-        place: u64,
-        own: u64,
+        (now, at): (Nanos, Nanos),
+        (place, own): (u64, u64),
         ahead: &R::Ahead,
         ask: &R::Ask,
     ) -> Nanos {
+        let due = rule.ready_at(now, ahead, ask);
         if self.list.is_empty() {
-            return rule.ready_at(at, ahead, ask);
+            return due;
         }
-        // Those who go first, those seats among them, and all that were looked at.
-        let (mut first, mut held, mut all) = (ahead.clone(), R::Ahead::default(), ahead.clone());
+        let before = self.list.range(..place).filter(|(place, _)| **place != own);
+        let mut seats: Vec<_> = before.map(|(_, seat)| seat).collect();
+        seats.sort_by_key(|seat| seat.at);
+        // A policy tells what it is like if requests go first as soon as they can, or at a given time all at once. The truth is
+        // in between, so the later of the two counts.
+        let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
+        rule.add(&mut one, ask);
+        // Those that go first; those of them that have the latest time; and everybody, with this request before them.
+        let (mut first, mut last, mut last_at) = (ahead.clone(), R::Ahead::default(), Nanos::ZERO);
+        let mut all = ahead.clone();
         rule.add(&mut all, ask);
-        let mut until = at;
-        for (_, seat) in self.list.range(..place).filter(|(place, _)| **place != own) {
-            if rule.ready_at(at, &all, &seat.ask) > seat.at {
+        for seat in seats {
+            let held_up = || {
+                let due = rule.ready_at(now, &all, &seat.ask).max(rule.ready_at(due.max(now), &one, &seat.ask));
+                due > seat.at
+            };
+            if seat.at <= due.max(now) || held_up() {
+                let seat_at = seat.at.max(now);
+                if seat_at > last_at {
+                    (last, last_at) = (R::Ahead::default(), seat_at);
+                }
                 rule.add(&mut first, &seat.ask);
-                rule.add(&mut held, &seat.ask);
-                until = until.max(seat.at);
+                rule.add(&mut last, &seat.ask);
+                let behind = rule.ready_at(now, &first, ask).max(rule.ready_at(seat_at, &last, ask));
+                due = due.max(behind).max(seat.at);
             }
             rule.add(&mut all, &seat.ask);
         }
-        let due = rule.ready_at(at, &first, ask);
-        if until == at { due } else { due.max(rule.ready_at(until, &held, ask)).max(until) }
+        due
     }
 
     /// When a request in the seat at this place is due, not before `at`; `None` if there is no such seat.
-    pub(crate) fn due_in_seat(&self, rule: &R, at: Nanos, place: u64, ask: &R::Ask) -> Option<Nanos> {
+    pub(crate) fn due_in_seat(
+        &self,
+        rule: &R,
+        (now, at): (Nanos, Nanos),
+        place: u64,
+        ask: &R::Ask,
+    ) -> Option<Nanos> {
         let seat = self.list.get(&place)?;
-        Some(self.due(rule, at, place, place, &seat.ahead, ask))
+        Some(self.due(rule, (now, at), (place, place), &seat.ahead, ask))
     }
 
     /// Takes a seat at the end of a line in which all are `ahead`. Returns its place.
@@ -141,7 +162,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             seat.at = at;
             seat.rung = false;
         }
-        if let Some(due) = self.due_in_seat(rule, now, place, ask)
+        if let Some(due) = self.due_in_seat(rule, (now, now), place, ask)
             && let Some(seat) = self.list.get_mut(&place)
         {
             seat.due = due;
@@ -167,7 +188,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             }
         }
         let Some((place, seat)) = first.and_then(|place| self.list.get_key_value(&place)) else { return };
-        let (place, due) = (*place, self.due(rule, now, *place, *place, &seat.ahead, &seat.ask));
+        let (place, due) = (*place, self.due(rule, (now, now), (*place, *place), &seat.ahead, &seat.ask));
         if let Some(seat) = self.list.get_mut(&place)
             && due < seat.due
             && seat.at > now
