@@ -3,6 +3,7 @@
 mod cell;
 mod gate;
 mod published;
+mod retire;
 mod sliding_log;
 mod sliding_window;
 mod support;

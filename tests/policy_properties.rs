@@ -55,6 +55,8 @@ enum Call {
         timeout: f64,
     },
     SetRate(f64),
+    /// Charges so many permits whether they are there or not.
+    Debit(u32),
 }
 
 fn some_permits() -> impl Strategy<Value = u32> {
@@ -79,6 +81,7 @@ fn some_calls() -> impl Strategy<Value = Vec<Call>> {
         4 => (some_permits(), any::<bool>()).prop_map(|(n, clock_waits)| Call::Acquire { n, clock_waits }),
         3 => (some_permits(), 0.0..3.0f64).prop_map(|(n, timeout)| Call::Try { n, timeout }),
         1 => some_rate().prop_map(Call::SetRate),
+        1 => some_permits().prop_map(Call::Debit),
     ];
     vec(call, 1..60)
 }
@@ -110,6 +113,12 @@ fn agree<P: Policy>(policy: &P, kind: Kind, mut rate: f64, calls: &[Call]) -> Re
                 rate = new;
                 policy.set_rate(&state, now, Rate::from_per_second(rate)?);
                 model.set_rate(ticks(now), rate);
+                continue;
+            }
+            Call::Debit(n) => {
+                // In Guava every request is charged at once, and waits afterwards.
+                allowance.acquire(&mut model, ticks(now), n);
+                policy.debit(&state, now, n);
                 continue;
             }
             Call::Acquire { n, .. } => (n, Nanos::MAX),
@@ -542,6 +551,86 @@ proptest! {
     }
 }
 
+// Settling
+
+/// Two limiters with the same history, but one of them takes too much and gives back what was not used. Nobody can tell them apart
+/// then or later.
+fn settles_without_a_trace<P: Policy>(policy: &P, history: &[(u64, u32, u32)]) -> Result<(), TestCaseError> {
+    let mut now = secs(1.0);
+    let (plain, other) = (policy.start(now), policy.start(now));
+    for (pass, used, more) in history {
+        now = now.saturating_add(Nanos::new(*pass));
+        let n = used.saturating_add(*more);
+        let Ok(charge) = policy.try_acquire(&other, now, n) else {
+            prop_assert!(policy.try_acquire(&plain, now, *used).is_err());
+            continue;
+        };
+        policy.try_acquire(&plain, now, *used)?;
+        let unused = policy.unused(charge, n, *used);
+        prop_assert_eq!(unused.is_some(), n > *used);
+        if let Some(unused) = unused {
+            policy.undo(&other, now, unused, u64::MAX);
+        }
+        for later in [0, 1, SECOND / 3, 1000 * SECOND] {
+            let later = now.saturating_add(Nanos::new(later));
+            prop_assert_eq!(answers(policy, &plain, later), answers(policy, &other, later));
+        }
+    }
+    Ok(())
+}
+
+fn some_settled_history() -> impl Strategy<Value = Vec<(u64, u32, u32)>> {
+    let pass = prop_oneof![2 => Just(0), 2 => 0u64..100, 2 => 0..SECOND, 1 => 0..100 * SECOND];
+    vec((pass, 1u32..100, 0u32..100), 1..40)
+}
+
+proptest! {
+    #[test]
+    fn bursty_settles_without_a_trace(
+        (permits, period) in some_quotient(), burst in some_burst(), history in some_settled_history(),
+    ) {
+        let rate = Rate::new(permits, Duration::from_nanos(period))?;
+        settles_without_a_trace(&SmoothBursty::new(rate).max_burst(Duration::from_nanos(burst)), &history)?;
+    }
+
+    #[test]
+    fn warming_up_settles_without_a_trace(
+        (permits, period) in some_quotient(), warm_up in 0..100 * SECOND, factor in 1.0..20.0f64, history in some_settled_history(),
+    ) {
+        let rate = Rate::new(permits, Duration::from_nanos(period))?;
+        settles_without_a_trace(&SmoothWarmingUp::try_new(rate, Duration::from_nanos(warm_up), factor)?, &history)?;
+    }
+
+    /// At another rate it is a share, and never more than was paid.
+    #[test]
+    fn what_is_unused_is_never_more_than_was_paid(
+        (permits, period) in some_quotient(), other in some_rate(), n in 2u32..1000, used in 1u32..1000, warm_up in 0..SECOND,
+    ) {
+        let used = used.min(n - 1);
+        let rate = Rate::new(permits, Duration::from_nanos(period))?;
+        let bursty = SmoothBursty::new(rate);
+        let state = bursty.start(secs(1.0));
+        let charge = bursty.try_acquire(&state, secs(1.0), n)?;
+        let paid = u128::from(due(&bursty, &state, secs(1.0)).saturating_since(secs(1.0)).as_u64());
+        bursty.set_rate(&state, secs(1.0), Rate::from_per_second(other)?);
+        let Some(unused) = bursty.unused(charge, n, used) else { return Err(TestCaseError::fail("a part")) };
+        bursty.undo(&state, secs(1.0), unused, u64::MAX);
+        let left = u128::from(due(&bursty, &state, secs(1.0)).saturating_since(secs(1.0)).as_u64());
+        // As long as it took at the old rate, within a tick of each.
+        prop_assert!((left + 1) * u128::from(n) >= (paid - 1).min(paid) * u128::from(used), "{left} of {paid}");
+
+        let warming = SmoothWarmingUp::new(rate, Duration::from_nanos(warm_up));
+        let state = warming.start(secs(1.0));
+        let charge = warming.try_acquire(&state, secs(1.0), n)?;
+        let paid = due(&warming, &state, secs(1.0));
+        warming.set_rate(&state, secs(1.0), Rate::from_per_second(other)?);
+        if let Some(unused) = warming.unused(charge, n, used) {
+            warming.undo(&state, secs(1.0), unused, u64::MAX);
+        }
+        prop_assert!(due(&warming, &state, secs(1.0)) <= paid);
+    }
+}
+
 #[test]
 fn a_late_undo_leaves_the_coldness_of_having_idled() -> Result<(), Box<dyn Error>> {
     let policy = SmoothWarmingUp::new(Rate::per_second(2), Duration::from_secs(4)).cool_at_once();
@@ -636,6 +725,15 @@ fn survives<P: Policy>(policy: &P, rates: &[Rate]) -> Result<(), Box<dyn Error>>
                 policy.ready_at(&state, at, u64::MAX, n);
                 policy.status(&state, at);
                 policy.refund(&state, at, n);
+                let other = policy.start(start);
+                policy.debit(&other, at, n);
+                policy.debit(&other, start, u32::MAX);
+                policy.status(&other, at);
+                if let Ok(charge) = charge
+                    && let Some(unused) = policy.unused(charge, n, n / 2)
+                {
+                    policy.undo(&state, at, unused, u64::MAX);
+                }
                 if let Ok(charge) = charge {
                     for undo_at in times {
                         policy.undo(&state, undo_at, charge, u64::MAX);

@@ -53,6 +53,9 @@ trait Rule: Clone {
     /// Whether a longer window counts again what was over.
     const KEEPS_ALL: bool = false;
 
+    /// Whether more than the limit cannot be remembered.
+    const HAS_ROOM: bool = false;
+
     /// As of when a grant made at a time is noted; `reached` is the latest that was.
     fn noted(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128) -> i128;
 
@@ -185,6 +188,7 @@ struct Log;
 
 impl Rule for Log {
     const KEEPS_ALL: bool = true;
+    const HAS_ROOM: bool = true;
 
     /// Times never go back: counted too long rather than too short.
     fn noted(&self, _grants: &[Grant], _terms: Terms, reached: i128, at: i128) -> i128 {
@@ -267,6 +271,12 @@ enum Call {
     Around(Vec<u32>, usize),
     Refund(u32),
     Change(Terms, Keep),
+    /// Counts so many permits whether they are there or not.
+    Debit(u32),
+    /// Takes so many, and gives back all but so many of them.
+    Settle(u32, u32),
+    /// Retires the state, and goes on with a new one.
+    Retire,
 }
 
 const LONGEST: u64 = 1000;
@@ -291,6 +301,9 @@ fn some_calls(goes_back: bool) -> impl Strategy<Value = Vec<Call>> {
         3 => (0usize..6).prop_map(Call::Undo),
         2 => (vec(n(), 1..5), any::<usize>()).prop_map(|(sizes, turn)| Call::Around(sizes, turn)),
         1 => n().prop_map(Call::Refund),
+        1 => n().prop_map(Call::Debit),
+        1 => (n(), 0u32..5).prop_map(|(n, used)| Call::Settle(n, used)),
+        1 => Just(Call::Retire),
     ];
     vec(call, 1..80)
 }
@@ -324,6 +337,8 @@ struct Pair<'a, P: Policy, R> {
     /// The latest time at which anything was written, and the latest as of which a grant was noted.
     latest: Nanos,
     reached: i128,
+    /// More was counted than the policy has room for.
+    overflowed: bool,
     /// The clock does not go back before this: behind a refund, see `tests/policy_cases.rs`.
     refunded: Nanos,
 }
@@ -348,6 +363,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
             names: 0,
             latest: now,
             reached: NEVER,
+            overflowed: false,
             refunded: Nanos::ZERO,
         }
     }
@@ -438,6 +454,9 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
     }
 
     fn call(&mut self, call: &Call) -> Result<(), TestCaseError> {
+        if self.overflowed && sum(&self.counting(self.now)) == 0 {
+            self.overflowed = false;
+        }
         match *call {
             Call::Pass(span) => self.now = self.now.saturating_add(Nanos::new(span)),
             Call::Back(percent) => {
@@ -480,8 +499,63 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
                 }
                 prop_assert_eq!(outlook, self.outlook());
             }
+            Call::Debit(n) => {
+                self.policy.debit(&self.state, self.now, n);
+                let at = exact(self.now);
+                let noted = self.rule.noted(&self.surely_counting(), self.terms, self.reached, at);
+                self.latest = self.latest.max(self.now);
+                self.reached = self.reached.max(noted);
+                self.grants.push(Grant { at: noted, n, name: 0, may_be_gone: false });
+                if R::HAS_ROOM && sum(&self.counting(self.now)) > self.terms.limit.into() {
+                    // The older ones are forgotten, so that nothing more can be taken away.
+                    self.charges.clear();
+                    self.overflowed = true;
+                }
+            }
+            Call::Settle(n, used) => {
+                if self.attempt(n)?.is_none() {
+                    return Ok(());
+                }
+                let Some((name, charge)) = self.charges.pop() else { return Ok(()) };
+                let unused = self.policy.unused(charge, n, used);
+                prop_assert_eq!(unused.is_some(), used < n);
+                if let Some(unused) = unused {
+                    self.policy.undo(&self.state, self.now, unused, u64::MAX);
+                }
+                for grant in self.grants.iter_mut().chain(&mut self.passed).filter(|grant| grant.name == name)
+                {
+                    grant.n = used.min(n);
+                }
+                self.grants.retain(|grant| grant.n > 0);
+            }
             // If the clock went back, what counts is not certain.
-            Call::Refund(_) if self.now < self.latest => {}
+            Call::Retire if self.now < self.latest => {}
+            Call::Retire => {
+                let outlook = self.outlook();
+                if !self.policy.retire(&self.state, self.now) {
+                    prop_assert!(!self.counting(self.now).is_empty());
+                    prop_assert!(!self.policy.is_retired(&self.state));
+                    prop_assert_eq!(outlook, self.outlook());
+                    return Ok(());
+                }
+                prop_assert!(self.counting(self.now).iter().all(|grant| grant.may_be_gone));
+                prop_assert!(self.policy.is_retired(&self.state));
+                prop_assert_eq!(self.policy.status(&self.state, self.now).available, 0);
+                prop_assert_eq!(self.ready_at(0, 1), Nanos::MAX);
+                for (_, charge) in self.charges.drain(..) {
+                    self.policy.undo(&self.state, self.now, charge, u64::MAX);
+                }
+                self.policy.refund(&self.state, self.now, 1);
+                self.policy.debit(&self.state, self.now, 1);
+                for at in [Nanos::ZERO, self.now, Nanos::MAX] {
+                    let never = Refusal::Limited { retry_after: Duration::MAX };
+                    prop_assert_eq!(self.policy.try_acquire(&self.state, at, 1).err(), Some(never));
+                }
+                self.state = self.policy.start(self.now);
+                self.grants.clear();
+                (self.reached, self.overflowed) = (NEVER, false);
+            }
+            Call::Refund(_) if self.now < self.latest || self.overflowed => {}
             Call::Refund(n) => {
                 self.policy.refund(&self.state, self.now, n);
                 let mut order: Vec<_> = (0..self.grants.len()).collect();

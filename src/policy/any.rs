@@ -186,6 +186,55 @@ impl Policy for AnyPolicy {
         each!(self, state, policy, state, plain => policy.refund(state, at, n), else u64::MAX)
     }
 
+    fn unused(&self, charge: AnyCharge, n: u32, used: u32) -> Option<AnyCharge> {
+        let unused = match (self, charge.0) {
+            (AnyPolicy::SmoothBursty(policy), Charge::Bursty(charge)) => {
+                policy.unused(charge, n, used).map(Charge::Bursty)
+            }
+            (AnyPolicy::SmoothWarmingUp(policy), Charge::WarmingUp(charge)) => {
+                policy.unused(charge, n, used).map(Charge::WarmingUp)
+            }
+            (AnyPolicy::TokenBucket(policy), Charge::Bucket(charge)) => {
+                policy.unused(charge, n, used).map(Charge::Bucket)
+            }
+            (AnyPolicy::LeakyBucket(policy), Charge::Bucket(charge)) => {
+                policy.unused(charge, n, used).map(Charge::Bucket)
+            }
+            (AnyPolicy::FixedWindow(policy), Charge::Fixed(charge)) => {
+                policy.unused(charge, n, used).map(Charge::Fixed)
+            }
+            (AnyPolicy::SlidingWindow(policy), Charge::Sliding(charge)) => {
+                policy.unused(charge, n, used).map(Charge::Sliding)
+            }
+            (AnyPolicy::SlidingEstimate(policy), Charge::Estimate(charge)) => {
+                policy.unused(charge, n, used).map(Charge::Estimate)
+            }
+            (AnyPolicy::SlidingLog(policy), Charge::Log(charge)) => {
+                policy.unused(charge, n, used).map(Charge::Log)
+            }
+            (AnyPolicy::Unlimited(policy), Charge::None(charge)) => {
+                policy.unused(charge, n, used).map(Charge::None)
+            }
+            (AnyPolicy::Blocked(policy), Charge::None(charge)) => {
+                policy.unused(charge, n, used).map(Charge::None)
+            }
+            _ => None,
+        };
+        unused.map(AnyCharge)
+    }
+
+    fn debit(&self, state: &AnyState, at: Nanos, n: u32) {
+        each!(self, state, policy, state, plain => policy.debit(state, at, n), else ());
+    }
+
+    fn retire(&self, state: &AnyState, at: Nanos) -> bool {
+        each!(self, state, policy, state, plain => policy.retire(state, at), else false)
+    }
+
+    fn is_retired(&self, state: &AnyState) -> bool {
+        each!(self, state, policy, state, plain => policy.is_retired(state), else false)
+    }
+
     fn change(&self, state: &AnyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         each!(self, state, policy, state, plain => policy.change(state, at, change), else Ok(u64::MAX))
     }

@@ -23,7 +23,10 @@
 //!
 //! | bits | name | unit | range | at the edges |
 //! |---|---|---|---|---|
-//! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | a request pays before, so a grant never moves it beyond now |
+//! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | a request pays before, so a grant never moves it beyond now; a debit does, and saturates: limited for ever |
+//!
+//! The last tick but one, `ticks::DEAD`, is a bucket that was retired. It is later than any time, so that the rule refuses, and what gives
+//! back or converts leaves it alone.
 //!
 //! # Rounding
 //!
@@ -67,6 +70,8 @@ pub struct BucketState {
 #[derive(Clone, Copy, Debug)]
 pub struct BucketCharge {
     n: u32,
+    /// How many of these are not to be given back.
+    used: u32,
     /// The state right before the grant, and right after.
     before: u64,
     after: u64,
@@ -251,7 +256,10 @@ impl Numbers {
         if self.gain == 0 {
             return Nanos::MAX;
         }
-        ticks::to_nanos(own.div_ceil(self.gain).saturating_mul(self.step).saturating_sub(self.shift))
+        match own.div_ceil(self.gain).checked_mul(self.step) {
+            Some(tick) => ticks::to_nanos(tick.saturating_sub(self.shift)),
+            None => Nanos::MAX,
+        }
     }
 
     fn is_unlimited(&self) -> bool {
@@ -385,7 +393,7 @@ impl Bucket {
         self.check(n)?;
         let (numbers, price) = self.price(n);
         if numbers.is_unlimited() {
-            return Ok(BucketCharge { n: 0, before: 0, after: 0 });
+            return Ok(BucketCharge { n: 0, used: 0, before: 0, after: 0 });
         }
         let (tick, reach) = (numbers.tick(at), self.reach(&numbers, price));
         if price > reach {
@@ -397,7 +405,7 @@ impl Bucket {
                 return Err(after);
             }
             let after = numbers.word(after);
-            Ok((after, BucketCharge { n, before: zero, after }))
+            Ok((after, BucketCharge { n, used: 0, before: zero, after }))
         })
         .map_err(|due| limited(numbers.time_of(due), at))
     }
@@ -425,10 +433,16 @@ impl Bucket {
     pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {
         // Without the grant the bucket might have been full for a while by now, and what came in then would be lost. It
         // surely was not full while the lowest state since the grant, less what is given back, lies above the floor.
-        let (numbers, price) = self.price(charge.n);
+        let (numbers, mut price) = self.price(charge.n);
+        if charge.used > 0 {
+            // A smaller request would not have found more than a full bucket.
+            let used = self.price(charge.used).1;
+            price = price.min(numbers.saved).saturating_sub(used);
+        }
         let floor = numbers.tick(at).saturating_sub(numbers.saved);
         let back = price.min(numbers.own(charge.after.min(lowest)).saturating_sub(floor));
-        move_to(state, |zero| match zero == charge.after && charge.n > 0 && lowest >= charge.after {
+        let whole = charge.n > 0 && charge.used == 0;
+        move_to(state, |zero| match zero == charge.after && whole && lowest >= charge.after {
             // Nothing happened since: as if it had not been.
             true => charge.before,
             false => numbers.word(numbers.own(zero).saturating_sub(back)),
@@ -442,6 +456,30 @@ impl Bucket {
             let zero = numbers.own(word);
             numbers.word(zero.saturating_sub(worth).max(floor)).min(word)
         })
+    }
+
+    pub(crate) fn unused(charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
+        (used < n).then(|| BucketCharge { used: charge.used.saturating_add(used), ..charge })
+    }
+
+    pub(crate) fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
+        let (numbers, price) = self.price(n);
+        if numbers.is_unlimited() || n == 0 {
+            return;
+        }
+        let floor = numbers.tick(at).saturating_sub(self.reach(&numbers, price));
+        move_to(state, |zero| numbers.word(numbers.own(zero).max(floor).saturating_add(price)));
+    }
+
+    pub(crate) fn retire(&self, state: &BucketState, at: Nanos) -> bool {
+        let (numbers, _) = self.numbers_and_more();
+        let floor = numbers.tick(at).saturating_sub(numbers.saved);
+        let retired =
+            update(&state.zero, |zero| match numbers.is_unlimited() || numbers.own(zero) <= floor {
+                true if zero != ticks::DEAD => Ok((ticks::DEAD, ())),
+                _ => Err(()),
+            });
+        retired.is_ok()
     }
 
     pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
@@ -549,10 +587,19 @@ fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 17] {
     ]
 }
 
-/// Moves the state, whatever it is, and returns where to.
+/// Moves the state, whatever it is, unless it was retired, and returns where to.
 fn move_to(state: &BucketState, target: impl Fn(u64) -> u64) -> u64 {
-    let Ok(zero) = update(&state.zero, |zero| Ok::<_, Infallible>((target(zero), target(zero))));
+    let Ok(zero) = update(&state.zero, |zero| {
+        let new = if zero == ticks::DEAD { zero } else { ticks::alive(target(zero)) };
+        Ok::<_, Infallible>((new, new))
+    });
     zero
+}
+
+impl BucketState {
+    pub(crate) fn is_retired(&self) -> bool {
+        Cell::load(&self.zero) == ticks::DEAD
+    }
 }
 
 impl Clone for Bucket {

@@ -11,7 +11,9 @@
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
 //! | 64..128 | beginning of the window | ns | a clock that goes back stays in the window that was reached |
-//! | 0..64 | permits used in it | | at most the limit, or an old limit that was higher |
+//! | 0..64 | permits used in it | | at most the limit, or an old limit that was higher, unless there were debits |
+//!
+//! A window that begins at the end of all stamps, with 2^63 permits used, was retired: no time turns it, and no limit is as high.
 //!
 //! # Invariant
 //!
@@ -103,6 +105,9 @@ struct Word {
     used: u64,
 }
 
+/// The word of a state that was retired.
+const DEAD: Word = Word { beginning: Stamp::MAX, used: 1 << 63 };
+
 impl Word {
     fn decode(bits: u128) -> Word {
         // The two halves.
@@ -173,8 +178,12 @@ impl FixedWindow {
     }
 }
 
+/// Replaces the state, whatever it is, unless it was retired.
 fn replace(state: &FixedState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
+    let Ok(()) = update(&state.word, |bits| {
+        let word = Word::decode(bits);
+        Ok::<_, Infallible>((if word == DEAD { DEAD } else { new(word) }.encode(), ()))
+    });
 }
 
 impl Policy for FixedWindow {
@@ -248,6 +257,35 @@ impl Policy for FixedWindow {
             Word { used: word.used.saturating_sub(u64::from(n)), ..word }
         });
         u64::MAX
+    }
+
+    fn unused(&self, charge: FixedCharge, n: u32, used: u32) -> Option<FixedCharge> {
+        n.checked_sub(used).filter(|n| *n > 0).map(|n| FixedCharge { n: charge.n.min(n), ..charge })
+    }
+
+    fn debit(&self, state: &FixedState, at: Nanos, n: u32) {
+        let window = self.window.get();
+        if window.unlimited || n == 0 {
+            return;
+        }
+        replace(state, |word| {
+            let word = self.open(word, stamp(at), &window);
+            Word { used: (word.used + u64::from(n)).min(DEAD.used - 1), ..word }
+        });
+    }
+
+    fn retire(&self, state: &FixedState, at: Nanos) -> bool {
+        let (window, now) = (self.window.get(), stamp(at));
+        let retired = update(&state.word, |bits| {
+            let word = Word::decode(bits);
+            let unused = window.unlimited || self.open(word, now, &window).used == 0;
+            if unused && word != DEAD { Ok((DEAD.encode(), ())) } else { Err(()) }
+        });
+        retired.is_ok()
+    }
+
+    fn is_retired(&self, state: &FixedState) -> bool {
+        Word::decode(Cell::load(&state.word)) == DEAD
     }
 
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

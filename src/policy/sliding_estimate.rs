@@ -16,6 +16,8 @@
 //! | 32..64 | permits used in the window before | | at most `u32::MAX` |
 //! | 0..32 | permits used in this one | | at most `u32::MAX` |
 //!
+//! A window that begins at the end of all stamps, with all bits set, was retired: no time turns it, and no limit is as high.
+//!
 //! # Invariant
 //!
 //! At most `limit` permits in each aligned window, and less than twice the limit in any span of its length. The error is largest
@@ -107,6 +109,9 @@ struct Word {
     before: u32,
     used: u32,
 }
+
+/// The word of a state that was retired.
+const DEAD: Word = Word { beginning: Stamp::MAX, before: u32::MAX, used: u32::MAX };
 
 impl Word {
     fn decode(bits: u128) -> Word {
@@ -211,8 +216,12 @@ fn due(word: Word, n: u64, window: &Window) -> Stamp {
     word.beginning.saturating_add(length).saturating_add(length - part)
 }
 
+/// Replaces the state, whatever it is, unless it was retired.
 fn replace(state: &EstimateState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
+    let Ok(()) = update(&state.word, |bits| {
+        let word = Word::decode(bits);
+        Ok::<_, Infallible>((if word == DEAD { DEAD } else { new(word) }.encode(), ()))
+    });
 }
 
 impl Policy for SlidingEstimate {
@@ -309,6 +318,36 @@ impl Policy for SlidingEstimate {
             Word { used: word.used.saturating_sub(n), before: word.before.saturating_sub(rest), ..word }
         });
         u64::MAX
+    }
+
+    fn unused(&self, charge: EstimateCharge, n: u32, used: u32) -> Option<EstimateCharge> {
+        n.checked_sub(used).filter(|n| *n > 0).map(|n| EstimateCharge { n: charge.n.min(n), ..charge })
+    }
+
+    fn debit(&self, state: &EstimateState, at: Nanos, n: u32) {
+        let window = self.window.get();
+        if window.unlimited || n == 0 {
+            return;
+        }
+        replace(state, |word| {
+            let (word, _) = Self::open(word, stamp(at), &window);
+            Word { used: word.used.saturating_add(n), ..word }
+        });
+    }
+
+    fn retire(&self, state: &EstimateState, at: Nanos) -> bool {
+        let (window, now) = (self.window.get(), stamp(at));
+        let retired = update(&state.word, |bits| {
+            let word = Word::decode(bits);
+            let (open, _) = Self::open(word, now, &window);
+            let unused = window.unlimited || open.before == 0 && open.used == 0;
+            if unused && word != DEAD { Ok((DEAD.encode(), ())) } else { Err(()) }
+        });
+        retired.is_ok()
+    }
+
+    fn is_retired(&self, state: &EstimateState) -> bool {
+        Word::decode(Cell::load(&state.word)) == DEAD
     }
 
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

@@ -29,6 +29,9 @@
 //! **A taker that stalls** between 1 and 2 finds its cell rolled on, and counts in whatever is there: later than the truth,
 //! so its permits are counted too long, never too short.
 //!
+//! **A retired state** has a sum of `u64::MAX`, which leaves room for nothing. It gets there by an exchange from zero: then all cells are empty,
+//! and nobody is between the steps.
+//!
 //! **A change of the window** cuts the cells anew. A request of another thread that is between its steps meanwhile goes on with the old
 //! cut: it may roll a cell that is not over by the new one, and then what that held is forgotten, once. A generation in each
 //! cell would forbid it.
@@ -111,6 +114,12 @@ pub struct SlidingCharge {
     version: u64,
     n: u32,
 }
+
+/// The sum of a state that was retired.
+const DEAD: u64 = u64::MAX;
+
+/// A sum that debits do not exceed, as high as no limit is.
+const MOST_OWED: u64 = 1 << 40;
 
 /// A counter, and the time from which it counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -240,20 +249,26 @@ impl SlidingWindow {
 
     /// Rolls all cells that count no more, if that makes room for `n`. Returns whether it did.
     fn roll(&self, state: &SlidingState, now: Stamp, cut: &Cut, n: u64) -> bool {
-        let over = |cell: Cell| cell.count > 0 && !cut.counts(cell, now);
+        let over = |cell: Cell| !cut.counts(cell, now);
         let old: u64 = self.cells(state).filter(|cell| over(*cell)).map(|cell| cell.count).sum();
         let total = state.total.load(Ordering::Relaxed);
         // A refusal writes nothing.
         if old == 0 || total.saturating_sub(old).saturating_add(n) > u64::from(cut.window.limit) {
             return false;
         }
+        self.roll_all(state, over);
+        true
+    }
+
+    /// Rolls all cells that are over.
+    fn roll_all(&self, state: &SlidingState, over: impl Fn(Cell) -> bool) {
         for cell in &state.cells {
+            let over = |cell: Cell| cell.count > 0 && over(cell);
             let rolled = replace(cell, |cell| over(cell).then_some(Cell { count: 0, ..cell }));
             if let Some((old, _)) = rolled {
                 state.total.fetch_sub(old.count, Ordering::Relaxed);
             }
         }
-        true
     }
 
     /// Takes up to `n` out of the cell that begins at a time, if it is still there. Returns how many.
@@ -335,6 +350,9 @@ impl Policy for SlidingWindow {
             let cut = self.cut();
             let (now, _) = self.place(at_stamp, &cut);
             if !self.roll(state, now, &cut, u64::from(n)) {
+                if self.is_retired(state) {
+                    return Err(limited(Nanos::MAX, at));
+                }
                 let due = time_of(self.due(state, now, &cut, u64::from(n)));
                 // At least a moment, where somebody is between two steps.
                 return Err(limited(due.max(at.saturating_add(Nanos::new(1))), at));
@@ -357,7 +375,7 @@ impl Policy for SlidingWindow {
         if cut.window.unlimited || n == 0 {
             return at;
         }
-        if n > cut.window.limit {
+        if n > cut.window.limit || self.is_retired(state) {
             return Nanos::MAX;
         }
         let (now, _) = self.place(stamp(at), &cut);
@@ -380,6 +398,40 @@ impl Policy for SlidingWindow {
             left -= self.take_out(state, known.beginning, left);
         }
         u64::MAX
+    }
+
+    fn unused(&self, charge: SlidingCharge, n: u32, used: u32) -> Option<SlidingCharge> {
+        n.checked_sub(used).filter(|n| *n > 0).map(|n| SlidingCharge { n: charge.n.min(n), ..charge })
+    }
+
+    fn debit(&self, state: &SlidingState, at: Nanos, n: u32) {
+        let (cut, n) = (self.cut(), u64::from(n));
+        if cut.window.unlimited || n == 0 {
+            return;
+        }
+        let more = |total: u64| (total < MOST_OWED).then(|| total + n);
+        if state.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+            self.count(state, stamp(at), &cut, n);
+        }
+    }
+
+    fn retire(&self, state: &SlidingState, at: Nanos) -> bool {
+        let cut = self.cut();
+        let (now, _) = self.place(stamp(at), &cut);
+        let total = state.total.load(Ordering::Relaxed);
+        let counts = |cell: &Cell| !cut.window.unlimited && cut.counts(*cell, now);
+        // What counts, and what is between two steps, stays.
+        let old: u64 = self.cells(state).filter(|cell| !counts(cell)).map(|cell| cell.count).sum();
+        if old != total {
+            return false;
+        }
+        self.roll_all(state, |cell| !counts(&cell));
+        // Only from zero: then all cells are empty, and nobody is between two steps.
+        state.total.compare_exchange(0, DEAD, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    fn is_retired(&self, state: &SlidingState) -> bool {
+        state.total.load(Ordering::Relaxed) == DEAD
     }
 
     fn change(&self, state: &SlidingState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
@@ -430,9 +482,12 @@ impl Policy for SlidingWindow {
         if cut.window.unlimited {
             return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
         }
+        let limit = u64::from(cut.window.limit);
+        if self.is_retired(state) {
+            return PolicyStatus { limit, available: 0, full_at: Nanos::MAX };
+        }
         let (now, _) = self.place(stamp(at), &cut);
         let sum = self.sum(state, now, &cut);
-        let limit = u64::from(cut.window.limit);
         let full_at = self
             .counting(state, now, &cut)
             .last()

@@ -45,6 +45,9 @@
 //! | 0..64 | next free time | 1/16 ns | the clock's beginning to 34 years after it | saturates: limited for ever |
 //! | 64..128 | coldness | 1/16 ns | 0 to *W* | clamped |
 //!
+//! The last tick but one as the next free time, `ticks::DEAD`, is a state that was retired. It is later than any time, so that the rule
+//! refuses, and what gives back or converts leaves it alone.
+//!
 //! Two numbers, since neither follows from the other, in one `u128`, so that they change together.
 //!
 //! # Invariant
@@ -71,6 +74,7 @@ use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
+use crate::policy::smooth_bursty::unused_share;
 use crate::policy::{Change, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
@@ -281,11 +285,16 @@ impl SmoothWarmingUp {
         if interval.is_zero() {
             return Err(ticks::NEVER);
         }
+        Ok(self.charge(word, at, n, interval))
+    }
+
+    /// The state after `n` permits more, whether they are due or not, and what they took.
+    fn charge(&self, word: Word, at: u64, n: u32, interval: Interval) -> (Word, WarmingUpCharge) {
         let Word { coldness, next } = self.idled(word, at, interval);
         let (price, worked_off) = self.price(coldness, interval.price(n));
         let after = next.saturating_add(price);
         let left = Word { coldness: coldness - worked_off, next: after };
-        Ok((left, WarmingUpCharge { found: word, left, price: after - next, coldness: worked_off }))
+        (left, WarmingUpCharge { found: word, left, price: after - next, coldness: worked_off })
     }
 }
 
@@ -336,10 +345,12 @@ fn saturate(ticks: u128) -> u64 {
     u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
-/// Replaces the state, whatever it is, and returns the next free time.
+/// Replaces the state, whatever it is, unless it was retired, and returns the next free time.
 fn replace(state: &WarmingUpState, new: impl Fn(Word) -> Word) -> u64 {
     let Ok(next) = update(&state.word, |bits| {
-        let word = new(Word::decode(bits));
+        let old = Word::decode(bits);
+        let word = if old.next == ticks::DEAD { old } else { new(old) };
+        let word = if old == word { word } else { Word { next: ticks::alive(word.next), ..word } };
         Ok::<_, Infallible>((word.encode(), word.next))
     });
     next
@@ -421,6 +432,45 @@ impl Policy for SmoothWarmingUp {
             let next = word.next.saturating_sub(worth).max(at).min(word.next);
             Word { next, ..word }
         })
+    }
+
+    fn unused(&self, charge: WarmingUpCharge, n: u32, used: u32) -> Option<WarmingUpCharge> {
+        // As it was when the grant was made, and as the permits that were used would have left it.
+        let WarmingUpCharge { left, price, coldness, .. } = charge;
+        let (before, next) = (left.coldness.saturating_add(coldness), left.next.saturating_sub(price));
+        let interval = self.rate.interval();
+        let of = |n: u32| self.price(before, interval.price(n));
+        let back = unused_share(price, n, used, |n| of(n).0);
+        let cooled = unused_share(coldness, n, used, |n| of(n).1);
+        let found =
+            Word { coldness: left.coldness.saturating_add(cooled), next: next.saturating_add(price - back) };
+        (used < n).then_some(match used {
+            0 => charge,
+            _ => WarmingUpCharge { found, left, price: back, coldness: cooled },
+        })
+    }
+
+    fn debit(&self, state: &WarmingUpState, at: Nanos, n: u32) {
+        let (tick, interval) = (ticks::from_nanos(at), self.rate.interval());
+        if n > 0 && !interval.is_zero() {
+            replace(state, |word| self.charge(word, tick, n, interval).0);
+        }
+    }
+
+    /// Cold, and with nothing owed: more time would change nothing.
+    fn retire(&self, state: &WarmingUpState, at: Nanos) -> bool {
+        let (tick, interval) = (ticks::from_nanos(at), self.rate.interval());
+        let retired = update(&state.word, |bits| {
+            let word = Word::decode(bits);
+            let cold = interval.is_unlimited() || self.idled(word, tick, interval).coldness >= self.warm_up;
+            let dead = Word { coldness: 0, next: ticks::DEAD };
+            if word.next <= tick && cold { Ok((dead.encode(), ())) } else { Err(()) }
+        });
+        retired.is_ok()
+    }
+
+    fn is_retired(&self, state: &WarmingUpState) -> bool {
+        Word::decode(Cell::load(&state.word)).next == ticks::DEAD
     }
 
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

@@ -230,6 +230,22 @@ impl Policy for TokenBucket {
         self.bucket.refund(state, at, n)
     }
 
+    fn unused(&self, charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
+        Bucket::unused(charge, n, used)
+    }
+
+    fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
+        self.bucket.debit(state, at, n);
+    }
+
+    fn retire(&self, state: &BucketState, at: Nanos) -> bool {
+        self.bucket.retire(state, at)
+    }
+
+    fn is_retired(&self, state: &BucketState) -> bool {
+        state.is_retired()
+    }
+
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         self.bucket.change(state, at, change)
     }
