@@ -47,10 +47,15 @@ use crate::wait::queue::{After, Kind, Queue, Seen, Source};
 /// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
 const TOO_OFTEN: u8 = 16;
 
+/// How many gates were made so far.
+static GATES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
 /// What a limiter and its futures share.
 pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) rule: R,
     pub(crate) clock: C,
+    /// Its number among all gates, by which those who take from several ask them in the same order.
+    pub(crate) number: u64,
     /// How many are in line, or were granted and have not run yet.
     pub(crate) waiting: AtomicUsize,
     /// How often permits were given back, for those who undo a grant that they made without the lock.
@@ -144,6 +149,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Gate {
             rule,
             clock,
+            number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             waiting: AtomicUsize::new(0),
             levels: AtomicU64::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),

@@ -388,6 +388,7 @@ fn changes_and_refunds_of_a_member_act_now() {
     drop(one);
     clock.advance(SECOND);
     assert_ready!(other.poll());
+    b.set_rate(Rate::per_second(2));
     one = waiting(both.acquire());
     // There again in time.
     assert!(b.try_acquire().is_ok());

@@ -30,6 +30,9 @@ pub(crate) struct All<C: Timer> {
     order: Vec<usize>,
     /// The place of the first waiter in the line of each member, 0 if it has none there. Changed under the gate's lock.
     seats: Vec<AtomicU64>,
+    /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due earlier, so it is not charged as of a time
+    /// before, however long its own rates were due. Changed under the gate's lock.
+    last: AtomicU64,
     /// What the first waiter holds of those that count, or waits for. Used under the gate's lock.
     counting: Mutex<Vec<Slot>>,
     gate: Weak<Gate<All<C>, C>>,
@@ -105,10 +108,11 @@ impl<C: Timer> Entry<C> {
     }
 
     /// Where it comes in the order.
-    fn rank(&self) -> (bool, usize) {
+    fn rank(&self) -> (bool, u64) {
         match &self.kind {
-            Kind::Rate(member) => (false, member.address()),
-            Kind::Counting(limit) => (true, limit.address()),
+            Kind::Rate(member) => (false, member.number()),
+            // An address is as good as a number.
+            Kind::Counting(limit) => (true, limit.address() as u64),
         }
     }
 }
@@ -119,7 +123,7 @@ impl<C: Timer> All<C> {
         order.sort_by_key(|&index| members[index].rank());
         let seats = members.iter().map(|_| AtomicU64::new(0)).collect();
         let slots = members.iter().map(|_| Slot { n: 0, hold: Hold::Nothing }).collect();
-        All { members, order, seats, counting: Mutex::new(slots), gate }
+        All { members, order, seats, last: AtomicU64::new(0), counting: Mutex::new(slots), gate }
     }
 
     /// Those with a rate that are asked, in order.
@@ -169,16 +173,19 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// Sees that the first waiter holds what it needs of those that count, or waits for it in their lines.
-    fn hold(&self, ask: &[u32], after: &mut After<C>) -> Result<(), Refusal> {
+    /// Sees that the first waiter holds what it needs of those that count, or waits for it in their lines. Returns whether it came just now,
+    /// after a wait.
+    fn hold(&self, ask: &[u32], after: &mut After<C>) -> Result<bool, Refusal> {
         let mut slots = lock(&self.counting);
+        let mut came = false;
         for (index, limit, n) in self.counting(ask) {
             let Slot { n: before, hold } = &mut slots[index];
             if *before != n {
                 *before = n;
                 hold.clear(after);
             }
-            if let Hold::Nothing = hold {
+            let new = matches!(hold, Hold::Nothing);
+            if new {
                 let limit = limit.clone();
                 let wait = async move { limit.acquire_many(n).await };
                 // Without tokio's budget: it would have the waker called here, under the lock.
@@ -187,7 +194,10 @@ impl<C: Timer> All<C> {
             let Hold::Waiting(wait) = hold else { continue };
             let bell = Waker::from(Arc::new(Bell(self.gate.clone())));
             match wait.as_mut().poll(&mut Context::from_waker(&bell)) {
-                Poll::Ready(Ok(permit)) => *hold = Hold::Permit(permit),
+                Poll::Ready(Ok(permit)) => {
+                    *hold = Hold::Permit(permit);
+                    came |= !new;
+                }
                 Poll::Ready(Err(refusal)) => {
                     *hold = Hold::Nothing;
                     return Err(refusal);
@@ -195,7 +205,7 @@ impl<C: Timer> All<C> {
                 Poll::Pending => return Err(Refusal::InUse { limit: limit.limit() }),
             }
         }
-        Ok(())
+        Ok(came)
     }
 
     /// What the first waiter holds of those that count is its own.
@@ -301,7 +311,10 @@ impl<C: Timer> Rule<C> for All<C> {
             return Err(limited(due, now));
         }
         // What counts comes first here: no permit of a rate is spent on somebody who cannot begin.
-        self.hold(ask, after)?;
+        let came = self.hold(ask, after)?;
+        // If it was that for which it waited, the rates were not late.
+        let last = Nanos::new(self.last.load(Ordering::Relaxed));
+        let at = if came { now } else { at.max(last).min(now) };
         let late = now.saturating_since(at);
         let mut taken = Vec::with_capacity(self.members.len());
         for (index, member, n) in self.rates(ask) {
@@ -313,6 +326,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 }
             }
         }
+        self.last.store(at.as_u64(), Ordering::Relaxed);
         self.rise(after);
         Ok(AllCharge { taken, permits: self.held() })
     }

@@ -70,8 +70,8 @@ pub(crate) trait Member<C: Timer>: Ring {
 
     fn status(&self) -> Status;
 
-    /// Where it is in memory: the same for all clones.
-    fn address(&self) -> usize;
+    /// The number of its gate, the same for all clones.
+    fn number(&self) -> u64;
 
     /// How long until `n` permits can be had, behind all who wait. Takes nothing and writes nothing while nobody waits.
     fn look(&self, n: u32) -> Nanos;
@@ -170,8 +170,8 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         self.0.status_of(|now| OneRule::status(&self.0.rule, now))
     }
 
-    fn address(&self) -> usize {
-        Arc::as_ptr(&self.0).addr()
+    fn number(&self) -> u64 {
+        self.0.number
     }
 
     fn look(&self, n: u32) -> Nanos {

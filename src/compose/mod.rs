@@ -47,7 +47,7 @@
 
 pub(crate) mod all;
 pub(crate) mod member;
-mod weights;
+pub(crate) mod weights;
 
 use std::fmt;
 use std::pin::Pin;
