@@ -169,11 +169,22 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// The same while others wait: serves who is due, and takes only what nobody waits for.
     #[cold]
-    fn try_acquire_behind(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+    pub(crate) fn try_acquire_behind(&self, ask: &R::Ask) -> Result<R::Charge, Refusal> {
         self.rule.check(ask)?;
         self.with_queue(|queue, now, after| {
             if queue.is_free(&self.rule, now, ask) {
                 return self.rule.take(now, now, ask, after);
+            }
+            Err(limited(queue.due_behind(&self.rule, now, ask), now))
+        })
+    }
+
+    /// The same for a grant that can be undone in part later. Returns what to [end](Queue::end) it with.
+    pub(crate) fn try_keeping(&self, ask: &R::Ask) -> Result<(R::Charge, u64), Refusal> {
+        self.rule.check(ask)?;
+        self.with_queue(|queue, now, after| {
+            if queue.is_free(&self.rule, now, ask) {
+                return Ok((self.rule.take(now, now, ask, after)?, queue.begin()));
             }
             Err(limited(queue.due_behind(&self.rule, now, ask), now))
         })

@@ -135,6 +135,7 @@ pub mod clock;
 pub mod compose;
 mod counting;
 mod error;
+mod estimate;
 mod gate;
 mod limiter;
 mod nanos;
@@ -149,9 +150,10 @@ pub mod wait;
 mod loom_tests;
 
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
-pub use compose::{AllOf, AllPermits, AllRefusal};
+pub use compose::{AllEstimate, AllOf, AllPermits, AllRefusal};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, RateError, Refusal};
+pub use estimate::{AcquireEstimate, Estimate};
 pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
 pub use policy::{

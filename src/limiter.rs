@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
+use crate::estimate::{self, AcquireEstimate, Estimate};
 use crate::gate::{Gate, Wait};
 use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
@@ -334,6 +335,39 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
     pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
         blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within))).map(|(waited, ..)| waited)
+    }
+
+    /// Takes `n` permits now, as an estimate of a cost that is known later, or refuses.
+    ///
+    /// [Settle](Estimate::settle) it when the cost is known. Takes the queue's lock, unlike [`try_acquire_many`](RateLimiter::try_acquire_many).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
+    pub fn try_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
+        estimate::attempt(&self.gate, n)
+    }
+
+    /// Waits for `n` permits, as an estimate of a cost that is known later. [Settle](Estimate::settle) it when it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    pub fn acquire_estimate(&self, n: u32) -> AcquireEstimate<P, C> {
+        AcquireEstimate::new(self.gate.clone(), n)
+    }
+
+    /// Blocks the calling thread until it has `n` permits, as an estimate of a cost that is known later.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn blocking_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
+        estimate::block(&self.gate, n)
     }
 
     /// Takes a place in the queue for `n` permits, now, and tells when they are due.

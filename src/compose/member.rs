@@ -106,16 +106,33 @@ pub(crate) trait Taken<C: Timer>: Settle {
 }
 
 /// A grant of which a part can be given back.
-pub(crate) trait Settle: Send + Debug {}
+pub(crate) trait Settle: Send + Debug {
+    /// Makes it final: so much of it was used, or more than it.
+    fn settle(self: Box<Self>, used: u32);
+}
 
 /// A rule of one limiter, whatever its policy and wherever its state.
 pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
     fn status(&self, at: Nanos) -> PolicyStatus;
+
+    /// See [`Policy::unused`].
+    fn unused(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
+
+    /// See [`Policy::debit`].
+    fn debit(&self, at: Nanos, n: u32);
 }
 
 impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
     fn status(&self, at: Nanos) -> PolicyStatus {
         self.policy.status(&self.state, at)
+    }
+
+    fn unused(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
+        self.policy.unused(charge, n, used)
+    }
+
+    fn debit(&self, at: Nanos, n: u32) {
+        self.policy.debit(&self.state, at, n);
     }
 }
 
@@ -315,7 +332,24 @@ impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     }
 }
 
-impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {}
+impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
+    fn settle(mut self: Box<Self>, used: u32) {
+        let Some((charge, begun)) = self.part.take() else { return };
+        let Share { gate, n, .. } = &*self;
+        gate.with_queue(|queue, now, after| {
+            let (lowest, at) = (queue.end(begun), queue.latest());
+            if let Some(more) = used.checked_sub(*n) {
+                if more > 0 {
+                    gate.rule.debit(at, more);
+                    queue.retime(&gate.source(), now, after);
+                }
+            } else if let Some(unused) = gate.rule.unused(charge, *n, used) {
+                let level = gate.rule.undo(at, unused, lowest, after);
+                queue.note(level);
+            }
+        });
+    }
+}
 
 impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
     fn drop(&mut self) {

@@ -46,8 +46,11 @@
 //! grant; with twins that do not undo, undo too much, or forget to ring.
 
 pub(crate) mod all;
+mod estimate;
 pub(crate) mod member;
 pub(crate) mod weights;
+
+pub use estimate::{AcquireAllEstimate, AllEstimate};
 
 use std::fmt;
 use std::pin::Pin;
