@@ -58,7 +58,7 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) number: u64,
     /// How many are in line, or were granted and have not run yet.
     pub(crate) waiting: AtomicUsize,
-    /// How often permits were given back, for those who undo a grant that they made without the lock.
+    /// A number that is another one each time permits are given back, for those who undo a grant that they made without the lock.
     pub(crate) levels: AtomicU64,
     /// In nanoseconds.
     catch_up: AtomicU64,
@@ -74,8 +74,7 @@ pub(crate) struct Wait<Ask> {
     within: Option<Nanos>,
     /// When it was first polled.
     since: Nanos,
-    /// Whether its grant may be undone in part later, and what to end it with then.
-    keeps: bool,
+    /// Not 0 if its grant may be undone in part later: then what to end it with, when it has its answer.
     begun: u64,
 }
 
@@ -99,7 +98,7 @@ pub(crate) enum Poller<'a> {
 impl<Ask> Wait<Ask> {
     /// A request that waits for as long as it takes.
     pub(crate) fn new(ask: Ask) -> Wait<Ask> {
-        Wait { ask, place: Place::New, within: None, since: Nanos::ZERO, keeps: false, begun: 0 }
+        Wait { ask, place: Place::New, within: None, since: Nanos::ZERO, begun: 0 }
     }
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
@@ -135,25 +134,30 @@ impl<Ask> Wait<Ask> {
 
     /// The same, but its grant can be undone in part later: it has to be [ended](Queue::end) with [`begun`](Wait::begun).
     pub(crate) fn keeping(self) -> Wait<Ask> {
-        Wait { keeps: true, ..self }
+        Wait { begun: u64::MAX, ..self }
     }
 
     /// What to end a grant with that was kept.
     pub(crate) fn begun(&self) -> u64 {
         self.begun
     }
+
+    fn keeps(&self) -> bool {
+        self.begun != 0
+    }
 }
 
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
     pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
+        let queue = Queue::new();
         Gate {
             rule,
             clock,
             number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             waiting: AtomicUsize::new(0),
-            levels: AtomicU64::new(0),
+            levels: AtomicU64::new(queue.levels()),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
-            queue: Mutex::new(Queue::new()),
+            queue: Mutex::new(queue),
         }
     }
 
@@ -200,7 +204,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         let answer = match wait.place {
             Place::New => {
                 wait.since = self.clock.now();
-                let free = if wait.keeps { None } else { self.enter_free(&wait.ask, wait.since) };
+                let free = if wait.keeps() { None } else { self.enter_free(&wait.ask, wait.since) };
                 match free {
                     Some(answer) => answer.map(|charge| (Duration::ZERO, charge)),
                     None => match self.enter(wait, poller) {
@@ -245,7 +249,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                 match self.rule.take(now, now, &wait.ask, after) {
                     Err(refusal) if refusal.is_limited() => {}
                     answer => {
-                        if wait.keeps && answer.is_ok() {
+                        if wait.keeps() && answer.is_ok() {
                             wait.begun = queue.begin();
                         }
                         return Poll::Ready(answer);
@@ -333,7 +337,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
         let seen = {
             let mut queue = lock(&self.queue);
-            let seen = queue.see(key, wait.keeps.then_some(&mut wait.begun));
+            let seen = queue.see(key, wait.keeps().then_some(&mut wait.begun));
             self.waiting.store(queue.busy(), Ordering::Relaxed);
             seen
         };
@@ -356,7 +360,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         poller: Poller<'_>,
     ) -> Seen<R::Charge, C::Domain> {
         self.with_queue(|queue, now, after| {
-            let seen = queue.see(key, wait.keeps.then_some(&mut wait.begun));
+            let seen = queue.see(key, wait.keeps().then_some(&mut wait.begun));
             let Seen::Waiting(kind) = seen else { return seen };
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             queue.set_waker(key, waker, after);

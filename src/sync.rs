@@ -20,9 +20,9 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 #[cfg(not(all(test, tidegate_loom)))]
-pub(crate) use std::thread_local;
-#[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread::{Thread, current as current_thread};
+#[cfg(not(all(test, tidegate_loom)))]
+pub(crate) use std::thread_local;
 
 /// Locks, and goes on after a panic in another holder: every section leaves its data whole at each point
 /// where foreign code could unwind.

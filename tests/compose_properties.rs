@@ -97,7 +97,11 @@ impl World {
                     Ok(permits) => self.permits.push(permits),
                     Err(_) => {
                         let after = self.members.each_ref().map(|member| member.status().available);
-                        assert_eq!((before, free), (after, self.in_use.available()), "a refusal takes nothing");
+                        assert_eq!(
+                            (before, free),
+                            (after, self.in_use.available()),
+                            "a refusal takes nothing"
+                        );
                     }
                 }
             }

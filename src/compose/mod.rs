@@ -563,6 +563,8 @@ impl<C: Timer> Drop for AcquireAll<C> {
 
 impl<C: Timer> fmt::Debug for AcquireAll<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireAll").field("weights", &self.wait.as_ref().ok().map(Wait::ask)).finish_non_exhaustive()
+        f.debug_struct("AcquireAll")
+            .field("weights", &self.wait.as_ref().ok().map(Wait::ask))
+            .finish_non_exhaustive()
     }
 }

@@ -544,7 +544,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.latest
     }
 
-    /// How often permits were given back.
+    /// A number that is another one each time permits are given back.
     pub(crate) fn levels(&self) -> u64 {
         self.lows.levels()
     }

@@ -115,7 +115,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         rule.add(&mut all, ask);
         for seat in seats {
             let held_up = || {
-                let due = rule.ready_at(now, &all, &seat.ask).max(rule.ready_at(due.max(now), &one, &seat.ask));
+                let due =
+                    rule.ready_at(now, &all, &seat.ask).max(rule.ready_at(due.max(now), &one, &seat.ask));
                 due > seat.at
             };
             if seat.at <= due.max(now) || held_up() {
