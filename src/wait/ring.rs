@@ -29,30 +29,37 @@ pub(crate) fn ring_all(rings: Vec<Arc<dyn Ring>>) -> Option<Box<dyn Any + Send>>
     if rings.is_empty() {
         return None;
     }
-    let outermost = LIST.with(|list| match &mut *list.borrow_mut() {
+    let mut rings = Some(rings);
+    let outermost = LIST.try_with(|list| match &mut *list.borrow_mut() {
         Some(list) => {
-            list.extend(rings);
+            list.extend(rings.take().into_iter().flatten());
             false
         }
         none => {
-            *none = Some(rings.into());
+            *none = rings.take().map(VecDeque::from);
             true
         }
     });
     let mut panic = None;
-    while outermost && let Some(next) = next() {
-        // One that panics must not take the others with it. The gate may be gone with the last reference, which is foreign code, too.
-        panic = panic.or(catch_unwind(AssertUnwindSafe(|| {
-            next.ring();
-            drop(next);
-        }))
-        .err());
+    // One that panics must not take the others with it. The gate may be gone with its last reference, which is foreign code, too.
+    let mut ring = |gate: Arc<dyn Ring>| {
+        let rung = catch_unwind(AssertUnwindSafe(|| {
+            gate.ring();
+            drop(gate);
+        }));
+        panic = panic.take().or(rung.err());
+    };
+    match outermost {
+        Ok(false) => {}
+        Ok(true) => std::iter::from_fn(next).for_each(ring),
+        // The thread is ending, and has no list any more.
+        Err(_) => rings.into_iter().flatten().for_each(&mut ring),
     }
     panic
 }
 
 fn next() -> Option<Arc<dyn Ring>> {
-    LIST.with(|list| {
+    LIST.try_with(|list| {
         let mut list = list.borrow_mut();
         let next = list.as_mut().and_then(VecDeque::pop_front);
         if next.is_none() {
@@ -60,4 +67,5 @@ fn next() -> Option<Arc<dyn Ring>> {
         }
         next
     })
+    .unwrap_or(None)
 }
