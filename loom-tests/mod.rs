@@ -2,6 +2,7 @@
 
 mod cell;
 mod change;
+mod compose;
 mod control;
 mod gate;
 #[cfg(feature = "keyed")]

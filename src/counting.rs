@@ -16,7 +16,7 @@ use crate::sync::{Mutex, lock};
 /// At most so many at the same time: connections, calls in flight, jobs. A permit is given back when it is dropped.
 ///
 /// It knows no time, so a refusal cannot tell when to retry. It is tokio's [`Semaphore`] with the calls of this crate, and can be
-/// changed while permits are out. To limit the rate as well, see [`acquire_with`](CountingLimit::acquire_with).
+/// changed while permits are out. To limit the rate as well, see [`acquire_with`](CountingLimit::acquire_with), or [`AllOf`](crate::AllOf) for several.
 ///
 /// Clones share one limit.
 ///
@@ -244,7 +244,12 @@ impl CountingLimit {
         self.shared.settle();
     }
 
-    fn check(&self, n: u32) -> Result<(), Refusal> {
+    /// Where it is in memory: the same for all clones.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
+    }
+
+    pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
         let limit = self.limit();
         match n {
             0 => Err(Refusal::ZeroPermits),

@@ -20,6 +20,7 @@
 //! |---|---|---|
 //! | `front` is stored, under the lock | Relaxed | see below |
 //! | `front` is loaded, without the lock | Relaxed | see below |
+//! | `levels` is stored, under the lock | Release | only for those who take from several limiters: `compose/member.rs` |
 //! | policy state | as in `policy/cell.rs` | |
 //! | everything else | under the lock | |
 //!
@@ -49,7 +50,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::events::Events;
 use crate::limiter::Status;
 use crate::nanos::Nanos;
-use crate::policy::{Change, Policy, limited};
+use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::request::Request;
 use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
@@ -66,12 +67,19 @@ pub(crate) const SHADOW: usize = 8;
 /// What one more in line adds to it. A sixteenth of all numbers is more than fit in memory.
 pub(crate) const ONE: usize = 16;
 
+/// How many gates were made so far.
+static GATES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
 /// What a limiter and its futures share.
 pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) rule: R,
     pub(crate) clock: C,
-    /// How many are in line, or were granted and have not run yet, and flags.
+    /// Its number among all gates, by which those who take from several ask them in the same order.
+    pub(crate) number: u64,
+    /// How many are in line, or were granted and have not run yet, or hold a seat; and flags.
     pub(crate) front: AtomicUsize,
+    /// A number that is another one each time permits are given back, for those who undo a grant that they made without the lock.
+    pub(crate) levels: AtomicU64,
     /// In nanoseconds.
     catch_up: AtomicU64,
     pub(crate) queue: Mutex<Queue<R, C>>,
@@ -113,6 +121,8 @@ pub(crate) struct Wait<Ask> {
     within: Option<Nanos>,
     /// When it was first polled.
     since: Nanos,
+    /// Not 0 if its grant may be undone in part later: then what to end it with, when it has its answer.
+    begun: u64,
 }
 
 #[derive(Debug)]
@@ -137,7 +147,8 @@ pub(crate) enum Poller<'a> {
 impl<Ask> Wait<Ask> {
     /// A request that waits for as long as it takes, and wherever there is no room.
     pub(crate) fn new(ask: Ask) -> Wait<Ask> {
-        Wait { ask, priority: 0, bounded: false, place: Place::New, within: None, since: Nanos::ZERO }
+        let (place, since) = (Place::New, Nanos::ZERO);
+        Wait { ask, priority: 0, bounded: false, place, within: None, since, begun: 0 }
     }
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
@@ -180,16 +191,38 @@ impl<Ask> Wait<Ask> {
     pub(crate) fn queued(ask: Ask, key: u32, since: Nanos) -> Wait<Ask> {
         Wait { place: Place::Queued(key), since, ..Wait::new(ask) }
     }
+
+    /// The same, with a priority.
+    pub(crate) fn of_priority(self, priority: i8) -> Wait<Ask> {
+        Wait { priority, ..self }
+    }
+
+    /// The same, but its grant can be undone in part later: it has to be [ended](Queue::end) with [`begun`](Wait::begun).
+    pub(crate) fn keeping(self) -> Wait<Ask> {
+        Wait { begun: u64::MAX, ..self }
+    }
+
+    /// What to end a grant with that was kept.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    fn keeps(&self) -> bool {
+        self.begun != 0
+    }
 }
 
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
     pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
+        let queue = Queue::new();
         Gate {
             rule,
             clock,
+            number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             front: AtomicUsize::new(0),
+            levels: AtomicU64::new(queue.levels()),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
-            queue: Mutex::new(Queue::new()),
+            queue: Mutex::new(queue),
             events: OnceLock::new(),
         }
     }
@@ -197,10 +230,16 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes what is asked for now or not at all.
     #[inline]
     pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<Option<R::Charge>, Refusal> {
+        self.try_acquire_as(ask, 0)
+    }
+
+    /// The same for a request of this priority.
+    #[inline]
+    pub(crate) fn try_acquire_as(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
         if self.front.load(Ordering::Relaxed) == 0 {
             self.rule.try_take(self.clock.now(), ask).map(Some)
         } else {
-            self.try_acquire_behind(ask, 0)
+            self.try_acquire_behind(ask, priority)
         }
     }
 
@@ -213,10 +252,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         if request.exempt {
             return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt));
         }
-        if self.front.load(Ordering::Relaxed) == 0 {
-            return self.rule.try_take(self.clock.now(), ask).map(Some);
-        }
-        self.try_acquire_behind(ask, request.priority)
+        self.try_acquire_as(ask, request.priority)
     }
 
     /// The same while others wait, or a flag is up.
@@ -231,14 +267,36 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Serves who is due, and takes only what nobody waits for who goes before this request.
-    fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
-        self.with_queue(|queue, now, after| {
-            queue.check(&self.rule, now, ask, priority)?;
-            if queue.is_open(priority) {
-                return queue.take(&self.source(), now, ask, priority, after);
-            }
-            Err(limited(queue.due_behind(&self.rule, now, ask, priority), now))
-        })
+    pub(crate) fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
+        self.with_queue(|queue, now, after| self.take_in_line(queue, now, ask, priority, after))
+    }
+
+    pub(crate) fn take_in_line(
+        &self,
+        queue: &mut Queue<R, C>,
+        now: Nanos,
+        ask: &R::Ask,
+        priority: i8,
+        after: &mut After<C>,
+    ) -> Result<R::Charge, Refusal> {
+        queue.check(&self.rule, now, ask, priority)?;
+        if queue.is_open(&self.rule, now, ask, priority) {
+            return queue.take(&self.source(), now, ask, priority, after);
+        }
+        Err(limited(queue.due_behind(&self.rule, now, ask, priority), now))
+    }
+
+    /// The same for a grant that can be undone in part later. Returns what to [end](Queue::end) it with. Nothing was taken if it passed
+    /// for another reason.
+    pub(crate) fn try_keeping(&self, ask: &R::Ask) -> Result<Option<(R::Charge, u64)>, Refusal> {
+        let mut begun = 0;
+        let answer = self.with_queue(|queue, now, after| {
+            let charge = self.take_in_line(queue, now, ask, 0, after)?;
+            begun = queue.begin();
+            Ok(Pass::Granted(charge))
+        });
+        let charge = self.tell(ask, Duration::ZERO, answer)?;
+        Ok(charge.map(|charge| (charge, begun)))
     }
 
     /// Whether the policy may be asked without the lock.
@@ -288,7 +346,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     ) -> Poll<Answer<R::Charge>> {
         if let Place::New = wait.place {
             wait.since = self.clock.now();
-            if self.front.load(Ordering::Relaxed) == 0 {
+            if self.front.load(Ordering::Relaxed) == 0 && !wait.keeps() {
                 match self.rule.try_take(wait.since, &wait.ask) {
                     Err(refusal) if refusal.is_limited() => {}
                     answer => {
@@ -323,7 +381,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         wait: &mut Wait<R::Ask>,
         poller: Poller<'_>,
     ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
-        if self.is_free() {
+        if self.is_free() && !wait.keeps() {
             match self.rule.try_take(wait.since, &wait.ask) {
                 Err(refusal) if refusal.is_limited() => {}
                 answer => return Poll::Ready(answer.map(Pass::Granted)),
@@ -334,10 +392,15 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             queue.check(&self.rule, now, ask, priority)?;
             let no_room = wait.bounded && !queue.has_room(&self.rule, ask);
             // Where there is no room, even a permit that is there could not be waited for.
-            if queue.is_open(priority) && (queue.unseen() == 0 || no_room) {
+            if (queue.unseen() == 0 || no_room) && queue.is_open(&self.rule, now, ask, priority) {
                 match queue.take(&source, now, ask, priority, after) {
                     Err(refusal) if refusal.is_limited() => {}
-                    answer => return Poll::Ready(answer.map(Pass::Granted)),
+                    answer => {
+                        if wait.keeps() && answer.is_ok() {
+                            wait.begun = queue.begin();
+                        }
+                        return Poll::Ready(answer.map(Pass::Granted));
+                    }
                 }
             }
             if queue.control.shadow {
@@ -438,19 +501,19 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Looks whether a queued request has its answer, and if not, leaves the waker.
     fn look(
         self: &Arc<Self>,
-        wait: &Wait<R::Ask>,
+        wait: &mut Wait<R::Ask>,
         key: u32,
         poller: Poller<'_>,
     ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
         // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
         let seen = {
             let mut queue = lock(&self.queue);
-            let seen = queue.see(key);
+            let seen = queue.see(key, wait.keeps().then_some(&mut wait.begun));
             self.front.store(queue.front(), Ordering::Relaxed);
             seen
         };
         let seen = match seen {
-            Seen::Waiting(_) => self.stay(key, poller),
+            Seen::Waiting(_) => self.stay(wait, key, poller),
             seen => seen,
         };
         match seen {
@@ -462,9 +525,14 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
-    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) -> Seen<R::Charge, C::Domain> {
+    fn stay(
+        self: &Arc<Self>,
+        wait: &mut Wait<R::Ask>,
+        key: u32,
+        poller: Poller<'_>,
+    ) -> Seen<R::Charge, C::Domain> {
         self.with_queue(|queue, now, after| {
-            let seen = queue.see(key);
+            let seen = queue.see(key, wait.keeps().then_some(&mut wait.begun));
             let Seen::Waiting(kind) = seen else { return seen };
             let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             queue.set_waker(key, waker, after);
@@ -524,7 +592,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
     pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
         let Place::Queued(key) = wait.place else { return Ok(true) };
-        let (seen, now) = self.with_queue(|queue, now, _| (queue.see(key), now));
+        let (seen, now) = self.with_queue(|queue, now, _| (queue.see(key, None), now));
         let answer = match seen {
             Seen::Waiting(_) => return Ok(false),
             Seen::Granted(charge) => Ok(Pass::Granted(charge)),
@@ -603,7 +671,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, after);
-            self.front.store(queue.front(), Ordering::Relaxed);
+            self.tell_others(&queue);
             let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);
             let ran = catch_unwind(AssertUnwindSafe(|| job.run()));
@@ -614,6 +682,25 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             now = self.clock.now();
             queue.tell(now);
         }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Gate<R, C> {
+    /// The status of a policy behind this queue.
+    pub(crate) fn status_of(&self, status: impl FnOnce(Nanos) -> PolicyStatus) -> Status {
+        let waiting = self.waiting();
+        let now = self.clock.now();
+        let status = Status::new(status(now), now, waiting);
+        let paused_for = self.paused_for();
+        let available = if paused_for.is_zero() { status.available } else { 0 };
+        Status { available, paused_for, ..status }
+    }
+
+    /// Tells those who come without the lock whether they have to take it.
+    pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
+        self.front.store(queue.front(), Ordering::Relaxed);
+        // Whoever reads it finds in the policy's state what was given back before: see `compose/member.rs`.
+        self.levels.store(queue.levels(), Ordering::Release);
     }
 }
 
@@ -635,11 +722,6 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
     }
 
     pub(crate) fn status(&self) -> Status {
-        let waiting = self.waiting();
-        let now = self.clock.now();
-        let status = Status::new(self.rule.policy.status(&self.rule.state, now), now, waiting);
-        let paused_for = self.paused_for();
-        let available = if paused_for.is_zero() { status.available } else { 0 };
-        Status { available, paused_for, ..status }
+        self.status_of(|now| self.rule.policy.status(&self.rule.state, now))
     }
 }

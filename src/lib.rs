@@ -49,12 +49,38 @@
 //! | [`SlidingEstimate`] | `2 * limit - 1` in a window | one of 128 bits | for about any span, in least memory |
 //! | [`SlidingLog`] | `limit` in any window, exactly | one of 128 bits and a store | where nothing more may pass, ever |
 //! | [`CountingLimit`] | so many at the same time | tokio's semaphore | for calls in flight; also with a rate |
+//! | [`AllOf`] | what all its members allow | two looks at each member | for several of these at once |
 //!
 //! [`algorithms`] has the whole table, pictures, and what to ask yourself. [`AnyPolicy`] is any of them, from a configuration.
 //!
 //! With Guava's two and the leaky bucket, requests of up to *n* permits at once make it *n* in place of 1. Awaiting permits that come in at a rate adds
 //! `rate * catch_up` to the bound, 10 ms worth unless [set](RateLimiter::set_catch_up): the price of an exact average with late
 //! timers.
+//!
+//! # Several limits at once
+//!
+//! [`AllOf`] asks several limiters in one call, and gets what it asks for from all of them or from none: so many per second *and* per minute *and* at a
+//! time, a user's limit *and* that of all users. Each member can weigh a request differently, and what it really cost can be settled
+//! afterwards, as LLM APIs count tokens. A refusal names the tightest limit, and a dropped wait leaves no trace in any.
+//!
+//! ```
+//! use tidegate::{AllOf, AllRefusal, CountingLimit, Rate, RateLimiter, TokenBucket};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), AllRefusal> {
+//! let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(60), 10));
+//! let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(10_000), 10_000));
+//! let calls = CountingLimit::new(4);
+//! let api = AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("calls", &calls);
+//!
+//! let estimate = api.acquire_estimate(&[1, 4000, 1]).await?;
+//! // ... the call: it took 1200 tokens
+//! estimate.settle(&[1, 1200, 1])?;
+//! let refusal = api.try_acquire_weighted(&[1, 9000, 1]).unwrap_err();
+//! assert_eq!(refusal.member(), Some("tokens"));
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # A limit for each key
 //!
@@ -186,10 +212,12 @@
 pub mod algorithms {}
 
 pub mod clock;
+pub mod compose;
 mod control;
 mod counting;
 mod degrade;
 mod error;
+mod estimate;
 mod events;
 mod gate;
 #[cfg(feature = "keyed")]
@@ -209,9 +237,11 @@ pub mod wait;
 mod loom_tests;
 
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
+pub use compose::{AllEstimate, AllOf, AllPermits, AllRefusal};
 pub use counting::{CountingLimit, CountingPermit};
 pub use degrade::Served;
 pub use error::{PolicyError, RateError, Refusal};
+pub use estimate::{AcquireEstimate, Estimate};
 pub use events::Events;
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedRateLimiter, WhenKeysFull};

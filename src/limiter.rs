@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
+use crate::estimate::{self, AcquireEstimate, Estimate};
 use crate::gate::{Gate, Wait};
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, PolicyStatus, SmoothBursty, SmoothWarmingUp};
@@ -145,6 +146,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     pub(crate) fn into_state(self) -> Result<P::State, Self> {
         let gate = Arc::try_unwrap(self.gate).map_err(|gate| RateLimiter { gate })?;
         Ok(gate.rule.into_state())
+    }
+
+    pub(crate) fn gate(&self) -> &Arc<Gate<Single<P>, C>> {
+        &self.gate
     }
 
     /// Waits for one permit. Returns the time waited, zero if it was there.
@@ -395,7 +400,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         loop {
             // One permit is never refused for good; a policy that does so breaks its contract, and has none to give.
             match blocking::acquire(&self.gate, Wait::new(1)) {
-                Ok(waited) => return waited,
+                Ok((waited, ..)) => return waited,
                 Err(_) => std::thread::park(),
             }
         }
@@ -407,7 +412,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn blocking_acquire_many(&self, n: u32) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, n, None))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, n, None)).map(|(waited, ..)| waited)
     }
 
     /// Blocks the calling thread until it has one permit if that takes no longer than `within`; else refuses at once.
@@ -416,7 +421,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
     pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, 1, Some(within)))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, 1, Some(within))).map(|(waited, ..)| waited)
     }
 
     /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at once.
@@ -425,7 +430,40 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
     pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within)))
+        blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within))).map(|(waited, ..)| waited)
+    }
+
+    /// Takes `n` permits now, as an estimate of a cost that is known later, or refuses.
+    ///
+    /// [Settle](Estimate::settle) it when the cost is known. Takes the queue's lock, unlike [`try_acquire_many`](RateLimiter::try_acquire_many).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
+    pub fn try_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
+        estimate::attempt(&self.gate, n)
+    }
+
+    /// Waits for `n` permits, as an estimate of a cost that is known later. [Settle](Estimate::settle) it when it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    pub fn acquire_estimate(&self, n: u32) -> AcquireEstimate<P, C> {
+        AcquireEstimate::new(self.gate.clone(), n)
+    }
+
+    /// Blocks the calling thread until it has `n` permits, as an estimate of a cost that is known later.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn blocking_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
+        estimate::block(&self.gate, n)
     }
 
     /// Blocks the calling thread until it has what a [`Request`] asks for.
@@ -435,6 +473,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// As [`acquire_with`](RateLimiter::acquire_with).
     pub fn blocking_acquire_with(&self, request: Request) -> Result<Duration, Refusal> {
         blocking::acquire(&self.gate, Wait::with(&self.gate, request.permits, &request))
+            .map(|(waited, ..)| waited)
     }
 
     /// Takes a place in the queue for `n` permits, now, and tells when they are due.

@@ -14,10 +14,10 @@ use crate::wait::queue::After;
 /// The methods that take an [`After`] are called with the queue's lock held, and leave there whatever has to be done without it.
 pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// What one request asks for.
-    type Ask: Clone + Debug + Send + 'static;
+    type Ask: Clone + Debug + PartialEq + Send + 'static;
 
     /// The sum of requests that go first.
-    type Ahead: Default + Debug + Send + 'static;
+    type Ahead: Clone + Default + Debug + Send + 'static;
 
     /// What one grant took.
     type Charge: Debug + Send + 'static;
@@ -65,7 +65,13 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// Puts back what a grant took that nobody saw; see [`Policy::undo`].
     fn undo(&self, now: Nanos, charge: Self::Charge, lowest: u64, after: &mut After<C>) -> u64;
 
-    /// How far back a late grant may be charged at all.
+    /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is in line. Called whenever the line was
+    /// served.
+    fn wait_first(&self, now: Nanos, first: Option<(&Self::Ask, i8, Nanos)>, after: &mut After<C>) {
+        let _ = (now, first, after);
+    }
+
+    /// Whether a late grant may be charged as of the time it was due.
     fn catches_up(&self) -> bool;
 
     /// The longest time that a request may wait.

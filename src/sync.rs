@@ -8,6 +8,8 @@ pub(crate) use loom::sync::{
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::thread::{Thread, current as current_thread};
 #[cfg(all(test, tidegate_loom))]
+pub(crate) use loom::thread_local;
+#[cfg(all(test, tidegate_loom))]
 pub(crate) use twin::AtomicU128;
 
 #[cfg(not(all(test, tidegate_loom)))]
@@ -19,6 +21,8 @@ pub(crate) use std::sync::{
 };
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread::{Thread, current as current_thread};
+#[cfg(not(all(test, tidegate_loom)))]
+pub(crate) use std::thread_local;
 
 /// Locks, and goes on after a panic in another holder: every section leaves its data whole at each point
 /// where foreign code could unwind.

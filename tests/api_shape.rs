@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use tidegate::compose::{AcquireAll, AcquireAllEstimate};
 use tidegate::policy::{AnyPolicy, ConfigError};
 use tidegate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
 use tidegate::{
-    Blocked, CountingLimit, CountingPermit, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter,
-    Refusal, Request, Reservation, SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock,
-    TokenBucket, TokioClock, Unlimited,
+    AcquireEstimate, AllEstimate, AllOf, AllPermits, AllRefusal, Blocked, CountingLimit, CountingPermit,
+    Estimate, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal, Request, Reservation,
+    SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock, TokenBucket, TokioClock, Unlimited,
 };
 
 fn future<T: Send + Unpin>() {}
@@ -27,6 +28,14 @@ fn everything_can_be_sent() {
     error::<RateError>();
     error::<PolicyError>();
     error::<ConfigError>();
+    error::<AllRefusal>();
+    future::<AcquireAll>();
+    future::<AcquireAllEstimate<ManualClock>>();
+    future::<AcquireEstimate<AnyPolicy, SystemClock>>();
+    future::<Estimate>();
+    future::<AllEstimate>();
+    shared::<AllOf>();
+    shared::<AllPermits>();
     shared::<RateLimiter<AnyPolicy, SystemClock>>();
     shared::<CountingLimit>();
     shared::<CountingPermit>();
@@ -47,6 +56,7 @@ fn sendable<T: Send>(_: &T) {}
 fn futures_and_refusals_are_small() {
     assert!(size_of::<Acquire<'_, SmoothBursty, SystemClock>>() <= 56);
     assert!(size_of::<Refusal>() <= 24);
+    assert!(size_of::<AllRefusal>() <= 40);
     assert_eq!(size_of::<RateLimiter>(), size_of::<usize>());
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidegate::clock::ManualSleep;
 use tidegate::policy::AnyPolicy;
-use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, Timer};
+use tidegate::{AllOf, Clock, CountingLimit, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, Timer};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -81,6 +81,23 @@ fn a_decision_reads_the_clock_once_and_allocates_nothing() {
     ] {
         decides_without_allocating(text, &clock);
     }
+    several_at_once(&clock);
+}
+
+/// Grants and refusals of several limiters, with weights, whichever of them refuses.
+fn several_at_once(clock: &Counted) {
+    let policy: AnyPolicy = "token_bucket 1/h burst 10".parse().expect("a policy");
+    let [a, b] = [(); 2].map(|()| RateLimiter::with_clock(policy.clone(), clock.clone()));
+    let in_use = CountingLimit::new(2);
+    let all = AllOf::new("a", &a).with("b", &b).with_counting("in use", &in_use);
+    let region = Region::new(ALLOCATOR);
+    let held = (all.try_acquire(), all.try_acquire_weighted(&[3, 1, 1]));
+    assert!(held.0.is_ok() && held.1.is_ok() && all.try_acquire().is_err());
+    drop(held);
+    assert!(all.try_acquire_weighted(&[7, 1, 1]).is_err());
+    assert!(all.try_acquire_weighted(&[0, 11, 0]).is_err());
+    let change = region.change();
+    assert_eq!((change.allocations, change.deallocations, change.reallocations), (0, 0, 0));
 }
 
 /// Grants and refusals, also when the window has turned.

@@ -179,7 +179,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         let (mut waiting, mut permits) = (self.len(), self.permits);
         let (mut ahead, mut key) = (R::Ahead::default(), self.head);
         while let Some(entry) = self.entries.get(key as usize) {
-            let due = self.due(rule, now, &ahead, &entry.ask, entry.priority);
+            let due = self.due(rule, now, entry.place, &ahead, &entry.ask);
             if due >= own {
                 break;
             }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Lows {
     /// By the number of the level: each that is noted has the next one.
     marks: BTreeMap<u64, Mark>,
-    /// The number of the next level.
+    /// The number of the next level. The first one is 1, so that no grant begins with 0.
     next: u64,
     /// How many unseen grants were made since the last level.
     recent: usize,
@@ -29,7 +29,12 @@ struct Mark {
 
 impl Lows {
     pub(crate) fn new() -> Lows {
-        Lows { marks: BTreeMap::new(), next: 0, recent: 0 }
+        Lows { marks: BTreeMap::new(), next: 1, recent: 0 }
+    }
+
+    /// A number that is another one for each level that is noted.
+    pub(crate) fn levels(&self) -> u64 {
+        self.next
     }
 
     /// A grant is made. Returns what to ask with.

@@ -8,6 +8,8 @@ pub(crate) mod levels;
 mod lows;
 pub(crate) mod queue;
 mod reservation;
+pub(crate) mod ring;
+pub(crate) mod seats;
 
 pub use bounds::{QueueBounds, WhenFull};
 pub use reservation::Reservation;

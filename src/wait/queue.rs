@@ -18,6 +18,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
 use crate::wait::control::Control;
 use crate::wait::levels::{Levels, NONE};
 use crate::wait::lows::Lows;
+use crate::wait::ring::{Ring, ring_all};
+use crate::wait::seats::{END, Seats, end_of, priority_of};
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
@@ -54,6 +57,8 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     /// When this round began.
     began: Nanos,
     lows: Lows,
+    /// Places held for those who wait for other limiters as well.
+    pub(crate) seats: Seats<R, C>,
     pub(crate) alarms: Alarms<C>,
     pub(crate) control: Control,
 }
@@ -61,6 +66,8 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
 #[derive(Debug)]
 pub(super) struct Entry<Ask, Charge, Domain> {
     pub(super) ask: Ask,
+    /// Its place among entries and seats.
+    pub(super) place: u64,
     pub(super) priority: i8,
     /// Whether it may have to make room for others.
     pub(super) droppable: bool,
@@ -133,13 +140,24 @@ pub(crate) struct After<C: Timer> {
     pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
+    /// Gates that have to look at their queues.
+    pub(crate) rings: Vec<Arc<dyn Ring>>,
+    /// What calls foreign code when it is dropped.
+    pub(crate) drops: Vec<Box<dyn Any + Send>>,
     /// The first panic of foreign code, which goes on when everything is done.
     pub(crate) panic: Option<Box<dyn Any + Send>>,
 }
 
 impl<C: Timer> After<C> {
     pub(crate) fn new() -> Self {
-        After { wake: Vec::new(), discard: Vec::new(), sleeps: Vec::new(), panic: None }
+        After {
+            wake: Vec::new(),
+            discard: Vec::new(),
+            sleeps: Vec::new(),
+            rings: Vec::new(),
+            drops: Vec::new(),
+            panic: None,
+        }
     }
 }
 
@@ -151,6 +169,13 @@ impl<C: Timer> Drop for After<C> {
                 self.panic.get_or_insert(panic);
             }
         }
+        for item in self.drops.drain(..) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(item))) {
+                self.panic.get_or_insert(panic);
+            }
+        }
+        let panic = ring_all(std::mem::take(&mut self.rings));
+        self.panic = self.panic.take().or(panic);
         if let Some(panic) = self.panic.take()
             && !std::thread::panicking()
         {
@@ -178,6 +203,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             round: 0,
             began: Nanos::ZERO,
             lows: Lows::new(),
+            seats: Seats::new(),
             alarms: Alarms::new(),
             control: Control::new(),
         }
@@ -216,7 +242,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// What requests without the lock have to know.
     pub(crate) fn front(&self) -> usize {
-        (self.len + self.unseen()).saturating_mul(ONE) | self.control.flags(self.latest)
+        (self.len + self.unseen() + self.seats.len()).saturating_mul(ONE) | self.control.flags(self.latest)
     }
 
     /// Whether nobody passes now.
@@ -224,38 +250,56 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.control.opens > self.latest
     }
 
-    /// Whether a newcomer of this priority has nobody to wait for but the policy.
-    pub(crate) fn is_open(&self, priority: i8) -> bool {
-        !self.is_paused() && self.levels.before(priority).is_empty()
+    /// Whether a newcomer of this priority has nobody to wait for but the policy: nobody is in line before it, and no seat loses its time
+    /// by it.
+    pub(crate) fn is_open(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> bool {
+        !self.is_paused()
+            && self.levels.before(priority).is_empty()
+            && (self.seats.len() == 0 || self.due_behind(rule, now, ask, priority) <= now)
     }
 
-    /// When a request is due, if those ahead go first. Not before the end of a pause, and of what comes in by then the stock
-    /// keeps what it has room for.
-    pub(super) fn due(&self, rule: &R, now: Nanos, ahead: &R::Ahead, ask: &R::Ask, priority: i8) -> Nanos {
-        let opens = self.control.opens;
-        if opens == Nanos::MAX {
-            return Nanos::MAX;
+    /// All that go before a newcomer of this priority, summed; without seats.
+    pub(crate) fn ahead(&self, rule: &R, priority: i8) -> R::Ahead {
+        let mut ahead = R::Ahead::default();
+        for level in self.levels.before(priority) {
+            rule.merge(&mut ahead, &level.ahead);
         }
-        let at = now.max(opens);
-        let due = match self.control.kept_from(priority) {
-            0 => rule.ready_at(at, ahead, ask),
-            kept => rule.ready_leaving(at, ahead, ask, kept),
-        };
-        due.max(opens)
+        ahead
+    }
+
+    /// When a request in the seat at this place is due, not before `at`; `None` if there is no such seat.
+    pub(crate) fn due_in_seat(
+        &self,
+        rule: &R,
+        (now, at): (Nanos, Nanos),
+        place: u64,
+        ask: &R::Ask,
+    ) -> Option<Nanos> {
+        let due = self.seats.due_in_seat(rule, (now, at), place, ask)?;
+        Some(due.max(self.left_for(rule, now, self.seats.ahead(place)?, ask, priority_of(place))))
+    }
+
+    /// When a request of this priority leaves what it has to leave for the important; at once if that is nothing.
+    fn left_for(&self, rule: &R, now: Nanos, ahead: &R::Ahead, ask: &R::Ask, priority: i8) -> Nanos {
+        match self.control.kept_from(priority) {
+            0 => Nanos::ZERO,
+            kept => rule.ready_leaving(now.max(self.control.opens), ahead, ask, kept),
+        }
+    }
+
+    /// When a request at this place is due, if those ahead go first. Not before the end of a pause.
+    pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
+        let due = self.seats.due(rule, (now, now), (place, 0), ahead, ask);
+        due.max(self.left_for(rule, now, ahead, ask, priority_of(place)))
     }
 
     /// When a newcomer is due, behind those that go before it.
     pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
+        let place = end_of(priority);
         match self.levels.before(priority) {
-            [] => self.due(rule, now, &R::Ahead::default(), ask, priority),
-            [only] => self.due(rule, now, &only.ahead, ask, priority),
-            levels => {
-                let mut ahead = R::Ahead::default();
-                for level in levels {
-                    rule.merge(&mut ahead, &level.ahead);
-                }
-                self.due(rule, now, &ahead, ask, priority)
-            }
+            [] => self.due(rule, now, place, &R::Ahead::default(), ask),
+            [only] => self.due(rule, now, place, &only.ahead, ask),
+            _ => self.due(rule, now, place, &self.ahead(rule, priority), ask),
         }
     }
 
@@ -279,7 +323,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     ) -> Result<R::Charge, Refusal> {
         if self.control.kept_from(priority) > 0 {
             // Looking and taking are two steps. Nobody takes in between, since all of them need this lock.
-            let due = self.due(from.rule, now, &R::Ahead::default(), ask, priority);
+            let due = self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
             if due > now {
                 return Err(limited(due, now));
             }
@@ -309,8 +353,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.permits += u128::from(from.rule.permits(&ask));
         let level = self.levels.level(priority);
         from.rule.add(&mut level.ahead, &ask);
-        let state = State::Waiting(waker);
-        let entry = Entry { ask, priority, droppable, previous, next, kind, since, deadline, state };
+        let (place, state) = (self.seats.place(priority), State::Waiting(waker));
+        self.seats.joined(from.rule, place, &ask);
+        let entry = Entry { ask, place, priority, droppable, previous, next, kind, since, deadline, state };
         // Four billion waiters at 64 bytes would not fit in memory.
         let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NONE);
         level.last = key;
@@ -333,7 +378,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Takes an entry out of the line; it stays in memory.
     fn unlink(&mut self, rule: &R, key: u32, after: &mut After<C>) {
-        let Entry { ref ask, priority, previous, next, kind, deadline, .. } = self.entries[key as usize];
+        let Entry { ref ask, place, priority, previous, next, kind, deadline, .. } =
+            self.entries[key as usize];
+        self.seats.left(rule, place, ask);
         self.permits = self.permits.saturating_sub(rule.permits(ask).into());
         let level = self.levels.level(priority);
         rule.subtract(&mut level.ahead, ask);
@@ -388,21 +435,27 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
-    /// when the first of the others is due.
+    /// when the first of the others is due. Tells those about it who wait for several limiters.
     pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
-        let due = self.serve_due(from, now, after)?;
-        if self.control.shadow {
+        self.seats.opens = self.control.opens;
+        let mut due = self.serve_due(from, now, after);
+        if due.is_some() && self.control.shadow {
             self.pass_all(from, now, after);
-            return None;
+            due = None;
         }
-        Some(due)
+        if self.seats.len() > 0 {
+            self.seats.ring(from.rule, now, after);
+        }
+        let first = self.entries.get(self.head as usize).zip(due);
+        from.rule.wait_first(now, first.map(|(first, due)| (&first.ask, first.priority, due)), after);
+        due
     }
 
     /// In shadow nobody waits: all in line pass without a permit.
     fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
         let mut ahead = R::Ahead::default();
-        while let Some(Entry { ask, priority, .. }) = self.entries.get(self.head as usize) {
-            let (key, refusal) = (self.head, limited(self.due(from.rule, now, &ahead, ask, *priority), now));
+        while let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) {
+            let (key, refusal) = (self.head, limited(self.due(from.rule, now, *place, &ahead, ask), now));
             from.rule.add(&mut ahead, ask);
             self.settle(from.rule, key, State::Passed(refusal), after);
         }
@@ -412,8 +465,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         while let Some(first) = self.entries.get(self.head as usize) {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
-            let &Entry { kind, since, deadline, priority, .. } = first;
-            let due = self.due(from.rule, now, &none, &ask, priority);
+            let &Entry { place, kind, since, deadline, .. } = first;
+            let due = self.due(from.rule, now, place, &none, &ask);
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
@@ -445,9 +498,16 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 }
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
-                    if self.due(from.rule, now, &none, &ask, priority) <= due {
+                    if self.due(from.rule, now, place, &none, &ask) <= due {
                         // Or somebody is in between, or the policy does not agree with itself: look again, but do not spin.
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
+                    }
+                }
+                // Nobody knows when it will be there. Whoever brings it rings; until then only deadlines pass.
+                Err(refusal @ Refusal::InUse { .. }) => {
+                    let next = self.expire(from.rule, now, refusal, after);
+                    if self.entries.contains(self.head as usize) && self.head == key {
+                        return Some(next);
                     }
                 }
                 Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), after),
@@ -456,16 +516,32 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         None
     }
 
+    /// Refuses those whose deadline has passed. Returns the next deadline.
+    fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
+        let (mut key, mut first) = (self.head, Nanos::MAX);
+        while let Some(&Entry { next, deadline, .. }) = self.entries.get(key as usize) {
+            if deadline <= now {
+                self.settle(rule, key, State::Refused(refusal), after);
+            } else {
+                first = first.min(deadline);
+            }
+            key = next;
+        }
+        first
+    }
+
     /// After a change: weighs anew, and refuses at once those who will not be served by their deadline, or not at all.
     pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
         // Counted anew: the sums so far are at the old rate.
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
         let mut ahead = R::Ahead::default();
-        let mut key = self.head;
+        let (mut key, mut counted) = (self.head, 0);
         while let Some(entry) = self.entries.get(key as usize) {
-            let &Entry { priority, next, deadline, .. } = entry;
+            let &Entry { place, priority, next, deadline, .. } = entry;
             let ask = entry.ask.clone();
-            let due = self.due(from.rule, now, &ahead, &ask, priority);
+            self.seats.reweigh(counted, place, &ahead);
+            counted = place;
+            let due = self.due(from.rule, now, place, &ahead, &ask);
             if let Err(never) = self.check(from.rule, now, &ask, priority) {
                 // More than can be had at once now: it would keep all others waiting for ever.
                 self.settle(from.rule, key, State::Refused(never), after);
@@ -483,6 +559,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             }
             key = next;
         }
+        self.seats.reweigh(counted, END, &ahead);
         for (priority, sum) in sums {
             self.levels.level(priority).ahead = sum;
         }
@@ -546,7 +623,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.
-    pub(crate) fn see(&mut self, key: u32) -> Seen<R::Charge, C::Domain> {
+    ///
+    /// With a place to `keep` what a grant is to be ended with, that is left to the caller.
+    pub(crate) fn see(&mut self, key: u32, keep: Option<&mut u64>) -> Seen<R::Charge, C::Domain> {
         let Entry { kind, ref state, .. } = self.entries[key as usize];
         if let State::Waiting(_) = state {
             return Seen::Waiting(kind);
@@ -554,7 +633,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         match self.entries.remove(key as usize).state {
             State::Waiting(_) => Seen::Waiting(kind),
             State::Granted(grant) => {
-                self.end_grant(kind, &grant);
+                self.was_seen(kind, &grant);
+                match keep {
+                    Some(begun) => *begun = grant.begun,
+                    None => drop(self.lows.end(grant.begun)),
+                }
                 Seen::Granted(grant.charge)
             }
             State::Passed(refusal) => Seen::Passed(refusal),
@@ -563,14 +646,13 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// A grant was seen, or given up. Returns the lowest level since.
-    fn end_grant(&mut self, kind: Kind<C::Domain>, grant: &Grant<R::Charge>) -> u64 {
+    fn was_seen(&mut self, kind: Kind<C::Domain>, grant: &Grant<R::Charge>) {
         match self.round.wrapping_sub(grant.round) {
             _ if matches!(kind, Kind::Nobody) => {}
             0 => self.unseen[1] -= 1,
             1 => self.unseen[0] -= 1,
             _ => {}
         }
-        self.lows.end(grant.begun)
     }
 
     /// Leaves a waker with an entry in line.
@@ -604,6 +686,21 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.latest
     }
 
+    /// A grant is made that may be undone later. Returns what to [end](Queue::end) it with.
+    pub(crate) fn begin(&mut self) -> u64 {
+        self.lows.begin()
+    }
+
+    /// A grant is final, or undone. Returns the lowest level since it was made.
+    pub(crate) fn end(&mut self, begun: u64) -> u64 {
+        self.lows.end(begun)
+    }
+
+    /// A number that is another one each time permits are given back.
+    pub(crate) fn levels(&self) -> u64 {
+        self.lows.levels()
+    }
+
     /// Something gave permits back, and left the state at this level.
     pub(crate) fn note(&mut self, level: u64) {
         self.lows.note(level);
@@ -618,7 +715,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         match state {
             State::Waiting(waker) => after.discard.extend(waker),
             State::Granted(grant) => {
-                let lowest = self.end_grant(kind, &grant);
+                self.was_seen(kind, &grant);
+                let lowest = self.lows.end(grant.begun);
                 // At the latest time: what overflowed by then is lost, also if the clock went back.
                 let level = from.rule.undo(self.latest, grant.charge, lowest, after);
                 self.lows.note(level);
@@ -642,8 +740,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             from.rule.add(&mut ahead, &entry.ask);
             at = entry.next;
         }
-        let Entry { ask, priority, .. } = &self.entries[key as usize];
-        let due = self.due(from.rule, now, &ahead, ask, *priority);
+        let Entry { ask, place, .. } = &self.entries[key as usize];
+        let due = self.due(from.rule, now, *place, &ahead, ask);
         due.saturating_since(now).as_duration()
     }
 }

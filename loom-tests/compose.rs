@@ -1,0 +1,247 @@
+//! Several limiters at once: those that take from two members, against each other, plain takers and drops.
+
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use loom::thread;
+
+use super::support::{LoomClock, Woken, model};
+use crate::compose::all::{All, Entry, Kind};
+use crate::compose::member::{Handle, Member};
+use crate::compose::weights::Weights;
+use crate::error::Refusal;
+use crate::gate::{Gate, Poller, Wait};
+use crate::nanos::Nanos;
+use crate::policy::TokenBucket;
+use crate::rate::Rate;
+use crate::rule::Single;
+use crate::sync::Ordering;
+
+type Bucket = Arc<Gate<Single<TokenBucket>, LoomClock>>;
+type Both = Arc<Gate<All<LoomClock>, LoomClock>>;
+
+const SECOND: Nanos = Nanos::new(1_000_000_000);
+
+/// One permit, and one more each second.
+fn bucket(clock: &LoomClock) -> Bucket {
+    bucket_of(1, clock)
+}
+
+fn bucket_of(burst: u32, clock: &LoomClock) -> Bucket {
+    let policy = TokenBucket::new(Rate::per_second(1), burst);
+    Arc::new(Gate::new(Single::new(policy, clock), clock.clone(), Duration::ZERO))
+}
+
+fn both(members: [&Bucket; 2], clock: &LoomClock) -> Both {
+    let entry = |gate: &Bucket| Entry {
+        name: "one of them",
+        kind: Kind::Rate(Arc::new(Handle(gate.clone())) as Arc<dyn Member<LoomClock>>),
+    };
+    let members = members.map(entry).into();
+    Arc::new_cyclic(|gate| Gate::new(All::new(members, gate.clone()), clock.clone(), Duration::ZERO))
+}
+
+fn ones() -> Weights {
+    Weights::new(&[1, 1])
+}
+
+fn has_permit(gate: &Bucket) -> bool {
+    gate.status().available > 0
+}
+
+/// Two composites share two members with one permit each, written in opposite order: one of them gets both, the other one nothing.
+#[test]
+fn of_two_composites_one_gets_the_last_permits() {
+    model(|| {
+        let clock = LoomClock::new();
+        let (a, b) = (bucket(&clock), bucket(&clock));
+        let (ab, ba) = (both([&a, &b], &clock), both([&b, &a], &clock));
+        let other = thread::spawn(move || ba.try_acquire(&ones()).is_ok());
+        let first = ab.try_acquire(&ones()).is_ok();
+        let second = other.join().expect("no panic");
+        assert!(first != second, "one of them");
+        assert!(!has_permit(&a) && !has_permit(&b), "and both permits");
+    });
+}
+
+/// The broken twin: each asks in the order in which it was written. Then each may take what the other one needs, and both go away.
+#[test]
+#[should_panic(expected = "one of them")]
+fn broken_of_two_composites_one_gets_the_last_permits() {
+    model(|| {
+        let clock = LoomClock::new();
+        let (a, b) = (bucket(&clock), bucket(&clock));
+        let take = |first: &Bucket, second: &Bucket| {
+            let (first, second) = (Handle(first.clone()), Handle(second.clone()));
+            first.take_then(1, &mut || second.take_then(1, &mut || Ok(()))).is_ok()
+        };
+        let other = {
+            let (a, b) = (a.clone(), b.clone());
+            thread::spawn(move || take(&b, &a))
+        };
+        let first = take(&a, &b);
+        let second = other.join().expect("no panic");
+        assert!(first != second, "one of them");
+    });
+}
+
+/// A composite against one who takes from one member alone: the composite has both permits or none, and what it did not get is there.
+fn composite_against_a_plain_taker(attempt: fn(&Bucket, &Bucket, &LoomClock) -> bool) {
+    model(move || {
+        let clock = LoomClock::new();
+        let (a, b) = (bucket(&clock), bucket(&clock));
+        let other = {
+            let b = b.clone();
+            thread::spawn(move || b.try_acquire(&1).is_ok())
+        };
+        let got_both = attempt(&a, &b, &clock);
+        let taken = other.join().expect("no panic");
+        assert!(got_both || taken, "somebody has it");
+        assert!(!(got_both && taken), "one permit, one owner");
+        assert_eq!(has_permit(&a), !got_both, "all or nothing");
+        assert!(!has_permit(&b));
+    });
+}
+
+#[test]
+fn a_composite_takes_all_or_nothing() {
+    composite_against_a_plain_taker(|a, b, clock| both([a, b], clock).try_acquire(&ones()).is_ok());
+}
+
+/// The broken twin: takes one after the other, and forgets to put back.
+#[test]
+#[should_panic(expected = "all or nothing")]
+fn broken_a_composite_takes_all_or_nothing() {
+    composite_against_a_plain_taker(|a, b, _| a.try_acquire(&1).is_ok() && b.try_acquire(&1).is_ok());
+}
+
+/// A composite takes one of two permits and puts it back, while one is given back and both are taken. Without the composite the one that is
+/// given back would have been one too many: so it is lost, or else what the composite puts back is.
+fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
+    model(move || {
+        let clock = LoomClock::new();
+        let (a, b) = (bucket_of(2, &clock), bucket(&clock));
+        b.try_acquire(&1).expect("the only one");
+        let other = {
+            let a = a.clone();
+            thread::spawn(move || {
+                a.refund(1);
+                if a.try_acquire(&2).is_ok() { 2 } else { 0 }
+            })
+        };
+        attempt(&a, &b, &clock);
+        let taken = other.join().expect("no panic");
+        let left = (0..3).filter(|_| a.try_acquire(&1).is_ok()).count();
+        assert!(taken + left <= 2, "no permit is invented");
+    });
+}
+
+/// As if `b` had had one when it was looked at.
+#[test]
+fn what_is_put_back_is_what_was_taken() {
+    undo_against_a_refund(|a, b, _| {
+        let (a, b) = (Handle(a.clone()), Handle(b.clone()));
+        let _ = a.take_then(1, &mut || b.take_then(1, &mut || Ok(())));
+    });
+}
+
+/// The broken twin: an undoing that does not ask what was given back since.
+#[test]
+#[should_panic(expected = "no permit is invented")]
+fn broken_what_is_put_back_is_what_was_taken() {
+    undo_against_a_refund(|a, _, clock| {
+        let now = crate::Clock::now(clock);
+        let (policy, state) = (&a.rule.policy, &a.rule.state);
+        let Ok(charge) = crate::Policy::try_acquire(policy, state, now, 1) else { return };
+        a.with_queue(|queue, _, _| {
+            let level = crate::Policy::undo(policy, state, now, charge, u64::MAX);
+            queue.note(level);
+        });
+    });
+}
+
+/// A waiter of a composite.
+struct Request {
+    gate: Both,
+    wait: Wait<Weights>,
+    waker: Waker,
+}
+
+impl Request {
+    fn new(gate: &Both) -> Request {
+        Request { gate: gate.clone(), wait: Wait::new(ones()), waker: Waker::from(Woken::new()) }
+    }
+
+    fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
+        self.gate.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
+    }
+
+    fn is_granted(&mut self) -> bool {
+        let waiting = crate::sync::lock(&self.gate.queue).len();
+        assert_eq!(waiting, 0, "nobody is left waiting");
+        self.gate.claim(&mut self.wait) == Ok(true)
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.gate.leave(&mut self.wait);
+    }
+}
+
+/// The only waiter is dropped while its time comes: granted or not, all permits are there afterwards, and no seat is left.
+#[test]
+fn a_dropped_wait_leaves_no_trace_in_any_member() {
+    model(|| {
+        let clock = LoomClock::new();
+        let (a, b) = (bucket(&clock), bucket(&clock));
+        a.try_acquire(&1).expect("the only one");
+        let ab = both([&a, &b], &clock);
+        let mut request = Request::new(&ab);
+        assert!(request.poll().is_pending());
+        let other = {
+            let clock = clock.clone();
+            thread::spawn(move || clock.set(SECOND))
+        };
+        drop(request);
+        other.join().expect("no panic");
+        for gate in [&a, &b] {
+            assert_eq!(gate.waiting.load(Ordering::Relaxed), 0, "no seat is left");
+            assert!(gate.try_acquire(&1).is_ok() && gate.try_acquire(&1).is_err());
+        }
+    });
+}
+
+/// A waiter sits down in the line of a member while a permit is given back there: it is granted, whichever comes first.
+fn sitting_down_against_a_refund(refund: fn(&Bucket)) {
+    model(move || {
+        let clock = LoomClock::new();
+        let (a, b) = (bucket(&clock), bucket(&clock));
+        a.try_acquire(&1).expect("the only one");
+        let ab = both([&a, &b], &clock);
+        let other = {
+            let a = a.clone();
+            thread::spawn(move || refund(&a))
+        };
+        let mut request = Request::new(&ab);
+        let ready = request.poll().is_ready();
+        other.join().expect("no panic");
+        assert!(ready || request.is_granted());
+    });
+}
+
+#[test]
+fn a_refund_reaches_those_who_sit_down_meanwhile() {
+    sitting_down_against_a_refund(|a| a.refund(1));
+}
+
+/// The broken twin: a refund that does not ring the seats.
+#[test]
+#[should_panic(expected = "nobody is left waiting")]
+fn broken_a_refund_reaches_those_who_sit_down_meanwhile() {
+    sitting_down_against_a_refund(|a| {
+        let level = crate::Policy::refund(&a.rule.policy, &a.rule.state, Nanos::ZERO, 1);
+        crate::sync::lock(&a.queue).note(level);
+    });
+}

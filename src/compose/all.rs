@@ -1,0 +1,435 @@
+//! All of several limiters as one rule: what the gate of an [`AllOf`](crate::AllOf) asks.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::compose::member::{Member, Span, Taken, span, time};
+use crate::compose::weights::Weights;
+use crate::counting::{CountingLimit, CountingPermit};
+use crate::error::Refusal;
+use crate::gate::Gate;
+use crate::nanos::Nanos;
+use crate::policy::limited;
+use crate::rule::Rule;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::wait::queue::After;
+use crate::wait::ring::{Ring, ring_all};
+
+/// How often a time is judged again by what the members say about it. One round is enough unless others wait in seats, too.
+const ROUNDS: usize = 4;
+
+/// All of several limiters.
+pub(crate) struct All<C: Timer> {
+    pub(crate) members: Vec<Entry<C>>,
+    /// In which order they are asked for permits: the same for any two composites, whichever way they were written, so that of two that meet
+    /// at their last permits one gets them. Those that count come last.
+    order: Vec<usize>,
+    /// The place of the first waiter in the line of each member, 0 if it has none there. Changed under the gate's lock.
+    seats: Vec<AtomicU64>,
+    /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due earlier, so it is not charged as of a time
+    /// before, however long its own rates were due. Changed under the gate's lock.
+    last: AtomicU64,
+    /// What the first waiter holds of those that count, or waits for. Used under the gate's lock.
+    counting: Mutex<Vec<Slot>>,
+    gate: Weak<Gate<All<C>, C>>,
+}
+
+pub(crate) struct Entry<C: Timer> {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind<C>,
+}
+
+pub(crate) enum Kind<C: Timer> {
+    Rate(Arc<dyn Member<C>>),
+    Counting(CountingLimit),
+}
+
+/// Permits of one member that counts, for the first waiter.
+struct Slot {
+    n: u32,
+    hold: Hold,
+}
+
+enum Hold {
+    Nothing,
+    /// A place in the semaphore's own line.
+    Waiting(Pin<Box<dyn Future<Output = Result<CountingPermit, Refusal>> + Send>>),
+    Permit(CountingPermit),
+}
+
+/// Permits of those that count. Nearly always there is one at most, which is kept without allocating.
+#[derive(Debug, Default)]
+pub(crate) struct Permits {
+    first: Option<CountingPermit>,
+    more: Vec<CountingPermit>,
+}
+
+/// What one grant took.
+pub(crate) struct AllCharge<C: Timer> {
+    /// Empty for a grant that was made without the lock, since its owner saw it at once.
+    pub(crate) taken: Vec<(usize, Box<dyn Taken<C>>)>,
+    pub(crate) permits: Permits,
+}
+
+impl<C: Timer> Default for AllCharge<C> {
+    fn default() -> Self {
+        AllCharge { taken: Vec::new(), permits: Permits::default() }
+    }
+}
+
+impl Permits {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &CountingPermit> {
+        self.first.iter().chain(&self.more)
+    }
+
+    fn add(&mut self, permit: CountingPermit) {
+        match self.first {
+            None => self.first = Some(permit),
+            Some(_) => self.more.push(permit),
+        }
+    }
+}
+
+impl<C: Timer> Clone for Entry<C> {
+    fn clone(&self) -> Self {
+        let kind = match &self.kind {
+            Kind::Rate(member) => Kind::Rate(member.clone()),
+            Kind::Counting(limit) => Kind::Counting(limit.clone()),
+        };
+        Entry { name: self.name, kind }
+    }
+}
+
+impl<C: Timer> Entry<C> {
+    pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
+        match &self.kind {
+            _ if n == 0 => Ok(()),
+            Kind::Rate(member) => member.check(n),
+            Kind::Counting(limit) => limit.check(n),
+        }
+    }
+
+    /// Where it comes in the order.
+    fn rank(&self) -> (bool, u64) {
+        match &self.kind {
+            Kind::Rate(member) => (false, member.number()),
+            // An address is as good as a number.
+            Kind::Counting(limit) => (true, limit.address() as u64),
+        }
+    }
+}
+
+impl<C: Timer> All<C> {
+    pub(crate) fn new(members: Vec<Entry<C>>, gate: Weak<Gate<All<C>, C>>) -> All<C> {
+        let mut order: Vec<_> = (0..members.len()).collect();
+        order.sort_by_key(|&index| members[index].rank());
+        let seats = members.iter().map(|_| AtomicU64::new(0)).collect();
+        let slots = members.iter().map(|_| Slot { n: 0, hold: Hold::Nothing }).collect();
+        All { members, order, seats, last: AtomicU64::new(0), counting: Mutex::new(slots), gate }
+    }
+
+    /// Those with a rate that are asked, in order.
+    fn rates<'a>(&'a self, ask: &'a [u32]) -> impl Iterator<Item = (usize, &'a Arc<dyn Member<C>>, u32)> {
+        self.order.iter().filter_map(|&index| match (&self.members.get(index)?.kind, *ask.get(index)?) {
+            (_, 0) | (Kind::Counting(_), _) => None,
+            (Kind::Rate(member), n) => Some((index, member, n)),
+        })
+    }
+
+    /// Those that count and are asked, in order.
+    fn counting<'a>(&'a self, ask: &'a [u32]) -> impl Iterator<Item = (usize, &'a CountingLimit, u32)> {
+        self.order.iter().filter_map(|&index| match (&self.members.get(index)?.kind, *ask.get(index)?) {
+            (_, 0) | (Kind::Rate(_), _) => None,
+            (Kind::Counting(limit), n) => Some((index, limit, n)),
+        })
+    }
+
+    fn seat(&self, index: usize) -> u64 {
+        // All its users hold the gate's lock.
+        self.seats[index].load(Ordering::Relaxed)
+    }
+
+    /// Looks whether all have enough, and takes nothing.
+    fn look(&self, ask: &[u32]) -> Result<(), Refusal> {
+        for (_, limit, n) in self.counting(ask) {
+            if limit.available() < n {
+                return Err(Refusal::InUse { limit: limit.limit() });
+            }
+        }
+        match self.rates(ask).map(|(_, member, n)| member.look(n)).max() {
+            None | Some(Nanos::ZERO) => Ok(()),
+            Some(wait) => Err(limited(wait, Nanos::ZERO)),
+        }
+    }
+
+    /// Takes from all that are left in the order, one inside the other, so that each puts back if a later one has not enough.
+    fn take_rest(&self, ask: &[u32], left: &[usize], permits: &mut Permits) -> Result<(), Refusal> {
+        let Some((&index, left)) = left.split_first() else { return Ok(()) };
+        match (&self.members[index].kind, ask[index]) {
+            (_, 0) => self.take_rest(ask, left, permits),
+            (Kind::Rate(member), n) => member.take_then(n, &mut || self.take_rest(ask, left, permits)),
+            (Kind::Counting(limit), n) => {
+                permits.add(limit.try_acquire_many(n)?);
+                self.take_rest(ask, left, permits)
+            }
+        }
+    }
+
+    /// Sees that the first waiter holds what it needs of those that count, or waits for it in their lines. Returns whether it came just now,
+    /// after a wait.
+    fn hold(&self, ask: &[u32], after: &mut After<C>) -> Result<bool, Refusal> {
+        let mut slots = lock(&self.counting);
+        let mut came = false;
+        for (index, limit, n) in self.counting(ask) {
+            let Slot { n: before, hold } = &mut slots[index];
+            if *before != n {
+                *before = n;
+                hold.clear(after);
+            }
+            let new = matches!(hold, Hold::Nothing);
+            if new {
+                let limit = limit.clone();
+                let wait = async move { limit.acquire_many(n).await };
+                // Without tokio's budget: it would have the waker called here, under the lock.
+                *hold = Hold::Waiting(Box::pin(tokio::task::unconstrained(wait)));
+            }
+            let Hold::Waiting(wait) = hold else { continue };
+            let bell = Waker::from(Arc::new(Bell(self.gate.clone())));
+            match wait.as_mut().poll(&mut Context::from_waker(&bell)) {
+                Poll::Ready(Ok(permit)) => {
+                    *hold = Hold::Permit(permit);
+                    came |= !new;
+                }
+                Poll::Ready(Err(refusal)) => {
+                    *hold = Hold::Nothing;
+                    return Err(refusal);
+                }
+                Poll::Pending => return Err(Refusal::InUse { limit: limit.limit() }),
+            }
+        }
+        Ok(came)
+    }
+
+    /// What the first waiter holds of those that count is its own.
+    fn held(&self) -> Permits {
+        let mut permits = Permits::default();
+        for slot in &mut *lock(&self.counting) {
+            match std::mem::replace(&mut slot.hold, Hold::Nothing) {
+                Hold::Permit(permit) => permits.add(permit),
+                other => slot.hold = other,
+            }
+        }
+        permits
+    }
+
+    /// Gives up all seats.
+    fn rise(&self, after: &mut After<C>) {
+        for (index, entry) in self.members.iter().enumerate() {
+            self.rise_from(index, entry, after);
+        }
+    }
+
+    fn rise_from(&self, index: usize, entry: &Entry<C>, after: &mut After<C>) {
+        let seat = self.seat(index);
+        if let (Kind::Rate(member), 1..) = (&entry.kind, seat) {
+            self.seats[index].store(0, Ordering::Relaxed);
+            member.rise(seat, after);
+        }
+    }
+}
+
+impl Hold {
+    /// Gives it up when no lock is held: that may wake others.
+    fn clear<C: Timer>(&mut self, after: &mut After<C>) {
+        match std::mem::replace(self, Hold::Nothing) {
+            Hold::Nothing => {}
+            Hold::Waiting(wait) => after.drops.push(Box::new(wait)),
+            Hold::Permit(permit) => after.drops.push(Box::new(permit)),
+        }
+    }
+}
+
+/// Rings the gate when a permit of a member that counts is free.
+struct Bell<C: Timer>(Weak<Gate<All<C>, C>>);
+
+impl<C: Timer> Wake for Bell<C> {
+    fn wake(self: Arc<Self>) {
+        if let Some(gate) = self.0.upgrade()
+            && let Some(panic) = ring_all(vec![gate])
+            && !std::thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+impl<C: Timer> Rule<C> for All<C> {
+    type Ask = Weights;
+    /// By member, each in its own unit; empty if there is nobody.
+    type Ahead = Vec<u128>;
+    type Charge = AllCharge<C>;
+
+    fn check(&self, ask: &Weights) -> Result<(), Refusal> {
+        if ask.iter().all(|n| *n == 0) {
+            return Err(Refusal::ZeroPermits);
+        }
+        self.members.iter().zip(ask.iter()).try_for_each(|(entry, n)| entry.check(*n))
+    }
+
+    fn permits(&self, ask: &Weights) -> u64 {
+        ask.iter().map(|n| u64::from(*n)).sum()
+    }
+
+    fn merge(&self, ahead: &mut Vec<u128>, more: &Vec<u128>) {
+        ahead.resize(self.members.len(), 0);
+        for (ahead, more) in ahead.iter_mut().zip(more) {
+            *ahead = ahead.saturating_add(*more);
+        }
+    }
+
+    fn add(&self, ahead: &mut Vec<u128>, ask: &Weights) {
+        ahead.resize(self.members.len(), 0);
+        for (index, member, n) in self.rates(ask) {
+            ahead[index] = ahead[index].saturating_add(member.weight(n));
+        }
+    }
+
+    fn subtract(&self, ahead: &mut Vec<u128>, ask: &Weights) {
+        ahead.resize(self.members.len(), 0);
+        for (index, member, n) in self.rates(ask) {
+            ahead[index] = ahead[index].saturating_sub(member.weight(n));
+        }
+    }
+
+    fn try_take(&self, _now: Nanos, ask: &Weights) -> Result<AllCharge<C>, Refusal> {
+        self.check(ask)?;
+        self.look(ask)?;
+        let mut permits = Permits::default();
+        match self.take_rest(ask, &self.order, &mut permits) {
+            Ok(()) => Ok(AllCharge { taken: Vec::new(), permits }),
+            // Somebody took it just now. What the same call would be told by now, or else what this one was told.
+            Err(refusal) => Err(self.look(ask).err().unwrap_or(refusal)),
+        }
+    }
+
+    fn take(
+        &self,
+        at: Nanos,
+        now: Nanos,
+        ask: &Weights,
+        after: &mut After<C>,
+    ) -> Result<AllCharge<C>, Refusal> {
+        let due = self.ready_at(now, &Vec::new(), ask);
+        if due > now {
+            return Err(limited(due, now));
+        }
+        // What counts comes first here: no permit of a rate is spent on somebody who cannot begin.
+        let came = self.hold(ask, after)?;
+        // If it was that for which it waited, the rates were not late.
+        let last = Nanos::new(self.last.load(Ordering::Relaxed));
+        let at = if came { now } else { at.max(last).min(now) };
+        let late = now.saturating_since(at);
+        let mut taken = Vec::with_capacity(self.members.len());
+        for (index, member, n) in self.rates(ask) {
+            match member.take(late, self.seat(index), n, after) {
+                Ok(share) => taken.push((index, share)),
+                Err(refusal) => {
+                    taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
+                    return Err(refusal);
+                }
+            }
+        }
+        self.last.store(at.as_u64(), Ordering::Relaxed);
+        self.rise(after);
+        Ok(AllCharge { taken, permits: self.held() })
+    }
+
+    fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
+        let mut due = Span::MIN;
+        for _ in 0..ROUNDS {
+            // By then others in seats may go first who do not now, or the other way round.
+            let judged = self.rates(ask).map(|(index, member, n)| {
+                let (ahead, seat) = (ahead.get(index).copied().unwrap_or(0), self.seat(index));
+                let place = if ahead == 0 { seat } else { 0 };
+                member.due(due, place, seat, ahead, n)
+            });
+            let judged = judged.max().unwrap_or(Span::MIN);
+            if judged <= due.max(0) {
+                due = due.max(judged);
+                break;
+            }
+            due = judged;
+        }
+        time(now, due)
+    }
+
+    fn undo(&self, _now: Nanos, charge: AllCharge<C>, _lowest: u64, after: &mut After<C>) -> u64 {
+        let AllCharge { taken, permits } = charge;
+        taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
+        after.drops.push(Box::new(permits));
+        u64::MAX
+    }
+
+    fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, after: &mut After<C>) {
+        let Some((ask, priority, due)) = first else {
+            self.rise(after);
+            lock(&self.counting).iter_mut().for_each(|slot| slot.hold.clear(after));
+            return;
+        };
+        let at = span(due, now);
+        let mut new = false;
+        for (index, entry) in self.members.iter().enumerate() {
+            let Kind::Rate(member) = &entry.kind else { continue };
+            if ask[index] == 0 {
+                self.rise_from(index, entry, after);
+                continue;
+            }
+            let seat = self.seat(index);
+            new |= seat == 0;
+            let seat = member.sit(seat, (ask[index], priority), at, &self.waker(), after);
+            self.seats[index].store(seat, Ordering::Relaxed);
+        }
+        // Before there was a seat to ring, a time may have moved.
+        if new && self.ready_at(now, &Vec::new(), ask) < due {
+            after.rings.extend(self.gate.upgrade().map(|gate| gate as Arc<dyn Ring>));
+        }
+    }
+
+    /// Each member decides for itself.
+    fn catches_up(&self) -> bool {
+        true
+    }
+
+    fn max_wait(&self) -> Duration {
+        let rates = self.members.iter().filter_map(|entry| match &entry.kind {
+            Kind::Rate(member) => Some(member.max_wait()),
+            Kind::Counting(_) => None,
+        });
+        rates.min().unwrap_or(Duration::MAX)
+    }
+}
+
+impl<C: Timer> All<C> {
+    fn waker(&self) -> Weak<dyn Ring> {
+        self.gate.clone()
+    }
+}
+
+/// Nobody waits for all of them any more, whether their futures were dropped or leaked.
+impl<C: Timer> Drop for All<C> {
+    fn drop(&mut self) {
+        let mut after = After::new();
+        self.rise(&mut after);
+        drop(after);
+    }
+}
+
+impl<C: Timer> fmt::Debug for AllCharge<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllCharge").field("taken", &self.taken.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,387 @@
+//! One limiter among several: what is asked of its gate.
+//!
+//! Two kinds of calls. Those of a `try_` hold no lock when they come; they go past the queue while nobody is in it. Those on behalf of a
+//! waiter come with the lock of its own gate, take the member's for a moment, and leave all foreign code in
+//! [`After`].
+//!
+//! # Taking without the lock
+//!
+//! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails it puts back exactly that. For this the
+//! policy has to know the lowest level since the grant, which the queue keeps only for grants made under its lock. So the gate counts
+//! how often permits were given back (`levels`): if the number is the same as before the take, there was no level since,
+//! and if not, the level counts as the lowest there is, so that nothing is invented.
+//!
+//! | operation | ordering | pairs with | what for |
+//! |---|---|---|---|
+//! | `levels` is stored, under the lock, after permits were given back | Release | the load | |
+//! | `levels` is loaded, before the take without the lock | Acquire | the store | whoever reads a number takes from a state in which these permits are back |
+//! | `levels` is compared, under the lock | as the lock | | |
+//!
+//! **Why enough.** The bad execution: permits are given back after the take, and the number is that read before it. Giving back happens under the lock and
+//! raises the queue's own number in the same section. The comparison takes the lock after the take. If it comes after that section, it sees
+//! the higher number. If it comes before, the permits are given back after the undoing, which is no harm. The other way round, a number that is
+//! read with Acquire and counts a level means that the take comes after it in the order of the state. **Why not less.** With Relaxed on both sides
+//! the take could come before permits that the number counts already, and be undone with too high a level.
+
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::gate::{Gate, SHADOW, WATCHED};
+use crate::limiter::Status;
+use crate::nanos::Nanos;
+use crate::policy::{Policy, PolicyStatus, limited};
+use crate::rule::{Rule, Single};
+use crate::sync::{MutexGuard, Ordering, lock};
+use crate::wait::queue::{After, Queue};
+use crate::wait::ring::Ring;
+use crate::wait::seats::{END, priority_of};
+
+/// A time from now, so that clocks with different zeros understand each other; negative if it is past.
+pub(crate) type Span = i128;
+
+/// Never.
+pub(crate) const NEVER: Span = Span::MAX;
+
+/// The span from `now` to `at`.
+pub(crate) fn span(at: Nanos, now: Nanos) -> Span {
+    if at == Nanos::MAX { NEVER } else { Span::from(at.as_u64()) - Span::from(now.as_u64()) }
+}
+
+/// The time that lies a span from `now`.
+pub(crate) fn time(now: Nanos, span: Span) -> Nanos {
+    let at = span.saturating_add(Span::from(now.as_u64())).max(0);
+    Nanos::new(u64::try_from(at).unwrap_or(u64::MAX))
+}
+
+/// A limiter among several.
+pub(crate) trait Member<C: Timer>: Ring {
+    /// Whether `n` permits can ever be granted.
+    fn check(&self, n: u32) -> Result<(), Refusal>;
+
+    /// What `n` permits weigh in a sum of those that go first.
+    fn weight(&self, n: u32) -> u128;
+
+    /// The longest time that a request may wait.
+    fn max_wait(&self) -> Duration;
+
+    fn status(&self) -> Status;
+
+    /// The number of its gate, the same for all clones.
+    fn number(&self) -> u64;
+
+    /// How long until `n` permits can be had, behind all who wait. Takes nothing and writes nothing while nobody waits.
+    fn look(&self, n: u32) -> Nanos;
+
+    /// Takes `n` permits now, then lets the `rest` take; puts them back if it fails.
+    fn take_then(&self, n: u32, rest: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal>;
+
+    /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that weigh `ahead`; not before `at`. Leaves out
+    /// the seat `own`.
+    fn due(&self, at: Span, seat: u64, own: u64, ahead: u128, n: u32) -> Span;
+
+    /// Takes a seat, or keeps the one at this place if it is of this priority, for a request of `n` permits that expects to be granted `at`.
+    fn sit(&self, seat: u64, asked: (u32, i8), at: Span, gate: &Weak<dyn Ring>, after: &mut After<C>) -> u64;
+
+    /// Gives up a seat.
+    fn rise(&self, seat: u64, after: &mut After<C>);
+
+    /// Takes `n` permits through a seat, or with place 0 as a newcomer, as of so long ago.
+    fn take(
+        &self,
+        late: Nanos,
+        seat: u64,
+        n: u32,
+        after: &mut After<C>,
+    ) -> Result<Box<dyn Taken<C>>, Refusal>;
+}
+
+/// What a member gave to a waiter. Dropped, it is final.
+pub(crate) trait Taken<C: Timer>: Settle {
+    /// Puts it back.
+    fn undo(self: Box<Self>, after: &mut After<C>);
+}
+
+/// A grant of which a part can be given back.
+pub(crate) trait Settle: Send + Debug {
+    /// Makes it final: so much of it was used, or more than it.
+    fn settle(self: Box<Self>, used: u32);
+}
+
+/// A rule of one limiter, whatever its policy and wherever its state.
+pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
+    fn status(&self, at: Nanos) -> PolicyStatus;
+
+    /// See [`Policy::unused`].
+    fn unused(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
+
+    /// See [`Policy::debit`].
+    fn debit(&self, at: Nanos, n: u32);
+}
+
+impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
+    fn status(&self, at: Nanos) -> PolicyStatus {
+        self.policy.status(&self.state, at)
+    }
+
+    fn unused(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
+        self.policy.unused(charge, n, used)
+    }
+
+    fn debit(&self, at: Nanos, n: u32) {
+        self.policy.debit(&self.state, at, n);
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Ring for Gate<R, C> {
+    fn ring(&self) {
+        Gate::ring(self);
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Gate<R, C> {
+    /// The queue, for a short look on behalf of a waiter of another gate. Call [`let_go`](Gate::let_go) if anything has changed.
+    fn reach(&self) -> (MutexGuard<'_, Queue<R, C>>, Nanos) {
+        let mut queue = lock(&self.queue);
+        let now = self.clock.now();
+        queue.tell(now);
+        (queue, now)
+    }
+
+    /// Unlocks. If there is news for others than those in the `own` seats, they are seen to when no lock is held.
+    fn let_go(
+        self: &Arc<Self>,
+        queue: MutexGuard<'_, Queue<R, C>>,
+        news: bool,
+        own: usize,
+        after: &mut After<C>,
+    ) {
+        self.tell_others(&queue);
+        if news && (queue.len() > 0 || queue.seats.len() > own) {
+            drop(queue);
+            after.rings.push(self.clone());
+        }
+    }
+}
+
+/// `Arc<Gate>`, so that it can be rung later.
+impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        self.0.rule.check(&n)
+    }
+
+    fn weight(&self, n: u32) -> u128 {
+        let mut weight = 0;
+        self.0.rule.add(&mut weight, &n);
+        weight
+    }
+
+    fn max_wait(&self) -> Duration {
+        self.0.rule.max_wait()
+    }
+
+    fn status(&self) -> Status {
+        self.0.status_of(|now| OneRule::status(&self.0.rule, now))
+    }
+
+    fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    fn look(&self, n: u32) -> Nanos {
+        let gate = &self.0;
+        let front = gate.front.load(Ordering::Relaxed);
+        if front & SHADOW != 0 {
+            return Nanos::ZERO;
+        }
+        let (due, now) = if front & !WATCHED == 0 {
+            let now = gate.clock.now();
+            (gate.rule.ready_at(now, &0, &n), now)
+        } else {
+            gate.with_queue(|queue, now, _| (queue.due_behind(&gate.rule, now, &n, 0), now))
+        };
+        due.saturating_since(now)
+    }
+
+    fn take_then(&self, n: u32, rest: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {
+        let gate = &self.0;
+        let front = gate.front.load(Ordering::Relaxed);
+        let without_lock = front & !(WATCHED | SHADOW) == 0;
+        let taken = if without_lock {
+            let levels = gate.levels.load(Ordering::Acquire);
+            gate.rule.try_take(gate.clock.now(), &n).map(|charge| (charge, levels))
+        } else {
+            gate.with_queue(|queue, now, after| {
+                Ok((gate.take_in_line(queue, now, &n, 0, after)?, queue.begin()))
+            })
+        };
+        let (charge, since) = match taken {
+            Ok(taken) => taken,
+            // It would have refused, and lets pass.
+            Err(_) if front & SHADOW != 0 => return rest(),
+            Err(refusal) => return Err(refusal),
+        };
+        // The rest may call foreign code, which may panic: then this is undone as well.
+        let result = catch_unwind(AssertUnwindSafe(rest));
+        if let Ok(Ok(())) = result {
+            if !without_lock {
+                lock(&gate.queue).end(since);
+            }
+            return Ok(());
+        }
+        gate.with_queue(|queue, _, after| {
+            let lowest = match without_lock {
+                true if queue.levels() == since => u64::MAX,
+                true => 0,
+                false => queue.end(since),
+            };
+            let level = gate.rule.undo(queue.latest(), charge, lowest, after);
+            queue.note(level);
+        });
+        result.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    fn due(&self, at: Span, seat: u64, own: u64, ahead: u128, n: u32) -> Span {
+        let gate = &self.0;
+        let (queue, now) = gate.reach();
+        if queue.control.shadow {
+            return Span::MIN;
+        }
+        let at = time(now, at.max(0));
+        let due = match queue.due_in_seat(&gate.rule, (now, at), seat, &n) {
+            Some(due) => due,
+            None => {
+                let ahead = queue.ahead(&gate.rule, i8::MIN).saturating_add(ahead);
+                queue.seats.due(&gate.rule, (now, at), (END, own), &ahead, &n)
+            }
+        };
+        // Where grants are not charged as of an earlier time, it does not matter when it came due.
+        if due <= now && !gate.rule.catches_up() { Span::MIN } else { span(due, now) }
+    }
+
+    fn sit(
+        &self,
+        seat: u64,
+        (n, priority): (u32, i8),
+        at: Span,
+        waiter: &Weak<dyn Ring>,
+        after: &mut After<C>,
+    ) -> u64 {
+        let gate = &self.0;
+        let (mut queue, now) = gate.reach();
+        let kept = seat > 0 && (priority_of(seat) == priority || !queue.seats.rise(seat));
+        let seat = if kept {
+            seat
+        } else {
+            let ahead = queue.ahead(&gate.rule, priority);
+            queue.seats.sit(n, priority, ahead, waiter.clone())
+        };
+        let news = queue.seats.tell(&gate.rule, now, seat, &n, time(now, at));
+        gate.let_go(queue, news, 1, after);
+        seat
+    }
+
+    fn rise(&self, seat: u64, after: &mut After<C>) {
+        let gate = &self.0;
+        let (mut queue, _) = gate.reach();
+        let news = queue.seats.rise(seat);
+        gate.let_go(queue, news, 0, after);
+    }
+
+    fn take(
+        &self,
+        late: Nanos,
+        seat: u64,
+        n: u32,
+        after: &mut After<C>,
+    ) -> Result<Box<dyn Taken<C>>, Refusal> {
+        let gate = &self.0;
+        let (mut queue, now) = gate.reach();
+        queue.serve(&gate.source(), now, after);
+        let due = match queue.due_in_seat(&gate.rule, (now, now), seat, &n) {
+            Some(due) => due,
+            None if queue.len() == 0 => queue.due_behind(&gate.rule, now, &n, 0),
+            None => Nanos::MAX,
+        };
+        let late = if gate.rule.catches_up() { late.min(gate.source().catch_up) } else { Nanos::ZERO };
+        let at = Nanos::new(now.as_u64().saturating_sub(late.as_u64()));
+        let charge = match due <= now {
+            true => gate.rule.take(at, now, &n, after).or_else(|_| gate.rule.take(now, now, &n, after)),
+            false => Err(limited(due, now)),
+        };
+        let part = match charge {
+            Ok(charge) => Ok(Some((charge, queue.begin()))),
+            // It would have refused, and lets pass.
+            Err(_) if queue.control.shadow => Ok(None),
+            Err(refusal) => Err(refusal),
+        };
+        let taken = part.map(|part| Box::new(Share { gate: gate.clone(), n, part }) as Box<dyn Taken<C>>);
+        // Those who were served just now are woken; whoever is next needs an alarm.
+        gate.let_go(queue, true, usize::from(seat > 0), after);
+        taken
+    }
+}
+
+/// A limiter's gate as a member.
+pub(crate) struct Handle<R: OneRule<C>, C: Timer>(pub(crate) Arc<Gate<R, C>>);
+
+impl<R: OneRule<C>, C: Timer> Ring for Handle<R, C> {
+    fn ring(&self) {
+        self.0.ring();
+    }
+}
+
+/// What a gate granted, and can take back.
+pub(crate) struct Share<R: OneRule<C>, C: Timer> {
+    pub(crate) gate: Arc<Gate<R, C>>,
+    pub(crate) n: u32,
+    /// What it took, and what to end the grant with. `None` when it is final.
+    pub(crate) part: Option<(R::Charge, u64)>,
+}
+
+impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
+    fn undo(mut self: Box<Self>, after: &mut After<C>) {
+        let Some((charge, begun)) = self.part.take() else { return };
+        let (mut queue, _) = self.gate.reach();
+        let lowest = queue.end(begun);
+        let level = self.gate.rule.undo(queue.latest(), charge, lowest, after);
+        queue.note(level);
+        self.gate.let_go(queue, true, 0, after);
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
+    fn settle(mut self: Box<Self>, used: u32) {
+        let Some((charge, begun)) = self.part.take() else { return };
+        let Share { gate, n, .. } = &*self;
+        gate.with_queue(|queue, now, after| {
+            let (lowest, at) = (queue.end(begun), queue.latest());
+            if let Some(more) = used.checked_sub(*n) {
+                if more > 0 {
+                    gate.rule.debit(at, more);
+                    queue.retime(&gate.source(), now, after);
+                }
+            } else if let Some(unused) = gate.rule.unused(charge, *n, used) {
+                let level = gate.rule.undo(at, unused, lowest, after);
+                queue.note(level);
+            }
+        });
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
+    fn drop(&mut self) {
+        if let Some((_, begun)) = self.part.take() {
+            lock(&self.gate.queue).end(begun);
+        }
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Debug for Share<R, C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Share").field("permits", &self.n).finish_non_exhaustive()
+    }
+}

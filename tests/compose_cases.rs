@@ -1,0 +1,504 @@
+//! Several limits at once, by example: what is refused, what waits, and what is left behind. All on the manual clock.
+
+mod support;
+
+use std::time::Duration;
+
+use support::MS;
+use tidegate::compose::AcquireAll;
+use tidegate::{
+    AllOf, AllRefusal, AnyPolicy, Blocked, CountingLimit, FixedWindow, LeakyBucket, ManualClock, Rate,
+    RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
+    TokenBucket,
+};
+use tokio_test::task::{Spawn, spawn};
+use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
+
+type Bucket = RateLimiter<TokenBucket, ManualClock>;
+type Waiting = Spawn<AcquireAll<ManualClock>>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn bucket(clock: &ManualClock, rate: Rate, burst: u32) -> Bucket {
+    RateLimiter::with_clock(TokenBucket::new(rate, burst), clock.clone())
+}
+
+/// A future that has been polled once and waits.
+fn waiting(future: AcquireAll<ManualClock>) -> Waiting {
+    let mut future = spawn(future);
+    assert!(future.poll().is_pending());
+    future
+}
+
+/// Refused by this member, for so long.
+#[track_caller]
+fn assert_limited<T: std::fmt::Debug>(answer: Result<T, AllRefusal>, name: &str, retry_after: Duration) {
+    let refusal = answer.expect_err("refused");
+    assert_eq!((refusal.member(), refusal.retry_after()), (Some(name), Some(retry_after)));
+}
+
+/// 1 per second and 1 per `other`, both without a burst, both used up.
+fn used_up(clock: &ManualClock, other: Duration) -> (Bucket, Bucket, AllOf<ManualClock>) {
+    let a = bucket(clock, Rate::per_second(1), 1);
+    let b = bucket(clock, Rate::new(1, other).expect("a rate"), 1);
+    assert!(a.try_acquire().is_ok() && b.try_acquire().is_ok());
+    let both = AllOf::new("a", &a).with("b", &b);
+    (a, b, both)
+}
+
+#[test]
+fn ten_per_second_and_a_hundred_per_minute() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let second = bucket(&clock, Rate::per_second(10), 10);
+    let minute = bucket(&clock, Rate::per_minute(100), 100);
+    let both = AllOf::new("per second", &second).with("per minute", &minute);
+    let mut granted = [0; 30];
+    for second in &mut granted {
+        for _ in 0..10 {
+            while both.try_acquire().is_ok() {
+                *second += 1;
+            }
+            clock.advance(100 * MS);
+        }
+    }
+    // A burst and the second's pace; after 100 and what came in meanwhile, the minute's: one each 600 ms.
+    assert_eq!(granted[..12], [19, 10, 10, 10, 10, 10, 10, 10, 10, 10, 9, 1]);
+    assert_eq!(granted.iter().sum::<u32>(), 100 + 299 / 6);
+    Ok(())
+}
+
+#[test]
+fn awaited_it_is_paced_by_the_second_and_then_by_the_minute() {
+    let clock = ManualClock::new();
+    let second = bucket(&clock, Rate::per_second(10), 1);
+    let minute = bucket(&clock, Rate::per_minute(60), 20);
+    let both = AllOf::new("per second", &second).with("per minute", &minute);
+    let mut waits: Vec<_> = (0..40).map(|_| spawn(both.acquire())).collect();
+    let mut times = Vec::new();
+    for wait in &mut waits {
+        if let std::task::Poll::Ready(permits) = wait.poll() {
+            times.push(permits.expect("granted").waited());
+        }
+    }
+    clock.advance(30 * SECOND);
+    for wait in &mut waits[times.len()..] {
+        let permits = assert_ready_ok!(wait.poll());
+        times.push(permits.waited());
+    }
+    // Polled late: they say when they saw it. When they were granted, the limiters say.
+    assert_eq!(times.len(), 40);
+    assert_eq!(minute.status().available, 10);
+}
+
+#[test]
+fn a_users_limit_and_that_of_all() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, Rate::per_second(3), 3);
+    let users: Vec<_> = (0..2).map(|_| bucket(&clock, Rate::per_second(2), 2)).collect();
+    let of: Vec<_> = users.iter().map(|user| AllOf::new("user", user).with("everybody", &all)).collect();
+    let _permits = (of[0].try_acquire()?, of[0].try_acquire()?);
+    assert_limited(of[0].try_acquire(), "user", 500 * MS);
+    assert_eq!(all.status().available, 1, "the refusal took nothing");
+    let _permit = of[1].try_acquire()?;
+    assert_eq!(users[1].status().available, 1);
+    assert_limited(of[1].try_acquire(), "everybody", Duration::from_nanos(333_333_333));
+    assert_eq!(users[1].status().available, 1, "the refusal took nothing");
+    Ok(())
+}
+
+#[test]
+fn retry_after_is_exact_for_every_mix_of_policies() {
+    let make = |index: usize, rate: Rate| -> AnyPolicy {
+        match index {
+            0 => SmoothBursty::new(rate).into(),
+            1 => SmoothWarmingUp::new(rate, 4 * SECOND).into(),
+            2 => TokenBucket::new(rate, 3).into(),
+            3 => LeakyBucket::new(rate).into(),
+            4 => FixedWindow::new(rate).into(),
+            5 => SlidingWindow::new(rate, 5).into(),
+            6 => SlidingEstimate::new(rate).into(),
+            _ => SlidingLog::new(rate).into(),
+        }
+    };
+    for (first, second) in (0..8).flat_map(|first| (0..8).map(move |second| (first, second))) {
+        let clock = ManualClock::new();
+        let a = RateLimiter::with_clock(make(first, Rate::per_second(3)), clock.clone());
+        let b = RateLimiter::with_clock(make(second, Rate::per_minute(7)), clock.clone());
+        let both = AllOf::new("a", &a).with("b", &b);
+        for _ in 0..10 {
+            while both.try_acquire().is_ok() {}
+            let refusal = both.try_acquire().expect_err("used up");
+            let wait = refusal.retry_after().expect("a time");
+            clock.advance(wait - Duration::from_nanos(1));
+            assert!(both.try_acquire().is_err(), "{first} and {second}: too early");
+            clock.advance(Duration::from_nanos(1));
+            assert!(both.try_acquire().is_ok(), "{first} and {second}: {refusal}");
+        }
+    }
+}
+
+#[test]
+fn each_member_has_its_own_weight_and_zero_is_not_asked() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let requests = bucket(&clock, Rate::per_second(1), 2);
+    let tokens = bucket(&clock, Rate::per_second(100), 1000);
+    let api = AllOf::new("requests", &requests).with("tokens", &tokens);
+    let _permits = api.try_acquire_weighted(&[1, 850])?;
+    assert_limited(api.try_acquire_weighted(&[1, 850]), "tokens", 7 * SECOND);
+    let _permits = api.try_acquire_weighted(&[0, 150])?;
+    assert_eq!((requests.status().available, tokens.status().available), (1, 0));
+    let never = api.try_acquire_weighted(&[1, 1001]).expect_err("too large");
+    assert_eq!(never.to_string(), "tokens: 1001 permits requested, burst is 1000");
+    assert!(!never.is_limited());
+    let wrong = api.try_acquire_weighted(&[1, 2, 3]).expect_err("wrong");
+    assert_eq!(wrong, AllRefusal::Weights { given: 3, members: 2 });
+    assert_eq!(wrong.to_string(), "3 weights were given for 2 limiters");
+    assert_eq!(api.try_acquire_weighted(&[0, 0]).expect_err("zero").refusal(), Some(Refusal::ZeroPermits));
+    assert_ready_err!(spawn(api.acquire_weighted(&[1])).poll());
+    Ok(())
+}
+
+#[test]
+fn those_that_count_are_given_back_on_drop() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let in_flight = CountingLimit::new(1);
+    let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
+    let permits = both.try_acquire()?;
+    let refusal = both.try_acquire().expect_err("in use");
+    assert_eq!(refusal.to_string(), "in flight: all 1 permits are in use");
+    assert_eq!(rate.status().available, 9, "the refusal took nothing");
+    drop(permits);
+    let _permits = both.try_acquire()?;
+    Ok(())
+}
+
+#[test]
+fn a_free_permit_of_those_that_count_wakes_who_waits() {
+    let clock = ManualClock::new();
+    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let in_flight = CountingLimit::new(1);
+    let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
+    let permits = both.try_acquire().expect("the first");
+    let (mut first, mut second) = (waiting(both.acquire()), waiting(both.acquire()));
+    clock.advance(SECOND);
+    assert!(!first.is_woken());
+    // Its wait costs the rate nothing.
+    assert_eq!(rate.status().available, 10);
+    drop(permits);
+    assert!(first.is_woken() && !second.is_woken());
+    let permits = assert_ready_ok!(first.poll());
+    assert_pending!(second.poll());
+    drop(permits);
+    drop(assert_ready_ok!(second.poll()));
+    assert_eq!((in_flight.available(), rate.status().available), (1, 8));
+}
+
+#[test]
+fn a_time_limit_counts_for_those_that_count_too() {
+    let clock = ManualClock::new();
+    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let in_flight = CountingLimit::new(1);
+    let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
+    let _permits = both.try_acquire().expect("the first");
+    let patient = waiting(both.acquire());
+    let mut second = waiting(both.try_acquire_within(SECOND));
+    let mut first = waiting(both.try_acquire_within(500 * MS));
+    clock.advance(500 * MS);
+    let refusal = assert_ready_err!(first.poll());
+    assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 1 }));
+    assert_pending!(second.poll());
+    drop(patient);
+    clock.advance(500 * MS);
+    assert_ready_err!(second.poll());
+    assert_eq!(rate.status().available, 10);
+}
+
+#[test]
+fn a_dropped_wait_leaves_no_trace() {
+    let clock = ManualClock::new();
+    let (a, b, both) = used_up(&clock, 10 * SECOND);
+    let waits: Vec<_> = (0..100).map(|_| waiting(both.acquire())).collect();
+    let mut plain = spawn(a.acquire());
+    assert_pending!(plain.poll());
+    clock.advance(500 * MS);
+    drop(waits);
+    clock.advance(500 * MS);
+    assert_ready!(plain.poll());
+    assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+    assert_eq!(b.try_acquire(), Err(Refusal::Limited { retry_after: 9 * SECOND }));
+    assert_eq!((a.status().waiting, b.status().waiting, both.status().waiting), (0, 0, 0));
+}
+
+#[test]
+fn a_grant_that_was_not_seen_goes_back_to_all() {
+    let clock = ManualClock::new();
+    let (a, b, both) = used_up(&clock, 10 * SECOND);
+    let first = waiting(both.acquire());
+    clock.advance(10 * SECOND);
+    assert!(first.is_woken());
+    let mut plain = spawn(a.acquire());
+    assert_pending!(plain.poll());
+    drop(first);
+    assert!(plain.is_woken());
+    assert_ready!(plain.poll());
+    assert!(b.try_acquire().is_ok() && a.try_acquire().is_err());
+}
+
+#[test]
+fn a_leaked_wait_holds_up_nobody_beyond_its_turn() {
+    let clock = ManualClock::new();
+    let (a, _b, both) = used_up(&clock, 3 * SECOND);
+    std::mem::forget(waiting(both.acquire()));
+    let mut second = waiting(both.acquire());
+    let mut plain = spawn(a.acquire());
+    assert_pending!(plain.poll());
+    clock.advance(SECOND);
+    assert_ready!(plain.poll());
+    clock.advance(5 * SECOND);
+    drop(assert_ready_ok!(second.poll()));
+}
+
+#[test]
+fn a_composite_that_is_gone_with_leaked_waits_leaves_no_seats() {
+    let clock = ManualClock::new();
+    let (a, b, both) = used_up(&clock, Duration::from_secs(3600));
+    // Its gate lives on in the leaked future, and is served in its turn.
+    std::mem::forget(waiting(both.acquire()));
+    drop(both);
+    clock.advance(SECOND);
+    assert!(a.try_acquire().is_ok());
+    clock.advance(Duration::from_secs(3600));
+    assert!(b.try_acquire().is_err(), "its turn");
+    clock.advance(Duration::from_secs(3600));
+    assert!(b.try_acquire().is_ok() && a.try_acquire().is_ok());
+}
+
+/// An hour for one member: the other one goes on as if nobody waited.
+#[test]
+fn a_wait_for_one_member_does_not_hold_up_the_other() {
+    let clock = ManualClock::new();
+    let (a, _b, both) = used_up(&clock, Duration::from_secs(3600));
+    let mut wait = waiting(both.acquire());
+    for _ in 1..3599 {
+        let mut plain = spawn(a.acquire());
+        assert_pending!(plain.poll());
+        clock.advance(SECOND);
+        assert_ready!(plain.poll());
+    }
+    // Only the last permit before its time is kept for it.
+    assert_pending!(wait.poll());
+    let mut plain = spawn(a.acquire());
+    assert_pending!(plain.poll());
+    clock.advance(SECOND);
+    assert_ready!(plain.poll());
+    let mut plain = spawn(a.acquire());
+    assert_pending!(plain.poll());
+    clock.advance(SECOND);
+    assert!(wait.is_woken() && !plain.is_woken());
+    drop(assert_ready_ok!(wait.poll()));
+    clock.advance(SECOND);
+    assert_ready!(plain.poll());
+}
+
+/// Two members whose permits never coincide, each with others who wait all the time.
+#[test]
+fn a_composite_does_not_starve() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, Rate::per_second(1), 1);
+    assert!(a.try_acquire().is_ok());
+    clock.advance(500 * MS);
+    let b = bucket(&clock, Rate::per_second(1), 1);
+    assert!(b.try_acquire().is_ok());
+    let mut crowd: Vec<_> = (0..10).flat_map(|_| [&a, &b]).map(|one| spawn(one.acquire_owned())).collect();
+    crowd.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+    let both = AllOf::new("a", &a).with("b", &b);
+    let mut wait = waiting(both.acquire());
+    let mut seconds = 0;
+    while !wait.is_woken() {
+        clock.advance(100 * MS);
+        seconds += 1;
+        for (index, other) in crowd.iter_mut().enumerate() {
+            if other.is_woken() && other.poll().is_ready() {
+                *other = spawn(if index % 2 == 0 { &a } else { &b }.acquire_owned());
+                assert_pending!(other.poll());
+            }
+        }
+        assert!(seconds < 150, "in its turn, behind ten");
+    }
+    drop(assert_ready_ok!(wait.poll()));
+}
+
+/// Those before it go first, those behind it last; and with a `try_` nobody overtakes.
+#[test]
+fn it_stands_in_the_line_of_each_member() {
+    let clock = ManualClock::new();
+    let (a, b, both) = used_up(&clock, SECOND);
+    let mut before = spawn(a.acquire());
+    assert_pending!(before.poll());
+    let mut wait = waiting(both.acquire());
+    let mut behind = spawn(b.acquire_many(1));
+    assert_pending!(behind.poll());
+    clock.advance(SECOND);
+    assert_ready!(before.poll());
+    // One of `b` is due that the composite cannot use yet, and it is there again in time.
+    assert_ready_ok!(behind.poll());
+    assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: 2 * SECOND }));
+    clock.advance(SECOND - MS);
+    assert_eq!(b.try_acquire(), Err(Refusal::Limited { retry_after: SECOND + MS }));
+    clock.advance(MS);
+    drop(assert_ready_ok!(wait.poll()));
+}
+
+#[test]
+fn waiters_are_served_in_order_whatever_they_weigh() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, Rate::per_second(1), 5);
+    let b = bucket(&clock, Rate::per_second(1), 5);
+    let both = AllOf::new("a", &a).with("b", &b);
+    let _ = both.try_acquire_weighted(&[5, 5]).expect("full");
+    let mut large = waiting(both.acquire_weighted(&[1, 4]));
+    let mut small = waiting(both.acquire_weighted(&[1, 0]));
+    clock.advance(4 * SECOND - MS);
+    assert!(!large.is_woken() && !small.is_woken());
+    assert_eq!(both.status().waiting, 2);
+    clock.advance(MS);
+    drop(assert_ready_ok!(large.poll()));
+    drop(assert_ready_ok!(small.poll()));
+    assert_eq!((a.status().available, b.status().available), (2, 0));
+}
+
+#[test]
+fn changes_and_refunds_of_a_member_act_now() {
+    let clock = ManualClock::new();
+    let (a, b, both) = used_up(&clock, Duration::from_secs(3600));
+    let mut wait = waiting(both.acquire());
+    b.refund(1);
+    assert!(!wait.is_woken());
+    clock.advance(SECOND);
+    drop(assert_ready_ok!(wait.poll()));
+    wait = waiting(both.acquire());
+    clock.advance(10 * SECOND);
+    assert!(!wait.is_woken());
+    b.set_rate(Rate::per_second(1));
+    clock.advance(SECOND);
+    drop(assert_ready_ok!(wait.poll()));
+    let (mut one, mut other) = (waiting(both.acquire()), spawn(a.acquire()));
+    assert_pending!(other.poll());
+    drop(one);
+    clock.advance(SECOND);
+    assert_ready!(other.poll());
+    b.set_rate(Rate::per_second(2));
+    one = waiting(both.acquire());
+    // There again in time.
+    assert!(b.try_acquire().is_ok());
+    b.set_rate(Rate::ZERO);
+    clock.advance(10 * SECOND);
+    assert!(!one.is_woken());
+    assert!(a.try_acquire().is_ok(), "nobody knows when the other one goes on");
+    b.set_rate(Rate::per_second(1));
+    clock.advance(SECOND);
+    drop(assert_ready_ok!(one.poll()));
+}
+
+#[test]
+fn a_wait_that_would_take_too_long_is_refused_at_once() {
+    let clock = ManualClock::new();
+    let (a, b, both) = used_up(&clock, 10 * SECOND);
+    assert_limited(assert_ready!(spawn(both.try_acquire_within(4 * SECOND)).poll()), "b", 6 * SECOND);
+    let mut wait = waiting(both.try_acquire_within(10 * SECOND));
+    clock.advance(10 * SECOND);
+    drop(assert_ready_ok!(wait.poll()));
+    let mut refused = waiting(both.try_acquire_within(10 * SECOND));
+    b.set_rate(Rate::per_hour(1));
+    assert_ready_err!(refused.poll());
+    clock.advance(SECOND);
+    assert!(a.try_acquire().is_ok());
+}
+
+#[test]
+fn with_a_member_that_is_shut_nobody_else_is_held_up() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, Rate::per_second(1), 1);
+    let shut = RateLimiter::with_clock(Blocked, clock.clone());
+    let both = AllOf::new("a", &a).with("shut", &shut);
+    let refusal = both.try_acquire().expect_err("shut");
+    assert_eq!((refusal.member(), refusal.retry_after()), (Some("shut"), None));
+    let _wait = waiting(both.acquire());
+    for _ in 0..10 {
+        assert!(a.try_acquire().is_ok());
+        clock.advance(SECOND);
+    }
+}
+
+/// Many composites wait an hour each, all at the same limiter: it goes on for everybody else, and then serves them in order.
+#[test]
+fn many_composites_do_not_hold_up_a_shared_member() {
+    let clock = ManualClock::new();
+    let shared = bucket(&clock, Rate::per_second(1), 1);
+    let users: Vec<_> = (0..50).map(|_| bucket(&clock, Rate::per_hour(1), 1)).collect();
+    users.iter().for_each(|user| assert!(user.try_acquire().is_ok()));
+    assert!(shared.try_acquire().is_ok());
+    let mut waits: Vec<_> = users
+        .iter()
+        .map(|user| waiting(AllOf::new("user", user).with("shared", &shared).acquire()))
+        .collect();
+    for _ in 0..3000 {
+        clock.advance(SECOND);
+        assert!(shared.try_acquire().is_ok());
+    }
+    clock.advance(Duration::from_secs(600));
+    for wait in &mut waits {
+        assert!(wait.is_woken());
+        drop(assert_ready_ok!(wait.poll()));
+        clock.advance(SECOND);
+    }
+    assert!(shared.try_acquire().is_ok());
+}
+
+/// Many users wait for one limit, and go away.
+#[test]
+fn a_storm_of_users_leaves_no_trace() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, Rate::per_second(1), 1);
+    assert!(all.try_acquire().is_ok());
+    let waits: Vec<_> = (0..300)
+        .map(|_| {
+            let user = bucket(&clock, Rate::per_second(1), 1);
+            waiting(AllOf::new("user", &user).with("everybody", &all).acquire())
+        })
+        .collect();
+    drop(waits);
+    clock.advance(SECOND);
+    assert!(all.try_acquire().is_ok() && all.try_acquire().is_err());
+}
+
+#[test]
+fn late_timers_do_not_slow_it_down() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, Rate::per_second(1000), 1);
+    let b = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1000)), clock.clone());
+    let both = AllOf::new("a", &a).with("b", &b);
+    let mut waits: Vec<_> = (0..1001).map(|_| spawn(both.acquire())).collect();
+    waits.iter_mut().for_each(|wait| drop(wait.poll()));
+    for _ in 0..200 {
+        clock.jump(5 * MS);
+    }
+    assert_eq!(both.status().waiting, 0);
+}
+
+#[test]
+fn threads_wait_in_the_same_queue() {
+    let clock = ManualClock::new();
+    let (_a, _b, both) = used_up(&clock, 2 * SECOND);
+    let thread = std::thread::spawn({
+        let both = both.clone();
+        move || both.blocking_acquire().map(|permits| permits.waited())
+    });
+    while both.status().waiting == 0 {
+        std::thread::yield_now();
+    }
+    clock.advance(2 * SECOND);
+    assert_eq!(thread.join().expect("no panic").ok(), Some(2 * SECOND));
+    assert_limited(both.blocking_try_acquire_within(SECOND), "b", SECOND);
+}
