@@ -196,38 +196,34 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Takes what is asked for now or not at all.
     #[inline]
-    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<Option<R::Charge>, Refusal> {
+    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<(), Refusal> {
+        // Each way forgets its charge by itself, so that this one does not have to put it where the other one does.
         if self.front.load(Ordering::Relaxed) == 0 {
-            self.rule.try_take(self.clock.now(), ask).map(Some)
-        } else {
-            self.try_acquire_behind(ask, 0)
+            return self.rule.try_take(self.clock.now(), ask).map(drop);
         }
+        self.try_acquire_behind(ask, 0)
     }
 
     /// The same for a request that says more. How long it would wait does not matter.
-    pub(crate) fn try_acquire_with(
-        &self,
-        ask: &R::Ask,
-        request: &Request,
-    ) -> Result<Option<R::Charge>, Refusal> {
+    pub(crate) fn try_acquire_with(&self, ask: &R::Ask, request: &Request) -> Result<(), Refusal> {
         if request.exempt {
-            return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt));
+            return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt)).map(drop);
         }
         if self.front.load(Ordering::Relaxed) == 0 {
-            return self.rule.try_take(self.clock.now(), ask).map(Some);
+            return self.rule.try_take(self.clock.now(), ask).map(drop);
         }
         self.try_acquire_behind(ask, request.priority)
     }
 
     /// The same while others wait, or a flag is up.
     #[cold]
-    fn try_acquire_behind(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
+    fn try_acquire_behind(&self, ask: &R::Ask, priority: i8) -> Result<(), Refusal> {
         let answer = if self.is_free() {
             self.rule.try_take(self.clock.now(), ask)
         } else {
             self.try_in_line(ask, priority)
         };
-        self.tell(ask, Duration::ZERO, answer.map(Pass::Granted))
+        self.tell(ask, Duration::ZERO, answer.map(Pass::Granted)).map(drop)
     }
 
     /// Serves who is due, and takes only what nobody waits for who goes before this request.
