@@ -28,7 +28,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             if until <= queue.control.opens.max(now) {
                 return None;
             }
-            queue.control.opens = until;
+            queue.pause_until(until);
             queue.retime(&self.source(), now, after);
             Some(until.saturating_since(now))
         });
@@ -44,7 +44,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Ends a pause. Returns whether there was one.
     pub(crate) fn resume(&self) -> bool {
-        let paused = self.with_queue(|queue, now, _| queue.control.resume(now));
+        let paused = self.with_queue(|queue, now, _| queue.resume(now));
         if paused {
             self.report(|events| events.resumed());
         }
@@ -121,7 +121,7 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
         let resumed = self.with_queue(|queue, now, after| {
-            let resumed = queue.control.resume(now);
+            let resumed = queue.resume(now);
             if let Ok(level) = policy.change(state, now, Change::reset()) {
                 queue.note(level);
             }

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use crate::nanos::Nanos;
 use crate::rate::Rate;
 
 /// Why a request got no permit.
@@ -54,11 +55,10 @@ pub enum Refusal {
     },
     /// The queue is full: the request would have had to wait, and there was no place. See [`QueueBounds`](crate::QueueBounds).
     QueueFull {
-        /// How many waited.
-        waiting: u32,
         /// If nobody else comes, the same call is accepted this much later: by then there is room for it, or it need not wait.
-        /// [`Duration::MAX`] means never within the clock's time.
-        retry_after: Duration,
+        /// [`Nanos::MAX`] means never within the clock's time. ([`Nanos`], so that all refusals fit into 16 bytes: they are made where
+        /// every instruction counts.)
+        retry_after: Nanos,
     },
     /// It waited, and was dropped from a full queue to make room for another; see [`WhenFull`](crate::WhenFull).
     Displaced,
@@ -84,9 +84,10 @@ impl Refusal {
     #[must_use]
     pub fn retry_after(self) -> Option<Duration> {
         match self {
-            Refusal::Limited { retry_after: Duration::MAX } => None,
-            Refusal::QueueFull { retry_after: Duration::MAX, .. } => None,
-            Refusal::Limited { retry_after } | Refusal::QueueFull { retry_after, .. } => Some(retry_after),
+            Refusal::Limited { retry_after: Duration::MAX }
+            | Refusal::QueueFull { retry_after: Nanos::MAX } => None,
+            Refusal::Limited { retry_after } => Some(retry_after),
+            Refusal::QueueFull { retry_after } => Some(retry_after.as_duration()),
             _ => None,
         }
     }
@@ -110,12 +111,10 @@ impl fmt::Display for Refusal {
             Refusal::InUse { limit } => write!(f, "all {limit} permits are in use"),
             #[cfg(feature = "keyed")]
             Refusal::TooManyKeys { limit } => write!(f, "all {limit} keys are limited, no room for another"),
-            Refusal::QueueFull { waiting, retry_after: Duration::MAX } => {
-                write!(f, "queue is full, {waiting} wait, no place is ever free")
+            Refusal::QueueFull { retry_after: Nanos::MAX } => {
+                f.write_str("queue is full, no place is ever free")
             }
-            Refusal::QueueFull { waiting, retry_after } => {
-                write!(f, "queue is full, {waiting} wait, retry after {retry_after:?}")
-            }
+            Refusal::QueueFull { retry_after } => write!(f, "queue is full, retry after {retry_after}"),
             Refusal::Displaced => f.write_str("dropped from a full queue to make room for another request"),
             Refusal::ZeroPermits => f.write_str("0 permits requested, at least 1 is needed"),
         }

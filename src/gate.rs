@@ -229,30 +229,32 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Takes what is asked for now or not at all.
     #[inline]
-    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<Option<R::Charge>, Refusal> {
-        self.try_acquire_as(ask, 0)
+    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<(), Refusal> {
+        // Each way forgets its charge by itself, so that this one does not have to put it where the other one does.
+        if self.front.load(Ordering::Relaxed) == 0 {
+            return self.rule.try_take(self.clock.now(), ask).map(drop);
+        }
+        self.try_acquire_behind(ask, 0).map(drop)
     }
 
-    /// The same for a request of this priority.
+    /// The same for a request of this priority. Returns what it took, if anything.
     #[inline]
     pub(crate) fn try_acquire_as(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
         if self.front.load(Ordering::Relaxed) == 0 {
-            self.rule.try_take(self.clock.now(), ask).map(Some)
-        } else {
-            self.try_acquire_behind(ask, priority)
+            return self.rule.try_take(self.clock.now(), ask).map(Some);
         }
+        self.try_acquire_behind(ask, priority)
     }
 
     /// The same for a request that says more. How long it would wait does not matter.
-    pub(crate) fn try_acquire_with(
-        &self,
-        ask: &R::Ask,
-        request: &Request,
-    ) -> Result<Option<R::Charge>, Refusal> {
+    pub(crate) fn try_acquire_with(&self, ask: &R::Ask, request: &Request) -> Result<(), Refusal> {
         if request.exempt {
-            return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt));
+            return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt)).map(drop);
         }
-        self.try_acquire_as(ask, request.priority)
+        if self.front.load(Ordering::Relaxed) == 0 {
+            return self.rule.try_take(self.clock.now(), ask).map(drop);
+        }
+        self.try_acquire_behind(ask, request.priority).map(drop)
     }
 
     /// The same while others wait, or a flag is up.

@@ -231,7 +231,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// same call succeeds that much later and not before.
     #[inline]
     pub fn try_acquire(&self) -> Result<(), Refusal> {
-        self.gate.try_acquire(&1).map(drop)
+        self.gate.try_acquire(&1)
     }
 
     /// Takes `n` permits now, or refuses.
@@ -246,7 +246,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once.
     #[inline]
     pub fn try_acquire_many(&self, n: u32) -> Result<(), Refusal> {
-        self.gate.try_acquire(&n).map(drop)
+        self.gate.try_acquire(&n)
     }
 
     /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends nothing.
@@ -380,7 +380,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), Refusal>(())
     /// ```
     pub fn try_acquire_with(&self, request: Request) -> Result<(), Refusal> {
-        self.gate.try_acquire_with(&request.permits, &request).map(drop)
+        self.gate.try_acquire_with(&request.permits, &request)
     }
 
     /// Blocks the calling thread until it has one permit. Returns the time waited.

@@ -66,8 +66,8 @@ enum Told {
     /// In quarters.
     Limited(i64),
     ExceedsBurst(u32),
-    /// How many wait, and in how many quarters there is room.
-    QueueFull(u32, i64),
+    /// In how many quarters there is room.
+    QueueFull(i64),
     Displaced,
 }
 
@@ -224,7 +224,7 @@ impl Model {
         }
         if bounded && !self.fits(&self.line, n) {
             let Some((line, gone)) = self.room(n, priority) else {
-                self.told.push((name, self.full(n, priority, due)));
+                self.told.push((name, self.full(n, due)));
                 return;
             };
             self.line = line;
@@ -243,7 +243,7 @@ impl Model {
         }
     }
 
-    fn full(&self, n: u32, priority: i8, own: i64) -> Told {
+    fn full(&self, n: u32, own: i64) -> Told {
         let mut at = own;
         for served in 1..=self.line.len() {
             let last = self.line[served - 1];
@@ -256,8 +256,7 @@ impl Model {
                 break;
             }
         }
-        let _ = priority;
-        Told::QueueFull(u32::try_from(self.line.len()).expect("few"), Self::span(at, self.now))
+        Told::QueueFull(Self::span(at, self.now))
     }
 
     fn attempt(&mut self, n: u32, priority: i8) -> Told {
@@ -311,7 +310,7 @@ fn told(answer: Result<(), Refusal>) -> Told {
         Ok(()) => Told::Granted,
         Err(Refusal::Limited { retry_after }) => Told::Limited(quarters(retry_after)),
         Err(Refusal::ExceedsBurst { burst, .. }) => Told::ExceedsBurst(burst),
-        Err(Refusal::QueueFull { waiting, retry_after }) => Told::QueueFull(waiting, quarters(retry_after)),
+        Err(Refusal::QueueFull { retry_after }) => Told::QueueFull(quarters(retry_after.as_duration())),
         Err(Refusal::Displaced) => Told::Displaced,
         Err(other) => panic!("{other}"),
     }

@@ -288,7 +288,7 @@ fn who_is_refused_or_dropped_by_a_bound_is_told() {
             "refused 1: dropped from a full queue to make room for another request",
             "dropped 1 after 0ns",
             "refused 2: dropped from a full queue to make room for another request",
-            "refused 1: queue is full, 0 wait, retry after 1s",
+            "refused 1: queue is full, retry after 1s",
         ]
     );
 }

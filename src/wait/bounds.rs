@@ -26,7 +26,7 @@ use crate::wait::queue::{After, Queue, Source, State};
 /// limiter.set_queue_bounds(QueueBounds::waiters(2));
 /// limiter.try_acquire()?;
 /// let places = (limiter.reserve(1)?, limiter.reserve(1)?);
-/// assert!(matches!(limiter.reserve(1), Err(Refusal::QueueFull { waiting: 2, .. })));
+/// assert!(matches!(limiter.reserve(1), Err(Refusal::QueueFull { .. })));
 /// # drop(places);
 /// # Ok::<(), Refusal>(())
 /// ```
@@ -123,11 +123,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             return Ok(());
         }
         let Some(victims) = self.victims(from.rule, from.rule.permits(ask), priority) else {
-            let retry_after = self.room_at(from.rule, now, ask, priority).saturating_since(now).as_duration();
-            return Err(Refusal::QueueFull {
-                waiting: u32::try_from(self.len()).unwrap_or(u32::MAX),
-                retry_after,
-            });
+            let retry_after = self.room_at(from.rule, now, ask, priority).saturating_since(now);
+            return Err(Refusal::QueueFull { retry_after });
         };
         for key in victims {
             self.settle(from.rule, key, State::Refused(Refusal::Displaced), after);

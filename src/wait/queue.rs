@@ -245,6 +245,19 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         (self.len + self.unseen() + self.seats.len()).saturating_mul(ONE) | self.control.flags(self.latest)
     }
 
+    /// Nobody passes before.
+    pub(crate) fn pause_until(&mut self, until: Nanos) {
+        self.control.opens = until;
+        self.seats.opens = until;
+    }
+
+    /// Ends a pause. Returns whether there was one.
+    pub(crate) fn resume(&mut self, now: Nanos) -> bool {
+        let paused = self.control.resume(now);
+        self.seats.opens = self.control.opens;
+        paused
+    }
+
     /// Whether nobody passes now.
     pub(crate) fn is_paused(&self) -> bool {
         self.control.opens > self.latest
@@ -437,7 +450,6 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
     /// when the first of the others is due. Tells those about it who wait for several limiters.
     pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
-        self.seats.opens = self.control.opens;
         let mut due = self.serve_due(from, now, after);
         if due.is_some() && self.control.shadow {
             self.pass_all(from, now, after);
