@@ -9,7 +9,7 @@ use tidegate::compose::AcquireAll;
 use tidegate::{
     AllOf, AllRefusal, AnyPolicy, Blocked, CountingLimit, FixedWindow, LeakyBucket, ManualClock, Rate,
     RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
-    TokenBucket,
+    TokenBucket, TokioClock,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -501,4 +501,61 @@ fn threads_wait_in_the_same_queue() {
     clock.advance(2 * SECOND);
     assert_eq!(thread.join().expect("no panic").ok(), Some(2 * SECOND));
     assert_limited(both.blocking_try_acquire_within(SECOND), "b", SECOND);
+}
+
+/// Clocks that began at different times agree on how long it takes.
+#[tokio::test(start_paused = true)]
+async fn clocks_may_have_begun_at_different_times() -> Result<(), AllRefusal> {
+    let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), TokioClock::new());
+    tokio::time::sleep(300 * MS).await;
+    let b = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(4), 1), TokioClock::new());
+    tokio::time::sleep(300 * MS).await;
+    for both in [AllOf::new("a", &a).with("b", &b), AllOf::new("b", &b).with("a", &a)] {
+        let _permits = both.acquire().await?;
+        assert_eq!(both.acquire().await?.waited(), SECOND);
+        assert_limited(both.try_acquire_within(750 * MS).await, "a", 250 * MS);
+        tokio::time::sleep(5 * SECOND).await;
+    }
+    Ok(())
+}
+
+/// The waker of one who waits panics: the others are served all the same, at every member.
+#[test]
+fn a_waker_that_panics_costs_nobody_their_turn() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: std::sync::Arc<Self>) {
+            panic!("foreign code");
+        }
+    }
+    let clock = ManualClock::new();
+    let (a, b, both) = used_up(&clock, 2 * SECOND);
+    let mut bad = Box::pin(both.acquire());
+    let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
+    assert!(bad.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+    let mut good = waiting(both.acquire());
+    let mut plain = spawn(a.acquire());
+    assert_pending!(plain.poll());
+    for _ in 0..50 {
+        let step = std::panic::AssertUnwindSafe(|| clock.advance(100 * MS));
+        let _ = std::panic::catch_unwind(step);
+    }
+    assert!(good.is_woken() && plain.is_woken());
+    drop(assert_ready_ok!(good.poll()));
+    assert_ready!(plain.poll());
+    drop(bad);
+    assert_eq!((a.status().waiting, b.status().waiting), (0, 0));
+}
+
+/// A member's waiter whose event loop stands still, and that of the composite: whoever comes by serves both.
+#[test]
+fn whoever_comes_by_serves_those_who_are_due() {
+    let clock = ManualClock::new();
+    let (a, b, both) = used_up(&clock, 2 * SECOND);
+    let reserved = b.reserve(1).expect("a place");
+    let wait = waiting(both.acquire());
+    clock.advance(4 * SECOND);
+    assert!(wait.is_woken());
+    drop((wait, reserved));
+    assert!(b.try_acquire().is_ok() && a.try_acquire().is_ok());
 }

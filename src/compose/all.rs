@@ -349,20 +349,21 @@ impl<C: Timer> Rule<C> for All<C> {
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
-        let mut due = Span::MIN;
+        let (mut due, mut from) = (Span::MIN, None);
         for _ in 0..ROUNDS {
-            // By then others in seats may go first who do not now, or the other way round.
-            let judged = self.rates(ask).map(|(index, member, n)| {
-                let (ahead, seat) = (ahead.get(index).copied().unwrap_or(0), self.seat(index));
-                let place = if ahead == 0 { seat } else { 0 };
-                member.due(due, place, seat, ahead, n)
-            });
-            let judged = judged.max().unwrap_or(Span::MIN);
+            // By then others in seats may go first who do not now, or the other way round. Not where this is due by then anyway.
+            let judged =
+                self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
+                    let (ahead, seat) = (ahead.get(index).copied().unwrap_or(0), self.seat(index));
+                    let place = if ahead == 0 { seat } else { 0 };
+                    (member.due(due, place, seat, ahead, n), index)
+                });
+            let Some((judged, index)) = judged.max() else { break };
             if judged <= due.max(0) {
                 due = due.max(judged);
                 break;
             }
-            due = judged;
+            (due, from) = (judged, Some(index));
         }
         time(now, due)
     }

@@ -13,6 +13,7 @@ use crate::compose::weights::Weights;
 use crate::compose::{AllOf, AllPermits, AllRefusal};
 use crate::gate::{Gate, Poller, Wait};
 use crate::sync::lock;
+use crate::wait::blocking;
 
 /// Permits of all members for a cost that was estimated: [settle](AllEstimate::settle) it when the cost is known.
 ///
@@ -99,6 +100,23 @@ impl<C: Timer> AllOf<C> {
         let ask = self.weigh(weights)?;
         match self.gate.try_in_line(&ask, self.priority) {
             Ok(charge) => Ok(AllEstimate::new(ask, charge, Duration::ZERO)),
+            Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
+        }
+    }
+
+    /// Blocks the calling thread until it has an estimate of each member, to be settled when the cost is known.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_weighted`](AllOf::acquire_weighted).
+    pub fn blocking_acquire_estimate(&self, weights: &[u32]) -> Result<AllEstimate, AllRefusal> {
+        let ask = self.weigh(weights)?;
+        let wait = Wait::within(&self.gate, ask.clone(), None).keeping();
+        match blocking::acquire(&self.gate, wait) {
+            Ok((waited, charge, begun)) => {
+                lock(&self.gate.queue).end(begun);
+                Ok(AllEstimate::new(ask, charge, waited))
+            }
             Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
         }
     }

@@ -84,7 +84,8 @@ use crate::wait::blocking;
 /// One request can weigh differently in each member: one call and 850 tokens. Weights are given in the order in which the members were
 /// added, and a member with weight 0 is not asked.
 ///
-/// Name each limiter once. All rate limiters of one composite have clocks of one type.
+/// Name each limiter once. All rate limiters of one composite have clocks of one type that run at the same pace; they may have begun at different
+/// times. Alarms are set by the clock of the first.
 ///
 /// # Fairness
 ///
