@@ -207,7 +207,7 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
         drop(request);
         other.join().expect("no panic");
         for gate in [&a, &b] {
-            assert_eq!(gate.waiting.load(Ordering::Relaxed), 0, "no seat is left");
+            assert_eq!(gate.front.load(Ordering::Relaxed), 0, "no seat is left");
             assert!(gate.try_acquire(&1).is_ok() && gate.try_acquire(&1).is_err());
         }
     });

@@ -111,11 +111,13 @@ impl<C: Timer> AllOf<C> {
     /// As [`acquire_weighted`](AllOf::acquire_weighted).
     pub fn blocking_acquire_estimate(&self, weights: &[u32]) -> Result<AllEstimate, AllRefusal> {
         let ask = self.weigh(weights)?;
-        let wait = Wait::within(&self.gate, ask.clone(), None).keeping();
+        let wait = Wait::within(&self.gate, ask.clone(), None).of_priority(self.priority).keeping();
         match blocking::acquire(&self.gate, wait) {
             Ok((waited, charge, begun)) => {
-                lock(&self.gate.queue).end(begun);
-                Ok(AllEstimate::new(ask, charge, waited))
+                if charge.is_some() {
+                    lock(&self.gate.queue).end(begun);
+                }
+                Ok(AllEstimate::new(ask, charge.unwrap_or_default(), waited))
             }
             Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
         }
