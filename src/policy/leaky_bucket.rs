@@ -187,14 +187,6 @@ impl Policy for LeakyBucket {
         self.bucket.debit(state, at, n);
     }
 
-    fn retire(&self, state: &BucketState, at: Nanos) -> bool {
-        self.bucket.retire(state, at)
-    }
-
-    fn is_retired(&self, state: &BucketState) -> bool {
-        state.is_retired()
-    }
-
     /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is passing.
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         // One is always passing, and what is undelayed has to fit.

@@ -143,8 +143,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// Charges `n` permits at the time `at` whether they are there or not: for work that was done without asking, or turned out to be
     /// larger than what was asked for. What is not there is owed, and those who come later wait for it.
     ///
-    /// Where there is no limit, and where nothing tells what a permit is worth, nothing is charged. A [retired](Policy::retire) state
-    /// stays as it is: look at [`is_retired`](Policy::is_retired) afterwards.
+    /// Where there is no limit, and where nothing tells what a permit is worth, nothing is charged.
     ///
     /// A policy that does not implement it takes as much as is there, and nobody owes the rest.
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {
@@ -155,29 +154,6 @@ pub trait Policy: Debug + Send + Sync + 'static {
                 Err(_) => part /= 2,
             }
         }
-    }
-
-    /// Retires the state if at the time `at` nothing is owed, nothing is counted and the stock is full, so that a new state can take
-    /// its place: for limiters with a state for each key, that forget keys. Returns whether it did; if not, nothing changed.
-    ///
-    /// **A retired state grants nothing any more**, whoever still holds it: each [`try_acquire`](Policy::try_acquire) is
-    /// [`Refusal::Limited`] without end, and neither time, nor a change, nor anything that is given back alters that. Of a grant and a
-    /// retirement that meet, only one succeeds. Where there is no limit, a grant writes nothing, and so does no harm.
-    ///
-    /// A policy that starts otherwise than it rests begins again as it starts. Whether the state is full is judged by the terms in force:
-    /// if these change at the same moment, by the old ones or the new ones.
-    ///
-    /// A policy that does not implement it never retires a state.
-    fn retire(&self, state: &Self::State, at: Nanos) -> bool {
-        let _ = (state, at);
-        false
-    }
-
-    /// Whether the state was [retired](Policy::retire). It may say so, too, of one whose debt ends at the very end of time, which nobody
-    /// gets a permit out of either.
-    fn is_retired(&self, state: &Self::State) -> bool {
-        let _ = state;
-        false
     }
 
     /// Changes the rate, the burst or both. Returns the level that the state is left at. Each policy states what happens to

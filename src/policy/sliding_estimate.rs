@@ -16,8 +16,6 @@
 //! | 32..64 | permits used in the window before | | at most `u32::MAX` |
 //! | 0..32 | permits used in this one | | at most `u32::MAX` |
 //!
-//! A window that begins at the end of all stamps, with all bits set, was retired: no time turns it, and no limit is as high.
-//!
 //! # Invariant
 //!
 //! At most `limit` permits in each aligned window, and less than twice the limit in any span of its length. The error is largest
@@ -109,9 +107,6 @@ struct Word {
     before: u32,
     used: u32,
 }
-
-/// The word of a state that was retired.
-const DEAD: Word = Word { beginning: Stamp::MAX, before: u32::MAX, used: u32::MAX };
 
 impl Word {
     fn decode(bits: u128) -> Word {
@@ -216,12 +211,8 @@ fn due(word: Word, n: u64, window: &Window) -> Stamp {
     word.beginning.saturating_add(length).saturating_add(length - part)
 }
 
-/// Replaces the state, whatever it is, unless it was retired.
 fn replace(state: &EstimateState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| {
-        let word = Word::decode(bits);
-        Ok::<_, Infallible>((if word == DEAD { DEAD } else { new(word) }.encode(), ()))
-    });
+    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
 }
 
 impl Policy for SlidingEstimate {
@@ -333,21 +324,6 @@ impl Policy for SlidingEstimate {
             let (word, _) = Self::open(word, stamp(at), &window);
             Word { used: word.used.saturating_add(n), ..word }
         });
-    }
-
-    fn retire(&self, state: &EstimateState, at: Nanos) -> bool {
-        let (window, now) = (self.window.get(), stamp(at));
-        let retired = update(&state.word, |bits| {
-            let word = Word::decode(bits);
-            let (open, _) = Self::open(word, now, &window);
-            let unused = window.unlimited || open.before == 0 && open.used == 0;
-            if unused && word != DEAD { Ok((DEAD.encode(), ())) } else { Err(()) }
-        });
-        retired.is_ok()
-    }
-
-    fn is_retired(&self, state: &EstimateState) -> bool {
-        Word::decode(Cell::load(&state.word)) == DEAD
     }
 
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
