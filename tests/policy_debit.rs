@@ -94,3 +94,53 @@ fn what_a_large_request_did_not_use_is_not_saved() -> Result<(), Box<dyn Error>>
     assert_eq!(policy.ready_at(&state, at(1000), 0, 1), at(1001));
     Ok(())
 }
+
+/// At zero, what is counted in permits is charged; a debt that is a time has no length.
+#[test]
+fn a_debit_at_zero_is_owed_in_permits() -> Result<(), Box<dyn Error>> {
+    let rate = Rate::per_second(10);
+    // What is due a second later for one permit, if 20 are charged at zero and then the rate comes back.
+    let due = |policy: AnyPolicy| {
+        let state = policy.start(at(0));
+        policy.set_rate(&state, at(0), Rate::ZERO);
+        policy.debit(&state, at(0), 20);
+        policy.set_rate(&state, at(0), rate);
+        policy.ready_at(&state, at(0), 0, 1)
+    };
+    // Ten were in stock.
+    assert_eq!(due(TokenBucket::new(rate, 10).into()), Nanos::new(1_100_000_000));
+    assert_eq!(due(LeakyBucket::new(rate).into()), at(2));
+    assert_eq!(due(FixedWindow::new(rate).into()), at(1));
+    assert_eq!(due(SlidingWindow::new(rate, 2).into()), at(1));
+    // Of twenty in the window before, half count when half of it is over.
+    assert_eq!(due(SlidingEstimate::new(rate).into()), Nanos::new(1_550_000_000));
+    assert_eq!(due(SlidingLog::new(rate).into()), at(1));
+    assert_eq!(due(SmoothBursty::new(rate).into()), at(0));
+    assert_eq!(due(SmoothWarmingUp::new(rate, Duration::from_secs(4)).into()), at(0));
+    Ok(())
+}
+
+/// A bucket that never had a rate remembers how many, too.
+#[test]
+fn a_debit_before_any_rate_is_owed() {
+    let policy = TokenBucket::new(Rate::ZERO, 10);
+    let state = policy.start(at(0));
+    policy.debit(&state, at(0), 30);
+    policy.set_rate(&state, at(5), Rate::per_second(10));
+    assert_eq!(policy.ready_at(&state, at(5), 0, 1), Nanos::new(7_100_000_000));
+}
+
+#[test]
+fn without_a_limit_nothing_is_owed() -> Result<(), Box<dyn Error>> {
+    for policy in policies(Rate::UNLIMITED)? {
+        let (state, plain) = (policy.start(at(10)), policy.start(at(10)));
+        policy.debit(&state, at(10), u32::MAX);
+        assert!(policy.ready_at(&state, at(10), 0, 1) <= at(10), "{policy:?}");
+        for state in [&plain, &state] {
+            policy.set_rate(state, at(10), Rate::UNLIMITED);
+            policy.set_rate(state, at(10), Rate::per_second(5));
+        }
+        assert_eq!(policy.status(&state, at(10)), policy.status(&plain, at(10)), "{policy:?}");
+    }
+    Ok(())
+}

@@ -143,7 +143,14 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// Charges `n` permits at the time `at` whether they are there or not: for work that was done without asking, or turned out to be
     /// larger than what was asked for. What is not there is owed, and those who come later wait for it.
     ///
-    /// Where there is no limit, and where nothing tells what a permit is worth, nothing is charged.
+    /// Without a limit nothing is charged: nobody waits. At a rate of [zero](Rate::ZERO)
+    ///
+    /// - a bucket charges tokens, and what is owed is paid when they come in again;
+    /// - a window counts, and so does a log, and the window stays as long as it was;
+    /// - [`SmoothBursty`] and [`SmoothWarmingUp`] charge nothing, since their stock and debt are times, and there a permit has none.
+    ///
+    /// No debit overflows. One that a bucket would pay off later than a state can tell, some 34 years after the clock's beginning, is
+    /// owed for ever; a window's counter stays at its largest number until the window is over. A log remembers as many as it has room for.
     ///
     /// A policy that does not implement it takes as much as is there, and nobody owes the rest.
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {
