@@ -141,6 +141,20 @@ fn an_estimate_that_changes_forgets_nothing() {
     one_word(SlidingEstimate::new);
 }
 
+/// The broken twin: converts the word, and then publishes the longer window.
+#[test]
+#[should_panic(expected = "two by either terms")]
+fn broken_an_estimate_that_changes_forgets_nothing() {
+    model_of_three(|| {
+        let change = |policy: &SlidingEstimate, state: &_| {
+            let (old, new) = (policy.window.get(), policy.window.with(rate("2/20s")));
+            SlidingEstimate::convert(state, stamp(at(13)), &old, &new, Keep::Count);
+            policy.window.set(rate("2/20s"));
+        };
+        assert!(granted(SlidingEstimate::new(rate("2/2s")), at(13), change) <= 2, "two by either terms");
+    });
+}
+
 #[test]
 fn a_bucket_that_changes_forgets_nothing() {
     one_word(|rate| TokenBucket::new(rate, 2));

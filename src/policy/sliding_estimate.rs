@@ -81,7 +81,7 @@ use crate::sync::AtomicU128;
 #[cfg_attr(doc, doc = include_str!("../../docs/pictures/sliding_estimate.svg"))]
 #[derive(Clone, Debug)]
 pub struct SlidingEstimate {
-    window: CurrentWindow,
+    pub(crate) window: CurrentWindow,
 }
 
 /// The state of one [`SlidingEstimate`]: three numbers in one word.
@@ -169,6 +169,15 @@ impl SlidingEstimate {
             _ => Word { beginning, before: 0, used: 0 },
         };
         (word, at - beginning)
+    }
+
+    /// Makes the word say in a new window what it says in the old one.
+    pub(crate) fn convert(state: &EstimateState, now: Stamp, old: &Window, new: &Window, keep: Keep) {
+        let carried = |count: u32| small(old.carried_over(u64::from(count), new, keep));
+        replace(state, |word| {
+            let (word, _) = Self::open(word, now, old);
+            Word { beginning: new.beginning(now), before: carried(word.before), used: carried(word.used) }
+        });
     }
 }
 
@@ -329,18 +338,12 @@ impl Policy for SlidingEstimate {
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let rate = change.rate.unwrap_or(self.rate());
-        let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
-        let keep = change.keep.unwrap_or(Keep::Count);
-        let carried = |count: u32| small(old.carried_over(u64::from(count), &new, keep));
+        let (old, new) = (self.window.get(), self.window.with(rate));
         // A longer window is published first, and a shorter one last, so that nobody takes a window to be over that is not.
         if new.length > old.length {
             self.window.set(rate);
         }
-        replace(state, |word| {
-            let (word, _) = Self::open(word, now, &old);
-            let beginning = new.beginning(now);
-            Word { beginning, before: carried(word.before), used: carried(word.used) }
-        });
+        Self::convert(state, stamp(at), &old, &new, change.keep.unwrap_or(Keep::Count));
         self.window.set(rate);
         Ok(u64::MAX)
     }
