@@ -163,12 +163,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
         }
     }
 
-    /// Changes the rate, the burst or both. Returns the level that the state is left at. Each policy states what happens to
+    /// Changes the rate, the burst or what else there is. Returns the level that the state is left at. Each policy states what happens to
     /// saved permits and debts, unless the change says it.
     ///
     /// # Errors
     ///
-    /// A [`PolicyError`], for a burst where there is none, or numbers that are too large; then nothing was changed. A new
+    /// A [`PolicyError`], for a burst, a capacity or a longest wait where there is none, or numbers that are too large; then nothing was changed. A new
     /// rate alone is never an error: what does not fit is rounded to less.
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError>;
 

@@ -239,7 +239,7 @@ impl Policy for TokenBucket {
     }
 
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.bucket.change(state, at, change)
+        self.bucket.change(state, at, change.without_height()?)
     }
 
     fn rate(&self) -> Rate {
