@@ -39,9 +39,16 @@
 //!
 //! **A change** first converts the word and then replaces the numbers. A request that overlaps with it may see any mixture of the
 //! old and the new: it pays the old or the new price, out of the old or the new burst, as if it had come a moment earlier or
-//! later; or it loses what was in stock. That is one request of each thread, and the next one sees the change whole. It cannot be
-//! worse, since the word is a time on the common clock before and after: where nothing comes in, the bucket's clock stops at
-//! the time of the change, and the word stays.
+//! later; or it loses what was in stock. The next request of a thread loads the numbers again, and finds the same while whoever changes
+//! stalls between the two steps. What that costs depends on the way:
+//!
+//! | the stock becomes | old numbers make of the new word | so meanwhile |
+//! |---|---|---|
+//! | less time, as when the rate becomes faster | fewer permits | nothing is granted twice: `loom-tests/change.rs` |
+//! | more time, as when it becomes slower | more permits, up to the old burst | of the old burst, what was spent can be had once more |
+//!
+//! It cannot be worse once the numbers are those of either, since the word is a time on the common clock before and after: where nothing
+//! comes in, the bucket's clock stops at the time of the change, and the word stays.
 
 use std::convert::Infallible;
 use std::time::Duration;
