@@ -8,7 +8,9 @@ use super::support::{model, model_of_three};
 use crate::nanos::Nanos;
 use crate::policy::sliding_window::{Cell, SlidingState, replace};
 use crate::policy::window::stamp;
-use crate::policy::{Change, FixedWindow, Keep, Policy, SlidingEstimate, SlidingWindow, TokenBucket};
+use crate::policy::{
+    BucketState, Change, FixedWindow, Keep, Policy, SlidingEstimate, SlidingWindow, TokenBucket,
+};
 use crate::rate::Rate;
 use crate::sync::{AtomicU128, Ordering};
 
@@ -141,7 +143,65 @@ fn an_estimate_that_changes_forgets_nothing() {
     one_word(SlidingEstimate::new);
 }
 
+/// The broken twin: converts the word, and then publishes the longer window.
+#[test]
+#[should_panic(expected = "two by either terms")]
+fn broken_an_estimate_that_changes_forgets_nothing() {
+    model_of_three(|| {
+        let change = |policy: &SlidingEstimate, state: &_| {
+            let (old, new) = (policy.window.get(), policy.window.with(rate("2/20s")));
+            SlidingEstimate::convert(state, stamp(at(13)), &old, &new, Keep::Count);
+            policy.window.set(rate("2/20s"));
+        };
+        assert!(granted(SlidingEstimate::new(rate("2/2s")), at(13), change) <= 2, "two by either terms");
+    });
+}
+
 #[test]
 fn a_bucket_that_changes_forgets_nothing() {
     one_word(|rate| TokenBucket::new(rate, 2));
+}
+
+/// A bucket of two, of which some are taken, becomes faster, while another thread tries twice. Returns how many were
+/// granted, all in the same instant.
+fn granted_while_faster(
+    taken: usize,
+    other_takes: impl Fn(&TokenBucket, &BucketState) -> bool + Send + 'static,
+) -> usize {
+    let policy = Arc::new(TokenBucket::new(rate("2/20s"), 2));
+    let state = Arc::new(policy.start(Nanos::ZERO));
+    let now = at(13);
+    for _ in 0..taken {
+        policy.try_acquire(&state, now, 1).expect("the first");
+    }
+    let other = {
+        let (policy, state) = (policy.clone(), state.clone());
+        thread::spawn(move || (0..2).filter(|_| other_takes(&policy, &state)).count())
+    };
+    policy.change(&state, now, Change::rate(rate("2/2s"))).expect("fits");
+    let meanwhile = other.join().expect("no panic");
+    taken + meanwhile + (0..4).take_while(|_| policy.try_acquire(&state, now, 1).is_ok()).count()
+}
+
+#[test]
+fn a_bucket_that_becomes_faster_grants_nothing_twice() {
+    for taken in [0, 1] {
+        model_of_three(move || {
+            let granted =
+                granted_while_faster(taken, |policy, state| policy.try_acquire(state, at(13), 1).is_ok());
+            assert!(granted <= 2, "two by either terms");
+        });
+    }
+}
+
+/// The broken twin: the faster rate is published before the bucket is converted.
+#[test]
+#[should_panic(expected = "two by either terms")]
+fn broken_a_bucket_that_becomes_faster_grants_nothing_twice() {
+    model_of_three(|| {
+        let published = TokenBucket::new(rate("2/2s"), 2);
+        let granted =
+            granted_while_faster(1, move |_, state| published.try_acquire(state, at(13), 1).is_ok());
+        assert!(granted <= 2, "two by either terms");
+    });
 }

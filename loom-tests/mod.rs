@@ -8,7 +8,6 @@ mod gate;
 #[cfg(feature = "keyed")]
 mod keyed;
 mod published;
-mod retire;
 mod sliding_log;
 mod sliding_window;
 mod support;

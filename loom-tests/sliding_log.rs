@@ -1,4 +1,4 @@
-//! The ring of the sliding log: a writer that stalls, and grants that are given back.
+//! The ring of the sliding log: a writer that stalls, grants that are given back, and debits.
 
 use std::sync::Arc;
 
@@ -127,5 +127,23 @@ fn giving_back_an_older_grant_keeps_the_newer_ones() {
         // Out are those of 25 and 26: one is free, and the next when the one of 25 is over.
         log.try_acquire(&state, Nanos::new(27), 1).expect("the one given back");
         assert_eq!(log.ready_at(&state, Nanos::new(27), 0, 1), Nanos::new(35));
+    });
+}
+
+/// More is counted than there is room for, while somebody takes: what was counted stays, and what is taken counts beside it.
+#[test]
+fn a_debit_is_counted_beside_a_take() {
+    model(|| {
+        let policy = Arc::new(SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate")));
+        let state = Arc::new(policy.start(Nanos::ZERO));
+        policy.try_acquire(&state, Nanos::new(20), 1).expect("the first");
+        let other = {
+            let (policy, state) = (policy.clone(), state.clone());
+            thread::spawn(move || policy.debit(&state, Nanos::new(40), 2))
+        };
+        let _ = policy.try_acquire(&state, Nanos::new(40), 1);
+        other.join().expect("no panic");
+        assert!(policy.try_acquire(&state, Nanos::new(40), 1).is_err());
+        assert_eq!(policy.ready_at(&state, Nanos::new(40), 0, 1), Nanos::new(50));
     });
 }

@@ -199,6 +199,16 @@ pub enum PolicyError {
         /// The burst given.
         burst: u32,
     },
+    /// A capacity was given to a policy without a bucket that can overflow.
+    NoCapacity {
+        /// The capacity given.
+        capacity: u32,
+    },
+    /// A longest wait was given to a policy that has none.
+    NoMaxWait {
+        /// The time given.
+        max_wait: Duration,
+    },
     /// The bucket takes longer to fill than a state can tell.
     Fill {
         /// The burst given.
@@ -249,6 +259,12 @@ impl fmt::Display for PolicyError {
             }
             PolicyError::NoBurst { burst } => {
                 write!(f, "a burst of {burst} was given to a policy that has no burst in permits")
+            }
+            PolicyError::NoCapacity { capacity } => {
+                write!(f, "a capacity of {capacity} was given to a policy whose bucket cannot overflow")
+            }
+            PolicyError::NoMaxWait { max_wait } => {
+                write!(f, "a longest wait of {max_wait:?} was given to a policy that has none")
             }
             PolicyError::Fill { burst, rate, limit } => {
                 write!(

@@ -194,8 +194,6 @@ enum Call {
     Debit(u32),
     /// Takes so many, and gives back all but so many of them.
     Settle(u32, u32),
-    /// Retires the state, and goes on with a new one.
-    Retire,
 }
 
 fn some_period() -> impl Strategy<Value = i128> {
@@ -236,7 +234,6 @@ fn some_calls(changes: impl Strategy<Value = Flow> + 'static) -> impl Strategy<V
         2 => n().prop_map(Call::Refund),
         1 => n().prop_map(Call::Debit),
         2 => (n(), 0u32..8).prop_map(|(n, used)| Call::Settle(n, used)),
-        2 => Just(Call::Retire),
         2 => (changes, 0u32..40, some_keep()).prop_map(|(flow, burst, keep)| Call::Change(flow, burst, keep)),
     ];
     vec(call, 1..60)
@@ -433,31 +430,6 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                         self.log.push(Passed { came_in: self.came_in, permits: used.into() });
                     }
                 }
-            }
-            Call::Retire => {
-                let outlook = self.outlook();
-                let (there, full) = (self.model.endless(at), self.model.full());
-                if !self.policy.retire(&self.state, self.now) {
-                    let sliver = self.model.more + self.model.less;
-                    prop_assert!(there < full + sliver, "{} of {} were there", there, full);
-                    prop_assert!(!self.policy.is_retired(&self.state));
-                    prop_assert_eq!(outlook, self.outlook());
-                    return Ok(());
-                }
-                prop_assert!(there + self.model.more >= full, "{} of {} were there", there, full);
-                prop_assert!(self.policy.is_retired(&self.state));
-                prop_assert_eq!(self.policy.status(&self.state, self.now).available, 0);
-                prop_assert_eq!(self.ready_at(0, 1), Nanos::MAX);
-                self.policy.refund(&self.state, self.now, 5);
-                self.policy.debit(&self.state, self.now, 5);
-                for at in [Nanos::ZERO, self.now, Nanos::MAX] {
-                    let never = Refusal::Limited { retry_after: Duration::MAX };
-                    prop_assert_eq!(self.policy.try_acquire(&self.state, at, 1).err(), Some(never));
-                }
-                // What a new one has is no more than this one had.
-                self.state = self.policy.start(self.now);
-                let stock = self.model.start.map_or(full, |permits| full.min(i128::from(permits) * PARTS));
-                self.model.set(at, stock);
             }
             Call::Change(flow, burst, keep) => {
                 // What a debt becomes is in `tests/policy_cases.rs`. It takes a clock that goes back.

@@ -1,14 +1,18 @@
-//! Waiting in policies that count: who is served when a window turns, and what is left of waits that were dropped.
+//! Waiting in policies that count: who is served when a window turns, and what is left of waits that were dropped. And a leaky bucket whose
+//! height changes.
 
 mod support;
 
 use std::error::Error;
+use std::task::Poll;
 use std::time::Duration;
 
 use support::{MS, waiting};
+use tidegate::policy::Keep;
 use tidegate::{
-    AnyPolicy, Change, FixedWindow, ManualClock, Policy, Rate, RateLimiter, Refusal, SlidingLog,
-    SlidingWindow, TokenBucket,
+    AnyPolicy, Blocked, Change, FixedWindow, LeakyBucket, ManualClock, Nanos, Policy, PolicyError, Rate,
+    RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
+    TokenBucket, Unlimited,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_eq};
@@ -199,4 +203,105 @@ fn a_waiter_larger_than_the_new_burst_is_refused_and_the_others_go_on() {
         clock.advance(Duration::from_secs(20));
         assert_ready!(small.poll());
     }
+}
+
+// The height of a leaky bucket
+
+/// Those who wait stay, whatever becomes of the bucket; those who come find the new one.
+#[test]
+fn a_leaky_bucket_can_become_higher_and_lower() -> Result<(), Box<dyn Error>> {
+    let clock = ManualClock::new();
+    let policy = LeakyBucket::new(Rate::per_second(1)).capacity(1);
+    let limiter = RateLimiter::with_clock(policy, clock.clone());
+    let joins = || {
+        let mut task = spawn(limiter.acquire_many(1));
+        let poll = task.poll();
+        (task, poll)
+    };
+    let full = |retry_after| Poll::Ready(Err(Refusal::Limited { retry_after }));
+    assert_eq!(joins().1, Poll::Ready(Ok(Duration::ZERO)));
+    let (mut first, waits) = joins();
+    assert_eq!(waits, Poll::Pending);
+    assert_eq!(joins().1, full(SECOND));
+
+    limiter.change(Change::default().capacity(3))?;
+    let (mut second, waits) = joins();
+    assert_eq!(waits, Poll::Pending);
+    limiter.change(Change::rate(Rate::per_second(2)).max_wait(3 * SECOND / 2))?;
+    let (mut third, waits) = joins();
+    assert_eq!(waits, Poll::Pending);
+    assert_eq!(joins().1, full(SECOND / 2));
+    limiter.change(Change::default().max_wait(Duration::MAX))?;
+    assert_eq!(limiter.policy().max_wait(), Duration::MAX);
+    limiter.change(Change::default().capacity(0))?;
+    assert_eq!(joins().1, full(2 * SECOND));
+    for waiter in [&mut first, &mut second, &mut third] {
+        clock.advance(SECOND / 2);
+        assert!(waiter.is_woken());
+        assert!(assert_ready!(waiter.poll()).is_ok());
+    }
+    Ok(())
+}
+
+/// It does not come back by itself.
+#[test]
+fn what_is_undelayed_fits_into_a_lower_bucket() -> Result<(), Box<dyn Error>> {
+    let policy = LeakyBucket::new(Rate::per_second(1)).undelayed(9);
+    let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    let at_once = || (0..20).take_while(|_| limiter.try_acquire().is_ok()).count();
+    limiter.change(Change::default().capacity(4))?;
+    assert_eq!(limiter.status().limit, 5);
+    assert_eq!(limiter.policy().max_wait(), Duration::ZERO);
+    assert_eq!(at_once(), 5);
+    limiter.change(Change::reset().capacity(20))?;
+    assert_eq!(limiter.policy().max_wait(), 16 * SECOND);
+    assert_eq!(at_once(), 5);
+    limiter.change(Change::only_burst(10).capacity(3).keep(Keep::Reset))?;
+    assert_eq!(at_once(), 4);
+    Ok(())
+}
+
+/// What is there is the same, and so is a copy.
+#[test]
+fn a_change_of_the_height_alone_changes_nothing_else() -> Result<(), Box<dyn Error>> {
+    for rate in [Rate::per_second(3), Rate::new(1000, Duration::from_millis(7))?, Rate::ZERO] {
+        let policy = LeakyBucket::new(rate).undelayed(3);
+        let state = policy.start(Nanos::ZERO);
+        let now = Nanos::from_duration(SECOND / 7);
+        policy.debit(&state, now, 2);
+        let before = (policy.status(&state, now), policy.ready_at(&state, now, 0, 5));
+        policy.change(&state, now, Change::default().max_wait(SECOND))?;
+        assert_eq!((policy.status(&state, now), policy.ready_at(&state, now, 0, 5)), before);
+        assert_eq!(policy.rate(), rate);
+        assert_eq!(Policy::max_wait(&policy.clone()), SECOND);
+    }
+    Ok(())
+}
+
+#[test]
+fn only_a_leaky_bucket_has_a_height() -> Result<(), Box<dyn Error>> {
+    let policies: [AnyPolicy; 9] = [
+        FixedWindow::new(rate()).into(),
+        SlidingWindow::new(rate(), 5).into(),
+        SlidingEstimate::new(rate()).into(),
+        SlidingLog::new(rate()).into(),
+        TokenBucket::new(rate(), LIMIT).into(),
+        SmoothBursty::new(rate()).into(),
+        SmoothWarmingUp::new(rate(), SECOND).into(),
+        Unlimited.into(),
+        Blocked.into(),
+    ];
+    for policy in policies {
+        let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+        let before = limiter.rate();
+        let other = Change::rate(Rate::per_second(7));
+        let error = PolicyError::NoCapacity { capacity: 5 };
+        assert_eq!(limiter.change(other.capacity(5)), Err(error));
+        assert_eq!(error.to_string(), "a capacity of 5 was given to a policy whose bucket cannot overflow");
+        let error = PolicyError::NoMaxWait { max_wait: SECOND };
+        assert_eq!(limiter.change(other.max_wait(SECOND)), Err(error));
+        assert_eq!(error.to_string(), "a longest wait of 1s was given to a policy that has none");
+        assert_eq!(limiter.rate(), before);
+    }
+    Ok(())
 }

@@ -275,8 +275,6 @@ enum Call {
     Debit(u32),
     /// Takes so many, and gives back all but so many of them.
     Settle(u32, u32),
-    /// Retires the state, and goes on with a new one.
-    Retire,
 }
 
 const LONGEST: u64 = 1000;
@@ -303,7 +301,6 @@ fn some_calls(goes_back: bool) -> impl Strategy<Value = Vec<Call>> {
         1 => n().prop_map(Call::Refund),
         1 => n().prop_map(Call::Debit),
         1 => (n(), 0u32..5).prop_map(|(n, used)| Call::Settle(n, used)),
-        1 => Just(Call::Retire),
     ];
     vec(call, 1..80)
 }
@@ -527,33 +524,6 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
                     grant.n = used.min(n);
                 }
                 self.grants.retain(|grant| grant.n > 0);
-            }
-            // If the clock went back, what counts is not certain.
-            Call::Retire if self.now < self.latest => {}
-            Call::Retire => {
-                let outlook = self.outlook();
-                if !self.policy.retire(&self.state, self.now) {
-                    prop_assert!(!self.counting(self.now).is_empty());
-                    prop_assert!(!self.policy.is_retired(&self.state));
-                    prop_assert_eq!(outlook, self.outlook());
-                    return Ok(());
-                }
-                prop_assert!(self.counting(self.now).iter().all(|grant| grant.may_be_gone));
-                prop_assert!(self.policy.is_retired(&self.state));
-                prop_assert_eq!(self.policy.status(&self.state, self.now).available, 0);
-                prop_assert_eq!(self.ready_at(0, 1), Nanos::MAX);
-                for (_, charge) in self.charges.drain(..) {
-                    self.policy.undo(&self.state, self.now, charge, u64::MAX);
-                }
-                self.policy.refund(&self.state, self.now, 1);
-                self.policy.debit(&self.state, self.now, 1);
-                for at in [Nanos::ZERO, self.now, Nanos::MAX] {
-                    let never = Refusal::Limited { retry_after: Duration::MAX };
-                    prop_assert_eq!(self.policy.try_acquire(&self.state, at, 1).err(), Some(never));
-                }
-                self.state = self.policy.start(self.now);
-                self.grants.clear();
-                (self.reached, self.overflowed) = (NEVER, false);
             }
             Call::Refund(_) if self.now < self.latest || self.overflowed => {}
             Call::Refund(n) => {

@@ -227,14 +227,6 @@ impl Policy for AnyPolicy {
         each!(self, state, policy, state, plain => policy.debit(state, at, n), else ());
     }
 
-    fn retire(&self, state: &AnyState, at: Nanos) -> bool {
-        each!(self, state, policy, state, plain => policy.retire(state, at), else false)
-    }
-
-    fn is_retired(&self, state: &AnyState) -> bool {
-        each!(self, state, policy, state, plain => policy.is_retired(state), else false)
-    }
-
     fn change(&self, state: &AnyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         each!(self, state, policy, state, plain => policy.change(state, at, change), else Ok(u64::MAX))
     }

@@ -25,9 +25,6 @@
 //! |---|---|---|---|---|
 //! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | a request pays before, so a grant never moves it beyond now; a debit does, and saturates: limited for ever |
 //!
-//! The last tick but one, `ticks::DEAD`, is a bucket that was retired. It is later than any time, so that the rule refuses, and what gives
-//! back or converts leaves it alone.
-//!
 //! # Rounding
 //!
 //! The price of a request is rounded up to whole ticks once, and due times up to whole nanoseconds. Where the interval is not a whole
@@ -42,9 +39,16 @@
 //!
 //! **A change** first converts the word and then replaces the numbers. A request that overlaps with it may see any mixture of the
 //! old and the new: it pays the old or the new price, out of the old or the new burst, as if it had come a moment earlier or
-//! later; or it loses what was in stock. That is one request of each thread, and the next one sees the change whole. It cannot be
-//! worse, since the word is a time on the common clock before and after: where nothing comes in, the bucket's clock stops at
-//! the time of the change, and the word stays.
+//! later; or it loses what was in stock. The next request of a thread loads the numbers again, and finds the same while whoever changes
+//! stalls between the two steps. What that costs depends on the way:
+//!
+//! | the stock becomes | old numbers make of the new word | so meanwhile |
+//! |---|---|---|
+//! | less time, as when the rate becomes faster | fewer permits | nothing is granted twice: `loom-tests/change.rs` |
+//! | more time, as when it becomes slower | more permits, up to the old burst | of the old burst, what was spent can be had once more |
+//!
+//! It cannot be worse once the numbers are those of either, since the word is a time on the common clock before and after: where nothing
+//! comes in, the bucket's clock stops at the time of the change, and the word stays.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -471,17 +475,6 @@ impl Bucket {
         move_to(state, |zero| numbers.word(numbers.own(zero).max(floor).saturating_add(price)));
     }
 
-    pub(crate) fn retire(&self, state: &BucketState, at: Nanos) -> bool {
-        let (numbers, _) = self.numbers_and_more();
-        let floor = numbers.tick(at).saturating_sub(numbers.saved);
-        let retired =
-            update(&state.zero, |zero| match numbers.is_unlimited() || numbers.own(zero) <= floor {
-                true if zero != ticks::DEAD => Ok((ticks::DEAD, ())),
-                _ => Err(()),
-            });
-        retired.is_ok()
-    }
-
     pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let terms = self.terms().changed(change);
         let old = self.numbers_and_more();
@@ -587,19 +580,13 @@ fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 17] {
     ]
 }
 
-/// Moves the state, whatever it is, unless it was retired, and returns where to.
+/// Moves the state, whatever it is, and returns where to.
 fn move_to(state: &BucketState, target: impl Fn(u64) -> u64) -> u64 {
     let Ok(zero) = update(&state.zero, |zero| {
-        let new = if zero == ticks::DEAD { zero } else { ticks::alive(target(zero)) };
+        let new = target(zero);
         Ok::<_, Infallible>((new, new))
     });
     zero
-}
-
-impl BucketState {
-    pub(crate) fn is_retired(&self) -> bool {
-        Cell::load(&self.zero) == ticks::DEAD
-    }
 }
 
 impl Clone for Bucket {

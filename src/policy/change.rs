@@ -1,5 +1,7 @@
 //! Changes at run time, and what becomes of the permits.
 
+use std::time::Duration;
+
 use crate::error::PolicyError;
 use crate::rate::Rate;
 
@@ -16,7 +18,7 @@ pub enum Keep {
     Reset,
 }
 
-/// A change at run time: of the rate, the burst or both.
+/// A change at run time: of the rate, the burst, how many a leaky bucket holds, or all of them.
 ///
 /// The window of a windowed policy is the period of its rate.
 ///
@@ -38,6 +40,9 @@ pub enum Keep {
 pub struct Change {
     pub(crate) rate: Option<Rate>,
     pub(crate) burst: Option<u32>,
+    /// At most one of these two.
+    pub(crate) capacity: Option<u32>,
+    pub(crate) max_wait: Option<Duration>,
     pub(crate) keep: Option<Keep>,
 }
 
@@ -53,6 +58,34 @@ impl Change {
     #[must_use]
     pub fn burst(self, burst: u32) -> Change {
         Change { burst: Some(burst), ..self }
+    }
+
+    /// Also a new [capacity](super::LeakyBucket::capacity), in place of a longest wait. Only for [`LeakyBucket`](super::LeakyBucket). What is
+    /// undelayed is cut to it. Those who wait already stay.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::policy::Change;
+    /// use tidegate::{LeakyBucket, ManualClock, Policy, Rate, RateLimiter};
+    ///
+    /// let policy = LeakyBucket::new(Rate::per_second(10)).capacity(2);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// limiter.change(Change::default().capacity(5))?;
+    /// assert_eq!(limiter.policy().max_wait(), Duration::from_millis(500));
+    /// # Ok::<(), tidegate::PolicyError>(())
+    /// ```
+    #[must_use]
+    pub fn capacity(self, permits: u32) -> Change {
+        Change { capacity: Some(permits), max_wait: None, ..self }
+    }
+
+    /// Also a new [longest wait](super::LeakyBucket::max_wait), in place of a capacity. Only for [`LeakyBucket`](super::LeakyBucket). Those who
+    /// wait already stay. [`Duration::MAX`] is a bucket without end.
+    #[must_use]
+    pub fn max_wait(self, max_wait: Duration) -> Change {
+        Change { capacity: None, max_wait: Some(max_wait), ..self }
     }
 
     /// What becomes of the permits, instead of the policy's own rule.
@@ -73,11 +106,20 @@ impl Change {
         Change::default().keep(Keep::Reset)
     }
 
-    /// For policies without a burst in permits.
+    /// For policies without a burst in permits, and without a bucket that can overflow.
     pub(crate) fn without_burst(self) -> Result<Change, PolicyError> {
         match self.burst {
-            None => Ok(self),
+            None => self.without_height(),
             Some(burst) => Err(PolicyError::NoBurst { burst }),
+        }
+    }
+
+    /// For policies without a bucket that can overflow.
+    pub(crate) fn without_height(self) -> Result<Change, PolicyError> {
+        match (self.capacity, self.max_wait) {
+            (Some(capacity), _) => Err(PolicyError::NoCapacity { capacity }),
+            (_, Some(max_wait)) => Err(PolicyError::NoMaxWait { max_wait }),
+            (None, None) => Ok(self),
         }
     }
 }

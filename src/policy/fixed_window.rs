@@ -13,8 +13,6 @@
 //! | 64..128 | beginning of the window | ns | a clock that goes back stays in the window that was reached |
 //! | 0..64 | permits used in it | | at most the limit, or an old limit that was higher, unless there were debits |
 //!
-//! A window that begins at the end of all stamps, with 2^63 permits used, was retired: no time turns it, and no limit is as high.
-//!
 //! # Invariant
 //!
 //! At most `limit` permits in each window. In any span of length *d* at most `limit * (d / length + 2)`, rounded down; so up to
@@ -105,8 +103,8 @@ struct Word {
     used: u64,
 }
 
-/// The word of a state that was retired.
-const DEAD: Word = Word { beginning: Stamp::MAX, used: 1 << 63 };
+/// A count that debits do not exceed, as high as no limit is.
+const MOST_OWED: u64 = 1 << 63;
 
 impl Word {
     fn decode(bits: u128) -> Word {
@@ -198,12 +196,8 @@ impl FixedWindow {
     }
 }
 
-/// Replaces the state, whatever it is, unless it was retired.
 fn replace(state: &FixedState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| {
-        let word = Word::decode(bits);
-        Ok::<_, Infallible>((if word == DEAD { DEAD } else { new(word) }.encode(), ()))
-    });
+    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
 }
 
 impl Policy for FixedWindow {
@@ -290,22 +284,8 @@ impl Policy for FixedWindow {
         }
         replace(state, |word| {
             let word = self.open(word, stamp(at), &window);
-            Word { used: (word.used + u64::from(n)).min(DEAD.used - 1), ..word }
+            Word { used: (word.used + u64::from(n)).min(MOST_OWED), ..word }
         });
-    }
-
-    fn retire(&self, state: &FixedState, at: Nanos) -> bool {
-        let (window, now) = (self.window.get(), stamp(at));
-        let retired = update(&state.word, |bits| {
-            let word = Word::decode(bits);
-            let unused = window.unlimited || self.open(word, now, &window).used == 0;
-            if unused && word != DEAD { Ok((DEAD.encode(), ())) } else { Err(()) }
-        });
-        retired.is_ok()
-    }
-
-    fn is_retired(&self, state: &FixedState) -> bool {
-        Word::decode(Cell::load(&state.word)) == DEAD
     }
 
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

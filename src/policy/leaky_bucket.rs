@@ -20,6 +20,7 @@ use crate::nanos::Nanos;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, Terms};
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::rate::Rate;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Lets requests out at a constant rate; those who wait are the water in the bucket, and what does not fit is refused.
 ///
@@ -42,7 +43,8 @@ use crate::rate::Rate;
 /// | `burst=5 nodelay` | `.capacity(5).undelayed(5)`: this is [`TokenBucket`](super::TokenBucket) with a burst of 6, the leaky bucket as a meter |
 /// | Sentinel's uniform queueing | `.max_wait(time)` |
 ///
-/// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of permits.
+/// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of permits. The height can
+/// [change](super::Change::capacity), too; those who wait already stay.
 ///
 /// # Examples
 ///
@@ -73,28 +75,60 @@ use crate::rate::Rate;
 /// # Picture
 ///
 #[cfg_attr(doc, doc = include_str!("../../docs/pictures/leaky_bucket.svg"))]
-#[derive(Clone)]
 pub struct LeakyBucket {
     bucket: Bucket,
-    height: Height,
+    /// A [`Height`] in one word.
+    height: AtomicU64,
     /// As it was given; no more than the capacity passes at once.
     undelayed: u32,
 }
 
 /// How much water fits into the bucket.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Height {
     /// Any amount.
     Endless,
     Permits(u32),
+    /// Less than 292 years.
     Wait(Duration),
+}
+
+/// The bit that tells permits from nanoseconds.
+const PERMITS: u64 = 1 << 63;
+
+impl Height {
+    fn to_word(self) -> u64 {
+        match self {
+            Height::Endless => u64::MAX,
+            Height::Permits(permits) => PERMITS | u64::from(permits),
+            Height::Wait(max_wait) => match Nanos::from_duration(max_wait).as_u64() {
+                nanos if nanos < PERMITS => nanos,
+                _ => u64::MAX,
+            },
+        }
+    }
+
+    fn from_word(word: u64) -> Height {
+        match word.checked_sub(PERMITS) {
+            None => Height::Wait(Duration::from_nanos(word)),
+            Some(permits) => u32::try_from(permits).map_or(Height::Endless, Height::Permits),
+        }
+    }
+
+    /// The most permits that can be undelayed.
+    fn undelayed(self) -> u32 {
+        match self {
+            Height::Permits(permits) => permits,
+            Height::Endless | Height::Wait(_) => u32::MAX,
+        }
+    }
 }
 
 impl LeakyBucket {
     /// An outflow of `rate`, and a bucket without end.
     #[must_use]
     pub fn new(rate: Rate) -> LeakyBucket {
-        LeakyBucket { bucket: Self::outflow(rate, 0), height: Height::Endless, undelayed: 0 }
+        LeakyBucket { bucket: Self::outflow(rate, 0), height: AtomicU64::new(u64::MAX), undelayed: 0 }
     }
 
     /// The rule for a bucket that lets `undelayed` permits pass at once.
@@ -107,13 +141,13 @@ impl LeakyBucket {
     /// Room for `permits` beside the one that is passing. Zero: nobody waits. [`acquire`](crate::RateLimiter::acquire) does not mind.
     #[must_use]
     pub fn capacity(self, permits: u32) -> LeakyBucket {
-        LeakyBucket { height: Height::Permits(permits), ..self }.fitted()
+        self.high(Height::Permits(permits))
     }
 
     /// Room for as much as comes out in `max_wait`: who would wait longer is refused.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> LeakyBucket {
-        LeakyBucket { height: Height::Wait(max_wait), ..self }.fitted()
+        self.high(Height::Wait(max_wait))
     }
 
     /// Lets the first `permits` in the bucket pass without delay; they leak out at the rate as all others.
@@ -125,13 +159,25 @@ impl LeakyBucket {
         LeakyBucket { undelayed: permits, ..self }.fitted()
     }
 
+    fn high(self, height: Height) -> LeakyBucket {
+        LeakyBucket { height: AtomicU64::new(height.to_word()), ..self }.fitted()
+    }
+
+    fn height(&self) -> Height {
+        Height::from_word(self.height.load(Ordering::Relaxed))
+    }
+
     /// What is undelayed has to fit into the bucket.
     fn fitted(self) -> LeakyBucket {
-        let undelayed = match self.height {
-            Height::Permits(permits) => self.undelayed.min(permits),
-            Height::Endless | Height::Wait(_) => self.undelayed,
-        };
+        let undelayed = self.undelayed.min(self.height().undelayed());
         LeakyBucket { bucket: Self::outflow(self.bucket.terms().rate, undelayed), ..self }
+    }
+}
+
+impl Clone for LeakyBucket {
+    fn clone(&self) -> LeakyBucket {
+        let height = AtomicU64::new(self.height().to_word());
+        LeakyBucket { bucket: self.bucket.clone(), height, undelayed: self.undelayed }
     }
 }
 
@@ -141,7 +187,7 @@ impl fmt::Debug for LeakyBucket {
         f.debug_struct("LeakyBucket")
             .field("rate", &terms.rate)
             .field("undelayed", &terms.burst.saturating_sub(1))
-            .field("height", &self.height)
+            .field("height", &self.height())
             .finish()
     }
 }
@@ -187,23 +233,21 @@ impl Policy for LeakyBucket {
         self.bucket.debit(state, at, n);
     }
 
-    fn retire(&self, state: &BucketState, at: Nanos) -> bool {
-        self.bucket.retire(state, at)
-    }
-
-    fn is_retired(&self, state: &BucketState) -> bool {
-        state.is_retired()
-    }
-
-    /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is passing.
+    /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is passing. A lower capacity cuts it, and a
+    /// higher one later does not bring it back.
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        // One is always passing, and what is undelayed has to fit.
-        let most = match self.height {
-            Height::Permits(permits) => permits.saturating_add(1),
-            Height::Endless | Height::Wait(_) => u32::MAX,
+        let height = match (change.capacity, change.max_wait) {
+            (Some(capacity), _) => Height::Permits(capacity),
+            (_, Some(max_wait)) => Height::Wait(max_wait),
+            (None, None) => self.height(),
         };
-        let burst = change.burst.map(|burst| burst.clamp(1, most));
-        self.bucket.change(state, at, Change { burst, ..change })
+        // One is always passing, and what is undelayed has to fit.
+        let most = height.undelayed().saturating_add(1);
+        let cut = Some(most).filter(|most| *most < self.bucket.terms().burst);
+        let burst = change.burst.map(|burst| burst.clamp(1, most)).or(cut);
+        let level = self.bucket.change(state, at, Change { burst, ..change })?;
+        self.height.store(height.to_word(), Ordering::Relaxed);
+        Ok(level)
     }
 
     fn rate(&self) -> Rate {
@@ -215,7 +259,7 @@ impl Policy for LeakyBucket {
     }
 
     fn max_wait(&self) -> Duration {
-        match self.height {
+        match self.height() {
             Height::Endless => Duration::MAX,
             Height::Wait(max_wait) => max_wait,
             Height::Permits(permits) => {

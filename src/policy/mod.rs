@@ -143,8 +143,14 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// Charges `n` permits at the time `at` whether they are there or not: for work that was done without asking, or turned out to be
     /// larger than what was asked for. What is not there is owed, and those who come later wait for it.
     ///
-    /// Where there is no limit, and where nothing tells what a permit is worth, nothing is charged. A [retired](Policy::retire) state
-    /// stays as it is: look at [`is_retired`](Policy::is_retired) afterwards.
+    /// Without a limit nothing is charged: nobody waits. At a rate of [zero](Rate::ZERO)
+    ///
+    /// - a bucket charges tokens, and what is owed is paid when they come in again;
+    /// - a window counts, and so does a log, and the window stays as long as it was;
+    /// - [`SmoothBursty`] and [`SmoothWarmingUp`] charge nothing, since their stock and debt are times, and there a permit has none.
+    ///
+    /// No debit overflows. One that a bucket would pay off later than a state can tell, some 34 years after the clock's beginning, is
+    /// owed for ever; a window's counter stays at its largest number until the window is over. A log remembers as many as it has room for.
     ///
     /// A policy that does not implement it takes as much as is there, and nobody owes the rest.
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {
@@ -157,35 +163,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
         }
     }
 
-    /// Retires the state if at the time `at` nothing is owed, nothing is counted and the stock is full, so that a new state can take
-    /// its place: for limiters with a state for each key, that forget keys. Returns whether it did; if not, nothing changed.
-    ///
-    /// **A retired state grants nothing any more**, whoever still holds it: each [`try_acquire`](Policy::try_acquire) is
-    /// [`Refusal::Limited`] without end, and neither time, nor a change, nor anything that is given back alters that. Of a grant and a
-    /// retirement that meet, only one succeeds. Where there is no limit, a grant writes nothing, and so does no harm.
-    ///
-    /// A policy that starts otherwise than it rests begins again as it starts. Whether the state is full is judged by the terms in force:
-    /// if these change at the same moment, by the old ones or the new ones.
-    ///
-    /// A policy that does not implement it never retires a state.
-    fn retire(&self, state: &Self::State, at: Nanos) -> bool {
-        let _ = (state, at);
-        false
-    }
-
-    /// Whether the state was [retired](Policy::retire). It may say so, too, of one whose debt ends at the very end of time, which nobody
-    /// gets a permit out of either.
-    fn is_retired(&self, state: &Self::State) -> bool {
-        let _ = state;
-        false
-    }
-
-    /// Changes the rate, the burst or both. Returns the level that the state is left at. Each policy states what happens to
+    /// Changes the rate, the burst or what else there is. Returns the level that the state is left at. Each policy states what happens to
     /// saved permits and debts, unless the change says it.
     ///
     /// # Errors
     ///
-    /// A [`PolicyError`], for a burst where there is none, or numbers that are too large; then nothing was changed. A new
+    /// A [`PolicyError`], for a burst, a capacity or a longest wait where there is none, or numbers that are too large; then nothing was changed. A new
     /// rate alone is never an error: what does not fit is rounded to less.
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError>;
 

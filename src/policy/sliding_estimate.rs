@@ -16,8 +16,6 @@
 //! | 32..64 | permits used in the window before | | at most `u32::MAX` |
 //! | 0..32 | permits used in this one | | at most `u32::MAX` |
 //!
-//! A window that begins at the end of all stamps, with all bits set, was retired: no time turns it, and no limit is as high.
-//!
 //! # Invariant
 //!
 //! At most `limit` permits in each aligned window, and less than twice the limit in any span of its length. The error is largest
@@ -83,7 +81,7 @@ use crate::sync::AtomicU128;
 #[cfg_attr(doc, doc = include_str!("../../docs/pictures/sliding_estimate.svg"))]
 #[derive(Clone, Debug)]
 pub struct SlidingEstimate {
-    window: CurrentWindow,
+    pub(crate) window: CurrentWindow,
 }
 
 /// The state of one [`SlidingEstimate`]: three numbers in one word.
@@ -109,9 +107,6 @@ struct Word {
     before: u32,
     used: u32,
 }
-
-/// The word of a state that was retired.
-const DEAD: Word = Word { beginning: Stamp::MAX, before: u32::MAX, used: u32::MAX };
 
 impl Word {
     fn decode(bits: u128) -> Word {
@@ -175,6 +170,15 @@ impl SlidingEstimate {
         };
         (word, at - beginning)
     }
+
+    /// Makes the word say in a new window what it says in the old one.
+    pub(crate) fn convert(state: &EstimateState, now: Stamp, old: &Window, new: &Window, keep: Keep) {
+        let carried = |count: u32| small(old.carried_over(u64::from(count), new, keep));
+        replace(state, |word| {
+            let (word, _) = Self::open(word, now, old);
+            Word { beginning: new.beginning(now), before: carried(word.before), used: carried(word.used) }
+        });
+    }
 }
 
 fn small(count: u64) -> u32 {
@@ -216,12 +220,8 @@ fn due(word: Word, n: u64, window: &Window) -> Stamp {
     word.beginning.saturating_add(length).saturating_add(length - part)
 }
 
-/// Replaces the state, whatever it is, unless it was retired.
 fn replace(state: &EstimateState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| {
-        let word = Word::decode(bits);
-        Ok::<_, Infallible>((if word == DEAD { DEAD } else { new(word) }.encode(), ()))
-    });
+    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
 }
 
 impl Policy for SlidingEstimate {
@@ -335,36 +335,15 @@ impl Policy for SlidingEstimate {
         });
     }
 
-    fn retire(&self, state: &EstimateState, at: Nanos) -> bool {
-        let (window, now) = (self.window.get(), stamp(at));
-        let retired = update(&state.word, |bits| {
-            let word = Word::decode(bits);
-            let (open, _) = Self::open(word, now, &window);
-            let unused = window.unlimited || open.before == 0 && open.used == 0;
-            if unused && word != DEAD { Ok((DEAD.encode(), ())) } else { Err(()) }
-        });
-        retired.is_ok()
-    }
-
-    fn is_retired(&self, state: &EstimateState) -> bool {
-        Word::decode(Cell::load(&state.word)) == DEAD
-    }
-
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let rate = change.rate.unwrap_or(self.rate());
-        let (old, new, now) = (self.window.get(), self.window.with(rate), stamp(at));
-        let keep = change.keep.unwrap_or(Keep::Count);
-        let carried = |count: u32| small(old.carried_over(u64::from(count), &new, keep));
+        let (old, new) = (self.window.get(), self.window.with(rate));
         // A longer window is published first, and a shorter one last, so that nobody takes a window to be over that is not.
         if new.length > old.length {
             self.window.set(rate);
         }
-        replace(state, |word| {
-            let (word, _) = Self::open(word, now, &old);
-            let beginning = new.beginning(now);
-            Word { beginning, before: carried(word.before), used: carried(word.used) }
-        });
+        Self::convert(state, stamp(at), &old, &new, change.keep.unwrap_or(Keep::Count));
         self.window.set(rate);
         Ok(u64::MAX)
     }

@@ -34,9 +34,6 @@
 //! moves the head. Its time may be that of the lap before, by which nobody could tell whether it is written, nor tell the heads apart: so
 //! there is nothing left to help with, and it takes a new version, and the lock, as what is given back does.
 //!
-//! **A retired state** is a grant of the whole ring as of the end of time: whoever comes writes it, as any other, and finds it in each
-//! place. It is made under the lock of those who give back, and they leave it alone.
-//!
 //! **Giving back** a grant, one at a time under a lock of its own: the newer times move one place back each, which only raises the
 //! times in places, so that nobody is let through too early meanwhile. Then the newest is there twice. The second one is marked;
 //! the head is moved back before it; and it is cleared, by whoever comes first, before it is taken again. If somebody took
@@ -150,10 +147,6 @@ impl Head {
     fn encode(self) -> u128 {
         let Head { version, place, n, time } = self;
         u128::from(version) << 113 | u128::from(place) << 89 | u128::from(n) << 64 | u128::from(time)
-    }
-
-    fn is_dead(self) -> bool {
-        self.time == END
     }
 
     /// The same with the last grant written, and anything given back.
@@ -305,9 +298,6 @@ impl LogState {
         let room = i64::try_from(self.times.len()).unwrap_or(i64::MAX);
         loop {
             let head = self.settle();
-            if head.is_dead() {
-                return;
-            }
             // The newest of that time. Those further back are older, or free.
             let times = (1..=room).map(|step| (step, self.at(head.place, -step).load(Ordering::Acquire)));
             let mut newer = times.take_while(|(_, there)| *there >= time);
@@ -354,9 +344,6 @@ impl LogState {
         let _nobody_gives_back = lock(&self.giving_back);
         loop {
             let head = self.head();
-            if head.is_dead() {
-                return;
-            }
             self.help(head);
             let time = now.max(head.time);
             for step in 0..i64::from(n) {
@@ -369,37 +356,12 @@ impl LogState {
         }
     }
 
-    /// Retires the state if nothing in the ring counts.
-    fn retire(&self, now: Stamp, window: &Window) -> bool {
-        let _nobody_gives_back = lock(&self.giving_back);
-        let room = i64::try_from(self.times.len()).unwrap_or(i64::MAX) - 1;
-        loop {
-            let head = self.head();
-            self.help(head);
-            self.clear_next(head);
-            // Times rise along the ring, so the newest tells of all.
-            let newest = (1..=room).map(|step| -step).find(|step| !self.is_free(head, *step));
-            if newest.is_some_and(|step| self.end_at(head, step, window) > now) {
-                match self.head() {
-                    same if same == head => return false,
-                    _ => continue,
-                }
-            }
-            let n = u32::try_from(room).unwrap_or(u32::MAX);
-            let dead = Head { place: self.moved(head.place, room), n, time: END, ..head.settled() };
-            if self.exchange_surely(head, dead) {
-                self.help(dead);
-                return true;
-            }
-        }
-    }
-
     /// Frees the `n` oldest places of those that are not over, in the whole ring: a limit may have been lowered.
     fn free(&self, now: Stamp, window: &Window, n: u32) {
         let _one_at_a_time = lock(&self.giving_back);
         let room = i64::try_from(self.times.len()).unwrap_or(i64::MAX) - 1;
         let (mut head, mut step, mut left) = (self.settle(), room, n);
-        while step > 0 && left > 0 && !head.is_dead() {
+        while step > 0 && left > 0 {
             let place = self.at(head.place, -step);
             let time = place.load(Ordering::Acquire);
             step -= 1;
@@ -423,9 +385,6 @@ impl LogState {
 fn end(time: Stamp, window: &Window) -> Stamp {
     if time <= CLEARED { 0 } else { time.saturating_add(window.length) }
 }
-
-/// When a state is retired, as of when its places are taken: later than any stamp, and below the mark.
-pub(crate) const END: Stamp = MARK - 1;
 
 /// No stamp is as small.
 const CLEARED: u64 = 1 << 16;
@@ -560,14 +519,6 @@ impl Policy for SlidingLog {
         if n > 0 && !self.window().unlimited {
             state.debit(stamp(at), n);
         }
-    }
-
-    fn retire(&self, state: &LogState, at: Nanos) -> bool {
-        state.retire(stamp(at), &self.window())
-    }
-
-    fn is_retired(&self, state: &LogState) -> bool {
-        state.head().is_dead()
     }
 
     fn change(&self, state: &LogState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

@@ -35,9 +35,6 @@
 //! **A taker that stalls** between 1 and 2 finds its cell rolled on, and counts in whatever is there: later than the truth,
 //! so its permits are counted too long, never too short.
 //!
-//! **A retired state** has a sum of `u64::MAX`, which leaves room for nothing. It gets there by an exchange from zero: then all cells are empty,
-//! and nobody is between the steps.
-//!
 //! **A change of the terms** is published first. Then the change takes out the cells one by one, and puts back what they held where it
 //! belongs by the new cut; the sum keeps it meanwhile. Others go on, by the old terms or the new ones, and the **generation** in each cell
 //! tells by which terms it was cut: the version of the terms that who wrote it last had read.
@@ -134,9 +131,6 @@ pub struct SlidingCharge {
     version: u64,
     n: u32,
 }
-
-/// The sum of a state that was retired.
-const DEAD: u64 = u64::MAX;
 
 /// A sum that debits do not exceed, as high as no limit is.
 const MOST_OWED: u64 = 1 << 40;
@@ -339,23 +333,18 @@ impl SlidingWindow {
         if old == 0 || total.saturating_sub(old).saturating_add(n) > u64::from(cut.window.limit) {
             return false;
         }
-        self.roll_all(state, over);
-        true
-    }
-
-    /// Whether a cell that was just looked at counts no more.
-    fn is_over(&self, cell: Cell, now: Stamp, cut: &Cut) -> bool {
-        cell.count > 0 && !cut.counts(cell, now) && self.knows(cut, cell)
-    }
-
-    /// Rolls all cells that are over.
-    fn roll_all(&self, state: &SlidingState, over: impl Fn(Cell) -> bool) {
         for cell in &state.cells {
             let rolled = replace(cell, |cell| over(cell).then_some(Cell { count: 0, ..cell }));
             if let Some((old, _)) = rolled {
                 state.total.fetch_sub(old.count, Ordering::Relaxed);
             }
         }
+        true
+    }
+
+    /// Whether a cell that was just looked at counts no more.
+    fn is_over(&self, cell: Cell, now: Stamp, cut: &Cut) -> bool {
+        cell.count > 0 && !cut.counts(cell, now) && self.knows(cut, cell)
     }
 
     /// Takes up to `n` out of a cell, if it is still the same. Returns how many.
@@ -438,9 +427,6 @@ impl Policy for SlidingWindow {
             let cut = self.cut();
             let (now, _) = self.place(at_stamp, &cut);
             if !self.roll(state, now, &cut, u64::from(n)) {
-                if self.is_retired(state) {
-                    return Err(limited(Nanos::MAX, at));
-                }
                 let due = time_of(self.due(state, now, &cut, u64::from(n)));
                 // At least a moment, where somebody is between two steps.
                 return Err(limited(due.max(at.saturating_add(Nanos::new(1))), at));
@@ -463,7 +449,7 @@ impl Policy for SlidingWindow {
         if cut.window.unlimited || n == 0 {
             return at;
         }
-        if n > cut.window.limit || self.is_retired(state) {
+        if n > cut.window.limit {
             return Nanos::MAX;
         }
         let (now, _) = self.place(stamp(at), &cut);
@@ -504,28 +490,6 @@ impl Policy for SlidingWindow {
         if state.total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
             self.count(state, stamp(at), &cut, n);
         }
-    }
-
-    fn retire(&self, state: &SlidingState, at: Nanos) -> bool {
-        let cut = self.cut();
-        let (now, _) = self.place(stamp(at), &cut);
-        let total = state.total.load(Ordering::Relaxed);
-        let over = |cell: Cell| match cut.window.unlimited {
-            true => cell.count > 0,
-            false => self.is_over(cell, now, &cut),
-        };
-        // What counts, and what is between two steps, stays.
-        let old: u64 = self.cells(state).filter(|cell| over(*cell)).map(|cell| cell.count).sum();
-        if old != total {
-            return false;
-        }
-        self.roll_all(state, over);
-        // Only from zero: then all cells are empty, and nobody is between two steps.
-        state.total.compare_exchange(0, DEAD, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
-    fn is_retired(&self, state: &SlidingState) -> bool {
-        state.total.load(Ordering::Relaxed) == DEAD
     }
 
     fn change(&self, state: &SlidingState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
@@ -574,9 +538,6 @@ impl Policy for SlidingWindow {
             return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
         }
         let limit = u64::from(cut.window.limit);
-        if self.is_retired(state) {
-            return PolicyStatus { limit, available: 0, full_at: Nanos::MAX };
-        }
         let (now, _) = self.place(stamp(at), &cut);
         let sum = self.sum(state, now, &cut);
         let full_at = self.counting(state, now, &cut).last().map_or(at, |(_, cell)| time_of(cut.end(cell)));

@@ -25,9 +25,6 @@
 //! |---|---|---|---|---|
 //! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | saturates at the end: limited for ever |
 //!
-//! The last tick but one, `ticks::DEAD`, is a state that was retired. It is later than any time, so that the rule refuses, and what gives
-//! back or converts leaves it alone.
-//!
 //! # Invariant
 //!
 //! In any span of length *d*, single permits: at most `1 + rate * (d + max_burst)`. Requests of up to *n*: at most `n` in place of `1`.
@@ -221,10 +218,10 @@ pub(super) fn unused_share(paid: u64, n: u32, used: u32, today: impl Fn(u32) -> 
     paid.saturating_sub(if today(n) == paid { today(used) } else { share })
 }
 
-/// Moves the state, whatever it is, unless it was retired, and returns where to.
+/// Moves the state, whatever it is, and returns where to.
 fn move_to(state: &BurstyState, target: impl Fn(u64) -> u64) -> u64 {
     let Ok(zero) = update(&state.zero, |zero| {
-        let new = if zero == ticks::DEAD { zero } else { ticks::alive(target(zero)) };
+        let new = target(zero);
         Ok::<_, Infallible>((new, new))
     });
     zero
@@ -300,18 +297,6 @@ impl Policy for SmoothBursty {
             let (floor, price) = (self.floor(ticks::from_nanos(at)), self.rate.price(n));
             move_to(state, |zero| grant(zero, floor, price).0);
         }
-    }
-
-    fn retire(&self, state: &BurstyState, at: Nanos) -> bool {
-        // Nothing comes in while it stands still.
-        let tick = ticks::from_nanos(at).min(self.stopped.load(Ordering::Relaxed));
-        let stock = if self.rate.interval().is_unlimited() { 0 } else { self.max_burst };
-        let is_full = |zero: u64| zero.saturating_add(stock) <= tick;
-        update(&state.zero, |zero| if is_full(zero) { Ok((ticks::DEAD, ())) } else { Err(()) }).is_ok()
-    }
-
-    fn is_retired(&self, state: &BurstyState) -> bool {
-        Cell::load(&state.zero) == ticks::DEAD
     }
 
     fn change(&self, state: &BurstyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

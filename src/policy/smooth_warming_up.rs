@@ -45,9 +45,6 @@
 //! | 0..64 | next free time | 1/16 ns | the clock's beginning to 34 years after it | saturates: limited for ever |
 //! | 64..128 | coldness | 1/16 ns | 0 to *W* | clamped |
 //!
-//! The last tick but one as the next free time, `ticks::DEAD`, is a state that was retired. It is later than any time, so that the rule
-//! refuses, and what gives back or converts leaves it alone.
-//!
 //! Two numbers, since neither follows from the other, in one `u128`, so that they change together.
 //!
 //! # Invariant
@@ -345,12 +342,10 @@ fn saturate(ticks: u128) -> u64 {
     u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
-/// Replaces the state, whatever it is, unless it was retired, and returns the next free time.
+/// Replaces the state, whatever it is, and returns the next free time.
 fn replace(state: &WarmingUpState, new: impl Fn(Word) -> Word) -> u64 {
     let Ok(next) = update(&state.word, |bits| {
-        let old = Word::decode(bits);
-        let word = if old.next == ticks::DEAD { old } else { new(old) };
-        let word = if old == word { word } else { Word { next: ticks::alive(word.next), ..word } };
+        let word = new(Word::decode(bits));
         Ok::<_, Infallible>((word.encode(), word.next))
     });
     next
@@ -455,22 +450,6 @@ impl Policy for SmoothWarmingUp {
         if n > 0 && !interval.is_zero() {
             replace(state, |word| self.charge(word, tick, n, interval).0);
         }
-    }
-
-    /// Cold, and with nothing owed: more time would change nothing.
-    fn retire(&self, state: &WarmingUpState, at: Nanos) -> bool {
-        let (tick, interval) = (ticks::from_nanos(at), self.rate.interval());
-        let retired = update(&state.word, |bits| {
-            let word = Word::decode(bits);
-            let cold = interval.is_unlimited() || self.idled(word, tick, interval).coldness >= self.warm_up;
-            let dead = Word { coldness: 0, next: ticks::DEAD };
-            if word.next <= tick && cold { Ok((dead.encode(), ())) } else { Err(()) }
-        });
-        retired.is_ok()
-    }
-
-    fn is_retired(&self, state: &WarmingUpState) -> bool {
-        Word::decode(Cell::load(&state.word)).next == ticks::DEAD
     }
 
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

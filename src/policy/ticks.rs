@@ -17,10 +17,6 @@ pub(crate) const ORIGIN: u64 = 1 << 60;
 /// A state at this tick is never free again: [`from_nanos`] stays below.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// A state at this tick was retired, and stays here whatever comes. No sum that saturates ends at it, and no time reaches it, so
-/// that any arithmetic refuses.
-pub(crate) const DEAD: u64 = NEVER - 1;
-
 /// The longest span for which permits can be saved or a warm-up can last, about 2.28 years.
 pub(crate) const MAX_SPAN: Duration = Duration::from_nanos(ORIGIN / PER_NANO);
 
@@ -43,11 +39,6 @@ pub(crate) const fn between(earlier: u64, later: u64) -> Duration {
     } else {
         Duration::from_nanos((later - earlier).div_ceil(PER_NANO))
     }
-}
-
-/// Where a state may be moved to: not to [`DEAD`] by accident.
-pub(crate) const fn alive(tick: u64) -> u64 {
-    if tick == DEAD { NEVER } else { tick }
 }
 
 /// The first whole nanosecond at or after a tick.
@@ -74,7 +65,7 @@ mod tests {
 
     #[test]
     fn the_end_of_time_is_never_reached() {
-        assert!(from_nanos(Nanos::MAX) < DEAD);
+        assert!(from_nanos(Nanos::MAX) < NEVER);
         assert_eq!(to_nanos(NEVER), Nanos::MAX);
         assert_eq!(to_nanos(0), Nanos::ZERO);
         assert_eq!(from_span(MAX_SPAN), Some(ORIGIN));

@@ -238,16 +238,8 @@ impl Policy for TokenBucket {
         self.bucket.debit(state, at, n);
     }
 
-    fn retire(&self, state: &BucketState, at: Nanos) -> bool {
-        self.bucket.retire(state, at)
-    }
-
-    fn is_retired(&self, state: &BucketState) -> bool {
-        state.is_retired()
-    }
-
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.bucket.change(state, at, change)
+        self.bucket.change(state, at, change.without_height()?)
     }
 
     fn rate(&self) -> Rate {

@@ -60,11 +60,6 @@ impl Policy for Unlimited {
     /// Charges nothing.
     fn debit(&self, _state: &(), _at: Nanos, _n: u32) {}
 
-    /// There is no state, so any is as good as new.
-    fn retire(&self, _state: &(), _at: Nanos) -> bool {
-        true
-    }
-
     /// Changes nothing.
     fn change(&self, _state: &(), _at: Nanos, change: Change) -> Result<u64, PolicyError> {
         change.without_burst().map(|_| u64::MAX)

@@ -1,0 +1,146 @@
+//! A debit is owed, and what was not used of a grant is given back.
+
+use std::error::Error;
+use std::time::Duration;
+
+use tidegate::policy::AnyPolicy;
+use tidegate::{
+    FixedWindow, LeakyBucket, Nanos, Policy, Rate, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
+    SmoothWarmingUp, TokenBucket,
+};
+
+const SECOND: u64 = 1_000_000_000;
+
+fn at(seconds: u64) -> Nanos {
+    Nanos::new(seconds * SECOND)
+}
+
+/// All that have a state.
+fn policies(rate: Rate) -> Result<Vec<AnyPolicy>, Box<dyn Error>> {
+    let log = SlidingLog::try_new(rate).and_then(|log| log.room_for(20));
+    let windows = [
+        FixedWindow::try_new(rate).map(AnyPolicy::from),
+        FixedWindow::try_new(rate).map(|policy| policy.from_first_grant().into()),
+        SlidingWindow::try_new(rate, 3).map(AnyPolicy::from),
+        SlidingEstimate::try_new(rate).map(AnyPolicy::from),
+        log.map(AnyPolicy::from),
+    ];
+    let buckets = [
+        AnyPolicy::from(SmoothBursty::new(rate)),
+        SmoothBursty::new(rate).max_burst(Duration::ZERO).into(),
+        SmoothWarmingUp::new(rate, Duration::from_secs(4)).into(),
+        SmoothWarmingUp::new(rate, Duration::ZERO).into(),
+        LeakyBucket::new(rate).undelayed(3).into(),
+    ];
+    let tokens = [
+        TokenBucket::try_new(rate, 10).map(AnyPolicy::from),
+        TokenBucket::try_new(rate, 0).map(AnyPolicy::from),
+        TokenBucket::try_new(rate, 10).and_then(TokenBucket::in_steps).map(AnyPolicy::from),
+        TokenBucket::try_new(rate, 3).and_then(TokenBucket::in_steps).map(AnyPolicy::from),
+    ];
+    Ok(windows.into_iter().chain(tokens).flatten().chain(buckets).collect())
+}
+
+#[test]
+fn a_debit_is_owed() -> Result<(), Box<dyn Error>> {
+    // Ten a second, ten of them in stock, and twenty more are owed.
+    let policy = TokenBucket::new(Rate::per_second(10), 10);
+    let state = policy.start(at(0));
+    policy.debit(&state, at(0), 30);
+    assert_eq!(policy.ready_at(&state, at(0), 0, 1), Nanos::new(2_100_000_000));
+    assert_eq!(policy.status(&state, at(0)).available, 0);
+    policy.refund(&state, at(0), 10);
+    assert_eq!(policy.ready_at(&state, at(0), 0, 1), Nanos::new(1_100_000_000));
+    // A window counts them, and begins anew at zero.
+    let policy = FixedWindow::new(Rate::per_second(10));
+    let state = policy.start(at(0));
+    policy.debit(&state, at(0), 30);
+    policy.refund(&state, at(0), 10);
+    assert!(policy.try_acquire(&state, at(0), 1).is_err(), "twenty are counted");
+    assert_eq!(policy.ready_at(&state, at(0), 0, 10), at(1));
+    Ok(())
+}
+
+/// Whatever is owed, it is never so much that it is nothing.
+#[test]
+fn no_debit_overflows() -> Result<(), Box<dyn Error>> {
+    for rate in [
+        Rate::per_second(5),
+        Rate::new(1, Duration::from_secs(1 << 24))?,
+        Rate::per_second(u64::from(u32::MAX)),
+    ] {
+        for policy in policies(rate)? {
+            let state = policy.start(at(10));
+            for _ in 0..2000 {
+                policy.debit(&state, at(10), u32::MAX);
+                assert!(policy.try_acquire(&state, at(10), 1).is_err(), "{policy:?}");
+            }
+            policy.set_rate(&state, at(10), Rate::per_second(u64::from(u32::MAX)));
+            policy.set_rate(&state, at(10), rate);
+        }
+    }
+    Ok(())
+}
+
+/// A large request of a leaky bucket came out of the time in which nobody came. A small one would have found no more than what the bucket
+/// holds: so what it did not use is not in stock.
+#[test]
+fn what_a_large_request_did_not_use_is_not_saved() -> Result<(), Box<dyn Error>> {
+    let policy = LeakyBucket::new(Rate::per_second(1));
+    let state = policy.start(at(0));
+    let charge = policy.try_acquire(&state, at(1000), 100)?;
+    let unused = policy.unused(charge, 100, 1).ok_or("99 of them")?;
+    policy.undo(&state, at(1000), unused, u64::MAX);
+    assert_eq!(policy.ready_at(&state, at(1000), 0, 1), at(1001));
+    Ok(())
+}
+
+/// At zero, what is counted in permits is charged; a debt that is a time has no length.
+#[test]
+fn a_debit_at_zero_is_owed_in_permits() -> Result<(), Box<dyn Error>> {
+    let rate = Rate::per_second(10);
+    // What is due a second later for one permit, if 20 are charged at zero and then the rate comes back.
+    let due = |policy: AnyPolicy| {
+        let state = policy.start(at(0));
+        policy.set_rate(&state, at(0), Rate::ZERO);
+        policy.debit(&state, at(0), 20);
+        policy.set_rate(&state, at(0), rate);
+        policy.ready_at(&state, at(0), 0, 1)
+    };
+    // Ten were in stock.
+    assert_eq!(due(TokenBucket::new(rate, 10).into()), Nanos::new(1_100_000_000));
+    assert_eq!(due(LeakyBucket::new(rate).into()), at(2));
+    assert_eq!(due(FixedWindow::new(rate).into()), at(1));
+    assert_eq!(due(SlidingWindow::new(rate, 2).into()), at(1));
+    // Of twenty in the window before, half count when half of it is over.
+    assert_eq!(due(SlidingEstimate::new(rate).into()), Nanos::new(1_550_000_000));
+    assert_eq!(due(SlidingLog::new(rate).into()), at(1));
+    assert_eq!(due(SmoothBursty::new(rate).into()), at(0));
+    assert_eq!(due(SmoothWarmingUp::new(rate, Duration::from_secs(4)).into()), at(0));
+    Ok(())
+}
+
+/// A bucket that never had a rate remembers how many, too.
+#[test]
+fn a_debit_before_any_rate_is_owed() {
+    let policy = TokenBucket::new(Rate::ZERO, 10);
+    let state = policy.start(at(0));
+    policy.debit(&state, at(0), 30);
+    policy.set_rate(&state, at(5), Rate::per_second(10));
+    assert_eq!(policy.ready_at(&state, at(5), 0, 1), Nanos::new(7_100_000_000));
+}
+
+#[test]
+fn without_a_limit_nothing_is_owed() -> Result<(), Box<dyn Error>> {
+    for policy in policies(Rate::UNLIMITED)? {
+        let (state, plain) = (policy.start(at(10)), policy.start(at(10)));
+        policy.debit(&state, at(10), u32::MAX);
+        assert!(policy.ready_at(&state, at(10), 0, 1) <= at(10), "{policy:?}");
+        for state in [&plain, &state] {
+            policy.set_rate(state, at(10), Rate::UNLIMITED);
+            policy.set_rate(state, at(10), Rate::per_second(5));
+        }
+        assert_eq!(policy.status(&state, at(10)), policy.status(&plain, at(10)), "{policy:?}");
+    }
+    Ok(())
+}
