@@ -43,7 +43,7 @@ fn both(members: [&Bucket; 2], clock: &LoomClock) -> Both {
 }
 
 fn ones() -> Weights {
-    Weights::new(&[1, 1])
+    Weights::new(&[1, 1], 0)
 }
 
 fn has_permit(gate: &Bucket) -> bool {

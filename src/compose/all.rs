@@ -154,24 +154,26 @@ impl<C: Timer> All<C> {
     }
 
     /// Looks whether all have enough, and takes nothing.
-    fn look(&self, ask: &[u32]) -> Result<(), Refusal> {
+    fn look(&self, ask: &Weights) -> Result<(), Refusal> {
         for (_, limit, n) in self.counting(ask) {
             if limit.available() < n {
                 return Err(Refusal::InUse { limit: limit.limit() });
             }
         }
-        match self.rates(ask).map(|(_, member, n)| member.look(n)).max() {
+        match self.rates(ask).map(|(_, member, n)| member.look(n, ask.priority)).max() {
             None | Some(Nanos::ZERO) => Ok(()),
             Some(wait) => Err(limited(wait, Nanos::ZERO)),
         }
     }
 
     /// Takes from all that are left in the order, one inside the other, so that each puts back if a later one has not enough.
-    fn take_rest(&self, ask: &[u32], left: &[usize], permits: &mut Permits) -> Result<(), Refusal> {
+    fn take_rest(&self, ask: &Weights, left: &[usize], permits: &mut Permits) -> Result<(), Refusal> {
         let Some((&index, left)) = left.split_first() else { return Ok(()) };
         match (&self.members[index].kind, ask[index]) {
             (_, 0) => self.take_rest(ask, left, permits),
-            (Kind::Rate(member), n) => member.take_then(n, &mut || self.take_rest(ask, left, permits)),
+            (Kind::Rate(member), n) => {
+                member.take_then((n, ask.priority), &mut || self.take_rest(ask, left, permits))
+            }
             (Kind::Counting(limit), n) => {
                 permits.add(limit.try_acquire_many(n)?);
                 self.take_rest(ask, left, permits)
@@ -335,7 +337,7 @@ impl<C: Timer> Rule<C> for All<C> {
         let late = now.saturating_since(at);
         let mut taken = Vec::with_capacity(self.members.len());
         for (index, member, n) in self.rates(ask) {
-            match member.take(late, self.seat(index), n, after) {
+            match member.take(late, self.seat(index), (n, ask.priority), after) {
                 Ok(share) => taken.push((index, share)),
                 Err(refusal) => {
                     taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
@@ -356,7 +358,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
                     let (ahead, seat) = (ahead.get(index).copied().unwrap_or(0), self.seat(index));
                     let place = if ahead == 0 { seat } else { 0 };
-                    (member.due(due, place, seat, ahead, n), index)
+                    (member.due(due, place, seat, ahead, (n, ask.priority)), index)
                 });
             let Some((judged, index)) = judged.max() else { break };
             if judged <= due.max(0) {

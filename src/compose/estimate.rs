@@ -98,7 +98,7 @@ impl<C: Timer> AllOf<C> {
     /// As [`try_acquire_weighted`](AllOf::try_acquire_weighted).
     pub fn try_acquire_estimate(&self, weights: &[u32]) -> Result<AllEstimate, AllRefusal> {
         let ask = self.weigh(weights)?;
-        match self.gate.try_in_line(&ask, self.priority) {
+        match self.gate.try_in_line(&ask, self.ones.priority) {
             Ok(charge) => Ok(AllEstimate::new(ask, charge, Duration::ZERO)),
             Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
         }
@@ -111,7 +111,7 @@ impl<C: Timer> AllOf<C> {
     /// As [`acquire_weighted`](AllOf::acquire_weighted).
     pub fn blocking_acquire_estimate(&self, weights: &[u32]) -> Result<AllEstimate, AllRefusal> {
         let ask = self.weigh(weights)?;
-        let wait = Wait::within(&self.gate, ask.clone(), None).of_priority(self.priority).keeping();
+        let wait = Wait::within(&self.gate, ask.clone(), None).of_priority(self.ones.priority).keeping();
         match blocking::acquire(&self.gate, wait) {
             Ok((waited, charge, begun)) => {
                 if charge.is_some() {
@@ -131,7 +131,7 @@ impl<C: Timer> AllOf<C> {
     pub fn acquire_estimate(&self, weights: &[u32]) -> AcquireAllEstimate<C> {
         let wait = self
             .weigh(weights)
-            .map(|ask| Wait::within(&self.gate, ask, None).of_priority(self.priority).keeping());
+            .map(|ask| Wait::within(&self.gate, ask, None).of_priority(self.ones.priority).keeping());
         AcquireAllEstimate { gate: self.gate.clone(), wait }
     }
 }

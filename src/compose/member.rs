@@ -38,7 +38,7 @@ use crate::rule::{Rule, Single};
 use crate::sync::{MutexGuard, Ordering, lock};
 use crate::wait::queue::{After, Queue};
 use crate::wait::ring::Ring;
-use crate::wait::seats::{END, priority_of};
+use crate::wait::seats::{end_of, priority_of};
 
 /// A time from now, so that clocks with different zeros understand each other; negative if it is past.
 pub(crate) type Span = i128;
@@ -74,14 +74,18 @@ pub(crate) trait Member<C: Timer>: Ring {
     fn number(&self) -> u64;
 
     /// How long until `n` permits can be had, behind all who wait. Takes nothing and writes nothing while nobody waits.
-    fn look(&self, n: u32) -> Nanos;
+    fn look(&self, n: u32, priority: i8) -> Nanos;
 
-    /// Takes `n` permits now, then lets the `rest` take; puts them back if it fails.
-    fn take_then(&self, n: u32, rest: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal>;
+    /// Takes so many permits for a request of this priority now, then lets the `rest` take; puts them back if it fails.
+    fn take_then(
+        &self,
+        asked: (u32, i8),
+        rest: &mut dyn FnMut() -> Result<(), Refusal>,
+    ) -> Result<(), Refusal>;
 
     /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that weigh `ahead`; not before `at`. Leaves out
     /// the seat `own`.
-    fn due(&self, at: Span, seat: u64, own: u64, ahead: u128, n: u32) -> Span;
+    fn due(&self, at: Span, seat: u64, own: u64, ahead: u128, asked: (u32, i8)) -> Span;
 
     /// Takes a seat, or keeps the one at this place if it is of this priority, for a request of `n` permits that expects to be granted `at`.
     fn sit(&self, seat: u64, asked: (u32, i8), at: Span, gate: &Weak<dyn Ring>, after: &mut After<C>) -> u64;
@@ -94,7 +98,7 @@ pub(crate) trait Member<C: Timer>: Ring {
         &self,
         late: Nanos,
         seat: u64,
-        n: u32,
+        asked: (u32, i8),
         after: &mut After<C>,
     ) -> Result<Box<dyn Taken<C>>, Refusal>;
 }
@@ -191,7 +195,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         self.0.number
     }
 
-    fn look(&self, n: u32) -> Nanos {
+    fn look(&self, n: u32, priority: i8) -> Nanos {
         let gate = &self.0;
         let front = gate.front.load(Ordering::Relaxed);
         if front & SHADOW != 0 {
@@ -201,12 +205,16 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             let now = gate.clock.now();
             (gate.rule.ready_at(now, &0, &n), now)
         } else {
-            gate.with_queue(|queue, now, _| (queue.due_behind(&gate.rule, now, &n, 0), now))
+            gate.with_queue(|queue, now, _| (queue.due_behind(&gate.rule, now, &n, priority), now))
         };
         due.saturating_since(now)
     }
 
-    fn take_then(&self, n: u32, rest: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {
+    fn take_then(
+        &self,
+        (n, priority): (u32, i8),
+        rest: &mut dyn FnMut() -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
         let gate = &self.0;
         let front = gate.front.load(Ordering::Relaxed);
         let without_lock = front & !(WATCHED | SHADOW) == 0;
@@ -215,7 +223,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             gate.rule.try_take(gate.clock.now(), &n).map(|charge| (charge, levels))
         } else {
             gate.with_queue(|queue, now, after| {
-                Ok((gate.take_in_line(queue, now, &n, 0, after)?, queue.begin()))
+                Ok((gate.take_in_line(queue, now, &n, priority, after)?, queue.begin()))
             })
         };
         let (charge, since) = match taken {
@@ -244,7 +252,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    fn due(&self, at: Span, seat: u64, own: u64, ahead: u128, n: u32) -> Span {
+    fn due(&self, at: Span, seat: u64, own: u64, ahead: u128, (n, priority): (u32, i8)) -> Span {
         let gate = &self.0;
         let (queue, now) = gate.reach();
         if queue.control.shadow {
@@ -254,8 +262,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let due = match queue.due_in_seat(&gate.rule, (now, at), seat, &n) {
             Some(due) => due,
             None => {
-                let ahead = queue.ahead(&gate.rule, i8::MIN).saturating_add(ahead);
-                queue.seats.due(&gate.rule, (now, at), (END, own), &ahead, &n)
+                let ahead = queue.ahead(&gate.rule, priority).saturating_add(ahead);
+                let due = queue.seats.due(&gate.rule, (now, at), (end_of(priority), own), &ahead, &n);
+                due.max(queue.left_for(&gate.rule, now, &ahead, &n, priority))
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
@@ -295,7 +304,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         &self,
         late: Nanos,
         seat: u64,
-        n: u32,
+        (n, priority): (u32, i8),
         after: &mut After<C>,
     ) -> Result<Box<dyn Taken<C>>, Refusal> {
         let gate = &self.0;
@@ -303,7 +312,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         queue.serve(&gate.source(), now, after);
         let due = match queue.due_in_seat(&gate.rule, (now, now), seat, &n) {
             Some(due) => due,
-            None if queue.len() == 0 => queue.due_behind(&gate.rule, now, &n, 0),
+            None if queue.is_open(&gate.rule, now, &n, priority) => {
+                queue.due_behind(&gate.rule, now, &n, priority)
+            }
             None => Nanos::MAX,
         };
         let late = if gate.rule.catches_up() { late.min(gate.source().catch_up) } else { Nanos::ZERO };

@@ -144,10 +144,8 @@ use crate::wait::blocking;
 /// ```
 pub struct AllOf<C: Timer = DefaultClock> {
     gate: Arc<Gate<All<C>, C>>,
-    /// One permit of each.
+    /// One permit of each, and the priority of the requests of this handle.
     ones: Weights,
-    /// Of the requests of this handle.
-    priority: i8,
 }
 
 /// Permits of all members, given by an [`AllOf`].
@@ -268,14 +266,13 @@ impl<C: Timer + Clone> AllOf<C> {
     fn and(self, member: Entry<C>) -> Self {
         let mut members = self.gate.rule.members.clone();
         members.push(member);
-        AllOf { priority: self.priority, ..AllOf::of(members, self.gate.clock.clone()) }
+        AllOf::of(members, self.gate.clock.clone()).priority(self.ones.priority)
     }
 
-    /// A handle whose waiting requests are this important, 0 otherwise: they go before all of lower priority in the queue of this composite, which
-    /// clones share whatever their priority, and when it is their turn in the lines of its members.
+    /// A handle whose requests are this important, 0 otherwise: they go before all of lower priority in the queue of this composite, which clones
+    /// share whatever their priority, and in the lines of its members, and may take what a member [keeps](RateLimiter::set_reserve) for them.
     ///
-    /// Calls that do not wait stand behind all who wait, except for those of lower priority in this composite. What keeps the less
-    /// important from starving is only that the important leave something.
+    /// What keeps the less important from starving is only that the important leave something.
     ///
     /// # Examples
     ///
@@ -289,16 +286,17 @@ impl<C: Timer + Clone> AllOf<C> {
     /// # Ok::<(), AllRefusal>(())
     /// ```
     #[must_use]
-    pub fn priority(self, priority: i8) -> Self {
-        AllOf { priority, ..self }
+    pub fn priority(mut self, priority: i8) -> Self {
+        self.ones.priority = priority;
+        self
     }
 
     fn of(members: Vec<Entry<C>>, clock: C) -> Self {
-        let ones = Weights::new(&vec![1; members.len()]);
+        let ones = Weights::new(&vec![1; members.len()], 0);
         // How far back a late grant is charged, each member says.
         let catch_up = Duration::MAX;
         let gate = Arc::new_cyclic(|gate| Gate::new(All::new(members, gate.clone()), clock, catch_up));
-        AllOf { gate, ones, priority: 0 }
+        AllOf { gate, ones }
     }
 }
 
@@ -478,20 +476,20 @@ impl<C: Timer> AllOf<C> {
     fn weigh(&self, weights: &[u32]) -> Result<Weights, AllRefusal> {
         let members = self.gate.rule.members.len();
         match weights.len() == members {
-            true => Ok(Weights::new(weights)),
+            true => Ok(Weights::new(weights, self.ones.priority)),
             false => Err(AllRefusal::Weights { given: weights.len(), members }),
         }
     }
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
-        match self.gate.try_acquire_as(ask, self.priority) {
+        match self.gate.try_acquire_as(ask, self.ones.priority) {
             Ok(charge) => Ok(granted(charge, Duration::ZERO)),
             Err(refusal) => Err(self.gate.rule.blame(ask, refusal)),
         }
     }
 
     fn block(&self, ask: Weights, within: Option<Duration>) -> Result<AllPermits, AllRefusal> {
-        let wait = Wait::within(&self.gate, ask.clone(), within).of_priority(self.priority);
+        let wait = Wait::within(&self.gate, ask.clone(), within).of_priority(self.ones.priority);
         match blocking::acquire(&self.gate, wait) {
             Ok((waited, charge, _)) => Ok(granted(charge, waited)),
             Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
@@ -513,7 +511,7 @@ impl<C: Timer> All<C> {
         let named = match refusal {
             Refusal::Limited { .. } => asked()
                 .filter_map(|(entry, n)| match &entry.kind {
-                    Kind::Rate(member) => Some((member.look(*n), entry)),
+                    Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
                     Kind::Counting(_) => None,
                 })
                 // The first of those that are ready last.
@@ -533,7 +531,7 @@ impl<C: Timer> All<C> {
 
 impl<C: Timer> Clone for AllOf<C> {
     fn clone(&self) -> Self {
-        AllOf { gate: self.gate.clone(), ones: self.ones.clone(), priority: self.priority }
+        AllOf { gate: self.gate.clone(), ones: self.ones.clone() }
     }
 }
 
@@ -563,7 +561,7 @@ pub struct AcquireAll<C: Timer = DefaultClock> {
 
 impl<C: Timer> AcquireAll<C> {
     fn new(all: &AllOf<C>, ask: Result<Weights, AllRefusal>, within: Option<Duration>) -> Self {
-        let wait = ask.map(|ask| Wait::within(&all.gate, ask, within).of_priority(all.priority));
+        let wait = ask.map(|ask| Wait::within(&all.gate, ask, within).of_priority(all.ones.priority));
         AcquireAll { gate: all.gate.clone(), wait }
     }
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 /// So many are kept without allocating.
 const FEW: usize = 6;
 
-/// One number for each member, in their order.
+/// One number for each member, in their order, and how important the request is.
 #[derive(Clone)]
 pub(crate) struct Weights {
+    pub(crate) priority: i8,
     few: [u32; FEW],
     len: usize,
     /// All of them, if they are more than a few.
@@ -17,7 +18,7 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    pub(crate) fn new(weights: &[u32]) -> Weights {
+    pub(crate) fn new(weights: &[u32], priority: i8) -> Weights {
         let mut few = [0; FEW];
         let more = match few.get_mut(..weights.len()) {
             Some(few) => {
@@ -26,7 +27,7 @@ impl Weights {
             }
             None => Some(weights.into()),
         };
-        Weights { few, len: weights.len(), more }
+        Weights { priority, few, len: weights.len(), more }
     }
 }
 
@@ -40,7 +41,7 @@ impl Deref for Weights {
 
 impl PartialEq for Weights {
     fn eq(&self, other: &Weights) -> bool {
-        **self == **other
+        self.priority == other.priority && **self == **other
     }
 }
 

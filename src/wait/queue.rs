@@ -293,7 +293,14 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// When a request of this priority leaves what it has to leave for the important; at once if that is nothing.
-    fn left_for(&self, rule: &R, now: Nanos, ahead: &R::Ahead, ask: &R::Ask, priority: i8) -> Nanos {
+    pub(crate) fn left_for(
+        &self,
+        rule: &R,
+        now: Nanos,
+        ahead: &R::Ahead,
+        ask: &R::Ask,
+        priority: i8,
+    ) -> Nanos {
         match self.control.kept_from(priority) {
             0 => Nanos::ZERO,
             kept => rule.ready_leaving(now.max(self.control.opens), ahead, ask, kept),

@@ -1,0 +1,189 @@
+//! Several limits at once, while one of them is paused, keeps a share, lets pass in shadow, or is a key of many.
+
+mod support;
+
+use std::time::Duration;
+
+use support::MS;
+use tidegate::{
+    AllOf, AllRefusal, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, TokenBucket, WhenFull,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+type Bucket = RateLimiter<TokenBucket, ManualClock>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
+    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
+}
+
+fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
+    let clock = ManualClock::new();
+    let (a, b) = (bucket(&clock, 1, 1), bucket(&clock, 10, 10));
+    let both = AllOf::new("a", &a).with("b", &b);
+    (a, b, both, clock)
+}
+
+fn limited(name: &'static str, retry_after: Duration) -> AllRefusal {
+    AllRefusal::Member { name, refusal: Refusal::Limited { retry_after } }
+}
+
+#[test]
+fn a_paused_member_is_the_tightest() {
+    let (a, b, both, clock) = two();
+    b.pause_for(3 * SECOND);
+    assert_eq!(both.try_acquire().err(), Some(limited("b", 3 * SECOND)));
+    assert_eq!((a.status().available, b.status().paused_for), (1, 3 * SECOND));
+    clock.advance(3 * SECOND - Duration::from_nanos(1));
+    assert_eq!(both.try_acquire().err(), Some(limited("b", Duration::from_nanos(1))));
+    clock.advance(Duration::from_nanos(1));
+    assert!(both.try_acquire().is_ok());
+}
+
+#[test]
+fn who_waits_for_a_paused_member_goes_on_when_it_is_resumed() {
+    let (a, b, both, clock) = two();
+    let mut waiting = spawn(both.acquire());
+    b.pause_for(100 * SECOND);
+    assert_pending!(waiting.poll());
+    clock.advance(SECOND);
+    // Those behind are not held up by it where nothing is paused.
+    assert_eq!(a.try_acquire(), Ok(()));
+    assert!(waiting.poll().is_pending());
+    assert!(b.resume());
+    clock.advance(SECOND);
+    assert!(waiting.is_woken());
+    assert!(assert_ready!(waiting.poll()).is_ok());
+}
+
+#[test]
+fn a_pause_that_comes_while_it_waits_moves_it() {
+    let (a, _b, both, clock) = two();
+    assert_eq!(a.try_acquire(), Ok(()));
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    a.pause_for(5 * SECOND);
+    clock.advance(5 * SECOND - MS);
+    assert_pending!(waiting.poll());
+    clock.advance(MS);
+    assert!(assert_ready!(waiting.poll()).is_ok());
+}
+
+#[test]
+fn the_important_go_first() {
+    let (a, _b, both, clock) = two();
+    assert_eq!(a.try_acquire(), Ok(()));
+    let important = both.clone().priority(5);
+    let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
+    assert!(first.poll().is_pending() && second.poll().is_pending());
+    let mut urgent = spawn(important.acquire());
+    assert_pending!(urgent.poll());
+    clock.advance(SECOND);
+    assert_pending!(first.poll());
+    assert!(assert_ready!(urgent.poll()).is_ok());
+    clock.advance(SECOND);
+    assert_pending!(second.poll());
+    assert!(assert_ready!(first.poll()).is_ok());
+    clock.advance(SECOND);
+    assert!(assert_ready!(second.poll()).is_ok());
+}
+
+#[test]
+fn the_important_go_first_in_the_line_of_a_member() {
+    let (a, _b, both, clock) = two();
+    assert_eq!(a.try_acquire(), Ok(()));
+    let mut plain = spawn(a.acquire());
+    assert_pending!(plain.poll());
+    let mut urgent = spawn(both.clone().priority(1).acquire());
+    let mut equal = spawn(both.acquire());
+    assert!(urgent.poll().is_pending() && equal.poll().is_pending());
+    clock.advance(SECOND);
+    assert_pending!(plain.poll());
+    assert!(assert_ready!(urgent.poll()).is_ok());
+    clock.advance(SECOND);
+    assert_pending!(equal.poll());
+    assert_eq!(assert_ready!(plain.poll()), 2 * SECOND);
+    clock.advance(SECOND);
+    assert!(assert_ready!(equal.poll()).is_ok());
+}
+
+#[test]
+fn what_a_member_keeps_is_for_the_important() {
+    let (_a, b, both, clock) = two();
+    b.set_reserve(9, 3);
+    assert!(both.try_acquire().is_ok(), "ten less nine");
+    clock.advance(SECOND);
+    b.debit(1);
+    assert_eq!(both.try_acquire().err(), Some(limited("b", 100 * MS)));
+    assert!(both.clone().priority(3).try_acquire().is_ok());
+    assert_eq!(b.status().available, 8);
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    clock.advance(SECOND);
+    assert!(assert_ready!(waiting.poll()).is_ok(), "both are full again");
+}
+
+#[test]
+fn a_member_in_shadow_lets_pass() {
+    let (a, b, both, clock) = two();
+    a.set_shadow(true);
+    for _ in 0..10 {
+        assert!(both.try_acquire().is_ok());
+    }
+    assert_eq!(both.try_acquire().err(), Some(limited("b", 100 * MS)));
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    clock.advance(100 * MS);
+    assert!(assert_ready!(waiting.poll()).is_ok());
+    assert_eq!(b.status().available, 0);
+}
+
+#[test]
+fn a_bound_on_a_member_is_not_for_composites() {
+    let (a, _b, both, clock) = two();
+    assert_eq!(a.try_acquire(), Ok(()));
+    a.set_queue_bounds(QueueBounds::waiters(0).when_full(WhenFull::RefuseNewcomer));
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    clock.advance(SECOND);
+    assert!(assert_ready!(waiting.poll()).is_ok());
+}
+
+#[test]
+fn a_rate_that_changes_moves_a_composite_up() {
+    let (a, _b, both, clock) = two();
+    assert_eq!(a.try_acquire(), Ok(()));
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    a.reset();
+    assert!(waiting.is_woken());
+    assert!(assert_ready!(waiting.poll()).is_ok());
+    clock.advance(SECOND);
+}
+
+#[cfg(feature = "keyed")]
+#[test]
+fn a_user_and_everybody() -> Result<(), Box<dyn std::error::Error>> {
+    use tidegate::KeyedRateLimiter;
+
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(1), 1);
+    let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
+    let everybody = bucket(&clock, 10, 2);
+    let of = |user: &str| {
+        Ok::<_, Refusal>(AllOf::new("user", &users.limiter(user)?).with("everybody", &everybody))
+    };
+
+    assert!(of("alice")?.try_acquire().is_ok());
+    assert_eq!(of("alice")?.try_acquire().err(), Some(limited("user", SECOND)));
+    assert!(of("bob")?.try_acquire().is_ok());
+    assert_eq!(of("carol")?.try_acquire().err(), Some(limited("everybody", 100 * MS)));
+    // Who was refused by everybody's limit kept her own permit.
+    assert_eq!(users.status("carol").available, 1);
+    clock.advance(SECOND);
+    users.sweep();
+    assert!(users.is_empty());
+    Ok(())
+}
