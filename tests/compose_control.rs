@@ -152,6 +152,40 @@ fn a_bound_on_a_member_is_not_for_composites() {
 }
 
 #[test]
+fn a_composite_can_be_paused_by_itself() {
+    let (a, _b, both, clock) = two();
+    assert_eq!(a.try_acquire(), Ok(()));
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    both.pause_for(5 * SECOND);
+    assert_eq!(both.status().waiting, 1);
+    assert_eq!(both.try_acquire().err(), Some(limited("a", 6 * SECOND)));
+    clock.advance(SECOND);
+    assert_eq!(a.try_acquire(), Ok(()), "the member is not paused");
+    clock.advance(4 * SECOND);
+    assert!(assert_ready!(waiting.poll()).is_ok());
+    both.pause_for(9 * SECOND);
+    clock.advance(SECOND);
+    assert!(both.try_acquire().is_err());
+    assert!(both.resume());
+    assert!(both.try_acquire().is_ok());
+}
+
+#[test]
+fn a_composite_s_queue_can_be_bounded_and_watched() {
+    let (a, _b, both, _clock) = two();
+    let statistics = std::sync::Arc::new(tidegate::Statistics::new());
+    assert!(both.watch(statistics.clone()));
+    assert_eq!(a.try_acquire(), Ok(()));
+    both.set_queue_bounds(QueueBounds::waiters(1));
+    let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
+    assert_pending!(first.poll());
+    let refusal = assert_ready!(second.poll()).err().and_then(AllRefusal::refusal);
+    assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
+    assert_eq!(statistics.snapshot().refused(), 1);
+}
+
+#[test]
 fn a_rate_that_changes_moves_a_composite_up() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire(), Ok(()));

@@ -351,6 +351,9 @@ impl<C: Timer> Rule<C> for All<C> {
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
+        // The members tell how long it takes from now, and this may be asked for the end of a pause.
+        let told = self.gate.upgrade().map_or(now, |gate| now.min(gate.clock.now()));
+        let begin = span(now, told);
         let (mut due, mut from) = (Span::MIN, None);
         for _ in 0..ROUNDS {
             // By then others in seats may go first who do not now, or the other way round. Not where this is due by then anyway.
@@ -358,7 +361,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
                     let (ahead, seat) = (ahead.get(index).copied().unwrap_or(0), self.seat(index));
                     let place = if ahead == 0 { seat } else { 0 };
-                    (member.due(due, place, seat, ahead, (n, ask.priority)), index)
+                    (member.due((begin, due), (place, seat), ahead, (n, ask.priority)), index)
                 });
             let Some((judged, index)) = judged.max() else { break };
             if judged <= due.max(0) {
@@ -367,7 +370,7 @@ impl<C: Timer> Rule<C> for All<C> {
             }
             (due, from) = (judged, Some(index));
         }
-        time(now, due)
+        time(told, due)
     }
 
     fn undo(&self, _now: Nanos, charge: AllCharge<C>, _lowest: u64, after: &mut After<C>) -> u64 {

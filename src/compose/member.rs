@@ -83,9 +83,9 @@ pub(crate) trait Member<C: Timer>: Ring {
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal>;
 
-    /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that weigh `ahead`; not before `at`. Leaves out
-    /// the seat `own`.
-    fn due(&self, at: Span, seat: u64, own: u64, ahead: u128, asked: (u32, i8)) -> Span;
+    /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that weigh `ahead`, if nothing happens before
+    /// `begin`; not before `at`. Leaves out the seat `own`.
+    fn due(&self, begin_at: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
 
     /// Takes a seat, or keeps the one at this place if it is of this priority, for a request of `n` permits that expects to be granted `at`.
     fn sit(&self, seat: u64, asked: (u32, i8), at: Span, gate: &Weak<dyn Ring>, after: &mut After<C>) -> u64;
@@ -252,19 +252,25 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    fn due(&self, at: Span, seat: u64, own: u64, ahead: u128, (n, priority): (u32, i8)) -> Span {
+    fn due(
+        &self,
+        (begin, at): (Span, Span),
+        (seat, own): (u64, u64),
+        ahead: u128,
+        (n, priority): (u32, i8),
+    ) -> Span {
         let gate = &self.0;
         let (queue, now) = gate.reach();
         if queue.control.shadow {
             return Span::MIN;
         }
-        let at = time(now, at.max(0));
-        let due = match queue.due_in_seat(&gate.rule, (now, at), seat, &n) {
+        let times = (time(now, begin), time(now, at.max(0)));
+        let due = match queue.due_in_seat(&gate.rule, times, seat, &n) {
             Some(due) => due,
             None => {
                 let ahead = queue.ahead(&gate.rule, priority).saturating_add(ahead);
-                let due = queue.seats.due(&gate.rule, (now, at), (end_of(priority), own), &ahead, &n);
-                due.max(queue.left_for(&gate.rule, now, &ahead, &n, priority))
+                let due = queue.seats.due(&gate.rule, times, (end_of(priority), own), &ahead, &n);
+                due.max(queue.left_for(&gate.rule, times.0, &ahead, &n, priority))
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.

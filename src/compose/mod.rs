@@ -46,6 +46,7 @@
 //! grant; with twins that do not undo, undo too much, or forget to ring.
 
 pub(crate) mod all;
+mod control;
 mod estimate;
 pub(crate) mod member;
 pub(crate) mod weights;
