@@ -261,7 +261,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// move back at once, and a request [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused.
     ///
     /// What is not there is owed, and everybody waits until it is paid. How a policy owes is its own rule, see
-    /// [`Policy::debit`](crate::Policy::debit): where there is no limit nothing is charged, and a debt beyond the clock's 34 years shuts
+    /// [`Policy::debit`]: where there is no limit nothing is charged, and a debt beyond the clock's 34 years shuts
     /// the limiter until it is [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero does nothing. The cost grows with the
     /// number of waiters.
     ///
