@@ -143,7 +143,7 @@
 //! | P5 changes act now | a new rate, a refund, a debit or a pause moves those who already wait; what was granted before is still paid at the old price |
 //! | P6 exact average | what is awaited comes within 0.5 % of the rate, though timers are late |
 //! | P7 exact rate | the arithmetic is never above the set rate, and at most 65 ppm below it up to 1 M/s |
-//! | P8 lock-free decision | while nobody waits: no lock, no allocation, and a refusal writes nothing (policies of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do). A [keyed](KeyedRateLimiter) limiter shares the lock of a part of its table with all who look |
+//! | P8 lock-free decision | while nobody waits: no lock, no allocation, and a refusal writes nothing (policies of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do). A [`KeyedRateLimiter`] shares the lock of a part of its table with all who look |
 //! | P9 virtual time | everything, waiting included, runs on a [`ManualClock`] and on tokio's paused time |
 //! | P10 never free | overflow, clocks that jump, NaN, zero and huge arguments end in an error or in "limited", perhaps for ever |
 //!
