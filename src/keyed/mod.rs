@@ -23,7 +23,8 @@ use crate::wait::Reservation;
 ///
 /// A key is known from its first request on, and begins as a new limiter would. Once it is as good as new again, full and with nothing
 /// owed or counted, it may be forgotten: nobody can tell the difference. (With a policy that starts empty, such as
-/// [`SmoothBursty`](crate::SmoothBursty), the difference is that it starts empty again.) A key that is limited is never
+/// [`SmoothBursty`](crate::SmoothBursty), the difference is that it starts empty again, and with
+/// [`SmoothWarmingUp`](crate::SmoothWarmingUp) that it is as warm or cold as a new one.) A key that is limited is never
 /// forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest). Forgetting is done by the calls themselves, a few places of the
 /// table at each new key: there is no thread, no timer, and nothing to call.
 ///
