@@ -110,7 +110,7 @@ impl fmt::Display for Refusal {
             }
             Refusal::InUse { limit } => write!(f, "all {limit} permits are in use"),
             #[cfg(feature = "keyed")]
-            Refusal::TooManyKeys { limit } => write!(f, "all {limit} keys are limited, no room for another"),
+            Refusal::TooManyKeys { limit } => write!(f, "no room for another key among {limit}"),
             Refusal::QueueFull { retry_after: Nanos::MAX } => {
                 f.write_str("queue is full, no place is ever free")
             }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::error::Refusal;
 
-/// Told of every call, when it ends: give it to [`RateLimiter::watch`](crate::RateLimiter::watch).
+/// Told of every call, when it ends: give it to [`RateLimiter::watch`](crate::RateLimiter::watch) or [`AllOf::watch`](crate::AllOf::watch).
+///
+/// Who watches a limiter is not told of what it gives to an [`AllOf`](crate::AllOf): that tells those who watch it.
 ///
 /// Each method does nothing unless written. They are called in the thread of the call that they tell of, after it was decided and without
 /// any lock, so they may call the limiter. They are on the way of every call: be quick. [`Statistics`](crate::Statistics) counts.
@@ -45,8 +47,8 @@ pub trait Events: Send + Sync + 'static {
         let _ = (permits, refusal);
     }
 
-    /// A wait was dropped, after so long. It took nothing.
-    fn dropped(&self, permits: u64, waited: Duration) {
+    /// The caller dropped its wait, after so long. It took nothing.
+    fn cancelled(&self, permits: u64, waited: Duration) {
         let _ = (permits, waited);
     }
 

@@ -617,7 +617,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         self.finish(queue, now, &mut after);
         drop(after);
         let waited = now.saturating_since(wait.since).as_duration();
-        self.report(|events| events.dropped(self.rule.permits(&wait.ask), waited));
+        self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));
     }
 
     /// How many wait.
@@ -632,10 +632,13 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Whether nobody is in line, and nothing was set since it was made.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_plain(&self) -> bool {
-        self.front.load(Ordering::Relaxed) == 0
+        let mut queue = lock(&self.queue);
+        // A pause may be over, and nobody came since.
+        queue.tell(self.clock.now());
+        queue.front() == 0
+            && queue.is_unused()
             && self.catch_up.load(Ordering::Relaxed)
                 == Nanos::from_duration(crate::limiter::CATCH_UP).as_u64()
-            && lock(&self.queue).is_unused()
     }
 
     pub(crate) fn set_catch_up(&self, catch_up: Duration) {

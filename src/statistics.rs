@@ -53,7 +53,7 @@ pub struct Statistics {
     zero_permits: AtomicU64,
     queue_full: AtomicU64,
     displaced: AtomicU64,
-    dropped: AtomicU64,
+    cancelled: AtomicU64,
     shadowed: AtomicU64,
     exempted: AtomicU64,
     pauses: AtomicU64,
@@ -82,7 +82,7 @@ pub struct Snapshot {
     /// Refused with [`Refusal::Displaced`], after they had waited.
     pub displaced: u64,
     /// Waits that were dropped, by a timeout for instance.
-    pub dropped: u64,
+    pub cancelled: u64,
     /// Passed only because the limiter is in shadow.
     pub shadowed: u64,
     /// Passed because they are exempt.
@@ -111,7 +111,7 @@ impl Statistics {
             zero_permits: zero(),
             queue_full: zero(),
             displaced: zero(),
-            dropped: zero(),
+            cancelled: zero(),
             shadowed: zero(),
             exempted: zero(),
             pauses: zero(),
@@ -132,7 +132,7 @@ impl Statistics {
             zero_permits: read(&self.zero_permits),
             queue_full: read(&self.queue_full),
             displaced: read(&self.displaced),
-            dropped: read(&self.dropped),
+            cancelled: read(&self.cancelled),
             shadowed: read(&self.shadowed),
             exempted: read(&self.exempted),
             pauses: read(&self.pauses),
@@ -173,8 +173,8 @@ impl Events for Statistics {
         add(counter, 1);
     }
 
-    fn dropped(&self, _permits: u64, _waited: Duration) {
-        add(&self.dropped, 1);
+    fn cancelled(&self, _permits: u64, _waited: Duration) {
+        add(&self.cancelled, 1);
     }
 
     fn shadowed(&self, _permits: u64, _refusal: &Refusal) {

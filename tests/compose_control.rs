@@ -126,6 +126,18 @@ fn what_a_member_keeps_is_for_the_important() {
 }
 
 #[test]
+fn what_is_kept_for_others_is_never_due() {
+    let (_a, b, both, _clock) = two();
+    b.set_reserve(10, 3);
+    let never = limited("b", Duration::MAX);
+    assert_eq!(both.try_acquire().err(), Some(never));
+    let mut within = spawn(both.try_acquire_within(SECOND));
+    assert_eq!(assert_ready!(within.poll()).err(), Some(never));
+    assert_eq!(never.retry_after(), None);
+    assert!(both.clone().priority(3).try_acquire_estimate(&[1, 10]).is_ok());
+}
+
+#[test]
 fn a_member_in_shadow_lets_pass() {
     let (a, b, both, clock) = two();
     a.set_shadow(true);

@@ -102,9 +102,9 @@ fn an_estimate_of_several_limiters() {
     assert_eq!(estimate.weights(), [1, 850]);
     let mut wait = spawn(api.acquire_estimate(&[1, 950]));
     assert_pending!(wait.poll());
-    let _ = estimate.settle(&[1, 50]).expect("two");
+    estimate.settle(&[1, 50]).expect("two");
     let estimate = assert_ready_ok!(wait.poll());
-    let _ = estimate.settle(&[1, 1950]).expect("two");
+    estimate.settle(&[1, 1950]).expect("two");
     assert_eq!(tokens.try_acquire(), Err(Refusal::Limited { retry_after: 1001 * MS }));
     assert_eq!(requests.status().available, 8);
     clock.advance(2 * SECOND);

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use support::MS;
 use tidegate::keyed::ForKey;
 use tidegate::{
-    AnyPolicy, KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, SmoothBursty, TokenBucket,
+    AnyPolicy, KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket,
     TokioClock, WhenKeysFull,
 };
 use tokio_test::task::spawn;
@@ -51,10 +51,7 @@ fn a_full_table_refuses_a_new_key_until_one_is_as_good_as_new() {
     assert_eq!([1, 2].map(|key| keys.try_acquire(&key)), [Ok(()), Ok(())]);
     let refusal = keys.try_acquire(&3);
     assert_eq!(refusal, Err(Refusal::TooManyKeys { limit: 2 }));
-    assert_eq!(
-        refusal.map_err(|refusal| refusal.to_string()),
-        Err("all 2 keys are limited, no room for another".into())
-    );
+    assert_eq!(refusal.map_err(|refusal| refusal.to_string()), Err("no room for another key among 2".into()));
     clock.advance(Duration::from_secs(1) - Duration::from_nanos(1));
     assert!(keys.try_acquire(&3).is_err());
     clock.advance(Duration::from_nanos(1));
@@ -188,6 +185,44 @@ fn a_rate_of_its_own_stays_until_the_key_is_removed() -> Result<(), Refusal> {
     assert!(!keys.remove(&1));
     keys.try_acquire(&1)?;
     assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(1) }));
+    Ok(())
+}
+
+#[test]
+fn a_key_that_was_paused_can_be_forgotten() -> Result<(), Refusal> {
+    let (keys, clock) = one_per_second(1, WhenKeysFull::RefuseNew);
+    keys.limiter(&1)?.pause_for(Duration::from_secs(5));
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(5) }));
+    assert!(keys.try_acquire(&2).is_err());
+    clock.advance(Duration::from_secs(5));
+    keys.try_acquire(&2)?;
+    assert_eq!(keys.len(), 1);
+    Ok(())
+}
+
+#[test]
+fn what_is_shared_is_told_and_given_back() -> Result<(), Refusal> {
+    let (keys, _) = one_per_second(1, WhenKeysFull::ShareOne);
+    keys.try_acquire(&1)?;
+    keys.try_acquire(&2)?;
+    assert_eq!((keys.status(&2).available, keys.status(&3).available), (0, 0));
+    keys.refund(&2, 1);
+    keys.try_acquire(&3)
+}
+
+#[test]
+fn a_request_with_a_key() -> Result<(), Refusal> {
+    let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
+    keys.try_acquire_with(&1, Request::permits(1))?;
+    keys.try_acquire_with(&1, Request::permits(1).exempt())?;
+    let (mut low, mut high) = (
+        spawn(keys.acquire_with(&1, Request::permits(1))),
+        spawn(keys.acquire_with(&1, Request::permits(1).priority(1))),
+    );
+    assert!(low.poll().is_pending() && high.poll().is_pending());
+    clock.advance(Duration::from_secs(1));
+    assert_pending!(low.poll());
+    assert_eq!(assert_ready!(high.poll()), Ok(Duration::from_secs(1)));
     Ok(())
 }
 

@@ -180,7 +180,7 @@ impl Events for Log {
         self.note(format!("refused {permits}: {refusal}"));
     }
 
-    fn dropped(&self, permits: u64, waited: Duration) {
+    fn cancelled(&self, permits: u64, waited: Duration) {
         self.note(format!("dropped {permits} after {waited:?}"));
     }
 
@@ -310,7 +310,7 @@ fn statistics_count_by_reason_and_by_time() {
     let counted = statistics.snapshot();
     assert_eq!((counted.granted, counted.permits), (2, 2));
     assert_eq!((counted.limited, counted.zero_permits, counted.refused()), (1, 1, 2));
-    assert_eq!((counted.dropped, counted.pauses), (1, 1));
+    assert_eq!((counted.cancelled, counted.pauses), (1, 1));
     assert_eq!(counted.waited.buckets().map(|(_, count)| count).sum::<u64>(), 2);
     assert!((SECOND..2 * SECOND).contains(&counted.waited.quantile(0.5)));
     assert!((2 * SECOND..4 * SECOND).contains(&counted.waited.quantile(1.0)));
@@ -327,7 +327,7 @@ fn who_watches_may_call_the_limiter() {
             self.0.refund(1);
         }
 
-        fn dropped(&self, _permits: u64, _waited: Duration) {
+        fn cancelled(&self, _permits: u64, _waited: Duration) {
             self.0.pause_for(SECOND);
         }
     }
@@ -352,7 +352,7 @@ fn who_watches_and_panics_harms_nobody_else() {
             panic!("a watcher that panics");
         }
 
-        fn dropped(&self, _permits: u64, _waited: Duration) {
+        fn cancelled(&self, _permits: u64, _waited: Duration) {
             panic!("a watcher that panics");
         }
     }

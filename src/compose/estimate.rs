@@ -17,7 +17,7 @@ use crate::wait::blocking;
 
 /// Permits of all members for a cost that was estimated: [settle](AllEstimate::settle) it when the cost is known.
 ///
-/// Dropped without that, the estimate is the cost.
+/// Dropped without that, the estimate is the cost, and permits of a [`CountingLimit`](crate::CountingLimit) are free again.
 ///
 /// # Examples
 ///
@@ -53,12 +53,14 @@ impl AllEstimate {
 
     /// Tells the actual cost, in permits of each member, in the order in which they were added. Of a rate, less than the estimate
     /// gives back the rest, and more is charged; those who wait are moved at once. A member that was not asked is not
-    /// charged. Permits of a [`CountingLimit`](crate::CountingLimit) stay as they are: they are returned.
+    /// charged. The call is over: permits of a [`CountingLimit`](crate::CountingLimit) are free again, whatever their number here.
+    ///
+    /// All zeros take back the whole estimate, as far as that is possible: for a call that failed.
     ///
     /// # Errors
     ///
     /// [`AllRefusal::Weights`] if there are more or fewer numbers than members; then the estimate is the cost.
-    pub fn settle(self, actual: &[u32]) -> Result<AllPermits, AllRefusal> {
+    pub fn settle(self, actual: &[u32]) -> Result<(), AllRefusal> {
         let (given, members) = (actual.len(), self.weights.len());
         if given != members {
             return Err(AllRefusal::Weights { given, members });
@@ -66,7 +68,7 @@ impl AllEstimate {
         for (index, share) in self.shares {
             share.settle(actual[index]);
         }
-        Ok(self.permits)
+        Ok(())
     }
 
     /// The permits estimated, in the order of the members.

@@ -95,6 +95,15 @@ use crate::wait::blocking;
 /// the others. And it never waits for the permits of busy members to coincide by chance: its turn comes, and then they are kept for it. After a grant the next
 /// waiter goes to the end of the members' lines.
 ///
+/// # Settings of members
+///
+/// | set on a member | for requests through a composite |
+/// |---|---|
+/// | a rate, a burst, a debt, a refund, a pause | holds, also for those who wait, unless its weight is 0 |
+/// | [a share that is kept](RateLimiter::set_reserve) | holds; who may use it says the composite's [priority](AllOf::priority) |
+/// | [shadow](RateLimiter::set_shadow) | it refuses nobody, and takes what is there |
+/// | [a bound on its queue](RateLimiter::set_queue_bounds), [who watches](RateLimiter::watch) | does not: bound and watch the composite |
+///
 /// # Cancel safety
 ///
 /// A wait can be dropped at any time, and a refusal happen at any point, without a trace in any member. While a request is being decided, others may see

@@ -17,6 +17,7 @@ use crate::error::Refusal;
 use crate::limiter::{RateLimiter, Status};
 use crate::policy::{Policy, TokenBucket};
 use crate::rate::Rate;
+use crate::request::Request;
 use crate::wait::Reservation;
 
 /// A limiter for each key: the same policy for all, a state of its own for each, and never more than so many keys.
@@ -35,6 +36,8 @@ use crate::wait::Reservation;
 /// | [`try_acquire_within`](KeyedRateLimiter::try_acquire_within), … | waits if it takes no longer |
 /// | [`limiter`](KeyedRateLimiter::limiter) | everything that a [`RateLimiter`] can do, for one key |
 ///
+/// Clones share one table; a clone costs a reference count.
+///
 /// # Cost
 ///
 /// A known key costs its state and itself, with what the table has free in between: about 21 bytes for a `u64` and a
@@ -44,6 +47,9 @@ use crate::wait::Reservation;
 /// A request for a known key takes the shared side of the lock of a small part of the table, where those who look do not
 /// disturb each other. It waits only while a key is added to that part or forgotten, well below a microsecond. The permit itself is taken by
 /// compare-and-swap, as in a plain limiter.
+///
+/// Calls take a key as it is borrowed: a `&str` for a `String`. What is borrowed must know how to become a key (`ToOwned`), since a key
+/// that is new is kept; for an `Arc<str>` that is a `&Arc<str>`.
 ///
 /// Keys are hashed with a seed of its own for each limiter. `Hash`, `Eq`, `Clone` and `Drop` of a key run while the table is locked and
 /// must not call the limiter.
@@ -75,13 +81,15 @@ pub struct KeyedRateLimiter<K, P: Policy + Clone = TokenBucket, C: Timer = Defau
 /// What becomes of a new key when the table is full of keys that are limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenKeysFull {
-    /// Its requests are refused: [`Refusal::TooManyKeys`].
+    /// Its requests are refused: [`Refusal::TooManyKeys`]. While a flood lasts that are all honest new keys as well, so have room for more than
+    /// are limited at the same time. An HTTP server answers 503 rather than 429: it is not this client who asked too much.
     #[default]
     RefuseNew,
     /// All that find no room share one limiter with the same policy.
     ShareOne,
     /// It takes the place of the key that is closest to fresh, of some that stand next to each other in the table. That key can
-    /// then have more than its limit: whoever has enough keys can free any. Choose it where losing count is better than refusing.
+    /// then have more than its limit: whoever has enough keys can free any. Choose it where losing count is better than refusing. Keys that
+    /// somebody waits for or that have settings of their own are not forgotten; if there are no others, the new key is refused.
     ForgetFreshest,
 }
 
@@ -113,7 +121,7 @@ where
         KeyedRateLimiter { table: Arc::new(table) }
     }
 
-    /// An empty limiter of the same kind, with another choice for when it is full.
+    /// Before it is used: an empty limiter of the same kind, with another choice for when it is full.
     ///
     /// # Examples
     ///
@@ -165,6 +173,37 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         self.table.try_acquire(key, n)
+    }
+
+    /// Takes what a [`Request`] asks for now, or refuses.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](KeyedRateLimiter::try_acquire_many).
+    pub fn try_acquire_with<Q>(&self, key: &Q, request: Request) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.table.try_acquire_with(key, &request)
+    }
+
+    /// Waits for what a [`Request`] asks for. Returns the time waited.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    /// - The rest as [`RateLimiter::acquire_with`].
+    pub async fn acquire_with<Q>(&self, key: &Q, request: Request) -> Result<Duration, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        match self.table.try_acquire_with(key, &request) {
+            Ok(()) => Ok(Duration::ZERO),
+            Err(Refusal::Limited { .. }) => self.table.line(key)?.acquire_with(request).await,
+            Err(refusal) => Err(refusal),
+        }
     }
 
     /// Waits for one permit of a key. Returns the time waited, zero if it was there.
@@ -291,13 +330,14 @@ where
 
     /// The limiter of a key, with everything that a [`RateLimiter`] can do: pausing it, giving it another rate, combining it.
     ///
-    /// As long as you keep it the key is not forgotten. A rate or burst that is changed through it holds for this key until the key is
-    /// [removed](KeyedRateLimiter::remove), and until then the key is not forgotten either.
+    /// As long as you keep it the key is not forgotten. What is set through it holds for this key until the key is
+    /// [removed](KeyedRateLimiter::remove), and until then the key is not forgotten either and keeps its place among `max_keys`: a rate or burst of its own, a bound,
+    /// a share that is kept, shadow, who watches. A pause ends by itself.
     ///
     /// # Errors
     ///
     /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it. With [`WhenKeysFull::ShareOne`] you get the limiter that all
-    /// without room share.
+    /// without room share, and what you set there is set for all of them.
     ///
     /// # Examples
     ///
@@ -320,7 +360,7 @@ where
     }
 
     /// Gives a key a rate of its own, until the key is [removed](KeyedRateLimiter::remove). What it owes or has in stock stays, by the
-    /// policy's rule.
+    /// policy's rule. For a burst of its own, too, [`change`](RateLimiter::change) its [`limiter`](KeyedRateLimiter::limiter).
     ///
     /// # Errors
     ///
@@ -334,19 +374,27 @@ where
         Ok(())
     }
 
-    /// Gives back `n` permits of a key that were acquired and not used. Nothing if the key is not known: then it is full.
+    /// Gives back `n` permits of a key that were acquired and not used. Nothing if the key is not known: then it is full. A key that has no room
+    /// and [shares](WhenKeysFull::ShareOne) gives back to those it shares with.
     pub fn refund<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
         let Table { policy, clock, .. } = &*self.table;
-        if let Found::Line(line) = self.table.find(key, |state| policy.refund(state, clock.now(), n)) {
-            line.refund(n);
+        match self.table.find(key, |state| policy.refund(state, clock.now(), n)) {
+            Found::Known(_) => {}
+            Found::Line(line) => line.refund(n),
+            Found::Nowhere => {
+                if let Some(shared) = self.table.shared() {
+                    shared.refund(n);
+                }
+            }
         }
     }
 
-    /// What a key could have now, and how many wait for it. A key that is not known is as a new one, and does not become known.
+    /// What a key could have now, and how many wait for it. A key that is not known is as a new one, or as those that
+    /// [share](WhenKeysFull::ShareOne) if there is no room for it. It does not become known.
     #[must_use]
     pub fn status<Q>(&self, key: &Q) -> Status
     where
@@ -361,7 +409,10 @@ where
         match self.table.find(key, status) {
             Found::Known(status) => status,
             Found::Line(line) => line.status(),
-            Found::Nowhere => status(&policy.start(clock.now())),
+            Found::Nowhere => match self.table.shared() {
+                Some(shared) => shared.status(),
+                None => status(&policy.start(clock.now())),
+            },
         }
     }
 

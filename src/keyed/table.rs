@@ -52,6 +52,7 @@ use crate::error::Refusal;
 use crate::limiter::{RateLimiter, Status};
 use crate::nanos::Nanos;
 use crate::policy::Policy;
+use crate::request::Request;
 use crate::sync::{AtomicUsize, Ordering, ShardLock, read, write};
 
 /// The places of a shard when all keys are there, at least: growing a table of so many stops nobody for long.
@@ -212,12 +213,37 @@ where
                 return self.policy.try_acquire(state, self.clock.now(), n).map(drop);
             }
         }
-        self.try_acquire_slow(hash, key, n)
+        self.try_acquire_slow(hash, key, n, |line| line.try_acquire_many(n))
+    }
+
+    /// Takes what a request asks for, of a key.
+    pub(crate) fn try_acquire_with<Q>(&self, key: &Q, request: &Request) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        if request.exempt {
+            return Ok(());
+        }
+        let hash = self.hasher.hash_one(key);
+        self.try_acquire_slow(hash, key, request.permits, |line| line.try_acquire_with(*request))
+    }
+
+    /// What those without room share, if they do and there is none.
+    pub(crate) fn shared(&self) -> Option<&Line<P, C>> {
+        let is_full = self.len() >= self.max_keys;
+        (is_full && self.when_full == WhenKeysFull::ShareOne).then_some(&self.overflow)
     }
 
     /// The same for a key that is new, or in a shard in which somebody waits.
     #[cold]
-    fn try_acquire_slow<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<(), Refusal>
+    fn try_acquire_slow<Q>(
+        &self,
+        hash: u64,
+        key: &Q,
+        n: u32,
+        in_line: impl Fn(&Line<P, C>) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -234,7 +260,7 @@ where
         match found {
             Found::Known(answer) => answer,
             // Outside of the shard's lock.
-            Found::Line(limiter) => limiter.try_acquire_many(n),
+            Found::Line(line) => in_line(&line),
             // It was added.
             Found::Nowhere => Err(self.no_room()),
         }
