@@ -134,8 +134,12 @@ impl Permit {
 pub(crate) struct Call {
     /// Its number among the tenants.
     pub(crate) tenant: usize,
+    /// Whether it is one of the second half.
+    pub(crate) short: bool,
     /// The tokens that it might have cost.
     pub(crate) estimate: u32,
+    /// When it was asked for, from the beginning of the run.
+    pub(crate) asked_at: Duration,
     /// The time waited for the tenant's own limit, and then in the queue of all.
     pub(crate) waited: [Duration; 2],
     /// When it began, and when it was answered, from the beginning of the run.
@@ -192,7 +196,8 @@ pub(crate) async fn run(
     let style = ProgressStyle::with_template("{bar:50.green/dim} {pos} of {len} calls, {elapsed}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let zero = || AtomicU32::new(0);
-    let believed = Mutex::new(Vec::new());
+    let full = limits.iter().map(|limits| Believed { at: Duration::ZERO, budgets: limits.left() });
+    let believed = Mutex::new(full.collect());
     let shared = Shared { client, url, limits, calls, begin, bar, asked: zero(), refused: zero(), believed };
     let shared = Arc::new(shared);
 
@@ -229,8 +234,9 @@ async fn make_calls(shared: Arc<Shared>, tenant: usize) -> Vec<Call> {
 }
 
 async fn make_call(shared: &Shared, tenant: usize, number: u32) -> Call {
-    let Tenant { name, max_tokens, .. } = &TENANTS[tenant];
-    let prompt_tokens = TENANTS[tenant].prompt(number);
+    let Tenant { name, .. } = &TENANTS[tenant];
+    let (asked_at, short) = (shared.begin.elapsed(), number >= shared.calls.div_ceil(2));
+    let (prompt_tokens, max_tokens) = TENANTS[tenant].call(number, short);
     // What the server charges. An estimate could be wrong in either direction; here it is the most that a call can cost.
     let estimate = prompt_tokens + max_tokens;
     let permit = match &shared.limits {
@@ -253,7 +259,7 @@ async fn make_call(shared: &Shared, tenant: usize, number: u32) -> Call {
         }
         Err(refusal) => Answer::Failed(refusal.to_string()),
     };
-    Call { tenant, estimate, waited, began_at, answered_at: shared.begin.elapsed(), answer }
+    Call { tenant, short, estimate, asked_at, waited, began_at, answered_at: shared.begin.elapsed(), answer }
 }
 
 async fn send(shared: &Shared, body: &Value) -> Answer {

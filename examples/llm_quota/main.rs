@@ -33,6 +33,8 @@ use server::{Server, Terms};
 
 /// Calls an LLM API that limits requests and tokens per minute, for three tenants, through one queue.
 ///
+/// The first half of the calls is long and needs many tokens; the second half is short.
+///
 /// The API is an HTTP server on the loopback. It keeps one bucket of requests and one of tokens, charges what a call may use at
 /// most, and gives back what was not generated. If either has not enough it answers 429. The buckets of the callers are smaller by
 /// what comes in within 300 ms: 50 ms of these are lateness that a limiter makes up for, and 250 ms are jitter of the network.
@@ -52,7 +54,7 @@ struct Arguments {
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     in_flight: u32,
     /// How many calls to make.
-    #[arg(long, default_value_t = 260, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, default_value_t = 280, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     calls: u32,
     /// What holds the callers back.
     #[arg(long, value_enum, default_value_t = Kind::AllOf)]
@@ -133,7 +135,7 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let (calls, believed) = client::run(server.url().parse()?, limits, calls, begin).await?;
     let tally = server.tally();
 
-    let summary = report::Summary::new(&calls, terms);
+    let summary = report::Summary::new(&calls, &believed, terms);
     println!();
     summary.print(&tally);
 

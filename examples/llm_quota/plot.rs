@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::client::{Answer, Believed, Call};
 use crate::server::{Left, Terms};
@@ -92,7 +93,7 @@ impl Course<'_> {
         if self.believed.is_empty() {
             return [
                 format!("{refused} of {} calls came when a budget had not enough.", self.calls.len()),
-                "Drawn are the answers to all others: each takes what it may use, and gives back what it did not.".into(),
+                "Each of the others took what it might use, and gave back what it did not.".into(),
             ];
         }
         let above = self.believed.iter().filter(|believed| {
@@ -104,7 +105,7 @@ impl Course<'_> {
         };
         [
             format!("{first}, and {refused} of {} calls were refused.", self.calls.len()),
-            "A call takes what it may use, and gives back what it did not: the steps down and up. The queue spends what comes in.".into(),
+            "A call takes what it may use and gives back what it did not. Tokens hold back the long calls, requests the short ones.".into(),
         ]
     }
 
@@ -142,7 +143,7 @@ impl Course<'_> {
     /// The panel of one budget.
     fn panel(&self, area: &Area, index: usize) -> Done {
         let end = self.calls.iter().map(|call| call.answered_at).max().unwrap_or_default();
-        let (right, top) = (end.as_secs_f64().max(0.1), 1.06 * self.terms[index].burst);
+        let (right, top) = (end.as_secs_f64().max(0.1), 1.15 * self.terms[index].burst);
         let rows = TENANTS.len() as f64 + 0.5;
         let mut chart = ChartBuilder::on(area)
             .margin_left(16)
@@ -176,6 +177,15 @@ impl Course<'_> {
         chart.draw_series([PathElement::new([(0.0, 0.0), (right, 0.0)], INK)])?;
         chart.draw_series(LineSeries::new(self.line(index, end), INK.stroke_width(1)))?;
 
+        let short = self.calls.iter().filter(|call| call.short).map(|call| call.began_at).min();
+        if let Some(short) = short.filter(|_| !self.believed.is_empty()) {
+            let x = short.as_secs_f64();
+            chart.draw_series([PathElement::new([(x, 0.0), (x, top)], INK.mix(0.4))])?;
+            for (label, side, gap) in [("long calls", HPos::Right, -6), ("short calls", HPos::Left, 6)] {
+                let style = style(14).pos(Pos::new(side, VPos::Top));
+                chart.draw_series([EmptyElement::at((x, 0.98 * top)) + Text::new(label, (gap, 0), style)])?;
+            }
+        }
         let marks = self.calls.iter().map(|call| {
             let color = if let Answer::Refused = call.answer { REFUSED } else { TENANT[call.tenant] };
             let (x, y) = (call.began_at.as_secs_f64(), -ROW * top * (call.tenant as f64 + 0.4));

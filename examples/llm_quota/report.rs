@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
-use crate::client::{Answer, Call};
+use crate::client::{Answer, Believed, Call};
 use crate::server::{Tally, Terms};
 use crate::tenants::TENANTS;
 
 pub(crate) struct Summary<'a> {
     calls: &'a [Call],
+    believed: &'a [Believed],
     terms: [Terms; 2],
     succeeded: usize,
     pub(crate) refused: usize,
     pub(crate) failed: usize,
 }
 
-impl Summary<'_> {
-    pub(crate) fn new(calls: &[Call], terms: [Terms; 2]) -> Summary<'_> {
+impl<'a> Summary<'a> {
+    pub(crate) fn new(calls: &'a [Call], believed: &'a [Believed], terms: [Terms; 2]) -> Summary<'a> {
         let (mut succeeded, mut refused, mut failed) = (0, 0, 0);
         for call in calls {
             match &call.answer {
@@ -24,7 +25,7 @@ impl Summary<'_> {
                 Answer::Failed(_) => failed += 1,
             }
         }
-        Summary { calls, terms, succeeded, refused, failed }
+        Summary { calls, believed, terms, succeeded, refused, failed }
     }
 
     pub(crate) fn print(&self, tally: &Tally) {
@@ -53,28 +54,30 @@ impl Summary<'_> {
         self.print_tenants();
     }
 
-    /// How much of what came in was used, from the first call that waited in the queue to the beginning of the last.
+    /// How much was used of what the callers had to begin with and what came in, while they asked for more.
     fn print_utilisation(&self) {
-        let waited = self.calls.iter().filter(|call| !call.waited[1].is_zero());
-        let Some(from) = waited.map(|call| call.began_at).min() else { return };
-        let to = self.calls.iter().map(|call| call.began_at).max().unwrap_or_default();
-        let span = to.saturating_sub(from).as_secs_f64();
-        if span <= 0.0 {
-            return;
+        for (short, name) in [(false, "  long calls"), (true, "  short calls")] {
+            let calls = || self.calls.iter().filter(move |call| call.short == short);
+            let from = calls().map(|call| call.began_at).min().unwrap_or_default();
+            // The second half begins while some of the first half still wait.
+            let to = match short {
+                false => self.calls.iter().filter(|call| call.short).map(|call| call.began_at).min(),
+                true => calls().map(|call| call.asked_at).max(),
+            };
+            let before = self.believed.partition_point(|believed| believed.at < from);
+            let stock = self.believed.get(before.saturating_sub(1)).map(|believed| believed.budgets);
+            let (Some(to), Some(stock)) = (to, stock) else { continue };
+            let span = to.saturating_sub(from).as_secs_f64();
+            let began = self.calls.iter().filter(|call| (from..to).contains(&call.began_at));
+            let used: Vec<u32> = began.filter_map(used).collect();
+            let amounts = [used.len() as f64, used.iter().map(|used| f64::from(*used)).sum()];
+            let [requests, tokens] =
+                [0, 1].map(|n| 100.0 * amounts[n] / (stock[n] + self.terms[n].per_second * span));
+            let (from, to) = (from.as_secs_f64(), to.as_secs_f64());
+            println!(
+                "{name:14}{requests:.1} % of the requests and {tokens:.1} % of the tokens used, {from:.1} s to {to:.1} s"
+            );
         }
-        let steady = self.calls.iter().filter(|call| (from..to).contains(&call.began_at));
-        let used: Vec<u32> = steady.filter_map(used).collect();
-        let amounts = [used.len() as f64, used.iter().map(|used| f64::from(*used)).sum()];
-        let mut percents = [0.0; 2];
-        for ((percent, amount), terms) in percents.iter_mut().zip(amounts).zip(self.terms) {
-            *percent = 100.0 * amount / (terms.per_second * span);
-        }
-        let [requests, tokens] = percents;
-        let (from, to) = (from.as_secs_f64(), to.as_secs_f64());
-        println!(
-            "{:14}{requests:.1} % of the requests, {tokens:.1} % of the tokens, from {from:.1} s to {to:.1} s",
-            "utilisation"
-        );
     }
 
     fn print_tenants(&self) {

@@ -1,4 +1,6 @@
 //! Who calls, and what for.
+//!
+//! The first half of the calls is long and held back by the tokens; the second half is short and held back by the requests.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,14 +11,18 @@ pub(crate) struct Tenant {
     pub(crate) priority: i8,
     /// How many calls it makes at the same time.
     pub(crate) tasks: u32,
+    /// Of a long call.
     pub(crate) prompt_tokens: Range<u32>,
-    /// The most that may be generated for one call.
+    /// The most that may be generated for one long call.
     pub(crate) max_tokens: u32,
     /// The milliseconds between an answer and the next call of the same task.
     pub(crate) pause: Range<u32>,
     /// One part in so many of all tokens is what it may use at most.
     pub(crate) part: Option<u32>,
 }
+
+/// A short call has a part in so many of the tokens of a long one.
+const SHORT: u32 = 4;
 
 pub(crate) const TENANTS: [Tenant; 3] = [
     Tenant {
@@ -25,7 +31,7 @@ pub(crate) const TENANTS: [Tenant; 3] = [
         tasks: 6,
         prompt_tokens: 50..150,
         max_tokens: 200,
-        pause: 300..900,
+        pause: 400..1000,
         part: None,
     },
     Tenant {
@@ -34,7 +40,7 @@ pub(crate) const TENANTS: [Tenant; 3] = [
         tasks: 4,
         prompt_tokens: 200..400,
         max_tokens: 600,
-        pause: 100..700,
+        pause: 300..900,
         part: None,
     },
     Tenant {
@@ -54,9 +60,10 @@ impl Tenant {
         self.prompt_tokens.end + self.max_tokens
     }
 
-    /// The prompt of the call with this number.
-    pub(crate) fn prompt(&self, call: u32) -> u32 {
-        pick(&self.prompt_tokens, u64::from(call))
+    /// The tokens of the prompt of the call with this number, and those that may be generated.
+    pub(crate) fn call(&self, number: u32, short: bool) -> (u32, u32) {
+        let part = if short { SHORT } else { 1 };
+        (pick(&self.prompt_tokens, u64::from(number)) / part, self.max_tokens / part)
     }
 
     /// The pause after the call with this number.
