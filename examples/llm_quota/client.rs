@@ -264,7 +264,8 @@ async fn make_call(shared: &Shared, tenant: usize, number: u32) -> Call {
 
 async fn send(shared: &Shared, body: &Value) -> Answer {
     let answer = async {
-        let response = shared.client.post(shared.url.clone()).body(body.to_string()).send().await?;
+        let request = shared.client.post(shared.url.clone()).header("content-type", "application/json");
+        let response = request.body(body.to_string()).send().await?;
         let status = response.status();
         // Read to the end, so that the connection can be used again.
         Ok::<_, reqwest::Error>((status, response.bytes().await?))

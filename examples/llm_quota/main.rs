@@ -143,7 +143,9 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    let course = plot::Course { terms, begin, left: &tally.course, believed: &believed, calls: &calls };
+    let utilisation = summary.told_utilisation();
+    let course =
+        plot::Course { utilisation, terms, begin, left: &tally.course, believed: &believed, calls: &calls };
     fs::write(&file, course.svg()?)?;
     println!("{:14}{}", "plot", file.display());
     Ok(summary.failed == 0 && (summary.refused == 0 || kind == Kind::None))

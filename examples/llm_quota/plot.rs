@@ -31,6 +31,8 @@ const ROW: f64 = 0.07;
 
 /// What is drawn.
 pub(crate) struct Course<'a> {
+    /// A sentence of the caption.
+    pub(crate) utilisation: Option<String>,
     pub(crate) terms: [Terms; 2],
     pub(crate) begin: Instant,
     pub(crate) left: &'a [Left],
@@ -105,7 +107,7 @@ impl Course<'_> {
         };
         [
             format!("{first}, and {refused} of {} calls were refused.", self.calls.len()),
-            "A call takes what it may use and gives back what it did not. Tokens hold back the long calls, requests the short ones.".into(),
+            self.utilisation.clone().unwrap_or_default(),
         ]
     }
 

@@ -1,5 +1,6 @@
 //! The summary of a run.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::client::{Answer, Believed, Call};
@@ -54,26 +55,40 @@ impl<'a> Summary<'a> {
         self.print_tenants();
     }
 
-    /// How much was used of what the callers had to begin with and what came in, while they asked for more.
+    /// How much was used of what the callers had to begin with and what came in, while they asked for more: for the long or the
+    /// short calls, in percent of requests and tokens, and from when to when.
+    fn utilisation(&self, short: bool) -> Option<([f64; 2], Range<Duration>)> {
+        let calls = || self.calls.iter().filter(move |call| call.short == short);
+        let from = calls().map(|call| call.began_at).min()?;
+        let to = match short {
+            // Then some long calls may still wait.
+            false => self.calls.iter().filter(|call| call.short).map(|call| call.began_at).min()?,
+            true => calls().map(|call| call.asked_at).max()?,
+        };
+        let before = self.believed.partition_point(|believed| believed.at < from);
+        let stock = self.believed.get(before.saturating_sub(1))?.budgets;
+        let span = to.saturating_sub(from).as_secs_f64();
+        let began = self.calls.iter().filter(|call| (from..to).contains(&call.began_at));
+        let used: Vec<u32> = began.filter_map(used).collect();
+        let amounts = [used.len() as f64, used.iter().map(|used| f64::from(*used)).sum()];
+        let percents = [0, 1].map(|n| 100.0 * amounts[n] / (stock[n] + self.terms[n].per_second * span));
+        Some((percents, from..to))
+    }
+
+    /// The same in a sentence.
+    pub(crate) fn told_utilisation(&self) -> Option<String> {
+        let ([requests, tokens], _) = self.utilisation(false)?;
+        let ([short_requests, short_tokens], _) = self.utilisation(true)?;
+        Some(format!(
+            "Long calls used {requests:.0} % of the requests and {tokens:.0} % of the tokens that there were, \
+             short calls {short_requests:.0} % and {short_tokens:.0} %."
+        ))
+    }
+
     fn print_utilisation(&self) {
         for (short, name) in [(false, "  long calls"), (true, "  short calls")] {
-            let calls = || self.calls.iter().filter(move |call| call.short == short);
-            let from = calls().map(|call| call.began_at).min().unwrap_or_default();
-            // The second half begins while some of the first half still wait.
-            let to = match short {
-                false => self.calls.iter().filter(|call| call.short).map(|call| call.began_at).min(),
-                true => calls().map(|call| call.asked_at).max(),
-            };
-            let before = self.believed.partition_point(|believed| believed.at < from);
-            let stock = self.believed.get(before.saturating_sub(1)).map(|believed| believed.budgets);
-            let (Some(to), Some(stock)) = (to, stock) else { continue };
-            let span = to.saturating_sub(from).as_secs_f64();
-            let began = self.calls.iter().filter(|call| (from..to).contains(&call.began_at));
-            let used: Vec<u32> = began.filter_map(used).collect();
-            let amounts = [used.len() as f64, used.iter().map(|used| f64::from(*used)).sum()];
-            let [requests, tokens] =
-                [0, 1].map(|n| 100.0 * amounts[n] / (stock[n] + self.terms[n].per_second * span));
-            let (from, to) = (from.as_secs_f64(), to.as_secs_f64());
+            let Some(([requests, tokens], Range { start, end })) = self.utilisation(short) else { continue };
+            let (from, to) = (start.as_secs_f64(), end.as_secs_f64());
             println!(
                 "{name:14}{requests:.1} % of the requests and {tokens:.1} % of the tokens used, {from:.1} s to {to:.1} s"
             );

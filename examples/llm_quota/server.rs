@@ -146,7 +146,7 @@ fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
     ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-type Answer = (StatusCode, [(&'static str, String); 2], String);
+type Answer = (StatusCode, [(&'static str, String); 3], String);
 
 /// One call: `{tenant, prompt_tokens, max_tokens}`, answered by `{usage: {total_tokens}}`.
 async fn complete(State(ledger): State<Arc<Mutex<Ledger>>>, body: Bytes) -> Answer {
@@ -172,6 +172,10 @@ async fn complete(State(ledger): State<Arc<Mutex<Ledger>>>, body: Bytes) -> Answ
 
 fn answer(ledger: &Mutex<Ledger>, status: StatusCode, body: &Value) -> Answer {
     let [requests, tokens] = lock(ledger).left.budgets.map(|left| format!("{:.0}", left.floor()));
-    let headers = [("x-ratelimit-remaining-requests", requests), ("x-ratelimit-remaining-tokens", tokens)];
+    let headers = [
+        ("content-type", "application/json".to_owned()),
+        ("x-ratelimit-remaining-requests", requests),
+        ("x-ratelimit-remaining-tokens", tokens),
+    ];
     (status, headers, body.to_string())
 }
