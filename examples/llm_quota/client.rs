@@ -1,0 +1,334 @@
+//! The callers: tasks of several tenants, one queue, one HTTP client.
+
+use std::error::Error;
+use std::fmt;
+use std::iter;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use reqwest::{Client, StatusCode, Url};
+use serde_json::{Value, json};
+use tidegate::{AllEstimate, AllOf, CountingLimit, Estimate, Rate, RateLimiter, TokenBucket};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::tenants::{TENANTS, Tenant};
+
+/// How much lateness a limiter makes up for, so that a busy machine does not slow it down.
+const CATCH_UP: Duration = Duration::from_millis(50);
+
+/// By how much longer than another a call can be on its way.
+const JITTER: Duration = Duration::from_millis(250);
+
+/// What holds the callers back.
+pub(crate) struct Limits {
+    requests: RateLimiter<TokenBucket>,
+    tokens: RateLimiter<TokenBucket>,
+    in_flight: CountingLimit,
+    all: AllOf,
+    /// A limit of the tenant alone.
+    own: [Option<RateLimiter<TokenBucket>>; TENANTS.len()],
+}
+
+impl Limits {
+    /// Those of a server that saves up what comes in during `burst`.
+    ///
+    /// A call is charged here before it is charged there, and given back here after it is given back there. So the server has never less
+    /// than the callers believe, but for what has come in on the way, and for what a limiter makes up for. By that much the callers save less.
+    pub(crate) fn new(
+        [requests, tokens]: [Rate; 2],
+        burst: Duration,
+        in_flight: u32,
+    ) -> Result<Limits, Box<dyn Error>> {
+        let largest = TENANTS.iter().map(Tenant::largest).max().unwrap_or(0);
+        let saved = burst.saturating_sub(CATCH_UP + JITTER);
+        let bursts = [requests, tokens].map(|rate| whole(rate.as_per_second() * saved.as_secs_f64()));
+        if bursts[0] < 1 || bursts[1] < largest {
+            return Err(format!(
+                "the burst is too short: of {burst:?} the callers save {} requests and {} tokens, and need 1 and {largest}",
+                bursts[0], bursts[1]
+            )
+            .into());
+        }
+        let limiter = |rate, burst| -> Result<_, Box<dyn Error>> {
+            let limiter = RateLimiter::new(TokenBucket::try_new(rate, burst)?);
+            limiter.set_catch_up(CATCH_UP);
+            Ok(limiter)
+        };
+        let mut own = [const { None }; TENANTS.len()];
+        for (own, tenant) in own.iter_mut().zip(&TENANTS) {
+            if let Some(part) = tenant.part {
+                let rate = Rate::from_per_second(tokens.as_per_second() / f64::from(part))?;
+                *own = Some(limiter(rate, tenant.largest().max(bursts[1] / part))?);
+            }
+        }
+        let (requests, tokens) = (limiter(requests, bursts[0])?, limiter(tokens, bursts[1])?);
+        let in_flight = CountingLimit::new(in_flight);
+        let all =
+            AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("in flight", &in_flight);
+        Ok(Limits { requests, tokens, in_flight, all, own })
+    }
+
+    /// Waits until a tenant may make a call that costs so many tokens at most.
+    ///
+    /// For its own limit first: in the queue that all share, those behind would wait for it, too.
+    async fn acquire(&self, tenant: usize, tokens: u32) -> Result<Permit, Box<dyn Error + Send + Sync>> {
+        let own = match &self.own[tenant] {
+            Some(limiter) => Some(limiter.acquire_estimate(tokens).await?),
+            None => None,
+        };
+        let all = with_priority(&self.all, TENANTS[tenant].priority);
+        let all = all.acquire_estimate(&[1, tokens, 1]).await?;
+        Ok(Permit { own, all })
+    }
+
+    /// What is left of both budgets. Less than nothing where a call used more than it was estimated to.
+    fn left(&self) -> [f64; 2] {
+        // What is available counts as nothing while somebody waits, so it is told from the other side.
+        [&self.requests, &self.tokens].map(|limiter| {
+            let missing = limiter.rate().as_per_second() * limiter.status().full_in.as_secs_f64();
+            f64::from(limiter.policy().burst()) - missing
+        })
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [requests, tokens] = [&self.requests, &self.tokens].map(|limiter| limiter.policy().burst());
+        write!(f, "bursts {requests} and {tokens}, {} in flight", self.in_flight.limit())
+    }
+}
+
+/// The same limits and the same queue, in which requests go before those of lower priority.
+// Until `AllOf::priority` is there, all are equal. Then: `limits.clone().priority(priority)`.
+fn with_priority(limits: &AllOf, _priority: i8) -> AllOf {
+    limits.clone()
+}
+
+/// A call may be made.
+struct Permit {
+    own: Option<Estimate>,
+    all: AllEstimate,
+}
+
+impl Permit {
+    /// The time waited for the tenant's own limit, and then in the queue of all.
+    fn waited(&self) -> [Duration; 2] {
+        [self.own.as_ref().map(Estimate::waited).unwrap_or_default(), self.all.waited()]
+    }
+
+    /// The call is over and used so many tokens. Not called if nobody knows: then the estimate is the cost.
+    fn settle(self, tokens: u32) -> Result<(), Box<dyn Error + Send + Sync>> {
+        if let Some(own) = self.own {
+            own.settle(tokens);
+        }
+        // Dropped, the permits count as no longer in flight.
+        drop(self.all.settle(&[1, tokens, 1])?);
+        Ok(())
+    }
+}
+
+/// One call, from the wait to the answer.
+pub(crate) struct Call {
+    /// Its number among the tenants.
+    pub(crate) tenant: usize,
+    /// Whether it is one of the second half.
+    pub(crate) short: bool,
+    /// The tokens that it might have cost.
+    pub(crate) estimate: u32,
+    /// When it was asked for, from the beginning of the run.
+    pub(crate) asked_at: Duration,
+    /// The time waited for the tenant's own limit, and then in the queue of all.
+    pub(crate) waited: [Duration; 2],
+    /// When it began, and when it was answered, from the beginning of the run.
+    pub(crate) began_at: Duration,
+    pub(crate) answered_at: Duration,
+    pub(crate) answer: Answer,
+}
+
+pub(crate) enum Answer {
+    /// With the tokens that it cost.
+    Success(u32),
+    /// 429.
+    Refused,
+    /// Another status, no answer, or none that makes sense.
+    Failed(String),
+}
+
+/// What the callers believed to have at some time, from the beginning of the run.
+#[derive(Clone, Copy)]
+pub(crate) struct Believed {
+    pub(crate) at: Duration,
+    pub(crate) budgets: [f64; 2],
+}
+
+/// What the tasks share.
+struct Shared {
+    client: Client,
+    url: Url,
+    limits: Option<Limits>,
+    calls: u32,
+    begin: Instant,
+    bar: ProgressBar,
+    asked: AtomicU32,
+    refused: AtomicU32,
+    believed: Mutex<Vec<Believed>>,
+}
+
+/// Makes the calls, and shows how it goes. Returns them with what the callers believed to have meanwhile.
+pub(crate) async fn run(
+    url: Url,
+    limits: Option<Limits>,
+    calls: u32,
+    begin: Instant,
+) -> Result<(Vec<Call>, Vec<Believed>), Box<dyn Error>> {
+    // Fails if it is installed already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        // What nobody has a permit for is not done.
+        .retry(reqwest::retry::never())
+        .timeout(Duration::from_secs(30))
+        .build()?;
+    let bar = ProgressBar::new(calls.into());
+    let style = ProgressStyle::with_template("{bar:50.green/dim} {pos} of {len} calls, {elapsed}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let zero = || AtomicU32::new(0);
+    let full = limits.iter().map(|limits| Believed { at: Duration::ZERO, budgets: limits.left() });
+    let believed = Mutex::new(full.collect());
+    let shared = Shared { client, url, limits, calls, begin, bar, asked: zero(), refused: zero(), believed };
+    let shared = Arc::new(shared);
+
+    let watchers = [tokio::spawn(tell_every_second(shared.clone())), tokio::spawn(watch(shared.clone()))];
+    let mut tasks = JoinSet::new();
+    for (tenant, Tenant { tasks: number, .. }) in TENANTS.iter().enumerate() {
+        for _ in 0..*number {
+            tasks.spawn(make_calls(shared.clone(), tenant));
+        }
+    }
+    let calls = tasks.join_all().await.into_iter().flatten().collect();
+    watchers.iter().for_each(tokio::task::JoinHandle::abort);
+    shared.bar.finish_and_clear();
+    let believed = std::mem::take(&mut *shared.believed.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok((calls, believed))
+}
+
+/// One task of a tenant: waits, calls, settles, pauses, and again, until all calls are made.
+async fn make_calls(shared: Arc<Shared>, tenant: usize) -> Vec<Call> {
+    let mut calls = Vec::new();
+    loop {
+        let number = shared.asked.fetch_add(1, Ordering::Relaxed);
+        if number >= shared.calls {
+            return calls;
+        }
+        let call = make_call(&shared, tenant, number).await;
+        if let Answer::Refused = call.answer {
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        shared.bar.inc(1);
+        calls.push(call);
+        tokio::time::sleep(TENANTS[tenant].pause(number)).await;
+    }
+}
+
+async fn make_call(shared: &Shared, tenant: usize, number: u32) -> Call {
+    let Tenant { name, .. } = &TENANTS[tenant];
+    let (asked_at, short) = (shared.begin.elapsed(), number >= shared.calls.div_ceil(2));
+    let (prompt_tokens, max_tokens) = TENANTS[tenant].call(number, short);
+    // What the server charges. An estimate could be wrong in either direction; here it is the most that a call can cost.
+    let estimate = prompt_tokens + max_tokens;
+    let permit = match &shared.limits {
+        Some(limits) => limits.acquire(tenant, estimate).await.map(Some),
+        None => Ok(None),
+    };
+    let waited = permit.iter().flatten().map(Permit::waited).next().unwrap_or_default();
+    let began_at = shared.begin.elapsed();
+    let answer = match permit {
+        Ok(permit) => {
+            let body = json!({ "tenant": name, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens });
+            let answer = send(shared, &body).await;
+            match (&answer, permit) {
+                (Answer::Success(tokens), Some(permit)) => match permit.settle(*tokens) {
+                    Ok(()) => answer,
+                    Err(error) => Answer::Failed(error.to_string()),
+                },
+                _ => answer,
+            }
+        }
+        Err(refusal) => Answer::Failed(refusal.to_string()),
+    };
+    Call { tenant, short, estimate, asked_at, waited, began_at, answered_at: shared.begin.elapsed(), answer }
+}
+
+async fn send(shared: &Shared, body: &Value) -> Answer {
+    let answer = async {
+        let request = shared.client.post(shared.url.clone()).header("content-type", "application/json");
+        let response = request.body(body.to_string()).send().await?;
+        let status = response.status();
+        // Read to the end, so that the connection can be used again.
+        Ok::<_, reqwest::Error>((status, response.bytes().await?))
+    };
+    match answer.await {
+        Ok((status, body)) if status.is_success() => match used(&body) {
+            Some(tokens) => Answer::Success(tokens),
+            None => Answer::Failed("an answer without usage".to_owned()),
+        },
+        Ok((StatusCode::TOO_MANY_REQUESTS, _)) => Answer::Refused,
+        Ok((status, _)) => Answer::Failed(status.to_string()),
+        Err(error) => Answer::Failed(with_causes(&error)),
+    }
+}
+
+/// The tokens that a call used, from its answer.
+fn used(body: &[u8]) -> Option<u32> {
+    let body: Value = serde_json::from_slice(body).ok()?;
+    u32::try_from(body["usage"]["total_tokens"].as_u64()?).ok()
+}
+
+/// An error and its causes on one line.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let causes = iter::successors(Some(error), |&error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Notes what the callers believe to have, fifty times a second.
+async fn watch(shared: Arc<Shared>) {
+    let Some(limits) = &shared.limits else { return };
+    let mut ticks = interval(Duration::from_millis(20));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        let now = Believed { at: shared.begin.elapsed(), budgets: limits.left() };
+        shared.believed.lock().unwrap_or_else(PoisonError::into_inner).push(now);
+    }
+}
+
+/// Prints a line per second, above the bar if there is one.
+async fn tell_every_second(shared: Arc<Shared>) {
+    let mut ticks = interval(Duration::from_secs(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        let (now, answered) = (shared.begin.elapsed().as_secs_f64(), shared.bar.position());
+        let refused = shared.refused.load(Ordering::Relaxed);
+        let believed = shared.limits.as_ref().map(|limits| {
+            let ([requests, tokens], waiting) = (limits.left(), limits.all.status().waiting);
+            format!(", {requests:4.0} requests and {tokens:5.0} tokens left, {waiting:2} wait")
+        });
+        shared.bar.suspend(|| {
+            let believed = believed.unwrap_or_default();
+            println!("{now:4.0} s {answered:6} answered {refused:6} x 429{believed}");
+        });
+    }
+}
+
+/// A number of whole permits.
+fn whole(permits: f64) -> u32 {
+    // A cast of a float is cut to what fits.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let whole = permits.floor() as u32;
+    whole
+}
