@@ -79,7 +79,7 @@ impl Limits {
             Some(limiter) => Some(limiter.acquire_estimate(tokens).await?),
             None => None,
         };
-        let all = with_priority(&self.all, TENANTS[tenant].priority);
+        let all = self.all.clone().priority(TENANTS[tenant].priority);
         let all = all.acquire_estimate(&[1, tokens, 1]).await?;
         Ok(Permit { own, all })
     }
@@ -101,12 +101,6 @@ impl fmt::Display for Limits {
     }
 }
 
-/// The same limits and the same queue, in which requests go before those of lower priority.
-// Until `AllOf::priority` is there, all are equal. Then: `limits.clone().priority(priority)`.
-fn with_priority(limits: &AllOf, _priority: i8) -> AllOf {
-    limits.clone()
-}
-
 /// A call may be made.
 struct Permit {
     own: Option<Estimate>,
@@ -125,7 +119,7 @@ impl Permit {
             own.settle(tokens);
         }
         // Dropped, the permits count as no longer in flight.
-        drop(self.all.settle(&[1, tokens, 1])?);
+        self.all.settle(&[1, tokens, 1])?;
         Ok(())
     }
 }
