@@ -11,12 +11,13 @@ use crate::compose::all::{All, Entry, Kind};
 use crate::compose::member::{Handle, Member};
 use crate::compose::weights::Weights;
 use crate::error::Refusal;
-use crate::gate::{Gate, Poller, Wait};
+use crate::gate::Gate;
 use crate::nanos::Nanos;
 use crate::policy::TokenBucket;
 use crate::rate::Rate;
 use crate::rule::Single;
 use crate::sync::Ordering;
+use crate::wait::pending::{Poller, Wait};
 
 type Bucket = Arc<Gate<Single<TokenBucket>, LoomClock>>;
 type Both = Arc<Gate<All<LoomClock>, LoomClock>>;
@@ -74,7 +75,7 @@ fn broken_of_two_composites_one_gets_the_last_permits() {
         let (a, b) = (bucket(&clock), bucket(&clock));
         let take = |first: &Bucket, second: &Bucket| {
             let (first, second) = (Handle(first.clone()), Handle(second.clone()));
-            first.take_then(1, &mut || second.take_then(1, &mut || Ok(()))).is_ok()
+            first.take_then((1, 0), &mut || second.take_then((1, 0), &mut || Ok(()))).is_ok()
         };
         let other = {
             let (a, b) = (a.clone(), b.clone());
@@ -142,7 +143,7 @@ fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
 fn what_is_put_back_is_what_was_taken() {
     undo_against_a_refund(|a, b, _| {
         let (a, b) = (Handle(a.clone()), Handle(b.clone()));
-        let _ = a.take_then(1, &mut || b.take_then(1, &mut || Ok(())));
+        let _ = a.take_then((1, 0), &mut || b.take_then((1, 0), &mut || Ok(())));
     });
 }
 

@@ -9,15 +9,17 @@ use loom::thread;
 
 use super::support::{LoomClock, Woken, model};
 use crate::error::Refusal;
-use crate::gate::{Gate, Poller, Wait};
+use crate::gate::Gate;
 use crate::nanos::Nanos;
 use crate::policy::{SmoothBursty, TokenBucket};
 use crate::rate::Rate;
 use crate::request::Request;
 use crate::rule::Single;
 use crate::sync::{Ordering, lock};
+use crate::wait::after::After;
 use crate::wait::bounds::QueueBounds;
-use crate::wait::queue::{After, Kind, Newcomer};
+use crate::wait::pending::{Poller, Wait};
+use crate::wait::queue::{Kind, Newcomer};
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
 

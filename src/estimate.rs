@@ -12,10 +12,11 @@ use std::time::Duration;
 use crate::clock::{DefaultClock, Timer};
 use crate::compose::member::{Settle, Share};
 use crate::error::Refusal;
-use crate::gate::{Gate, Poller, Wait};
+use crate::gate::Gate;
 use crate::policy::{Policy, SmoothBursty};
 use crate::rule::Single;
 use crate::wait::blocking;
+use crate::wait::pending::{Poller, Wait};
 
 /// Permits for a cost that was estimated: [settle](Estimate::settle) it when the cost is known.
 ///

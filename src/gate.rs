@@ -42,7 +42,7 @@
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, OnceLock};
-use std::task::{Poll, Waker, ready};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use crate::clock::Timer;
@@ -54,7 +54,9 @@ use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::request::Request;
 use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
-use crate::wait::queue::{After, Kind, Newcomer, Queue, Seen, Source};
+use crate::wait::after::After;
+use crate::wait::pending::{Place, Poller, Wait};
+use crate::wait::queue::{Kind, Newcomer, Queue, Seen, Source};
 
 /// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
 const TOO_OFTEN: u8 = 16;
@@ -106,109 +108,6 @@ impl<Charge> Pass<Charge> {
             Pass::Granted(charge) => Some(charge),
             Pass::Shadow(_) | Pass::Exempt => None,
         }
-    }
-}
-
-/// A request on its way: what a future keeps.
-#[derive(Debug)]
-pub(crate) struct Wait<Ask> {
-    ask: Ask,
-    priority: i8,
-    /// Whether a bound on the queue may refuse or drop it. Not where the caller can be told no error.
-    bounded: bool,
-    place: Place,
-    /// Refused if it would take longer.
-    within: Option<Nanos>,
-    /// When it was first polled.
-    since: Nanos,
-    /// Not 0 if its grant may be undone in part later: then what to end it with, when it has its answer.
-    begun: u64,
-}
-
-#[derive(Debug)]
-enum Place {
-    /// Not polled yet.
-    New,
-    /// Not polled yet, and it passes anyway.
-    Exempt,
-    /// In the queue, under this key.
-    Queued(u32),
-    /// It has its answer.
-    Done,
-}
-
-/// Who polls.
-#[derive(Clone, Copy)]
-pub(crate) enum Poller<'a> {
-    Task(&'a Waker),
-    Thread(&'a Waker),
-}
-
-impl<Ask> Wait<Ask> {
-    /// A request that waits for as long as it takes, and wherever there is no room.
-    pub(crate) fn new(ask: Ask) -> Wait<Ask> {
-        let (place, since) = (Place::New, Nanos::ZERO);
-        Wait { ask, priority: 0, bounded: false, place, within: None, since, begun: 0 }
-    }
-
-    /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
-    pub(crate) fn within<R, C>(gate: &Gate<R, C>, ask: Ask, within: Option<Duration>) -> Wait<Ask>
-    where
-        R: Rule<C, Ask = Ask>,
-        C: Timer,
-    {
-        Wait { within: gate.limit_wait(within), bounded: true, ..Wait::new(ask) }
-    }
-
-    /// A request that says more.
-    pub(crate) fn with<R, C>(gate: &Gate<R, C>, ask: Ask, request: &Request) -> Wait<Ask>
-    where
-        R: Rule<C, Ask = Ask>,
-        C: Timer,
-    {
-        let place = if request.exempt { Place::Exempt } else { Place::New };
-        Wait { priority: request.priority, place, ..Wait::within(gate, ask, request.within) }
-    }
-
-    pub(crate) fn ask(&self) -> &Ask {
-        &self.ask
-    }
-
-    /// Whether it had its answer.
-    pub(crate) fn is_done(&self) -> bool {
-        matches!(self.place, Place::Done)
-    }
-
-    /// Takes the key of its entry, if it has one: from then on the entry is the caller's to remove.
-    pub(crate) fn take_key(&mut self) -> Option<u32> {
-        match std::mem::replace(&mut self.place, Place::Done) {
-            Place::Queued(key) => Some(key),
-            Place::New | Place::Exempt | Place::Done => None,
-        }
-    }
-
-    /// A request that has joined the queue under this key.
-    pub(crate) fn queued(ask: Ask, key: u32, since: Nanos) -> Wait<Ask> {
-        Wait { place: Place::Queued(key), since, ..Wait::new(ask) }
-    }
-
-    /// The same, with a priority.
-    pub(crate) fn of_priority(self, priority: i8) -> Wait<Ask> {
-        Wait { priority, ..self }
-    }
-
-    /// The same, but its grant can be undone in part later: it has to be [ended](Queue::end) with [`begun`](Wait::begun).
-    pub(crate) fn keeping(self) -> Wait<Ask> {
-        Wait { begun: u64::MAX, ..self }
-    }
-
-    /// What to end a grant with that was kept.
-    pub(crate) fn begun(&self) -> u64 {
-        self.begun
-    }
-
-    fn keeps(&self) -> bool {
-        self.begun != 0
     }
 }
 
@@ -463,7 +362,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// How long a request may wait, if there is a limit.
-    fn limit_wait(&self, within: Option<Duration>) -> Option<Nanos> {
+    pub(crate) fn limit_wait(&self, within: Option<Duration>) -> Option<Nanos> {
         let most = self.rule.max_wait();
         let within = if most == Duration::MAX { within } else { Some(within.unwrap_or(most).min(most)) };
         within.map(Nanos::from_duration)

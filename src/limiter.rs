@@ -7,12 +7,13 @@ use std::time::Duration;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
 use crate::estimate::{self, AcquireEstimate, Estimate};
-use crate::gate::{Gate, Wait};
+use crate::gate::Gate;
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, PolicyStatus, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::request::Request;
 use crate::rule::Single;
+use crate::wait::pending::Wait;
 use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservation, blocking};
 
 /// Makes a program wait its turn: hands out permits at a rate, first come, first served.

@@ -7,7 +7,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::nanos::Nanos;
 use crate::policy::Policy;
-use crate::wait::queue::After;
+use crate::wait::after::After;
 
 /// Decides about requests. A [`Gate`](crate::gate::Gate) adds the queue.
 ///

@@ -16,7 +16,7 @@ use crate::nanos::Nanos;
 use crate::policy::limited;
 use crate::rule::Rule;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
-use crate::wait::queue::After;
+use crate::wait::after::After;
 use crate::wait::ring::{Ring, ring_all};
 
 /// How often a time is judged again by what the members say about it. One round is enough unless others wait in seats, too.

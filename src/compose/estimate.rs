@@ -11,9 +11,10 @@ use crate::compose::all::{All, AllCharge};
 use crate::compose::member::Settle;
 use crate::compose::weights::Weights;
 use crate::compose::{AllOf, AllPermits, AllRefusal};
-use crate::gate::{Gate, Poller, Wait};
+use crate::gate::Gate;
 use crate::sync::lock;
 use crate::wait::blocking;
+use crate::wait::pending::{Poller, Wait};
 
 /// Permits of all members for a cost that was estimated: [settle](AllEstimate::settle) it when the cost is known.
 ///

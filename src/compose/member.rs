@@ -36,7 +36,8 @@ use crate::nanos::Nanos;
 use crate::policy::{Policy, PolicyStatus, limited};
 use crate::rule::{Rule, Single};
 use crate::sync::{MutexGuard, Ordering, lock};
-use crate::wait::queue::{After, Queue};
+use crate::wait::after::After;
+use crate::wait::queue::Queue;
 use crate::wait::ring::Ring;
 use crate::wait::seats::{end_of, priority_of};
 

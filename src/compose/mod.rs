@@ -65,10 +65,11 @@ use crate::compose::member::{Handle, Member};
 use crate::compose::weights::Weights;
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
-use crate::gate::{Gate, Poller, Wait};
+use crate::gate::Gate;
 use crate::limiter::{RateLimiter, Status};
 use crate::policy::Policy;
 use crate::wait::blocking;
+use crate::wait::pending::{Poller, Wait};
 
 /// Several limits at once: a request is granted by all of them or by none.
 ///

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::gate::{Gate, Poller, Wait};
+use crate::gate::Gate;
 use crate::rule::Rule;
 use crate::sync::{Thread, current_thread};
+use crate::wait::pending::{Poller, Wait};
 
 /// Wakes a parked thread.
 struct Unpark(Thread);

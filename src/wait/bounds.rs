@@ -4,8 +4,9 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::nanos::Nanos;
 use crate::rule::Rule;
+use crate::wait::after::After;
 use crate::wait::levels::NONE;
-use crate::wait::queue::{After, Queue, Source, State};
+use crate::wait::queue::{Queue, Source, State};
 
 /// How many may wait, how many permits they may wait for, and what happens to one more.
 ///

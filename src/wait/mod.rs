@@ -1,11 +1,13 @@
 //! Waiting for permits: the futures, what they promise when dropped, and the queue behind them.
 
+pub(crate) mod after;
 pub(crate) mod alarm;
 pub(crate) mod blocking;
 pub(crate) mod bounds;
 pub(crate) mod control;
 pub(crate) mod levels;
 mod lows;
+pub(crate) mod pending;
 pub(crate) mod queue;
 mod reservation;
 pub(crate) mod ring;
@@ -22,10 +24,11 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
-use crate::gate::{Gate, Poller, Wait};
+use crate::gate::Gate;
 use crate::policy::{Policy, SmoothBursty};
 use crate::request::Request;
 use crate::rule::Single;
+use crate::wait::pending::{Poller, Wait};
 
 /// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire): one permit, and the time waited for it.
 ///

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
-use crate::gate::{Gate, Poller, Wait};
+use crate::gate::Gate;
 use crate::policy::{Policy, SmoothBursty};
 use crate::rule::Single;
+use crate::wait::pending::{Poller, Wait};
 
 /// A place in the queue, taken at once: made by [`RateLimiter::reserve`](crate::RateLimiter::reserve).
 ///

@@ -1,7 +1,7 @@
 //! Asking another gate to look at its queue, when no lock is held.
 //!
 //! A gate of several limiters and those of its members tell each other when times have moved. One may not lock the other while
-//! it holds its own lock, so it leaves the ring in its [`After`](crate::wait::queue::After). And one ring often leads to the next, along
+//! it holds its own lock, so it leaves the ring in its [`After`](crate::wait::after::After). And one ring often leads to the next, along
 //! a chain as long as there are gates. So a thread that is ringing already puts further rings on its list and goes on in a loop,
 //! instead of calling deeper and deeper.
 

@@ -28,7 +28,7 @@ use std::sync::Weak;
 use crate::clock::Timer;
 use crate::nanos::Nanos;
 use crate::rule::Rule;
-use crate::wait::queue::After;
+use crate::wait::after::After;
 use crate::wait::ring::Ring;
 
 /// Two times that were converted from one clock to another may differ by what passes between two readings.
