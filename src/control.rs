@@ -69,8 +69,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Keeps so many permits for requests of this priority or a higher one.
     pub(crate) fn set_reserve(&self, permits: u32, from: i8) {
         self.with_queue(|queue, now, after| {
-            queue.control.reserve =
-                Some((permits, from)).filter(|(permits, from)| *permits > 0 && *from > i8::MIN);
+            queue.set_reserve(Some((permits, from)).filter(|(n, from)| *n > 0 && *from > i8::MIN));
             queue.retime(&self.source(), now, after);
         });
     }
@@ -124,6 +123,7 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
             let resumed = queue.resume(now);
             if let Ok(level) = policy.change(state, now, Change::reset()) {
                 queue.note(level);
+                self.has_new_terms();
             }
             queue.retime(&self.source(), now, after);
             resumed

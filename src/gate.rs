@@ -82,6 +82,8 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) front: AtomicUsize,
     /// A number that is another one each time permits are given back, for those who undo a grant that they made without the lock.
     pub(crate) levels: AtomicU64,
+    /// How often its terms have changed, for those who wait for several limiters.
+    pub(crate) changes: AtomicU64,
     /// In nanoseconds.
     catch_up: AtomicU64,
     pub(crate) queue: Mutex<Queue<R, C>>,
@@ -120,6 +122,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             front: AtomicUsize::new(0),
             levels: AtomicU64::new(queue.levels()),
+            changes: AtomicU64::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
             queue: Mutex::new(queue),
             events: OnceLock::new(),
@@ -600,6 +603,11 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Status { available, paused_for, ..status }
     }
 
+    /// Its terms were changed, under the lock.
+    pub(crate) fn has_new_terms(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Tells those who come without the lock whether they have to take it.
     pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
         self.front.store(queue.front(), Ordering::Relaxed);
@@ -620,6 +628,7 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
         let Single { policy, state } = &self.rule;
         self.with_queue(|queue, now, after| {
             queue.note(policy.change(state, now, change)?);
+            self.has_new_terms();
             queue.retime(&self.source(), now, after);
             Ok(())
         })

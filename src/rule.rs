@@ -71,6 +71,11 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         let _ = (now, first, after);
     }
 
+    /// Whether terms have changed that sums of requests were made by, since it was asked last. Not where who changes them sees to it.
+    fn has_changed(&self) -> bool {
+        false
+    }
+
     /// Whether a late grant may be charged as of the time it was due.
     fn catches_up(&self) -> bool;
 

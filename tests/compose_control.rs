@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use support::MS;
 use tidegate::{
-    AllOf, AllRefusal, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, TokenBucket, WhenFull,
+    AllOf, AllRefusal, Change, CountingLimit, ManualClock, QueueBounds, Rate, RateLimiter, Refusal,
+    TokenBucket, WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -207,6 +208,113 @@ fn a_rate_that_changes_moves_a_composite_up() {
     assert!(waiting.is_woken());
     assert!(assert_ready!(waiting.poll()).is_ok());
     clock.advance(SECOND);
+}
+
+#[test]
+fn a_share_that_is_kept_no_longer_frees_who_waits_for_it() {
+    let (_a, b, both, clock) = two();
+    b.set_reserve(10, 1);
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    clock.advance(SECOND);
+    b.set_reserve(0, 1);
+    assert!(waiting.is_woken());
+    assert!(assert_ready!(waiting.poll()).is_ok());
+}
+
+#[test]
+fn a_refund_reaches_who_waits_behind_a_share() {
+    let clock = ManualClock::new();
+    let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 10), clock.clone());
+    let all = AllOf::new("a", &a);
+    a.set_reserve(5, 1);
+    assert_eq!(a.try_acquire_many(5), Ok(()));
+    let mut waiting = spawn(all.acquire());
+    assert_pending!(waiting.poll());
+    a.refund(5);
+    assert!(waiting.is_woken());
+    assert!(assert_ready!(waiting.poll()).is_ok());
+}
+
+#[test]
+fn shadow_frees_who_waits_for_a_paused_member() {
+    let (a, _b, both, _clock) = two();
+    a.pause_for(Duration::MAX);
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    a.set_shadow(true);
+    assert!(waiting.is_woken());
+    assert!(assert_ready!(waiting.poll()).is_ok());
+}
+
+#[test]
+fn who_asks_for_more_than_a_member_can_give_any_more_is_refused() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, 1, 10);
+    let all = AllOf::new("a", &a);
+    assert_eq!(a.try_acquire_many(10), Ok(()));
+    let (mut big, mut small) = (spawn(all.acquire_weighted(&[5])), spawn(all.acquire()));
+    assert!(big.poll().is_pending() && small.poll().is_pending());
+    assert_eq!(a.change(Change::only_burst(3)), Ok(()));
+    clock.advance(5 * SECOND);
+    let refusal = Refusal::ExceedsBurst { requested: 5, burst: 3 };
+    assert_eq!(assert_ready!(big.poll()).err(), Some(AllRefusal::Member { name: "a", refusal }));
+    clock.advance(SECOND);
+    assert!(assert_ready!(small.poll()).is_ok());
+}
+
+#[test]
+fn more_than_a_share_leaves_is_refused() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, 1, 10);
+    let all = AllOf::new("a", &a);
+    a.set_reserve(5, 1);
+    let refusal = Refusal::ExceedsBurst { requested: 6, burst: 5 };
+    let expected = Some(AllRefusal::Member { name: "a", refusal });
+    assert_eq!(all.try_acquire_weighted(&[6]).err(), expected);
+    assert_eq!(assert_ready!(spawn(all.acquire_weighted(&[6])).poll()).err(), expected);
+}
+
+#[test]
+fn what_counts_is_not_held_for_who_does_not_ask_for_it() -> Result<(), Refusal> {
+    let clock = ManualClock::new();
+    let (a, count) = (bucket(&clock, 1, 1), CountingLimit::new(2));
+    let both = AllOf::new("a", &a).with_counting("n", &count);
+    let out = count.try_acquire_many(2)?;
+    let mut first = spawn(both.acquire_weighted(&[1, 2]));
+    assert_pending!(first.poll());
+    a.try_acquire()?;
+    drop(out);
+    let mut second = spawn(both.acquire_weighted(&[1, 0]));
+    assert_pending!(second.poll());
+    drop(first);
+    assert_eq!(count.available(), 2);
+    Ok(())
+}
+
+#[test]
+fn those_ahead_weigh_what_they_weigh_at_a_new_rate() {
+    let clock = ManualClock::new();
+    let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 1), clock.clone());
+    let all = AllOf::new("a", &a);
+    assert_eq!(a.try_acquire(), Ok(()));
+    let mut waiting: Vec<_> = (0..10).map(|_| spawn(all.acquire())).collect();
+    assert!(waiting.iter_mut().all(|wait| wait.poll().is_pending()));
+    a.set_rate(Rate::per_second(10));
+    assert_pending!(spawn(all.try_acquire_within(5 * SECOND)).poll());
+}
+
+#[cfg(feature = "keyed")]
+#[test]
+fn a_key_owes_and_settles_as_any_limiter() -> Result<(), Refusal> {
+    let policy = TokenBucket::new(Rate::per_second(5), 1000);
+    let users = tidegate::KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
+    let one = users.limiter(&1)?;
+    one.try_acquire_estimate(800)?.settle(300);
+    assert_eq!(one.status().available, 700);
+    one.debit(710);
+    assert_eq!(one.try_acquire(), Err(Refusal::Limited { retry_after: 2200 * MS }));
+    Ok(())
 }
 
 #[cfg(feature = "keyed")]

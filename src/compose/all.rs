@@ -35,6 +35,8 @@ pub(crate) struct All<C: Timer> {
     last: AtomicU64,
     /// What the first waiter holds of those that count, or waits for. Used under the gate's lock.
     counting: Mutex<Vec<Slot>>,
+    /// How often the terms of members had changed when the sums of those who wait were made. Changed under the gate's lock.
+    changes: AtomicU64,
     gate: Weak<Gate<All<C>, C>>,
 }
 
@@ -105,10 +107,10 @@ impl<C: Timer> Clone for Entry<C> {
 }
 
 impl<C: Timer> Entry<C> {
-    pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
+    pub(crate) fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
         match &self.kind {
             _ if n == 0 => Ok(()),
-            Kind::Rate(member) => member.check(n),
+            Kind::Rate(member) => member.check(n, priority),
             Kind::Counting(limit) => limit.check(n),
         }
     }
@@ -129,7 +131,15 @@ impl<C: Timer> All<C> {
         order.sort_by_key(|&index| members[index].rank());
         let seats = members.iter().map(|_| AtomicU64::new(0)).collect();
         let slots = members.iter().map(|_| Slot { n: 0, hold: Hold::Nothing }).collect();
-        All { members, order, seats, last: AtomicU64::new(0), counting: Mutex::new(slots), gate }
+        All {
+            members,
+            order,
+            seats,
+            last: AtomicU64::new(0),
+            counting: Mutex::new(slots),
+            changes: AtomicU64::new(0),
+            gate,
+        }
     }
 
     /// Those with a rate that are asked, in order.
@@ -279,7 +289,7 @@ impl<C: Timer> Rule<C> for All<C> {
         if ask.iter().all(|n| *n == 0) {
             return Err(Refusal::ZeroPermits);
         }
-        self.members.iter().zip(ask.iter()).try_for_each(|(entry, n)| entry.check(*n))
+        self.members.iter().zip(ask.iter()).try_for_each(|(entry, n)| entry.check(*n, ask.priority))
     }
 
     fn permits(&self, ask: &Weights) -> u64 {
@@ -386,6 +396,9 @@ impl<C: Timer> Rule<C> for All<C> {
             lock(&self.counting).iter_mut().for_each(|slot| slot.hold.clear(after));
             return;
         };
+        for (slot, _) in lock(&self.counting).iter_mut().zip(ask.iter()).filter(|(_, n)| **n == 0) {
+            slot.hold.clear(after);
+        }
         let at = span(due, now);
         let mut new = false;
         for (index, entry) in self.members.iter().enumerate() {
@@ -403,6 +416,16 @@ impl<C: Timer> Rule<C> for All<C> {
         if new && self.ready_at(now, &Vec::new(), ask) < due {
             after.rings.extend(self.gate.upgrade().map(|gate| gate as Arc<dyn Ring>));
         }
+    }
+
+    /// What a request weighs is told by its members' terms.
+    fn has_changed(&self) -> bool {
+        let rates = self.members.iter().filter_map(|entry| match &entry.kind {
+            Kind::Rate(member) => Some(member.changes()),
+            Kind::Counting(_) => None,
+        });
+        let changes = rates.fold(0, u64::wrapping_add);
+        changes != self.changes.swap(changes, Ordering::Relaxed)
     }
 
     /// Each member decides for itself.

@@ -8,8 +8,8 @@
 //!
 //! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails it puts back exactly that. For this the
 //! policy has to know the lowest level since the grant, which the queue keeps only for grants made under its lock. So the gate counts
-//! how often permits were given back (`levels`): if the number is the same as before the take, there was no level since,
-//! and if not, the level counts as the lowest there is, so that nothing is invented.
+//! how often permits were given back (`levels`), and keeps the last levels: the lowest of those since the number that was read before the
+//! take is the one. If they were more than are kept, the level counts as the lowest there is, so that nothing is invented.
 //!
 //! | operation | ordering | pairs with | what for |
 //! |---|---|---|---|
@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::gate::{Gate, SHADOW, WATCHED};
+use crate::gate::{Gate, SHADOW, SHARED, WATCHED};
 use crate::limiter::Status;
 use crate::nanos::Nanos;
 use crate::policy::{Policy, PolicyStatus, limited};
@@ -60,8 +60,11 @@ pub(crate) fn time(now: Nanos, span: Span) -> Nanos {
 
 /// A limiter among several.
 pub(crate) trait Member<C: Timer>: Ring {
-    /// Whether `n` permits can ever be granted.
-    fn check(&self, n: u32) -> Result<(), Refusal>;
+    /// Whether `n` permits can ever be granted to a request of this priority.
+    fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
+
+    /// How often its terms have changed.
+    fn changes(&self) -> u64;
 
     /// What `n` permits weigh in a sum of those that go first.
     fn weight(&self, n: u32) -> u128;
@@ -174,8 +177,17 @@ impl<R: OneRule<C>, C: Timer> Gate<R, C> {
 
 /// `Arc<Gate>`, so that it can be rung later.
 impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
-    fn check(&self, n: u32) -> Result<(), Refusal> {
-        self.0.rule.check(&n)
+    fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
+        let gate = &self.0;
+        if gate.front.load(Ordering::Relaxed) & SHARED == 0 {
+            return gate.rule.check(&n);
+        }
+        let (queue, now) = gate.reach();
+        queue.check(&gate.rule, now, &n, priority)
+    }
+
+    fn changes(&self) -> u64 {
+        self.0.changes.load(Ordering::Relaxed)
     }
 
     fn weight(&self, n: u32) -> u128 {
@@ -243,8 +255,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         }
         gate.with_queue(|queue, _, after| {
             let lowest = match without_lock {
-                true if queue.levels() == since => u64::MAX,
-                true => 0,
+                true => queue.lowest_since(since),
                 false => queue.end(since),
             };
             let level = gate.rule.undo(queue.latest(), charge, lowest, after);
@@ -266,12 +277,11 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             return Span::MIN;
         }
         let times = (time(now, begin), time(now, at.max(0)));
-        let due = match queue.due_in_seat(&gate.rule, times, seat, &n) {
+        let due = match queue.seats.due_in_seat(&gate.rule, times, seat, &n) {
             Some(due) => due,
             None => {
                 let ahead = queue.ahead(&gate.rule, priority).saturating_add(ahead);
-                let due = queue.seats.due(&gate.rule, times, (end_of(priority), own), &ahead, &n);
-                due.max(queue.left_for(&gate.rule, times.0, &ahead, &n, priority))
+                queue.seats.due(&gate.rule, times, (end_of(priority), own), &ahead, &n)
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
@@ -317,7 +327,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let gate = &self.0;
         let (mut queue, now) = gate.reach();
         queue.serve(&gate.source(), now, after);
-        let due = match queue.due_in_seat(&gate.rule, (now, now), seat, &n) {
+        let due = match queue.seats.due_in_seat(&gate.rule, (now, now), seat, &n) {
             Some(due) => due,
             None if queue.is_open(&gate.rule, now, &n, priority) => {
                 queue.due_behind(&gate.rule, now, &n, priority)

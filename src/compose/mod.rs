@@ -283,7 +283,8 @@ impl<C: Timer + Clone> AllOf<C> {
     /// A handle whose requests are this important, 0 otherwise: they go before all of lower priority in the queue of this composite, which clones
     /// share whatever their priority, and in the lines of its members, and may take what a member [keeps](RateLimiter::set_reserve) for them.
     ///
-    /// What keeps the less important from starving is only that the important leave something.
+    /// What keeps the less important from starving is only that the important leave something. The composite has one place in the line of a member: one
+    /// that was moved up for an important request, and is not needed there any more, is behind those who came meanwhile.
     ///
     /// # Examples
     ///
@@ -532,7 +533,7 @@ impl<C: Timer> All<C> {
                 .find(|(entry, n)| matches!(&entry.kind, Kind::Counting(limit) if limit.available() < **n))
                 .or_else(|| asked().find(|(entry, _)| matches!(entry.kind, Kind::Counting(_))))
                 .map(|(entry, _)| entry),
-            _ => asked().find(|(entry, n)| entry.check(**n).is_err()).map(|(entry, _)| entry),
+            _ => asked().find(|(entry, n)| entry.check(**n, ask.priority).is_err()).map(|(entry, _)| entry),
         };
         // All weights were zero, or it can be had after all by now.
         let name = named.or(self.members.first()).map_or("", |entry| entry.name);

@@ -73,6 +73,14 @@ impl<P: Policy + Clone> Policy for ForKey<P> {
         self.own.get_or_init(|| P::clone(&self.all)).change(state, at, change)
     }
 
+    fn debit(&self, state: &P::State, at: Nanos, n: u32) {
+        self.policy().debit(state, at, n);
+    }
+
+    fn unused(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
+        self.policy().unused(charge, n, used)
+    }
+
     fn rate(&self) -> Rate {
         self.policy().rate()
     }

@@ -310,10 +310,11 @@ where
                 return Some(Found::Known(work(state)));
             }
             self.sweep(&mut shard, now, SWEEP);
-            self.count_one()?;
+            let counted = self.count_one()?;
             let state = self.policy.start(now);
             let answer = work(&state);
             self.insert(&mut shard, hash, key.to_owned(), state);
+            counted.keep();
             Some(Found::Known(answer))
         });
         added.or_else(|refusal| match self.when_full {
@@ -349,12 +350,14 @@ where
             if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
                 return Some(line.clone());
             }
-            self.settle_lines(&mut shard, now);
+            self.settle_lines(&mut shard, now, SWEEP);
             let (key, state) = match shard.known.find_entry(hash, |(known, _)| known.borrow() == key) {
                 Ok(entry) => entry.remove().0,
                 Err(_) => {
-                    self.count_one()?;
-                    (key.to_owned(), self.policy.start(now))
+                    let counted = self.count_one()?;
+                    let key = key.to_owned();
+                    counted.keep();
+                    (key, self.policy.start(now))
                 }
             };
             let line = RateLimiter::with_state(ForKey::new(self.policy.clone()), state, self.clock.clone());
@@ -384,9 +387,9 @@ where
     }
 
     /// Counts a key that is about to be added, if it may be.
-    fn count_one(&self) -> Option<()> {
+    fn count_one(&self) -> Option<Counted<'_>> {
         let more = |count: usize| (count < self.max_keys).then(|| count + 1);
-        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(drop)
+        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Counted(&self.count))
     }
 
     fn uncount(&self, keys: usize) {
@@ -428,10 +431,10 @@ where
     }
 
     /// Turns some of the lines that nobody needs back into known keys, or forgets them. Returns how many were forgotten.
-    fn settle_lines(&self, shard: &mut Shard<K, P, C>, now: Nanos) -> usize {
+    fn settle_lines(&self, shard: &mut Shard<K, P, C>, now: Nanos, look: usize) -> usize {
         let mut forgotten = 0;
         let places = shard.lines.num_buckets();
-        for _ in 0..SWEEP.min(places) {
+        for _ in 0..look.min(places) {
             shard.lines_hand = (shard.lines_hand + 1) % places;
             let Ok(entry) = shard.lines.get_bucket_entry(shard.lines_hand) else { continue };
             if !entry.get().1.is_idle() || entry.get().1.policy().is_own() {
@@ -471,7 +474,7 @@ where
             };
             if fresh || lines {
                 let mut shard = write(lock);
-                if self.settle_lines(&mut shard, now) + self.sweep(&mut shard, now, SEARCH) > 0 {
+                if self.settle_lines(&mut shard, now, SEARCH) + self.sweep(&mut shard, now, SEARCH) > 0 {
                     return true;
                 }
             } else {
@@ -535,11 +538,25 @@ where
             let now = self.clock.now();
             let mut shard = write(lock);
             let (places, lines) = (shard.known.num_buckets(), shard.lines.num_buckets());
-            for _ in 0..lines.div_ceil(SWEEP) {
-                self.settle_lines(&mut shard, now);
-            }
+            self.settle_lines(&mut shard, now, lines);
             self.sweep(&mut shard, now, places);
         }
+    }
+}
+
+/// A key is counted. If it is not added after all, because its `Clone` panics, it is no more.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Counted<'_> {
+    /// It was added.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

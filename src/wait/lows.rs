@@ -9,7 +9,10 @@
 //! that is not above the last marks takes their place, with their grants. A mark without grants is removed. So the first mark after a grant
 //! is the lowest since, and there are never more marks than unseen grants, however long one of these lasts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+
+/// So many levels are kept for those who were not counted.
+const KEPT: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct Lows {
@@ -19,6 +22,8 @@ pub(crate) struct Lows {
     next: u64,
     /// How many unseen grants were made since the last level.
     recent: usize,
+    /// The last levels, for grants that were made without telling.
+    last: VecDeque<u64>,
 }
 
 #[derive(Debug)]
@@ -29,12 +34,21 @@ struct Mark {
 
 impl Lows {
     pub(crate) fn new() -> Lows {
-        Lows { marks: BTreeMap::new(), next: 1, recent: 0 }
+        Lows { marks: BTreeMap::new(), next: 1, recent: 0, last: VecDeque::new() }
     }
 
     /// A number that is another one for each level that is noted.
     pub(crate) fn levels(&self) -> u64 {
         self.next
+    }
+
+    /// The lowest level since this number, or 0 if that is too long ago.
+    pub(crate) fn lowest_since(&self, levels: u64) -> u64 {
+        let since = usize::try_from(self.next.saturating_sub(levels)).unwrap_or(usize::MAX);
+        match self.last.len().checked_sub(since) {
+            None => 0,
+            Some(older) => self.last.iter().skip(older).copied().min().unwrap_or(u64::MAX),
+        }
     }
 
     /// A grant is made. Returns what to ask with.
@@ -59,6 +73,10 @@ impl Lows {
 
     /// Something gave permits back, and left the state at this level.
     pub(crate) fn note(&mut self, level: u64) {
+        if self.last.len() == KEPT {
+            self.last.pop_front();
+        }
+        self.last.push_back(level);
         let mut grants = std::mem::take(&mut self.recent);
         while let Some(last) = self.marks.last_entry()
             && last.get().level >= level
@@ -92,7 +110,10 @@ mod tests {
                     _ if grants.is_empty() => {}
                     _ => {
                         let (begun, at) = grants.remove(usize::try_from(number)? % grants.len());
-                        prop_assert_eq!(lows.end(begun), levels[at..].iter().copied().min().unwrap_or(u64::MAX));
+                        let lowest = levels[at..].iter().copied().min().unwrap_or(u64::MAX);
+                        let known = if levels.len() - at > KEPT { 0 } else { lowest };
+                        prop_assert_eq!(lows.lowest_since(begun), known);
+                        prop_assert_eq!(lows.end(begun), lowest);
                     }
                 }
                 prop_assert!(lows.marks.len() <= grants.len());

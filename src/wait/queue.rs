@@ -31,7 +31,7 @@ use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
 use crate::wait::control::Control;
 use crate::wait::levels::{Levels, NONE};
 use crate::wait::lows::Lows;
-use crate::wait::seats::{END, Seats, end_of, priority_of};
+use crate::wait::seats::{END, Seats, end_of};
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
@@ -205,6 +205,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         paused
     }
 
+    /// Keeps so many permits for requests of a priority or a higher one.
+    pub(crate) fn set_reserve(&mut self, reserve: Option<(u32, i8)>) {
+        self.control.reserve = reserve;
+        self.seats.reserve = reserve;
+    }
+
     /// Whether nobody passes now.
     pub(crate) fn is_paused(&self) -> bool {
         self.control.opens > self.latest
@@ -227,37 +233,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         ahead
     }
 
-    /// When a request in the seat at this place is due, not before `at`; `None` if there is no such seat.
-    pub(crate) fn due_in_seat(
-        &self,
-        rule: &R,
-        (now, at): (Nanos, Nanos),
-        place: u64,
-        ask: &R::Ask,
-    ) -> Option<Nanos> {
-        let due = self.seats.due_in_seat(rule, (now, at), place, ask)?;
-        Some(due.max(self.left_for(rule, now, self.seats.ahead(place)?, ask, priority_of(place))))
-    }
-
-    /// When a request of this priority leaves what it has to leave for the important; at once if that is nothing.
-    pub(crate) fn left_for(
-        &self,
-        rule: &R,
-        now: Nanos,
-        ahead: &R::Ahead,
-        ask: &R::Ask,
-        priority: i8,
-    ) -> Nanos {
-        match self.control.kept_from(priority) {
-            0 => Nanos::ZERO,
-            kept => rule.ready_leaving(now.max(self.control.opens), ahead, ask, kept),
-        }
-    }
-
-    /// When a request at this place is due, if those ahead go first. Not before the end of a pause.
+    /// When a request at this place is due, if those ahead go first.
     pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
-        let due = self.seats.due(rule, (now, now), (place, 0), ahead, ask);
-        due.max(self.left_for(rule, now, ahead, ask, priority_of(place)))
+        self.seats.due(rule, (now, now), (place, 0), ahead, ask)
     }
 
     /// When a newcomer is due, behind those that go before it.
@@ -404,13 +382,18 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
     /// when the first of the others is due. Tells those about it who wait for several limiters.
     pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+        if self.len > 0 && from.rule.has_changed() {
+            self.retime(from, now, after);
+        }
         let mut due = self.serve_due(from, now, after);
         if due.is_some() && self.control.shadow {
             self.pass_all(from, now, after);
             due = None;
         }
-        if self.seats.len() > 0 {
-            self.seats.ring(from.rule, now, after);
+        match self.seats.len() {
+            0 => {}
+            _ if self.control.shadow => self.seats.ring_all(after),
+            _ => self.seats.ring(from.rule, now, after),
         }
         let first = self.entries.get(self.head as usize).zip(due);
         from.rule.wait_first(now, first.map(|(first, due)| (&first.ask, first.priority, due)), after);
@@ -431,8 +414,15 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         while let Some(first) = self.entries.get(self.head as usize) {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
-            let &Entry { place, kind, since, deadline, .. } = first;
+            let &Entry { place, kind, since, deadline, priority, .. } = first;
             let due = self.due(from.rule, now, place, &none, &ask);
+            if due == Nanos::MAX
+                && let Err(never) = self.check(from.rule, now, &ask, priority)
+            {
+                // Where one of several limiters was changed.
+                self.settle(from.rule, key, State::Refused(never), after);
+                continue;
+            }
             if due > deadline {
                 let retry_after = due.saturating_since(deadline).as_duration();
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
@@ -660,6 +650,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// A grant is final, or undone. Returns the lowest level since it was made.
     pub(crate) fn end(&mut self, begun: u64) -> u64 {
         self.lows.end(begun)
+    }
+
+    /// The lowest level since there were so many [`levels`](Queue::levels), or 0 if that is too long ago.
+    pub(crate) fn lowest_since(&self, levels: u64) -> u64 {
+        self.lows.lowest_since(levels)
     }
 
     /// A number that is another one each time permits are given back.

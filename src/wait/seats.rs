@@ -65,6 +65,8 @@ pub(crate) struct Seats<R: Rule<C>, C: Timer> {
     next: u64,
     /// Nobody passes before, neither those in seats nor others.
     pub(crate) opens: Nanos,
+    /// So many permits are kept for requests of this priority or a higher one.
+    pub(crate) reserve: Option<(u32, i8)>,
 }
 
 struct Seat<Ask, Ahead> {
@@ -83,7 +85,7 @@ struct Seat<Ask, Ahead> {
 impl<R: Rule<C>, C: Timer> Seats<R, C> {
     pub(crate) fn new() -> Self {
         // Zero is no place.
-        Seats { list: BTreeMap::new(), next: 1, opens: Nanos::ZERO }
+        Seats { list: BTreeMap::new(), next: 1, opens: Nanos::ZERO, reserve: None }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -101,11 +103,6 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         for seat in self.list.range_mut(place..).map(|(_, seat)| seat) {
             rule.add(&mut seat.ahead, ask);
         }
-    }
-
-    /// All in line before a seat, summed.
-    pub(crate) fn ahead(&self, place: u64) -> Option<&R::Ahead> {
-        self.list.get(&place).map(|seat| &seat.ahead)
     }
 
     /// An entry of the queue has left the line.
@@ -137,7 +134,12 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
         // Of what comes in during a pause, the stock keeps what it has room for.
         let now = now.max(self.opens);
-        let due = rule.ready_at(now, ahead, ask).max(self.opens);
+        let mut due = rule.ready_at(now, ahead, ask).max(self.opens);
+        if let Some((kept, from)) = self.reserve
+            && priority_of(place) < from
+        {
+            due = due.max(rule.ready_leaving(now, ahead, ask, kept));
+        }
         if self.list.is_empty() {
             return due;
         }
@@ -183,6 +185,11 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     ) -> Option<Nanos> {
         let seat = self.list.get(&place)?;
         Some(self.due(rule, (now, at), (place, place), &seat.ahead, ask))
+    }
+
+    /// Rings all of them.
+    pub(crate) fn ring_all(&self, after: &mut After<C>) {
+        after.rings.extend(self.list.values().filter_map(|seat| seat.gate.upgrade()));
     }
 
     /// Takes a seat behind all of its priority, who are `ahead`. Returns its place.
