@@ -311,7 +311,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                 let due = queue.due_behind(&self.rule, now, ask, priority);
                 return Poll::Ready(Ok(Pass::Shadow(limited(due, now))));
             }
-            let deadline = self.deadline(queue, now, ask, priority, wait.within)?;
+            let deadline = self.deadline(queue, now, ask, priority, wait.longest())?;
             if no_room {
                 queue.make_room(&source, now, ask, priority, after)?;
             }
@@ -474,7 +474,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// What the same call would be told now, for one that was refused while it waited.
     fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
-        let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.within) else { return refusal };
+        let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest()) else { return refusal };
         self.with_queue(|queue, now, _| {
             let due = queue.due_behind(&self.rule, now, &wait.ask, wait.priority);
             limited(due, now.saturating_add(within))

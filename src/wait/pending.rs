@@ -17,8 +17,8 @@ pub(crate) struct Wait<Ask> {
     /// Whether a bound on the queue may refuse or drop it. Not where the caller can be told no error.
     pub(crate) bounded: bool,
     pub(crate) place: Place,
-    /// Refused if it would take longer.
-    pub(crate) within: Option<Nanos>,
+    /// Refused if it would take longer; `Nanos::MAX` if it waits for as long as it takes. Not an `Option`: eight bytes more make a task 128 larger.
+    pub(crate) within: Nanos,
     /// When it was first polled.
     pub(crate) since: Nanos,
     /// Not 0 if its grant may be undone in part later: then what to end it with, when it has its answer.
@@ -48,7 +48,7 @@ impl<Ask> Wait<Ask> {
     /// A request that waits for as long as it takes, and wherever there is no room.
     pub(crate) fn new(ask: Ask) -> Wait<Ask> {
         let (place, since) = (Place::New, Nanos::ZERO);
-        Wait { ask, priority: 0, bounded: false, place, within: None, since, begun: 0 }
+        Wait { ask, priority: 0, bounded: false, place, within: Nanos::MAX, since, begun: 0 }
     }
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
@@ -57,7 +57,9 @@ impl<Ask> Wait<Ask> {
         R: Rule<C, Ask = Ask>,
         C: Timer,
     {
-        Wait { within: gate.limit_wait(within), bounded: true, ..Wait::new(ask) }
+        let most = Nanos::new(u64::MAX - 1);
+        let within = gate.limit_wait(within).map_or(Nanos::MAX, |within| within.min(most));
+        Wait { within, bounded: true, ..Wait::new(ask) }
     }
 
     /// A request that says more.
@@ -68,6 +70,11 @@ impl<Ask> Wait<Ask> {
     {
         let place = if request.exempt { Place::Exempt } else { Place::New };
         Wait { priority: request.priority, place, ..Wait::within(gate, ask, request.within) }
+    }
+
+    /// The longest that it waits, if there is a limit.
+    pub(crate) fn longest(&self) -> Option<Nanos> {
+        (self.within < Nanos::MAX).then_some(self.within)
     }
 
     pub(crate) fn ask(&self) -> &Ask {
