@@ -22,6 +22,9 @@ use turns::{in_turns, median, round};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 
+/// So many keys are asked for before they come again.
+const ASKED: usize = 4_000_000;
+
 /// What the command line asks for.
 struct Options {
     quick: bool,
@@ -41,7 +44,7 @@ fn ranks(keys: u64, count: usize, hot: bool) -> Vec<u64> {
 fn attempts<K: Key>(case: &str, keys: u64, threads: usize, hot: bool, options: &Options) {
     let keys = if options.quick { keys / 10 } else { keys };
     let (repetitions, each) = if options.quick { (7, 20_000) } else { (41, 100_000) };
-    let asked = K::encode(&ranks(keys, 4_000_000, hot));
+    let asked = K::encode(&ranks(keys, ASKED, hot));
     let contestants: Vec<Contestant<K>> = contestants(keys);
     for contestant in &contestants {
         (contestant.fill)(keys);
@@ -50,7 +53,7 @@ fn attempts<K: Key>(case: &str, keys: u64, threads: usize, hot: bool, options: &
     let mut times = vec![Vec::new(); contestants.len()];
     in_turns(contestants.len(), repetitions, |number, _| {
         let run = |count: u32| {
-            let first = next.fetch_add(count as usize, Ordering::Relaxed) % (4_000_000 - each as usize);
+            let first = next.fetch_add(count as usize, Ordering::Relaxed) % (ASKED - each as usize);
             (contestants[number].attempts)(&asked, first, count)
         };
         let (granted, wall) = round(&run, threads, each);

@@ -118,7 +118,7 @@ impl Permit {
         if let Some(own) = self.own {
             own.settle(tokens);
         }
-        // Dropped, the permits count as no longer in flight.
+        // This also ends the call: it is no longer in flight.
         self.all.settle(&[1, tokens, 1])?;
         Ok(())
     }
