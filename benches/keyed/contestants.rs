@@ -11,6 +11,12 @@ use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
 
 const BILLION: u32 = 1_000_000_000;
 
+/// Permits that a key can save up: so many that it is not as good as new for as long as the bench lasts, once half of them are spent.
+const BURST: u32 = 4 * BILLION;
+
+/// Permits of a key per second: few beside what the bench asks for.
+const RATE: u32 = 1000;
+
 /// Keys as a program gets them: from a request, one after the other.
 pub(crate) trait Key: std::hash::Hash + Eq + Clone + Send + Sync + 'static {
     /// The keys of a sequence of requests.
@@ -107,6 +113,8 @@ pub(crate) struct Contestant<K: Key> {
     pub(crate) name: &'static str,
     /// Makes so many keys known.
     pub(crate) fill: Box<dyn Fn(u64) + Sync>,
+    /// Takes what a key has left.
+    pub(crate) spend: Box<dyn Fn(u64) + Sync>,
     /// So many attempts, from one of those asked for on. Returns how many were granted.
     pub(crate) attempts: Attempts<K>,
 }
@@ -121,17 +129,19 @@ pub(crate) fn contestants<K: Key>(keys: u64) -> Vec<Contestant<K>> {
 }
 
 fn ours<K: Key>(keys: u64) -> Contestant<K> {
-    let policy = TokenBucket::new(Rate::per_second(1_000_000), 4 * BILLION);
+    let policy = TokenBucket::new(Rate::per_second(RATE.into()), BURST);
     let max_keys = usize::try_from(keys).unwrap_or(usize::MAX);
     let limiter = KeyedRateLimiter::<K>::new(policy, max_keys);
-    let filled = limiter.clone();
+    let (filled, spent) = (limiter.clone(), limiter.clone());
     Contestant {
         name: "ours",
         fill: Box::new(move |keys| {
             for key in 0..keys {
-                // So much that it is not as good as new for as long as the bench lasts.
-                filled.try_acquire_many(&K::owned(key), 2 * BILLION).expect("a new key is full");
+                filled.try_acquire_many(&K::owned(key), BURST / 2).expect("a new key is full");
             }
+        }),
+        spend: Box::new(move |key| {
+            spent.try_acquire_many(&K::owned(key), BURST / 2).expect("nothing else was taken");
         }),
         attempts: Box::new(move |asked, first, count| K::attempt_ours(&limiter, asked, first, count)),
     }
@@ -141,20 +151,29 @@ fn governor<K: Key, S>(name: &'static str) -> Contestant<K>
 where
     S: BuildHasher + Clone + Default + Send + Sync + 'static,
 {
-    let billion = NonZeroU32::MIN.saturating_add(BILLION - 1);
-    let quota = governor::Quota::per_second(billion);
+    let [rate, burst, half] = [RATE, BURST, BURST / 2].map(|n| NonZeroU32::new(n).expect("more than none"));
+    let quota = governor::Quota::per_second(rate).allow_burst(burst);
     let limiter: Arc<Governor<K, S>> = Arc::new(governor::RateLimiter::dashmap_with_clock_and_hasher(
         quota,
         DefaultClock::default(),
         S::default(),
     ));
-    let filled = limiter.clone();
+    let (filled, spent) = (limiter.clone(), limiter.clone());
     Contestant {
         name,
         fill: Box::new(move |keys| {
             for key in 0..keys {
-                filled.check_key(&K::owned(key)).expect("a new key is full");
+                filled
+                    .check_key_n(&K::owned(key), half)
+                    .expect("within the burst")
+                    .expect("a new key is full");
             }
+        }),
+        spend: Box::new(move |key| {
+            spent
+                .check_key_n(&K::owned(key), half)
+                .expect("within the burst")
+                .expect("nothing else was taken");
         }),
         attempts: Box::new(move |asked, first, count| K::attempt_governor(&limiter, asked, first, count)),
     }
