@@ -35,6 +35,9 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// All of `more` go first, too.
     fn merge(&self, ahead: &mut Self::Ahead, more: &Self::Ahead);
 
+    /// Those of `less` do not go first any more.
+    fn unmerge(&self, ahead: &mut Self::Ahead, less: &Self::Ahead);
+
     /// Takes what is asked for now, or nothing. Called without any lock.
     fn try_take(&self, now: Nanos, ask: &Self::Ask) -> Result<Self::Charge, Refusal>;
 
@@ -150,6 +153,10 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
 
     fn merge(&self, ahead: &mut u128, more: &u128) {
         *ahead = ahead.saturating_add(*more);
+    }
+
+    fn unmerge(&self, ahead: &mut u128, less: &u128) {
+        *ahead = ahead.saturating_sub(*less);
     }
 
     #[inline]

@@ -303,6 +303,12 @@ impl<C: Timer> Rule<C> for All<C> {
         }
     }
 
+    fn unmerge(&self, ahead: &mut Vec<u128>, less: &Vec<u128>) {
+        for (ahead, less) in ahead.iter_mut().zip(less) {
+            *ahead = ahead.saturating_sub(*less);
+        }
+    }
+
     fn add(&self, ahead: &mut Vec<u128>, ask: &Weights) {
         ahead.resize(self.members.len(), 0);
         for (index, member, n) in self.rates(ask) {

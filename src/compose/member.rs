@@ -298,12 +298,12 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     ) -> u64 {
         let gate = &self.0;
         let (mut queue, now) = gate.reach();
-        let kept = seat > 0 && (priority_of(seat) == priority || !queue.seats.rise(seat));
+        let kept = seat > 0 && (priority_of(seat) == priority || !queue.seats.rise(&gate.rule, seat));
         let seat = if kept {
             seat
         } else {
             let ahead = queue.ahead(&gate.rule, priority);
-            queue.seats.sit(n, priority, ahead, waiter.clone())
+            queue.seats.sit(&gate.rule, n, priority, ahead, waiter.clone())
         };
         let news = queue.seats.tell(&gate.rule, now, seat, &n, time(now, at));
         gate.let_go(queue, news, 1, after);
@@ -313,7 +313,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     fn rise(&self, seat: u64, after: &mut After<C>) {
         let gate = &self.0;
         let (mut queue, _) = gate.reach();
-        let news = queue.seats.rise(seat);
+        let news = queue.seats.rise(&gate.rule, seat);
         gate.let_go(queue, news, 0, after);
     }
 

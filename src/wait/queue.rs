@@ -492,6 +492,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
         let mut ahead = R::Ahead::default();
         let (mut key, mut counted) = (self.head, 0);
+        self.seats.begin_reweighing(from.rule);
         while let Some(entry) = self.entries.get(key as usize) {
             let &Entry { place, priority, next, deadline, .. } = entry;
             let ask = entry.ask.clone();
@@ -516,6 +517,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             key = next;
         }
         self.seats.reweigh(counted, END, &ahead);
+        self.seats.end_reweighing(from.rule);
         for (priority, sum) in sums {
             self.levels.level(priority).ahead = sum;
         }

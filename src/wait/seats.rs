@@ -7,22 +7,28 @@
 //!
 //! # The rule
 //!
-//! Those behind a seat may go first if the seat can still be served at its time. Jobs are filled in so on large computers, where it is called
-//! backfilling. A limiter that is due long before the other goes on serving everybody, and stops in time to have the permits ready.
-//!
-//! | time | the seat | those behind |
+//! | the seat | waits for | those behind |
 //! |---|---|---|
-//! | before `at` | keeps its place | pass while it loses nothing by that |
-//! | `at` has come | is rung: its gate takes from all members, or finds a later time | pass only if there is enough for both |
-//! | its gate took | is removed | go on |
+//! | here | this limiter and no other | go after it, as behind an entry of the queue |
+//! | away | another limiter, until `at` | go first if the seat can still be served at its time |
+//! | idle | another limiter, that may never be due | go first |
+//!
+//! Jobs are filled in so on large computers, where it is called backfilling. A limiter that is due long before the other goes on serving
+//! everybody, and stops in time to have the permits ready. When `at` has come the seat is rung: its gate takes from all members, or finds
+//! a later time.
+//!
+//! # What a look costs
+//!
+//! Seats that are here are a sum. Of those that are away the first [`DEPTH`] are judged, one by one; schedulers bound it so, too. One that
+//! stands further back may find at its time that others have taken what it needs. Then it is here, with the same place as before, and so nobody
+//! waits for ever: those before it leave, and it comes among the first.
 //!
 //! # When a time moves
 //!
-//! If permits come earlier here, the seat that waits for this limiter and for nothing else, and stands first of those, is rung: its gate
-//! finds its time anew. The next one is rung when that one has left or waits for another limiter. So each event rings one seat, not
-//! all of them.
+//! If permits come earlier here, the first seat that is here is rung: its gate finds its time anew. The next one is rung when that one has
+//! left or waits for another limiter. So each event rings one seat, not all of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
 
 use crate::clock::Timer;
@@ -57,10 +63,23 @@ pub(crate) fn priority_of(place: u64) -> i8 {
     i8::MAX.wrapping_sub_unsigned((place >> NUMBER) as u8)
 }
 
+/// So many seats that are away are judged one by one.
+const DEPTH: usize = 64;
+
 /// The seats in one line.
 pub(crate) struct Seats<R: Rule<C>, C: Timer> {
     /// By their place in the line.
     list: BTreeMap<u64, Seat<R::Ask, R::Ahead>>,
+    /// Of those that are here: what they ask for.
+    here: BTreeMap<u64, R::Ask>,
+    /// The sum of it.
+    here_sum: R::Ahead,
+    /// Of those that are away: until when, and what they ask for.
+    away: BTreeMap<u64, (Nanos, R::Ask)>,
+    /// When those are to be rung that were not yet.
+    bells: BTreeSet<(Nanos, u64)>,
+    /// All that went before all seats and left, since the sums of the seats were made.
+    gone: R::Ahead,
     /// The number of the next place, of a seat or of an entry of the queue.
     next: u64,
     /// Nobody passes before, neither those in seats nor others.
@@ -71,21 +90,29 @@ pub(crate) struct Seats<R: Rule<C>, C: Timer> {
 
 struct Seat<Ask, Ahead> {
     ask: Ask,
-    /// All in line before it, summed; without seats.
+    /// All in line before it, summed, and those that are gone; without seats that are not here.
     ahead: Ahead,
     /// When it expects to have permits of all limiters.
     at: Nanos,
     /// When it was due here, when it was told last.
     due: Nanos,
-    /// Whether it was rung since its time has come.
-    rung: bool,
     gate: Weak<dyn Ring>,
 }
 
 impl<R: Rule<C>, C: Timer> Seats<R, C> {
     pub(crate) fn new() -> Self {
-        // Zero is no place.
-        Seats { list: BTreeMap::new(), next: 1, opens: Nanos::ZERO, reserve: None }
+        Seats {
+            list: BTreeMap::new(),
+            here: BTreeMap::new(),
+            here_sum: R::Ahead::default(),
+            away: BTreeMap::new(),
+            bells: BTreeSet::new(),
+            gone: R::Ahead::default(),
+            // Zero is no place.
+            next: 1,
+            opens: Nanos::ZERO,
+            reserve: None,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -98,30 +125,103 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         first_place(priority) | (self.next - 1)
     }
 
-    /// An entry of the queue has joined the line.
+    /// An entry of the queue, or a seat that is here, has joined the line.
     pub(crate) fn joined(&mut self, rule: &R, place: u64, ask: &R::Ask) {
-        for seat in self.list.range_mut(place..).map(|(_, seat)| seat) {
+        for (_, seat) in self.list.range_mut(place + 1..) {
             rule.add(&mut seat.ahead, ask);
         }
     }
 
-    /// An entry of the queue has left the line.
+    /// An entry of the queue, or a seat that was here, has left the line.
     pub(crate) fn left(&mut self, rule: &R, place: u64, ask: &R::Ask) {
-        for seat in self.list.range_mut(place..).map(|(_, seat)| seat) {
+        if self.list.first_key_value().is_some_and(|(first, _)| place < *first) {
+            // As nearly always. Then it is one sum, however many seats there are.
+            return rule.add(&mut self.gone, ask);
+        }
+        for (_, seat) in self.list.range_mut(place + 1..) {
             rule.subtract(&mut seat.ahead, ask);
         }
     }
 
-    /// Counted anew: those in the seats between two entries of the line have this much ahead.
+    /// Before all are counted anew.
+    pub(crate) fn begin_reweighing(&mut self, rule: &R) {
+        self.here_sum = R::Ahead::default();
+        for ask in self.here.values() {
+            rule.add(&mut self.here_sum, ask);
+        }
+    }
+
+    /// Counted anew: those in the seats between two entries of the line have this much ahead, beside other seats.
     pub(crate) fn reweigh(&mut self, from: u64, to: u64, ahead: &R::Ahead) {
-        for seat in self.list.range_mut(from..to).map(|(_, seat)| seat) {
+        for (_, seat) in self.list.range_mut(from..to) {
             seat.ahead = ahead.clone();
         }
     }
 
-    /// When a request at this place is due, not before `at`, if all in line before it are `ahead` and no seat before it is held up.
+    /// After all were counted: the other seats.
+    pub(crate) fn end_reweighing(&mut self, rule: &R) {
+        self.gone = R::Ahead::default();
+        let (mut here, mut sum) = (self.here.iter().peekable(), R::Ahead::default());
+        for (place, seat) in &mut self.list {
+            rule.merge(&mut seat.ahead, &sum);
+            if let Some((_, ask)) = here.next_if(|(one, _)| *one == place) {
+                rule.add(&mut sum, ask);
+            }
+        }
+    }
+
+    /// What those ask for that are here and stand before a place. Looks at those before or at those behind, whichever are fewer.
+    fn here_before(&self, rule: &R, place: u64) -> R::Ahead {
+        let (mut before, mut behind) = (self.here.range(..place), self.here.range(place..));
+        let (mut sum, mut rest) = (R::Ahead::default(), self.here_sum.clone());
+        loop {
+            match (before.next(), behind.next()) {
+                (None, _) => return sum,
+                (_, None) => return rest,
+                (Some((_, one)), Some((_, other))) => {
+                    rule.add(&mut sum, one);
+                    rule.subtract(&mut rest, other);
+                }
+            }
+        }
+    }
+
+    /// When a request at this place is due, not before `at`, if all entries before it are `ahead` and no seat before it is held up.
     /// Leaves out the seat `own`.
     pub(crate) fn due(
+        &self,
+        rule: &R,
+        times: (Nanos, Nanos),
+        (place, own): (u64, u64),
+        ahead: &R::Ahead,
+        ask: &R::Ask,
+    ) -> Nanos {
+        if self.list.is_empty() {
+            return self.due_among(rule, times, (place, own), ahead, ask);
+        }
+        let mut ahead = ahead.clone();
+        rule.merge(&mut ahead, &self.here_before(rule, place));
+        if let Some(own) = self.here.get(&own).filter(|_| own < place) {
+            rule.subtract(&mut ahead, own);
+        }
+        self.due_among(rule, times, (place, own), &ahead, ask)
+    }
+
+    /// When a request in the seat at this place is due, not before `at`; `None` if there is no such seat.
+    pub(crate) fn due_in_seat(
+        &self,
+        rule: &R,
+        times: (Nanos, Nanos),
+        place: u64,
+        ask: &R::Ask,
+    ) -> Option<Nanos> {
+        let mut ahead = self.list.get(&place)?.ahead.clone();
+        rule.unmerge(&mut ahead, &self.gone);
+        Some(self.due_among(rule, times, (place, place), &ahead, ask))
+    }
+
+    /// The same behind all that are `ahead`, and among the seats that are away.
+    fn due_among(
         &self,
         rule: &R,
         (now, at): (Nanos, Nanos),
@@ -140,12 +240,12 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         {
             due = due.max(rule.ready_leaving(now, ahead, ask, kept));
         }
-        if self.list.is_empty() {
+        if self.away.is_empty() {
             return due;
         }
-        let before = self.list.range(..place).filter(|(place, _)| **place != own);
-        let mut seats: Vec<_> = before.map(|(_, seat)| seat).collect();
-        seats.sort_by_key(|seat| seat.at);
+        let before = self.away.range(..place).filter(|(place, _)| **place != own);
+        let mut seats: Vec<_> = before.map(|(_, seat)| seat).take(DEPTH).collect();
+        seats.sort_by_key(|(at, _)| *at);
         // A policy tells what it is like if requests go first as soon as they can, or at a given time all at once. The truth is
         // in between, so the later of the two counts.
         let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
@@ -154,37 +254,24 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         let (mut first, mut last, mut last_at) = (ahead.clone(), R::Ahead::default(), Nanos::ZERO);
         let mut all = ahead.clone();
         rule.add(&mut all, ask);
-        for seat in seats {
+        for (seat_at, seat_ask) in seats {
             let held_up = || {
-                let due =
-                    rule.ready_at(now, &all, &seat.ask).max(rule.ready_at(due.max(now), &one, &seat.ask));
-                due > seat.at
+                let due = rule.ready_at(now, &all, seat_ask).max(rule.ready_at(due.max(now), &one, seat_ask));
+                due > *seat_at
             };
-            if seat.at <= due.max(now) || held_up() {
-                let seat_at = seat.at.max(now);
-                if seat_at > last_at {
-                    (last, last_at) = (R::Ahead::default(), seat_at);
+            if *seat_at <= due.max(now) || held_up() {
+                let begins = now.max(*seat_at);
+                if begins > last_at {
+                    (last, last_at) = (R::Ahead::default(), begins);
                 }
-                rule.add(&mut first, &seat.ask);
-                rule.add(&mut last, &seat.ask);
-                let behind = rule.ready_at(now, &first, ask).max(rule.ready_at(seat_at, &last, ask));
-                due = due.max(behind).max(seat.at);
+                rule.add(&mut first, seat_ask);
+                rule.add(&mut last, seat_ask);
+                let behind = rule.ready_at(now, &first, ask).max(rule.ready_at(begins, &last, ask));
+                due = due.max(behind).max(*seat_at);
             }
-            rule.add(&mut all, &seat.ask);
+            rule.add(&mut all, seat_ask);
         }
         due
-    }
-
-    /// When a request in the seat at this place is due, not before `at`; `None` if there is no such seat.
-    pub(crate) fn due_in_seat(
-        &self,
-        rule: &R,
-        (now, at): (Nanos, Nanos),
-        place: u64,
-        ask: &R::Ask,
-    ) -> Option<Nanos> {
-        let seat = self.list.get(&place)?;
-        Some(self.due(rule, (now, at), (place, place), &seat.ahead, ask))
     }
 
     /// Rings all of them.
@@ -192,50 +279,80 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         after.rings.extend(self.list.values().filter_map(|seat| seat.gate.upgrade()));
     }
 
-    /// Takes a seat behind all of its priority, who are `ahead`. Returns its place.
-    pub(crate) fn sit(&mut self, ask: R::Ask, priority: i8, ahead: R::Ahead, gate: Weak<dyn Ring>) -> u64 {
+    /// Takes a seat behind all of its priority, who are `ahead` without seats. Returns its place.
+    pub(crate) fn sit(
+        &mut self,
+        rule: &R,
+        ask: R::Ask,
+        priority: i8,
+        mut ahead: R::Ahead,
+        gate: Weak<dyn Ring>,
+    ) -> u64 {
+        if self.list.is_empty() {
+            self.gone = R::Ahead::default();
+        }
         let place = self.place(priority);
-        let seat = Seat { ask, ahead, at: Nanos::MAX, due: Nanos::MAX, rung: false, gate };
-        self.list.insert(place, seat);
+        rule.merge(&mut ahead, &self.here_before(rule, place));
+        rule.merge(&mut ahead, &self.gone);
+        // Idle until it is told a time.
+        self.list.insert(place, Seat { ask, ahead, at: Nanos::MAX, due: Nanos::ZERO, gate });
         place
     }
 
     /// Tells a seat what it is held for and until when. Returns whether that is news for those behind.
     pub(crate) fn tell(&mut self, rule: &R, now: Nanos, place: u64, ask: &R::Ask, at: Nanos) -> bool {
+        let Some(due) = self.due_in_seat(rule, (now, now), place, ask) else { return false };
         let Some(seat) = self.list.get_mut(&place) else { return false };
-        let moved = at != seat.at || *ask != seat.ask;
+        let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
+        (seat.at, seat.due) = (at, due);
+        let moved = at != old_at || *ask != old_ask;
         if moved {
-            seat.ask = ask.clone();
-            seat.at = at;
-            seat.rung = false;
+            self.bells.remove(&(old_at, place));
+            self.bells.insert((at, place));
         }
-        if let Some(due) = self.due_in_seat(rule, (now, now), place, ask)
-            && let Some(seat) = self.list.get_mut(&place)
-        {
-            seat.due = due;
+        // Whether it waits for this limiter and no other.
+        let (was_here, is_here) = (self.here.contains_key(&place), at <= due.saturating_add(UNSURE));
+        if was_here && !(is_here && *ask == old_ask) {
+            self.leave(rule, place, &old_ask);
         }
-        moved
+        if is_here && !self.here.contains_key(&place) {
+            rule.add(&mut self.here_sum, ask);
+            self.joined(rule, place, ask);
+            self.here.insert(place, ask.clone());
+        }
+        match is_here || at == Nanos::MAX {
+            true => self.away.remove(&place),
+            false => self.away.insert(place, (at, ask.clone())),
+        };
+        moved || was_here != is_here
+    }
+
+    /// A seat is not here any more.
+    fn leave(&mut self, rule: &R, place: u64, ask: &R::Ask) {
+        self.here.remove(&place);
+        rule.subtract(&mut self.here_sum, ask);
+        self.left(rule, place, ask);
     }
 
     /// Gives up a seat. Returns whether it was there.
-    pub(crate) fn rise(&mut self, place: u64) -> bool {
-        self.list.remove(&place).is_some()
+    pub(crate) fn rise(&mut self, rule: &R, place: u64) -> bool {
+        let Some(seat) = self.list.remove(&place) else { return false };
+        self.bells.remove(&(seat.at, place));
+        self.away.remove(&place);
+        if self.here.contains_key(&place) {
+            self.leave(rule, place, &seat.ask);
+        }
+        true
     }
 
-    /// Rings those whose time has come, and the first of those that wait for this limiter alone if it is due earlier.
+    /// Rings those whose time has come, and the first of those that are here if it is due earlier.
     pub(crate) fn ring(&mut self, rule: &R, now: Nanos, after: &mut After<C>) {
-        let mut first = None;
-        for (place, seat) in &mut self.list {
-            if seat.at <= now && !seat.rung {
-                seat.rung = true;
-                after.rings.extend(seat.gate.upgrade());
-            }
-            if first.is_none() && seat.at <= seat.due.saturating_add(UNSURE) {
-                first = Some(*place);
-            }
+        while let Some(bell) = self.bells.first().copied().filter(|(at, _)| *at <= now) {
+            self.bells.remove(&bell);
+            after.rings.extend(self.list.get(&bell.1).and_then(|seat| seat.gate.upgrade()));
         }
-        let Some((place, seat)) = first.and_then(|place| self.list.get_key_value(&place)) else { return };
-        let (place, due) = (*place, self.due(rule, (now, now), (*place, *place), &seat.ahead, &seat.ask));
+        let Some((&place, ask)) = self.here.first_key_value() else { return };
+        let Some(due) = self.due_in_seat(rule, (now, now), place, ask) else { return };
         if let Some(seat) = self.list.get_mut(&place)
             && due < seat.due
             && seat.at > now

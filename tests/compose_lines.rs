@@ -1,0 +1,232 @@
+//! Who waits for several limiters of which one only is short waits there as everybody else does: among any number of others, in order, and as long.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::compose::AcquireAll;
+use tidegate::wait::AcquireManyOwned;
+use tidegate::{
+    AllOf, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, SlidingLog, SmoothBursty, TokenBucket,
+};
+use tokio_test::task::{Spawn, spawn};
+
+const MS: u64 = 1_000_000;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+type Limiter = RateLimiter<AnyPolicy, ManualClock>;
+type Bucket = RateLimiter<TokenBucket, ManualClock>;
+type Waiting = Spawn<AcquireAll<ManualClock>>;
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// A composite of its own on one side, a plain request on the other.
+    Join(u32),
+    /// A plain request on both.
+    JoinPlain(u32),
+    Drop(usize),
+    Try(u32),
+    Refund(u32),
+    SetRate(u64),
+    Pass(u64),
+}
+
+fn some_act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        8 => (1..3u32).prop_map(Act::Join),
+        2 => (1..3u32).prop_map(Act::JoinPlain),
+        3 => any::<usize>().prop_map(Act::Drop),
+        2 => (1..3u32).prop_map(Act::Try),
+        1 => (1..3u32).prop_map(Act::Refund),
+        1 => (3..20u64).prop_map(Act::SetRate),
+        6 => (0..200 * MS).prop_map(Act::Pass),
+    ]
+}
+
+fn some_policy() -> impl Strategy<Value = AnyPolicy> {
+    ((3u64..20).prop_map(Rate::per_second), 0..4u8, 3..6u32).prop_map(|(rate, kind, burst)| match kind {
+        0 => SmoothBursty::new(rate).max_burst(Duration::ZERO).into(),
+        1 => TokenBucket::new(rate, burst).into(),
+        2 => FixedWindow::new(rate).into(),
+        _ => SlidingLog::new(rate).into(),
+    })
+}
+
+enum Wait {
+    Several(Spawn<AcquireAll<ManualClock>>),
+    Plain(Spawn<AcquireManyOwned<AnyPolicy, ManualClock>>),
+}
+
+impl Wait {
+    /// Polls it if it was woken. Returns whether it is over.
+    fn is_over(&mut self, first: bool) -> bool {
+        match self {
+            Wait::Several(wait) => (first || wait.is_woken()) && wait.poll().is_ready(),
+            Wait::Plain(wait) => (first || wait.is_woken()) && wait.poll().is_ready(),
+        }
+    }
+}
+
+/// One side: a limiter, and who waits for it.
+struct Side {
+    limiter: Limiter,
+    /// What each composite asks besides, and always gets.
+    ample: Limiter,
+    waits: Vec<(usize, Wait)>,
+    over: Vec<usize>,
+}
+
+impl Side {
+    fn new(policy: &AnyPolicy, clock: &ManualClock) -> Side {
+        let ample = TokenBucket::new(Rate::per_second(1_000_000), 1_000_000).into();
+        let limiter = |policy| RateLimiter::with_clock(policy, clock.clone());
+        Side { limiter: limiter(policy.clone()), ample: limiter(ample), waits: Vec::new(), over: Vec::new() }
+    }
+
+    fn join(&mut self, number: usize, mut wait: Wait) {
+        match wait.is_over(true) {
+            true => self.over.push(number),
+            false => self.waits.push((number, wait)),
+        }
+    }
+
+    fn several(&self, n: u32) -> Wait {
+        let all = AllOf::new("short", &self.limiter).with("ample", &self.ample);
+        Wait::Several(spawn(all.acquire_weighted(&[n, 1])))
+    }
+
+    fn plain(&self, n: u32) -> Wait {
+        Wait::Plain(spawn(self.limiter.acquire_many_owned(n)))
+    }
+
+    fn poll(&mut self) {
+        let over = &mut self.over;
+        self.waits.retain_mut(|(number, wait)| {
+            let is_over = wait.is_over(false);
+            if is_over {
+                over.push(*number);
+            }
+            !is_over
+        });
+    }
+}
+
+proptest! {
+    #[test]
+    fn who_is_short_of_one_limiter_waits_as_any_other(policy in some_policy(), acts in vec(some_act(), 1..150)) {
+        let clock = ManualClock::new();
+        let [mut left, mut right] = [0, 1].map(|_| Side::new(&policy, &clock));
+        let sides = |left: &mut Side, right: &mut Side, act: &dyn Fn(&mut Side)| {
+            act(left);
+            act(right);
+        };
+        for (number, act) in acts.into_iter().enumerate() {
+            match act {
+                Act::Join(n) => {
+                    left.join(number, left.several(n));
+                    right.join(number, right.plain(n));
+                }
+                Act::JoinPlain(n) => sides(&mut left, &mut right, &|side| side.join(number, side.plain(n))),
+                Act::Drop(_) if left.waits.is_empty() => {}
+                Act::Drop(which) => sides(&mut left, &mut right, &|side| {
+                    side.waits.remove(which % side.waits.len());
+                }),
+                Act::Try(n) => {
+                    prop_assert_eq!(left.limiter.try_acquire_many(n), right.limiter.try_acquire_many(n));
+                }
+                Act::Refund(n) => sides(&mut left, &mut right, &|side| side.limiter.refund(n)),
+                Act::SetRate(rate) => {
+                    sides(&mut left, &mut right, &|side| side.limiter.set_rate(Rate::per_second(rate)));
+                }
+                Act::Pass(span) => clock.advance(Duration::from_nanos(span)),
+            }
+            sides(&mut left, &mut right, &|side| side.poll());
+            prop_assert_eq!(&left.over, &right.over);
+        }
+    }
+}
+
+fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
+    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
+}
+
+/// A composite of a limiter and another one of its own, and who waits for it.
+fn user(all: &Bucket, own: &Bucket, n: u32) -> Waiting {
+    let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_weighted(&[1, n]));
+    assert!(wait.poll().is_pending());
+    wait
+}
+
+#[test]
+fn thousands_of_users_wait_for_one_limiter_in_order() {
+    const USERS: usize = 2000;
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 1000, 1);
+    assert!(all.try_acquire().is_ok());
+    let owns: Vec<_> = (0..USERS).map(|_| bucket(&clock, 1, 1)).collect();
+    let mut waits: Vec<_> = owns.iter().map(|own| user(&all, own, 1)).collect();
+    // Every fifth leaves, and those behind move up.
+    let mut number = 0;
+    waits.retain(|_| {
+        number += 1;
+        number % 5 != 0
+    });
+    for wait in &mut waits {
+        assert!(!wait.is_woken());
+        clock.advance(Duration::from_millis(1));
+        assert!(wait.is_woken(), "each at its time");
+        assert!(wait.poll().is_ready());
+    }
+    assert_eq!(all.status().available, 0);
+}
+
+#[test]
+fn thousands_who_wait_elsewhere_hold_up_nobody() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 1000, 10);
+    // Each of them has another limiter that is not due for an hour.
+    let hour = || RateLimiter::with_clock(TokenBucket::new("1/h".parse().expect("a rate"), 1), clock.clone());
+    let owns: Vec<_> = (0..2000).map(|_| hour()).collect();
+    assert!(owns.iter().all(|own| own.try_acquire().is_ok()));
+    let waits: Vec<_> = owns.iter().map(|own| user(&all, own, 1)).collect();
+    for _ in 0..100 {
+        assert!((0..10).all(|_| all.try_acquire().is_ok()));
+        assert!(all.try_acquire().is_err());
+        clock.advance(Duration::from_millis(10));
+    }
+    // An hour later they come one after the other, as fast as the limiter lets them.
+    clock.advance(Duration::from_secs(3599));
+    clock.advance(Duration::from_millis(500));
+    let woken = |waits: &[Waiting]| waits.iter().filter(|wait| wait.is_woken()).count();
+    assert_eq!(woken(&waits), 510);
+    clock.advance(2 * SECOND);
+    assert_eq!(woken(&waits), 2000);
+}
+
+#[test]
+fn who_waits_here_again_stands_where_it_stood() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 1, 2);
+    assert!(all.try_acquire_many(2).is_ok());
+    let ample = bucket(&clock, 1000, 1000);
+    let held = [0, 1].map(|_| bucket(&clock, 1000, 1000));
+    held.iter().for_each(|held| held.pause_for(Duration::from_secs(3600)));
+    // Two before, two that wait elsewhere, and behind them one that needs two permits and one that needs one.
+    let mut first = [0, 1].map(|_| user(&all, &ample, 1));
+    let mut back = [0, 1].map(|which: usize| user(&all, &held[which], 1));
+    let (mut two, mut last) = (user(&all, &ample, 2), user(&all, &ample, 1));
+    clock.advance(SECOND / 2);
+    assert!(held.iter().all(Bucket::resume));
+    clock.advance(SECOND / 2);
+    for wait in first.iter_mut().chain(&mut back) {
+        assert!(wait.is_woken() && wait.poll().is_ready());
+        assert!(!two.is_woken() && !last.is_woken());
+        clock.advance(SECOND);
+    }
+    assert!(!last.is_woken(), "nobody passes who came later and waits for nothing else");
+    clock.advance(SECOND);
+    assert!(two.is_woken() && two.poll().is_ready() && !last.is_woken());
+    clock.advance(SECOND);
+    assert!(last.poll().is_ready());
+}
