@@ -29,7 +29,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                 return None;
             }
             queue.pause_until(until);
-            queue.retime(&self.source(), now, after);
+            self.retime(queue, now, after);
             Some(until.saturating_since(now))
         });
         if let Some(remaining) = remaining {
@@ -70,7 +70,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     pub(crate) fn set_reserve(&self, permits: u32, from: i8) {
         self.with_queue(|queue, now, after| {
             queue.set_reserve(Some((permits, from)).filter(|(n, from)| *n > 0 && *from > i8::MIN));
-            queue.retime(&self.source(), now, after);
+            self.retime(queue, now, after);
         });
     }
 
@@ -90,7 +90,7 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
         let Single { policy, state } = &self.rule;
         self.with_queue(|queue, now, after| {
             policy.debit(state, now, n);
-            queue.retime(&self.source(), now, after);
+            self.retime(queue, now, after);
         });
     }
 
@@ -111,7 +111,7 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
                     Err(_) => part = n / 2,
                 }
             }
-            queue.retime(&self.source(), now, after);
+            self.retime(queue, now, after);
             taken
         })
     }
@@ -123,9 +123,8 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
             let resumed = queue.resume(now);
             if let Ok(level) = policy.change(state, now, Change::reset()) {
                 queue.note(level);
-                self.has_new_terms();
             }
-            queue.retime(&self.source(), now, after);
+            self.retime(queue, now, after);
             resumed
         });
         if resumed {

@@ -82,7 +82,7 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) front: AtomicUsize,
     /// A number that is another one each time permits are given back, for those who undo a grant that they made without the lock.
     pub(crate) levels: AtomicU64,
-    /// How often its terms have changed, for those who wait for several limiters.
+    /// How often those in line were moved, for those who wait for several limiters.
     pub(crate) changes: AtomicU64,
     /// In nanoseconds.
     catch_up: AtomicU64,
@@ -603,9 +603,11 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Status { available, paused_for, ..status }
     }
 
-    /// Its terms were changed, under the lock.
-    pub(crate) fn has_new_terms(&self) {
+    /// Permits come later than those in line were told, or weigh something else: moves all, also those who wait for other limiters as well.
+    pub(crate) fn retime(&self, queue: &mut Queue<R, C>, now: Nanos, after: &mut After<C>) {
         self.changes.fetch_add(1, Ordering::Relaxed);
+        queue.retime(&self.source(), now, after);
+        queue.seats.ring_all(after);
     }
 
     /// Tells those who come without the lock whether they have to take it.
@@ -628,8 +630,7 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
         let Single { policy, state } = &self.rule;
         self.with_queue(|queue, now, after| {
             queue.note(policy.change(state, now, change)?);
-            self.has_new_terms();
-            queue.retime(&self.source(), now, after);
+            self.retime(queue, now, after);
             Ok(())
         })
     }

@@ -304,6 +304,35 @@ fn those_ahead_weigh_what_they_weigh_at_a_new_rate() {
     assert_pending!(spawn(all.try_acquire_within(5 * SECOND)).poll());
 }
 
+#[test]
+fn who_is_too_late_after_a_change_of_a_member_is_refused_at_once() {
+    type Act = (&'static str, fn(&Bucket));
+    let acts: [Act; 5] = [
+        ("rate", |a| {
+            a.drain();
+            a.set_rate(Rate::per_hour(1));
+        }),
+        ("pause", |a| a.pause_for(60 * SECOND)),
+        ("debit", |a| a.debit(100)),
+        ("settle", |a| drop(a.try_acquire_estimate(1).map(|estimate| estimate.settle(100)))),
+        ("share", |a| a.set_reserve(10, 1)),
+    ];
+    for (name, act) in acts {
+        let clock = ManualClock::new();
+        let (a, b) = (bucket(&clock, 1, 10), bucket(&clock, 1, 10));
+        let all = AllOf::new("b", &b).with("a", &a);
+        b.debit(11);
+        let mut waits = [0, 1].map(|_| spawn(all.try_acquire_within(5 * SECOND)));
+        assert!(waits.iter_mut().all(|wait| wait.poll().is_pending()));
+        act(&a);
+        for wait in &mut waits {
+            assert!(wait.is_woken(), "{name}");
+            let refusal = assert_ready!(wait.poll()).err().and_then(AllRefusal::refusal);
+            assert!(matches!(refusal, Some(Refusal::Limited { .. })), "{name}: {refusal:?}");
+        }
+    }
+}
+
 #[cfg(feature = "keyed")]
 #[test]
 fn a_key_owes_and_settles_as_any_limiter() -> Result<(), Refusal> {

@@ -35,7 +35,7 @@ pub(crate) struct All<C: Timer> {
     last: AtomicU64,
     /// What the first waiter holds of those that count, or waits for. Used under the gate's lock.
     counting: Mutex<Vec<Slot>>,
-    /// How often the terms of members had changed when the sums of those who wait were made. Changed under the gate's lock.
+    /// How often members had moved those who wait when the sums of those who wait were made. Changed under the gate's lock.
     changes: AtomicU64,
     gate: Weak<Gate<All<C>, C>>,
 }

@@ -63,7 +63,7 @@ pub(crate) trait Member<C: Timer>: Ring {
     /// Whether `n` permits can ever be granted to a request of this priority.
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
 
-    /// How often its terms have changed.
+    /// How often those who wait were moved.
     fn changes(&self) -> u64;
 
     /// What `n` permits weigh in a sum of those that go first.
@@ -390,7 +390,7 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
             if let Some(more) = used.checked_sub(*n) {
                 if more > 0 {
                     gate.rule.debit(at, more);
-                    queue.retime(&gate.source(), now, after);
+                    gate.retime(queue, now, after);
                 }
             } else if let Some(unused) = gate.rule.unused(charge, *n, used) {
                 let level = gate.rule.undo(at, unused, lowest, after);
