@@ -173,16 +173,17 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.ready_at(&self.state, now, u64::try_from(*ahead).unwrap_or(u64::MAX), *n)
     }
 
-    /// As if those that are to be left were taken as well, one by one: so it does not matter who pays for a large request. What the
-    /// policy grants on credit counts as there.
+    /// As if those that are to be left were asked for as well: all at once, and, since some policies grant on credit, one by one.
     fn ready_leaving(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if self.left_by(now, kept) < u64::from(*n) {
             return Nanos::MAX;
         }
+        let ready_at =
+            |ahead: u128, n| policy.ready_at(state, now, u64::try_from(ahead).unwrap_or(u64::MAX), n);
         let others = u128::from(policy.weight(*n)) + u128::from(policy.weight(kept.saturating_sub(1)));
-        let ahead = ahead.saturating_add(others);
-        policy.ready_at(state, now, u64::try_from(ahead).unwrap_or(u64::MAX), 1)
+        let one_by_one = ready_at(ahead.saturating_add(others), 1);
+        one_by_one.max(ready_at(*ahead, n.saturating_add(kept)))
     }
 
     /// One permit is never refused for good, as by any policy.

@@ -136,7 +136,8 @@ pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
     };
     let any = AnyPolicy::from(bucket.clone());
     let mut all = vec![
-        contestant("TokenBucket", bucket, outcome),
+        contestant("TokenBucket", bucket.clone(), outcome),
+        contestant("TokenBucket, in steps", bucket.in_steps().expect("whole steps"), outcome),
         contestant(
             "LeakyBucket",
             LeakyBucket::new(flowing).undelayed(u32::from(granted) * 1_000_000),

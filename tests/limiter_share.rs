@@ -1,0 +1,57 @@
+//! A share of the permits that is kept for the important: whoever is refused for it is told when it can be had, exactly, with every policy.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::{
+    AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, SlidingEstimate,
+    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
+};
+
+const MS: u64 = 1_000_000;
+
+fn some_policy() -> impl Strategy<Value = AnyPolicy> {
+    (0..8u8, 1..12u64, 1..8u32).prop_map(|(kind, permits, burst)| {
+        let rate = Rate::per_second(permits);
+        match kind {
+            0 => TokenBucket::new(rate, burst).into(),
+            1 => LeakyBucket::new(rate).capacity(burst).undelayed(burst).into(),
+            2 => SmoothBursty::new(rate).start_full().into(),
+            3 => SmoothWarmingUp::new(rate, Duration::from_secs(2)).start_warm().into(),
+            4 => FixedWindow::new(rate).into(),
+            5 => SlidingWindow::new(rate, 4).into(),
+            6 => SlidingEstimate::new(rate).into(),
+            _ => SlidingLog::new(rate).into(),
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn retry_after_is_exact_while_a_share_is_kept(
+        policy in some_policy(),
+        steps in vec((0..600 * MS, 1..4u32), 0..20),
+        n in 1..5u32,
+        kept in 1..6u32,
+    ) {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(policy, clock.clone());
+        for (span, n) in steps {
+            clock.advance(Duration::from_nanos(span));
+            let _ = limiter.try_acquire_many(n);
+        }
+        limiter.set_reserve(kept, 1);
+        let Err(Refusal::Limited { retry_after }) = limiter.try_acquire_many(n) else { return Ok(()) };
+        if retry_after == Duration::MAX {
+            clock.advance(Duration::from_secs(100));
+            prop_assert!(limiter.try_acquire_many(n).is_err(), "never");
+            return Ok(());
+        }
+        let tick = Duration::from_nanos(1);
+        clock.advance(retry_after - tick);
+        prop_assert_eq!(limiter.try_acquire_many(n), Err(Refusal::Limited { retry_after: tick }), "too early");
+        clock.advance(tick);
+        prop_assert_eq!(limiter.try_acquire_many(n), Ok(()), "too late");
+    }
+}
