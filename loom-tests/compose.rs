@@ -246,3 +246,64 @@ fn broken_a_refund_reaches_those_who_sit_down_meanwhile() {
         crate::sync::lock(&a.queue).note(level);
     });
 }
+
+/// Runs a model in every interleaving with up to two preemptions: two composites that wait take more steps than can be tried without a bound.
+fn model_of_two_waits(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(2);
+    builder.max_branches = 100_000;
+    builder.check(model);
+}
+
+/// Two composites of the same members, written in opposite order, and a member that has no permit.
+fn two_that_wait(clock: &LoomClock) -> (Bucket, [Both; 2]) {
+    let (a, b) = (bucket(clock), bucket_of(2, clock));
+    a.try_acquire(&1).expect("the only one");
+    let two = [both([&a, &b], clock), both([&b, &a], clock)];
+    (a, two)
+}
+
+/// Both sit down at the same time: one is granted when the first permit comes, and the other one with the next.
+#[test]
+fn two_that_sit_down_together_are_served_one_by_one() {
+    model_of_two_waits(|| {
+        let clock = LoomClock::new();
+        let (a, [ab, ba]) = two_that_wait(&clock);
+        let other = thread::spawn(move || {
+            let mut request = Request::new(&ba);
+            assert!(request.poll().is_pending());
+            request
+        });
+        let mut first = Request::new(&ab);
+        assert!(first.poll().is_pending());
+        let mut second = other.join().expect("no panic");
+        let mut is_granted =
+            || [&mut first, &mut second].map(|request| request.gate.claim(&mut request.wait) == Ok(true));
+        clock.set(SECOND);
+        let [one, other] = is_granted();
+        assert!(one != other, "one of them");
+        clock.set(Nanos::new(2 * SECOND.as_u64()));
+        assert_eq!(is_granted(), [true; 2], "and then the other one");
+        assert_eq!(a.front.load(Ordering::Relaxed), 0, "no seat is left");
+    });
+}
+
+/// One leaves while the permit comes: the other one has it.
+#[test]
+fn of_two_that_wait_one_leaves_and_the_other_is_served() {
+    model_of_two_waits(|| {
+        let clock = LoomClock::new();
+        let (a, [ab, ba]) = two_that_wait(&clock);
+        let (mut first, mut second) = (Request::new(&ab), Request::new(&ba));
+        assert!(first.poll().is_pending() && second.poll().is_pending());
+        let other = {
+            let clock = clock.clone();
+            thread::spawn(move || clock.set(SECOND))
+        };
+        drop(first);
+        other.join().expect("no panic");
+        assert!(second.is_granted());
+        assert_eq!(a.front.load(Ordering::Relaxed), 0, "no seat is left");
+        drop(second);
+    });
+}
