@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model};
+use super::support::{LoomClock, Woken, model, model_of_three};
 use crate::compose::all::{All, Entry, Kind};
 use crate::compose::member::{Handle, Member};
 use crate::compose::weights::Weights;
@@ -216,7 +216,7 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
 
 /// A waiter sits down in the line of a member while a permit is given back there: it is granted, whichever comes first.
 fn sitting_down_against_a_refund(refund: fn(&Bucket)) {
-    model(move || {
+    model_of_three(move || {
         let clock = LoomClock::new();
         let (a, b) = (bucket(&clock), bucket(&clock));
         a.try_acquire(&1).expect("the only one");

@@ -74,6 +74,11 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         let _ = (now, first, after);
     }
 
+    /// Nobody of this priority is in line any more.
+    fn nobody_waits(&self, priority: i8, after: &mut After<C>) {
+        let _ = (priority, after);
+    }
+
     /// Whether terms have changed that sums of requests were made by, since it was asked last. Not where who changes them sees to it.
     fn has_changed(&self) -> bool {
         false

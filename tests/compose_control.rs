@@ -110,6 +110,52 @@ fn the_important_go_first_in_the_line_of_a_member() {
     assert!(assert_ready!(equal.poll()).is_ok());
 }
 
+/// One waits for both, then somebody for `a` alone, then an important one for both.
+#[test]
+fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
+    for granted in [false, true] {
+        let (a, _b, both, clock) = two();
+        assert_eq!(a.try_acquire(), Ok(()));
+        let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
+        assert!(low.poll().is_pending() && plain.poll().is_pending());
+        let mut urgent = spawn(both.clone().priority(1).acquire());
+        assert_pending!(urgent.poll());
+        if granted {
+            clock.advance(SECOND);
+            assert!(assert_ready!(urgent.poll()).is_ok());
+        } else {
+            drop(urgent);
+        }
+        clock.advance(SECOND);
+        assert!(low.is_woken() && low.poll().is_ready(), "it came first");
+        assert_pending!(plain.poll());
+        clock.advance(SECOND);
+        assert_ready!(plain.poll());
+        assert_eq!(a.status().waiting, 0);
+    }
+}
+
+/// The place is that of who waits, not of who comes later.
+#[test]
+fn a_place_is_not_kept_for_nobody() {
+    let (a, _b, both, clock) = two();
+    assert_eq!(a.try_acquire(), Ok(()));
+    let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
+    assert!(low.poll().is_pending() && plain.poll().is_pending());
+    let mut urgent = spawn(both.clone().priority(1).acquire());
+    assert_pending!(urgent.poll());
+    drop(low);
+    let mut late = spawn(both.acquire());
+    assert_pending!(late.poll());
+    clock.advance(SECOND);
+    assert!(assert_ready!(urgent.poll()).is_ok());
+    clock.advance(SECOND);
+    assert_pending!(late.poll());
+    assert_ready!(plain.poll());
+    clock.advance(SECOND);
+    assert!(assert_ready!(late.poll()).is_ok());
+}
+
 #[test]
 fn what_a_member_keeps_is_for_the_important() {
     let (_a, b, both, clock) = two();

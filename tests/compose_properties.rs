@@ -24,7 +24,8 @@ const MS: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Try(usize, u32, u32),
-    Join(usize, u32, u32),
+    /// At this priority.
+    Join(usize, u32, u32, i8),
     JoinWithin(usize, u32, u64),
     TryPlain(usize, u32),
     JoinPlain(usize, u32),
@@ -39,7 +40,7 @@ enum Act {
 fn some_acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         4 => (0..3usize, 0..3u32, 0..3u32).prop_map(|(of, a, b)| Act::Try(of, a, b)),
-        6 => (0..3usize, 0..3u32, 0..3u32).prop_map(|(of, a, b)| Act::Join(of, a, b)),
+        6 => (0..3usize, 0..3u32, 0..3u32, 0..2i8).prop_map(|(of, a, b, p)| Act::Join(of, a, b, p)),
         2 => (0..3usize, 0..3u32, 0..500 * MS).prop_map(|(of, n, within)| Act::JoinWithin(of, n, within)),
         3 => (0..MEMBERS, 1..3u32).prop_map(|(of, n)| Act::TryPlain(of, n)),
         3 => (0..MEMBERS, 1..3u32).prop_map(|(of, n)| Act::JoinPlain(of, n)),
@@ -91,6 +92,8 @@ impl World {
     fn act(&mut self, act: Act) {
         match act {
             Act::Try(of, a, b) => {
+                // Who finds only now that it will be later, since somebody more important came, lets others go first.
+                self.composites.iter().for_each(|composite| assert!(composite.status().waiting < 100));
                 let before = self.members.each_ref().map(|member| member.status().available);
                 let free = self.in_use.available();
                 match self.composites[of].try_acquire_weighted(&Self::weights(of, a, b)) {
@@ -105,8 +108,9 @@ impl World {
                     }
                 }
             }
-            Act::Join(of, a, b) => {
-                let wait = self.composites[of].acquire_weighted(&Self::weights(of, a, b));
+            Act::Join(of, a, b, priority) => {
+                let composite = self.composites[of].clone().priority(priority);
+                let wait = composite.acquire_weighted(&Self::weights(of, a, b));
                 self.waits.push(spawn(wait));
             }
             Act::JoinWithin(of, n, within) => {
@@ -236,10 +240,11 @@ proptest! {
                         world.permits.push(permits);
                     }
                 }
-                Act::Join(of, a, b) => {
+                Act::Join(of, a, b, priority) => {
+                    let composite = world.composites[of].clone().priority(priority);
                     let asked = World::weights(of, a, b);
                     let woken = Arc::new(Woken { clock: world.clock.clone(), at: AtomicU64::new(u64::MAX) });
-                    waits.push((Box::pin(world.composites[of].acquire_weighted(&asked)), woken, of, asked));
+                    waits.push((Box::pin(composite.acquire_weighted(&asked)), woken, of, asked));
                 }
                 Act::Drop(which) if !waits.is_empty() => drop(waits.remove(which % waits.len())),
                 Act::GiveBack(which) if !world.permits.is_empty() => {

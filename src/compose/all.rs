@@ -1,5 +1,6 @@
 //! All of several limiters as one rule: what the gate of an [`AllOf`](crate::AllOf) asks.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -28,8 +29,8 @@ pub(crate) struct All<C: Timer> {
     /// In which order they are asked for permits: the same for any two composites, whichever way they were written, so that of two that meet
     /// at their last permits one gets them. Those that count come last.
     order: Vec<usize>,
-    /// The place of the first waiter in the line of each member, 0 if it has none there. Changed under the gate's lock.
-    seats: Vec<AtomicU64>,
+    /// The places in the lines of the members. Used under the gate's lock.
+    seats: Mutex<Seats>,
     /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due earlier, so it is not charged as of a time
     /// before, however long its own rates were due. Changed under the gate's lock.
     last: AtomicU64,
@@ -48,6 +49,20 @@ pub(crate) struct Entry<C: Timer> {
 pub(crate) enum Kind<C: Timer> {
     Rate(Arc<dyn Member<C>>),
     Counting(CountingLimit),
+}
+
+/// The first waiter of each priority keeps its places while a more important one is first.
+struct Seats {
+    /// Of each priority for which somebody waits and was first, in the line of each member; 0 where there is none.
+    places: BTreeMap<i8, Vec<u64>>,
+    /// The priority of the first waiter, as long as it has places.
+    first: i8,
+}
+
+impl Seats {
+    fn place(&self, index: usize, priority: i8) -> u64 {
+        self.places.get(&priority).map_or(0, |places| places[index])
+    }
 }
 
 /// Permits of one member that counts, for the first waiter.
@@ -129,7 +144,7 @@ impl<C: Timer> All<C> {
     pub(crate) fn new(members: Vec<Entry<C>>, gate: Weak<Gate<All<C>, C>>) -> All<C> {
         let mut order: Vec<_> = (0..members.len()).collect();
         order.sort_by_key(|&index| members[index].rank());
-        let seats = members.iter().map(|_| AtomicU64::new(0)).collect();
+        let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0 });
         let slots = members.iter().map(|_| Slot { n: 0, hold: Hold::Nothing }).collect();
         All {
             members,
@@ -156,11 +171,6 @@ impl<C: Timer> All<C> {
             (_, 0) | (Kind::Rate(_), _) => None,
             (Kind::Counting(limit), n) => Some((index, limit, n)),
         })
-    }
-
-    fn seat(&self, index: usize) -> u64 {
-        // All its users hold the gate's lock.
-        self.seats[index].load(Ordering::Relaxed)
     }
 
     /// Looks whether all have enough, and takes nothing.
@@ -238,18 +248,20 @@ impl<C: Timer> All<C> {
         permits
     }
 
-    /// Gives up all seats.
-    fn rise(&self, after: &mut After<C>) {
-        for (index, entry) in self.members.iter().enumerate() {
-            self.rise_from(index, entry, after);
+    /// Gives up seats in the lines of the members.
+    fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, after: &mut After<C>) {
+        for places in places {
+            for (entry, place) in self.members.iter().zip(places) {
+                entry.rise(place, after);
+            }
         }
     }
+}
 
-    fn rise_from(&self, index: usize, entry: &Entry<C>, after: &mut After<C>) {
-        let seat = self.seat(index);
-        if let (Kind::Rate(member), 1..) = (&entry.kind, seat) {
-            self.seats[index].store(0, Ordering::Relaxed);
-            member.rise(seat, after);
+impl<C: Timer> Entry<C> {
+    fn rise(&self, place: u64, after: &mut After<C>) {
+        if let (Kind::Rate(member), 1..) = (&self.kind, place) {
+            member.rise(place, after);
         }
     }
 }
@@ -353,7 +365,8 @@ impl<C: Timer> Rule<C> for All<C> {
         let late = now.saturating_since(at);
         let mut taken = Vec::with_capacity(self.members.len());
         for (index, member, n) in self.rates(ask) {
-            match member.take(late, self.seat(index), (n, ask.priority), after) {
+            let place = lock(&self.seats).place(index, ask.priority);
+            match member.take(late, place, (n, ask.priority), after) {
                 Ok(share) => taken.push((index, share)),
                 Err(refusal) => {
                     taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
@@ -362,7 +375,8 @@ impl<C: Timer> Rule<C> for All<C> {
             }
         }
         self.last.store(at.as_u64(), Ordering::Relaxed);
-        self.rise(after);
+        // The next one of this priority sits down behind others.
+        self.nobody_waits(ask.priority, after);
         Ok(AllCharge { taken, permits: self.held() })
     }
 
@@ -370,14 +384,15 @@ impl<C: Timer> Rule<C> for All<C> {
         // The members tell how long it takes from now, and this may be asked for the end of a pause.
         let told = self.gate.upgrade().map_or(now, |gate| now.min(gate.clock.now()));
         let begin = span(now, told);
-        let (mut due, mut from) = (Span::MIN, None);
+        let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
         for _ in 0..ROUNDS {
             // By then others in seats may go first who do not now, or the other way round. Not where this is due by then anyway.
             let judged =
                 self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
-                    let (ahead, seat) = (ahead.get(index).copied().unwrap_or(0), self.seat(index));
-                    let place = if ahead == 0 { seat } else { 0 };
-                    (member.due((begin, due), (place, seat), ahead, (n, ask.priority)), index)
+                    let ahead = ahead.get(index).copied().unwrap_or(0);
+                    let own = seats.place(index, seats.first);
+                    let place = if ahead == 0 { seats.place(index, ask.priority) } else { 0 };
+                    (member.due((begin, due), (place, own), ahead, (n, ask.priority)), index)
                 });
             let Some((judged, index)) = judged.max() else { break };
             if judged <= due.max(0) {
@@ -398,7 +413,8 @@ impl<C: Timer> Rule<C> for All<C> {
 
     fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, after: &mut After<C>) {
         let Some((ask, priority, due)) = first else {
-            self.rise(after);
+            let places = std::mem::take(&mut lock(&self.seats).places);
+            self.rise(places.into_values(), after);
             lock(&self.counting).iter_mut().for_each(|slot| slot.hold.clear(after));
             return;
         };
@@ -406,22 +422,37 @@ impl<C: Timer> Rule<C> for All<C> {
             slot.hold.clear(after);
         }
         let at = span(due, now);
-        let mut new = false;
-        for (index, entry) in self.members.iter().enumerate() {
-            let Kind::Rate(member) = &entry.kind else { continue };
-            if ask[index] == 0 {
-                self.rise_from(index, entry, after);
-                continue;
+        let mut seats = lock(&self.seats);
+        if seats.first != priority {
+            for (index, entry) in self.members.iter().enumerate() {
+                if let (Kind::Rate(member), place @ 1..) = (&entry.kind, seats.place(index, seats.first)) {
+                    member.stand_by(place, after);
+                }
             }
-            let seat = self.seat(index);
-            new |= seat == 0;
-            let seat = member.sit(seat, (ask[index], priority), at, &self.waker(), after);
-            self.seats[index].store(seat, Ordering::Relaxed);
+            seats.first = priority;
         }
+        let places = seats.places.entry(priority).or_insert_with(|| vec![0; self.members.len()]);
+        let mut new = false;
+        for ((entry, place), n) in self.members.iter().zip(places).zip(ask.iter()) {
+            match &entry.kind {
+                Kind::Counting(_) => {}
+                Kind::Rate(_) if *n == 0 => entry.rise(std::mem::take(place), after),
+                Kind::Rate(member) => {
+                    new |= *place == 0;
+                    *place = member.sit(*place, (*n, priority), at, &self.waker(), after);
+                }
+            }
+        }
+        drop(seats);
         // Before there was a seat to ring, a time may have moved.
         if new && self.ready_at(now, &Vec::new(), ask) < due {
             after.rings.extend(self.gate.upgrade().map(|gate| gate as Arc<dyn Ring>));
         }
+    }
+
+    fn nobody_waits(&self, priority: i8, after: &mut After<C>) {
+        let places = lock(&self.seats).places.remove(&priority);
+        self.rise(places, after);
     }
 
     /// What a request weighs is told by its members' terms.
@@ -458,7 +489,8 @@ impl<C: Timer> All<C> {
 impl<C: Timer> Drop for All<C> {
     fn drop(&mut self) {
         let mut after = After::new();
-        self.rise(&mut after);
+        let places = std::mem::take(&mut lock(&self.seats).places);
+        self.rise(places.into_values(), &mut after);
         drop(after);
     }
 }

@@ -39,7 +39,7 @@ use crate::sync::{MutexGuard, Ordering, lock};
 use crate::wait::after::After;
 use crate::wait::queue::Queue;
 use crate::wait::ring::Ring;
-use crate::wait::seats::{end_of, priority_of};
+use crate::wait::seats::end_of;
 
 /// A time from now, so that clocks with different zeros understand each other; negative if it is past.
 pub(crate) type Span = i128;
@@ -91,8 +91,11 @@ pub(crate) trait Member<C: Timer>: Ring {
     /// `begin`; not before `at`. Leaves out the seat `own`.
     fn due(&self, begin_at: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
 
-    /// Takes a seat, or keeps the one at this place if it is of this priority, for a request of `n` permits that expects to be granted `at`.
+    /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to be granted `at`.
     fn sit(&self, seat: u64, asked: (u32, i8), at: Span, gate: &Weak<dyn Ring>, after: &mut After<C>) -> u64;
+
+    /// Keeps a seat as a place only.
+    fn stand_by(&self, seat: u64, after: &mut After<C>);
 
     /// Gives up a seat.
     fn rise(&self, seat: u64, after: &mut After<C>);
@@ -298,8 +301,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     ) -> u64 {
         let gate = &self.0;
         let (mut queue, now) = gate.reach();
-        let kept = seat > 0 && (priority_of(seat) == priority || !queue.seats.rise(&gate.rule, seat));
-        let seat = if kept {
+        let seat = if seat > 0 {
             seat
         } else {
             let ahead = queue.ahead(&gate.rule, priority);
@@ -308,6 +310,13 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let news = queue.seats.tell(&gate.rule, now, seat, &n, time(now, at));
         gate.let_go(queue, news, 1, after);
         seat
+    }
+
+    fn stand_by(&self, seat: u64, after: &mut After<C>) {
+        let gate = &self.0;
+        let (mut queue, _) = gate.reach();
+        let news = queue.seats.stand_by(&gate.rule, seat);
+        gate.let_go(queue, news, 1, after);
     }
 
     fn rise(&self, seat: u64, after: &mut After<C>) {

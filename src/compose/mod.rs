@@ -22,7 +22,8 @@
 //! | *T* has come, and all rates are due | | takes its place in the lines of those that count |
 //! | no permit is free in one of those | say its deadline, or never | the permits of those that count and come before in order |
 //! | all is there | are given up | everything: it is granted and woken |
-//! | is dropped | are the next waiter's, or given up | nothing |
+//! | is dropped | are the next waiter's of this priority, or given up | nothing |
+//! | is no longer the first, since a more important one came | keep their places and hold up nobody, until it is the first again | nothing |
 //!
 //! # Locks
 //!

@@ -336,6 +336,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         }
         if level.len == 0 {
             self.levels.forget(priority);
+            rule.nobody_waits(priority, after);
         } else if level.first_thread == key {
             let first = self.thread_from(next, priority);
             self.levels.level(priority).first_thread = first;

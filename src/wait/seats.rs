@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | here | this limiter and no other | go after it, as behind an entry of the queue |
 //! | away | another limiter, until `at` | go first if the seat can still be served at its time |
-//! | idle | another limiter, that may never be due | go first |
+//! | idle | another limiter that may never be due, or somebody more important | go first |
 //!
 //! Jobs are filled in so on large computers, where it is called backfilling. A limiter that is due long before the other goes on serving
 //! everybody, and stops in time to have the permits ready. When `at` has come the seat is rung: its gate takes from all members, or finds
@@ -301,7 +301,18 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// Tells a seat what it is held for and until when. Returns whether that is news for those behind.
     pub(crate) fn tell(&mut self, rule: &R, now: Nanos, place: u64, ask: &R::Ask, at: Nanos) -> bool {
-        let Some(due) = self.due_in_seat(rule, (now, now), place, ask) else { return false };
+        self.due_in_seat(rule, (now, now), place, ask)
+            .is_some_and(|due| self.file(rule, place, ask, (at, due)))
+    }
+
+    /// Keeps a seat as a place, for somebody who is not the first of those it is for. Returns whether that is news for those behind.
+    pub(crate) fn stand_by(&mut self, rule: &R, place: u64) -> bool {
+        let ask = self.list.get(&place).map(|seat| seat.ask.clone());
+        ask.is_some_and(|ask| self.file(rule, place, &ask, (Nanos::MAX, Nanos::ZERO)))
+    }
+
+    /// Files a seat by what it waits for. Returns whether anything has changed.
+    fn file(&mut self, rule: &R, place: u64, ask: &R::Ask, (at, due): (Nanos, Nanos)) -> bool {
         let Some(seat) = self.list.get_mut(&place) else { return false };
         let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
         (seat.at, seat.due) = (at, due);
