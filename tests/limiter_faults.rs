@@ -56,25 +56,26 @@ fn a_waker_that_panics_stops_nobody_else() {
 
 #[test]
 fn a_waker_that_takes_its_time_holds_up_nobody_else() {
-    struct Slow(Mutex<mpsc::Receiver<()>>);
+    struct Slow(Mutex<(mpsc::Sender<()>, mpsc::Receiver<()>)>);
 
     impl Wake for Slow {
         fn wake(self: Arc<Self>) {
-            self.0.lock().expect("no panic").recv().expect("the test lets go");
+            let (called, let_go) = &*self.0.lock().expect("no panic");
+            called.send(()).expect("the test waits for it");
+            let_go.recv().expect("the test lets go");
         }
     }
 
     let (limiter, clock) = one_per_second();
-    let (let_go, held) = mpsc::channel();
-    let waker = Waker::from(Arc::new(Slow(Mutex::new(held))));
+    let ((called, calls), (let_go, held)) = (mpsc::channel(), mpsc::channel());
+    let waker = Waker::from(Arc::new(Slow(Mutex::new((called, held)))));
     let mut bad = Box::pin(limiter.acquire_owned());
     assert!(bad.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     let mut second = waiting(&limiter);
     thread::scope(|scope| {
         scope.spawn(|| clock.jump(SECOND));
-        while limiter.status().waiting == 2 {
-            thread::yield_now();
-        }
+        // Any call from here might be the one that serves, and be held up itself.
+        calls.recv().expect("it is called");
         clock.advance(SECOND);
         assert!(second.is_woken());
         let_go.send(()).expect("it waits");
