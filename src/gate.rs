@@ -42,7 +42,6 @@
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, OnceLock};
-use std::task::{Poll, ready};
 use std::time::Duration;
 
 use crate::clock::Timer;
@@ -55,11 +54,7 @@ use crate::request::Request;
 use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 use crate::wait::after::After;
-use crate::wait::pending::{Place, Poller, Wait};
-use crate::wait::queue::{Kind, Newcomer, Queue, Seen, Source};
-
-/// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
-const TOO_OFTEN: u8 = 16;
+use crate::wait::queue::{Queue, Source};
 
 /// The flags of [`Gate::front`].
 pub(crate) const PAUSED: usize = 1;
@@ -204,12 +199,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Whether the policy may be asked without the lock.
-    fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         self.front.load(Ordering::Relaxed) & !(WATCHED | SHADOW) == 0
     }
 
     /// Tells who watches how a call ended, and turns a refusal into a pass where nobody is refused.
-    fn tell(
+    pub(crate) fn tell(
         &self,
         ask: &R::Ask,
         waited: Duration,
@@ -239,287 +234,6 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         }
         // In a drop while the thread unwinds, a second panic would end the process.
         let _ = catch_unwind(AssertUnwindSafe(|| event(&**events)));
-    }
-
-    /// Polls a request: on behalf of a task or a blocked thread.
-    #[inline]
-    pub(crate) fn poll(
-        self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
-        poller: Poller<'_>,
-    ) -> Poll<Answer<R::Charge>> {
-        if let Place::New = wait.place {
-            wait.since = self.clock.now();
-            if self.front.load(Ordering::Relaxed) == 0 && !wait.keeps() {
-                match self.rule.try_take(wait.since, &wait.ask) {
-                    Err(refusal) if refusal.is_limited() => {}
-                    answer => {
-                        wait.place = Place::Done;
-                        return Poll::Ready(answer.map(|charge| (Duration::ZERO, Some(charge))));
-                    }
-                }
-            }
-        }
-        self.poll_behind(wait, poller)
-    }
-
-    /// The same while others wait, or a flag is up, or no permit is there.
-    fn poll_behind(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Answer<R::Charge>> {
-        let (answer, waited) = match wait.place {
-            Place::Exempt => (Ok(Pass::Exempt), Duration::ZERO),
-            Place::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
-            Place::Queued(key) => {
-                let answer = ready!(self.look(wait, key, poller));
-                (answer, self.clock.now().saturating_since(wait.since).as_duration())
-            }
-            Place::Done => panic!("polled after it was ready"),
-        };
-        // First, so that a panic of who watches finds nothing to leave.
-        wait.place = Place::Done;
-        Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
-    }
-
-    /// Joins the queue, unless a permit is there after all.
-    fn enter(
-        self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
-        poller: Poller<'_>,
-    ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
-        if self.is_free() && !wait.keeps() {
-            match self.rule.try_take(wait.since, &wait.ask) {
-                Err(refusal) if refusal.is_limited() => {}
-                answer => return Poll::Ready(answer.map(Pass::Granted)),
-            }
-        }
-        self.with_queue(|queue, now, after| {
-            let (source, ask, priority) = (self.source(), &wait.ask, wait.priority);
-            queue.check(&self.rule, now, ask, priority)?;
-            let no_room = wait.bounded && !queue.has_room(&self.rule, ask);
-            // Where there is no room, even a permit that is there could not be waited for.
-            if (queue.unseen() == 0 || no_room) && queue.is_open(&self.rule, now, ask, priority) {
-                match queue.take(&source, now, ask, priority, after) {
-                    Err(refusal) if refusal.is_limited() => {}
-                    answer => {
-                        if wait.keeps() && answer.is_ok() {
-                            wait.begun = queue.begin();
-                        }
-                        return Poll::Ready(answer.map(Pass::Granted));
-                    }
-                }
-            }
-            if queue.control.shadow {
-                let due = queue.due_behind(&self.rule, now, ask, priority);
-                return Poll::Ready(Ok(Pass::Shadow(limited(due, now))));
-            }
-            let deadline = self.deadline(queue, now, ask, priority, wait.longest())?;
-            if no_room {
-                queue.make_room(&source, now, ask, priority, after)?;
-            }
-            let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
-            let kind = match poller {
-                Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
-                Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
-            };
-            let (ask, waker) = (ask.clone(), Some(waker.clone()));
-            let droppable = wait.bounded;
-            let newcomer = Newcomer { ask, priority, droppable, kind, since: now, deadline, waker };
-            // At once, so that the future knows of its entry also if foreign code panics before this returns.
-            wait.place = Place::Queued(queue.push(&source, newcomer, after));
-            Poll::Pending
-        })
-    }
-
-    /// The event loop of the calling task.
-    fn domain(&self) -> C::Domain {
-        match self.clock.domain() {
-            Some(domain) => domain,
-            None => {
-                panic!("no event loop to wait in: with the default clock, await a permit in a tokio runtime")
-            }
-        }
-    }
-
-    /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
-    pub(crate) fn reserve(&self, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
-        let answer = self.with_queue(|queue, now, after| {
-            let source = self.source();
-            queue.check(&self.rule, now, &ask, 0)?;
-            let deadline = self.deadline(queue, now, &ask, 0, self.limit_wait(None))?;
-            // One that is due does not wait.
-            if queue.due_behind(&self.rule, now, &ask, 0) > now {
-                queue.make_room(&source, now, &ask, 0, after)?;
-            }
-            let (kind, ask) = (Kind::Nobody, ask.clone());
-            // Who holds it counts on its place: it makes room for nobody.
-            let newcomer =
-                Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
-            Ok((queue.push(&source, newcomer, after), now))
-        });
-        match answer {
-            Ok((key, now)) => Ok(Wait::queued(ask, key, now)),
-            // In shadow it is as good as claimed.
-            Err(refusal) => self
-                .tell(&ask, Duration::ZERO, Err(refusal))
-                .map(|_| Wait { place: Place::Done, ..Wait::new(ask) }),
-        }
-    }
-
-    /// How long a request may wait, if there is a limit.
-    pub(crate) fn limit_wait(&self, within: Option<Duration>) -> Option<Nanos> {
-        let most = self.rule.max_wait();
-        let within = if most == Duration::MAX { within } else { Some(within.unwrap_or(most).min(most)) };
-        within.map(Nanos::from_duration)
-    }
-
-    /// The latest time at which a newcomer can be served, or a refusal if it will be later.
-    fn deadline(
-        &self,
-        queue: &Queue<R, C>,
-        now: Nanos,
-        ask: &R::Ask,
-        priority: i8,
-        within: Option<Nanos>,
-    ) -> Result<Nanos, Refusal> {
-        let Some(within) = within else { return Ok(Nanos::MAX) };
-        let deadline = now.saturating_add(within);
-        let due = queue.due_behind(&self.rule, now, ask, priority);
-        if due > deadline || due == Nanos::MAX {
-            return Err(limited(due, deadline));
-        }
-        Ok(deadline)
-    }
-
-    /// A waiter that relies on the alarm of its event loop, after it lost others.
-    fn task(
-        self: &Arc<Self>,
-        queue: &mut Queue<R, C>,
-        domain: C::Domain,
-        now: Nanos,
-        lost: u8,
-    ) -> Kind<C::Domain> {
-        let alarm = queue.alarms.join(self, domain, now);
-        // One per event loop.
-        Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
-    }
-
-    /// Looks whether a queued request has its answer, and if not, leaves the waker.
-    fn look(
-        self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
-        key: u32,
-        poller: Poller<'_>,
-    ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
-        // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
-        let seen = {
-            let mut queue = lock(&self.queue);
-            let seen = queue.see(key, wait.keeps().then_some(&mut wait.begun));
-            self.front.store(queue.front(), Ordering::Relaxed);
-            seen
-        };
-        let seen = match seen {
-            Seen::Waiting(_) => self.stay(wait, key, poller),
-            seen => seen,
-        };
-        match seen {
-            Seen::Granted(charge) => Poll::Ready(Ok(Pass::Granted(charge))),
-            Seen::Passed(refusal) => Poll::Ready(Ok(Pass::Shadow(refusal))),
-            Seen::Refused(refusal) => Poll::Ready(Err(self.refused_now(wait, refusal))),
-            Seen::Waiting(_) => Poll::Pending,
-        }
-    }
-
-    /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
-    fn stay(
-        self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
-        key: u32,
-        poller: Poller<'_>,
-    ) -> Seen<R::Charge, C::Domain> {
-        self.with_queue(|queue, now, after| {
-            let seen = queue.see(key, wait.keeps().then_some(&mut wait.begun));
-            let Seen::Waiting(kind) = seen else { return seen };
-            let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
-            queue.set_waker(key, waker, after);
-            let (domain, lost) = match kind {
-                Kind::Task { alarm, .. } => match self.clock.domain() {
-                    // Polled in another event loop than before: it relies on that one from now on.
-                    Some(domain) if domain != queue.alarms.domain(alarm as usize) => (domain, 0),
-                    // It has an alarm, and may be polled from anywhere.
-                    Some(_) | None => return seen,
-                },
-                Kind::Lost { domain: before, times } => {
-                    let domain = self.domain();
-                    let times = if domain == before { times } else { 0 };
-                    assert!(
-                        times < TOO_OFTEN,
-                        "the timer of this limiter fires long before its clock says so; if tokio's time is paused, \
-                         enable tidegate's feature `test-util` or make the limiter with a `TokioClock`"
-                    );
-                    (domain, times)
-                }
-                Kind::Nobody => (self.domain(), 0),
-                Kind::Thread { looks_at } => {
-                    if looks_at <= now {
-                        // The time has come without a grant: look again at the next one.
-                        queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, after);
-                    }
-                    return seen;
-                }
-            };
-            let kind = self.task(queue, domain, now, lost);
-            queue.set_kind(key, kind, after);
-            seen
-        })
-    }
-
-    /// What the same call would be told now, for one that was refused while it waited.
-    fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
-        let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest()) else { return refusal };
-        self.with_queue(|queue, now, _| {
-            let due = queue.due_behind(&self.rule, now, &wait.ask, wait.priority);
-            limited(due, now.saturating_add(within))
-        })
-    }
-
-    /// Until when a blocked thread is to be parked.
-    pub(crate) fn looks_at(&self, wait: &Wait<R::Ask>) -> Nanos {
-        let Place::Queued(key) = wait.place else { return Nanos::ZERO };
-        lock(&self.queue).looks_at(key)
-    }
-
-    /// How long a request has still to wait, if nothing changes.
-    pub(crate) fn due_in(&self, wait: &Wait<R::Ask>) -> Duration {
-        let Place::Queued(key) = wait.place else { return Duration::ZERO };
-        self.with_queue(|queue, now, _| queue.due_in(&self.source(), key, now))
-    }
-
-    /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
-    pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
-        let Place::Queued(key) = wait.place else { return Ok(true) };
-        let (seen, now) = self.with_queue(|queue, now, _| (queue.see(key, None), now));
-        let answer = match seen {
-            Seen::Waiting(_) => return Ok(false),
-            Seen::Granted(charge) => Ok(Pass::Granted(charge)),
-            Seen::Passed(refusal) => Ok(Pass::Shadow(refusal)),
-            Seen::Refused(refusal) => Err(refusal),
-        };
-        wait.place = Place::Done;
-        let waited = now.saturating_since(wait.since).as_duration();
-        self.tell(&wait.ask, waited, answer).map(|_| true)
-    }
-
-    /// Drops a request at any stage, and leaves no trace of it.
-    pub(crate) fn leave(&self, wait: &mut Wait<R::Ask>) {
-        let Some(key) = wait.take_key() else { return };
-        let mut after = After::new();
-        let mut queue = lock(&self.queue);
-        let now = self.clock.now();
-        queue.tell(now);
-        queue.remove(&self.source(), key, &mut after);
-        self.finish(queue, now, &mut after);
-        drop(after);
-        let waited = now.saturating_since(wait.since).as_duration();
-        self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));
     }
 
     /// How many wait.
@@ -575,7 +289,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Serves, stores the front, sees that somebody will look when the next one is due, and unlocks.
     ///
     /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its time, come back here or panic.
-    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
+    pub(crate) fn finish<'a>(
+        &'a self,
+        mut queue: MutexGuard<'a, Queue<R, C>>,
+        mut now: Nanos,
+        after: &mut After<C>,
+    ) {
         loop {
             let due = queue.serve(&self.source(), now, after);
             self.tell_others(&queue);

@@ -8,10 +8,13 @@ pub(crate) mod control;
 pub(crate) mod levels;
 mod lows;
 pub(crate) mod pending;
+mod poll;
 pub(crate) mod queue;
 mod reservation;
 pub(crate) mod ring;
 pub(crate) mod seats;
+mod serve;
+mod watch;
 
 pub use bounds::{QueueBounds, WhenFull};
 pub use reservation::Reservation;

@@ -12,6 +12,8 @@
 //! | passed | no | no | its future sees it, or was dropped: it was in line when nobody was to wait any more |
 //! | refused | no | no | its future sees it, or was dropped |
 //!
+//! Serving is in `wait/serve.rs`, and who looks when in `wait/watch.rs`.
+//!
 //! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
 //! the lock is gone, since both may run foreign code that comes back here.
 
@@ -27,11 +29,11 @@ use crate::nanos::Nanos;
 use crate::policy::limited;
 use crate::rule::Rule;
 use crate::wait::after::After;
-use crate::wait::alarm::{Alarms, Found, Job, Lost, PutBack, SLACK};
+use crate::wait::alarm::Alarms;
 use crate::wait::control::Control;
 use crate::wait::levels::{Levels, NONE};
 use crate::wait::lows::Lows;
-use crate::wait::seats::{END, Seats, end_of};
+use crate::wait::seats::{Seats, end_of};
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
@@ -69,12 +71,12 @@ pub(super) struct Entry<Ask, Charge, Domain> {
     pub(super) droppable: bool,
     pub(super) previous: u32,
     pub(super) next: u32,
-    kind: Kind<Domain>,
+    pub(super) kind: Kind<Domain>,
     /// When it joined: it is not charged as of a time before.
-    since: Nanos,
+    pub(super) since: Nanos,
     /// Due later than this, it is refused.
-    deadline: Nanos,
-    state: State<Charge>,
+    pub(super) deadline: Nanos,
+    pub(super) state: State<Charge>,
 }
 
 /// Who joins the line.
@@ -352,232 +354,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.leave_alarm(kind, after);
     }
 
-    /// The first blocked thread of a level from an entry on. Each entry is passed once, since all threads of the level stand
-    /// behind its first.
-    fn thread_from(&self, mut key: u32, priority: i8) -> u32 {
-        while let Some(entry) = self.entries.get(key as usize)
-            && entry.priority == priority
-        {
-            if matches!(entry.kind, Kind::Thread { .. }) {
-                return key;
-            }
-            key = entry.next;
-        }
-        NONE
-    }
-
-    fn leave_alarm(&mut self, kind: Kind<C::Domain>, after: &mut After<C>) {
-        if let Kind::Task { alarm, .. } = kind {
-            after.sleeps.extend(self.alarms.leave(alarm as usize));
-        }
-    }
-
     /// Ends the wait of an entry in line.
     pub(super) fn settle(&mut self, rule: &R, key: u32, state: State<R::Charge>, after: &mut After<C>) {
         self.unlink(rule, key, after);
         if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
             after.wake.extend(waker);
-        }
-    }
-
-    /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
-    /// when the first of the others is due. Tells those about it who wait for several limiters.
-    pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
-        if self.len > 0 && from.rule.has_changed() {
-            self.retime(from, now, after);
-        }
-        let mut due = self.serve_due(from, now, after);
-        if due.is_some() && self.control.shadow {
-            self.pass_all(from, now, after);
-            due = None;
-        }
-        match self.seats.len() {
-            0 => {}
-            _ if self.control.shadow => self.seats.ring_all(after),
-            _ => self.seats.ring(from.rule, now, after),
-        }
-        let first = self.entries.get(self.head as usize).zip(due);
-        from.rule.wait_first(now, first.map(|(first, due)| (&first.ask, first.priority, due)), after);
-        due
-    }
-
-    /// In shadow nobody waits: all in line pass without a permit.
-    fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
-        let mut ahead = R::Ahead::default();
-        while let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) {
-            let (key, refusal) = (self.head, limited(self.due(from.rule, now, *place, &ahead, ask), now));
-            from.rule.add(&mut ahead, ask);
-            self.settle(from.rule, key, State::Passed(refusal), after);
-        }
-    }
-
-    fn serve_due(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
-        while let Some(first) = self.entries.get(self.head as usize) {
-            let key = self.head;
-            let (ask, none) = (first.ask.clone(), R::Ahead::default());
-            let &Entry { place, kind, since, deadline, priority, .. } = first;
-            let due = self.due(from.rule, now, place, &none, &ask);
-            if due == Nanos::MAX
-                && let Err(never) = self.check(from.rule, now, &ask, priority)
-            {
-                // Where one of several limiters was changed.
-                self.settle(from.rule, key, State::Refused(never), after);
-                continue;
-            }
-            if due > deadline {
-                let retry_after = due.saturating_since(deadline).as_duration();
-                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
-                continue;
-            }
-            if due > now {
-                return Some(due);
-            }
-            // As of when it was due, so that a late timer costs nothing; but not further back than allowed, so
-            // that a machine that stood still does not let everything through at once. Where nobody was to look, the
-            // grant was not late: its turn passed at its time, and is over. And not before it was asked for.
-            let late = match kind {
-                _ if !from.rule.catches_up() => 0,
-                Kind::Nobody => u64::MAX,
-                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => from.catch_up.as_u64(),
-            };
-            let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
-            // The clock may have gone back since it joined.
-            match from.rule.take(due.max(oldest).min(now), now, &ask, after) {
-                Ok(charge) => {
-                    let grant = Grant { charge, begun: self.lows.begin(), round: self.round };
-                    if !matches!(kind, Kind::Nobody) {
-                        if self.unseen == [0, 0] {
-                            self.began = self.latest;
-                        }
-                        self.unseen[1] += 1;
-                    }
-                    self.settle(from.rule, key, State::Granted(grant), after);
-                }
-                Err(Refusal::Limited { .. }) => {
-                    // Somebody who came before the line formed took it just now.
-                    if self.due(from.rule, now, place, &none, &ask) <= due {
-                        // Or somebody is in between, or the policy does not agree with itself: look again, but do not spin.
-                        return Some(due.max(now.saturating_add(Nanos::new(1))));
-                    }
-                }
-                // Nobody knows when it will be there. Whoever brings it rings; until then only deadlines pass.
-                Err(refusal @ Refusal::InUse { .. }) => {
-                    let next = self.expire(from.rule, now, refusal, after);
-                    if self.entries.contains(self.head as usize) && self.head == key {
-                        return Some(next);
-                    }
-                }
-                Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), after),
-            }
-        }
-        None
-    }
-
-    /// Refuses those whose deadline has passed. Returns the next deadline.
-    fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
-        let (mut key, mut first) = (self.head, Nanos::MAX);
-        while let Some(&Entry { next, deadline, .. }) = self.entries.get(key as usize) {
-            if deadline <= now {
-                self.settle(rule, key, State::Refused(refusal), after);
-            } else {
-                first = first.min(deadline);
-            }
-            key = next;
-        }
-        first
-    }
-
-    /// After a change: weighs anew, and refuses at once those who will not be served by their deadline, or not at all.
-    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
-        // Counted anew: the sums so far are at the old rate.
-        let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
-        let mut ahead = R::Ahead::default();
-        let (mut key, mut counted) = (self.head, 0);
-        self.seats.begin_reweighing(from.rule);
-        while let Some(entry) = self.entries.get(key as usize) {
-            let &Entry { place, priority, next, deadline, .. } = entry;
-            let ask = entry.ask.clone();
-            self.seats.reweigh(counted, place, &ahead);
-            counted = place;
-            let due = self.due(from.rule, now, place, &ahead, &ask);
-            if let Err(never) = self.check(from.rule, now, &ask, priority) {
-                // More than can be had at once now: it would keep all others waiting for ever.
-                self.settle(from.rule, key, State::Refused(never), after);
-            } else if due > deadline {
-                let retry_after = due.saturating_since(deadline).as_duration();
-                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
-            } else {
-                from.rule.add(&mut ahead, &ask);
-                if sums.last().is_none_or(|(level, _)| *level != priority) {
-                    sums.push((priority, R::Ahead::default()));
-                }
-                if let Some((_, sum)) = sums.last_mut() {
-                    from.rule.add(sum, &ask);
-                }
-            }
-            key = next;
-        }
-        self.seats.reweigh(counted, END, &ahead);
-        self.seats.end_reweighing(from.rule);
-        for (priority, sum) in sums {
-            self.levels.level(priority).ahead = sum;
-        }
-    }
-
-    /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a thread. Returns an alarm to be
-    /// set without the lock.
-    pub(crate) fn watch(&mut self, due: Nanos, clock: &C, after: &mut After<C>) -> Option<Job<C>> {
-        loop {
-            let first = match self.entries.get(self.head as usize)?.kind {
-                Kind::Task { alarm, .. } => Some(alarm as usize),
-                Kind::Thread { .. } | Kind::Lost { .. } | Kind::Nobody => None,
-            };
-            match self.alarms.check(first, due, clock) {
-                Found::Job(job) => return Some(job),
-                Found::Lost(lost) => self.lose(lost, after),
-                Found::Nothing => break,
-            }
-        }
-        self.tell_thread(due, after);
-        None
-    }
-
-    /// Puts back an alarm that was set, or was to be set and `broke`.
-    pub(crate) fn put_back(&mut self, job: Job<C>, broke: bool, after: &mut After<C>) {
-        match self.alarms.put_back(job, broke) {
-            PutBack::There => {}
-            PutBack::Unused(sleep) => after.sleeps.push(sleep),
-            PutBack::Lost(lost) => self.lose(lost, after),
-        }
-    }
-
-    /// Wakes those who relied on an alarm that is lost.
-    fn lose(&mut self, lost: Lost<C>, after: &mut After<C>) {
-        let Lost { key, domain, sleep } = lost;
-        after.sleeps.extend(sleep);
-        for (_, entry) in &mut self.entries {
-            if let State::Waiting(waker) = &mut entry.state
-                && let Kind::Task { alarm, lost } = entry.kind
-                && alarm as usize == key
-            {
-                entry.kind = Kind::Lost { domain, times: lost.saturating_add(1) };
-                after.wake.extend(waker.take());
-            }
-        }
-    }
-
-    /// The first blocked thread in line looks at the time itself: when the head is due if it is the head, or if there are no
-    /// alarms, and else a little later, in case they are held up.
-    fn tell_thread(&mut self, due: Nanos, after: &mut After<C>) {
-        let first = self.levels.first_thread();
-        let own = first == self.head || self.alarms.is_empty();
-        let at = if own { due } else { due.saturating_add(SLACK) };
-        if let Some(Entry { kind: Kind::Thread { looks_at }, state: State::Waiting(Some(waker)), .. }) =
-            self.entries.get_mut(first as usize)
-            && *looks_at > at
-        {
-            *looks_at = at;
-            after.wake.push(waker.clone());
         }
     }
 
@@ -604,7 +385,19 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         }
     }
 
-    /// A grant was seen, or given up. Returns the lowest level since.
+    /// A grant is made that its future has still to see.
+    pub(super) fn grant(&mut self, charge: R::Charge, kind: Kind<C::Domain>) -> Grant<R::Charge> {
+        let grant = Grant { charge, begun: self.lows.begin(), round: self.round };
+        if !matches!(kind, Kind::Nobody) {
+            if self.unseen == [0, 0] {
+                self.began = self.latest;
+            }
+            self.unseen[1] += 1;
+        }
+        grant
+    }
+
+    /// A grant was seen, or given up.
     fn was_seen(&mut self, kind: Kind<C::Domain>, grant: &Grant<R::Charge>) {
         match self.round.wrapping_sub(grant.round) {
             _ if matches!(kind, Kind::Nobody) => {}
@@ -621,23 +414,6 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         {
             after.discard.extend(old.replace(waker.clone()));
         }
-    }
-
-    /// Until when the blocked thread of an entry is to be parked.
-    pub(crate) fn looks_at(&self, key: u32) -> Nanos {
-        match &self.entries[key as usize] {
-            Entry { state: State::Waiting(_), kind: Kind::Thread { looks_at }, .. } => *looks_at,
-            // It relies on an alarm.
-            Entry { state: State::Waiting(_), .. } => Nanos::MAX,
-            // It has its answer. Its wake-up may have been used up by a waker that parked this thread.
-            _ => Nanos::ZERO,
-        }
-    }
-
-    /// Changes who waits.
-    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind<C::Domain>, after: &mut After<C>) {
-        let old = std::mem::replace(&mut self.entries[key as usize].kind, kind);
-        self.leave_alarm(old, after);
     }
 
     /// The latest time that anybody told.

@@ -1,0 +1,150 @@
+//! Serving the line: who is due is granted, in order, and who will be too late is refused.
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::nanos::Nanos;
+use crate::policy::limited;
+use crate::rule::Rule;
+use crate::wait::after::After;
+use crate::wait::queue::{Entry, Kind, Queue, Source, State};
+use crate::wait::seats::END;
+
+impl<R: Rule<C>, C: Timer> Queue<R, C> {
+    /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
+    /// when the first of the others is due. Tells those about it who wait for several limiters.
+    pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+        if self.len() > 0 && from.rule.has_changed() {
+            self.retime(from, now, after);
+        }
+        let mut due = self.serve_due(from, now, after);
+        if due.is_some() && self.control.shadow {
+            self.pass_all(from, now, after);
+            due = None;
+        }
+        match self.seats.len() {
+            0 => {}
+            _ if self.control.shadow => self.seats.ring_all(after),
+            _ => self.seats.ring(from.rule, now, after),
+        }
+        let first = self.entries.get(self.head as usize).zip(due);
+        from.rule.wait_first(now, first.map(|(first, due)| (&first.ask, first.priority, due)), after);
+        due
+    }
+
+    /// In shadow nobody waits: all in line pass without a permit.
+    fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+        let mut ahead = R::Ahead::default();
+        while let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) {
+            let (key, refusal) = (self.head, limited(self.due(from.rule, now, *place, &ahead, ask), now));
+            from.rule.add(&mut ahead, ask);
+            self.settle(from.rule, key, State::Passed(refusal), after);
+        }
+    }
+
+    fn serve_due(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+        while let Some(first) = self.entries.get(self.head as usize) {
+            let key = self.head;
+            let (ask, none) = (first.ask.clone(), R::Ahead::default());
+            let &Entry { place, kind, since, deadline, priority, .. } = first;
+            let due = self.due(from.rule, now, place, &none, &ask);
+            if due == Nanos::MAX
+                && let Err(never) = self.check(from.rule, now, &ask, priority)
+            {
+                // Where one of several limiters was changed.
+                self.settle(from.rule, key, State::Refused(never), after);
+                continue;
+            }
+            if due > deadline {
+                let retry_after = due.saturating_since(deadline).as_duration();
+                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
+                continue;
+            }
+            if due > now {
+                return Some(due);
+            }
+            // As of when it was due, so that a late timer costs nothing; but not further back than allowed, so
+            // that a machine that stood still does not let everything through at once. Where nobody was to look, the
+            // grant was not late: its turn passed at its time, and is over. And not before it was asked for.
+            let late = match kind {
+                _ if !from.rule.catches_up() => 0,
+                Kind::Nobody => u64::MAX,
+                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => from.catch_up.as_u64(),
+            };
+            let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
+            // The clock may have gone back since it joined.
+            match from.rule.take(due.max(oldest).min(now), now, &ask, after) {
+                Ok(charge) => {
+                    let grant = self.grant(charge, kind);
+                    self.settle(from.rule, key, State::Granted(grant), after);
+                }
+                Err(Refusal::Limited { .. }) => {
+                    // Somebody who came before the line formed took it just now.
+                    if self.due(from.rule, now, place, &none, &ask) <= due {
+                        // Or somebody is in between, or the policy does not agree with itself: look again, but do not spin.
+                        return Some(due.max(now.saturating_add(Nanos::new(1))));
+                    }
+                }
+                // Nobody knows when it will be there. Whoever brings it rings; until then only deadlines pass.
+                Err(refusal @ Refusal::InUse { .. }) => {
+                    let next = self.expire(from.rule, now, refusal, after);
+                    if self.entries.contains(self.head as usize) && self.head == key {
+                        return Some(next);
+                    }
+                }
+                Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), after),
+            }
+        }
+        None
+    }
+
+    /// Refuses those whose deadline has passed. Returns the next deadline.
+    fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
+        let (mut key, mut first) = (self.head, Nanos::MAX);
+        while let Some(&Entry { next, deadline, .. }) = self.entries.get(key as usize) {
+            if deadline <= now {
+                self.settle(rule, key, State::Refused(refusal), after);
+            } else {
+                first = first.min(deadline);
+            }
+            key = next;
+        }
+        first
+    }
+
+    /// After a change: weighs anew, and refuses at once those who will not be served by their deadline, or not at all.
+    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+        // Counted anew: the sums so far are at the old rate.
+        let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
+        let mut ahead = R::Ahead::default();
+        let (mut key, mut counted) = (self.head, 0);
+        self.seats.begin_reweighing(from.rule);
+        while let Some(entry) = self.entries.get(key as usize) {
+            let &Entry { place, priority, next, deadline, .. } = entry;
+            let ask = entry.ask.clone();
+            self.seats.reweigh(counted, place, &ahead);
+            counted = place;
+            let due = self.due(from.rule, now, place, &ahead, &ask);
+            if let Err(never) = self.check(from.rule, now, &ask, priority) {
+                // More than can be had at once now: it would keep all others waiting for ever.
+                self.settle(from.rule, key, State::Refused(never), after);
+            } else if due > deadline {
+                let retry_after = due.saturating_since(deadline).as_duration();
+                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
+            } else {
+                from.rule.add(&mut ahead, &ask);
+                if sums.last().is_none_or(|(level, _)| *level != priority) {
+                    sums.push((priority, R::Ahead::default()));
+                }
+                if let Some((_, sum)) = sums.last_mut() {
+                    from.rule.add(sum, &ask);
+                }
+            }
+            key = next;
+        }
+        self.seats.reweigh(counted, END, &ahead);
+        self.seats.end_reweighing(from.rule);
+        for (priority, sum) in sums {
+            self.levels.level(priority).ahead = sum;
+        }
+    }
+}
