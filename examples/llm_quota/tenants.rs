@@ -5,6 +5,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
 pub(crate) struct Tenant {
     pub(crate) name: &'static str,
     /// Of those who wait, the highest goes first.
@@ -72,14 +75,7 @@ impl Tenant {
     }
 }
 
-/// A number of the range, the same for the same seed: SplitMix64.
+/// A number of the range, the same for the same seed: in whatever order the calls come, each costs what it costs.
 pub(crate) fn pick(range: &Range<u32>, seed: u64) -> u32 {
-    let mut z = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    let span = u64::from(range.end - range.start).max(1);
-    // Less than the span.
-    #[allow(clippy::cast_possible_truncation)]
-    let more = ((z ^ (z >> 31)) % span) as u32;
-    range.start + more
+    SmallRng::seed_from_u64(seed).random_range(range.clone())
 }
