@@ -590,8 +590,10 @@ fn move_to(state: &BucketState, target: impl Fn(u64) -> u64) -> u64 {
 }
 
 impl Clone for Bucket {
+    /// With what the terms alone do not say: since when nothing comes in, and what a token was worth until then.
     fn clone(&self) -> Bucket {
-        let terms = self.terms();
-        Bucket { wall_clock: self.wall_clock, ..Bucket::cut(terms, self.start, self.stretches) }
+        let (words, [one, saved, stopped, step, shift, gain, ..]) = self.words.copy();
+        let hot = [one, saved, stopped, step, shift, gain].map(AtomicU64::new);
+        Bucket { hot, words, start: self.start, stretches: self.stretches, wall_clock: self.wall_clock }
     }
 }

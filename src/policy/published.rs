@@ -60,6 +60,13 @@ impl<const N: usize> Published<N> {
         }
     }
 
+    /// The last publication, as the last of as many.
+    pub(crate) fn copy(&self) -> (Self, [u64; N]) {
+        let (words, version) = self.read_with_version(0);
+        let slots = [words.map(AtomicU64::new), words.map(AtomicU64::new)];
+        (Published { version: AtomicU64::new(version), slots, writer: Mutex::new(()) }, words)
+    }
+
     /// How many publications there were. Two that are the same bracket no other.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Relaxed)

@@ -208,8 +208,12 @@ fn words(rate: Rate, window: Window, longest: u64) -> [u64; 8] {
 }
 
 impl Clone for CurrentWindow {
+    /// With its history, so that it knows what states were counted by: a window of no permits is as long as the one before it, and
+    /// cells say of which version they are.
     fn clone(&self) -> CurrentWindow {
-        CurrentWindow::made(self.rate(), self.cells, self.wall_clock, self.anchor)
+        let (words, copied) = self.words.copy();
+        let hot = [copied[0], copied[1]].map(AtomicU64::new);
+        CurrentWindow { words, hot, cells: self.cells, wall_clock: self.wall_clock, anchor: self.anchor }
     }
 }
 
