@@ -1,4 +1,4 @@
-//! The table of keys: forgetting, adding, moving and removing a key while somebody asks for it.
+//! The table of keys: forgetting, adding, moving, changing and removing a key while somebody asks for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +11,10 @@ use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
 use crate::keyed::table::{Found, Table};
 use crate::nanos::Nanos;
-use crate::policy::{Policy, TokenBucket};
+use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
 use crate::sync::{read, write};
+use crate::wait::after::After;
 
 type Keys = Arc<Table<u8, TokenBucket, LoomClock>>;
 
@@ -61,7 +62,8 @@ fn a_key_is_not_forgotten_under_a_grant() {
 #[should_panic = "assertion `left == right` failed"]
 fn broken_a_key_is_not_forgotten_under_a_grant() {
     forgetting_against_a_take(|keys| {
-        let is_full = |state| keys.policy.status(state, keys.clock.now()).full_at <= keys.clock.now();
+        let policy = keys.policy();
+        let is_full = |state| policy.status(state, keys.clock.now()).full_at <= keys.clock.now();
         let fresh = read(&keys.shards[0]).known.iter().any(|(_, state)| is_full(state));
         if fresh {
             keys.remove(&1);
@@ -111,12 +113,13 @@ fn two_first_takes_find_one_key() {
 #[should_panic = "one of two"]
 fn broken_two_first_takes_find_one_key() {
     two_first_takes(|keys| {
-        let take = |state: &_| keys.policy.try_acquire(state, Nanos::ZERO, 1).is_ok();
+        let take = |policy: &TokenBucket, state: &_| policy.try_acquire(state, Nanos::ZERO, 1).is_ok();
         if let Found::Known(taken) = keys.find(&1, take) {
             return taken;
         }
-        let state = keys.policy.start(Nanos::ZERO);
-        let taken = take(&state);
+        let policy = keys.policy();
+        let state = policy.start(Nanos::ZERO);
+        let taken = take(&policy, &state);
         write(&keys.shards[0]).known.insert_unique(1, (1, state), |_| 1);
         taken
     });
@@ -145,8 +148,8 @@ fn a_state_moves_into_a_line_whole() {
 #[should_panic = "one of two"]
 fn broken_a_state_moves_into_a_line_whole() {
     moving_against_a_take(|keys| {
-        let state = keys.policy.start(SECOND);
-        keys.policy.try_acquire(&state, SECOND, 1).is_ok()
+        let policy = keys.policy();
+        policy.try_acquire(&policy.start(SECOND), SECOND, 1).is_ok()
     });
 }
 
@@ -177,6 +180,141 @@ fn a_line_in_which_somebody_waits_stays() {
         clock.set(SECOND);
         assert!(keys.try_acquire(&1, 1).is_err(), "the permit is that of the one who waited");
         assert!(wait.as_mut().poll(&mut context).is_ready());
+    });
+}
+
+/// Two permits, and from then on slower.
+const SLOWER: Rate = Rate::per_minute(6);
+
+/// All keys change while one of them is asked for, which is known already or not: as many are granted as by either terms.
+fn changing_against_takes(known: bool, change: fn(&Keys)) {
+    model(move || {
+        let clock = LoomClock::new();
+        let policy = TokenBucket::new(Rate::per_second(2), 2);
+        let table = Table::with_shards(policy, 2, WhenKeysFull::RefuseNew, clock, 1);
+        let keys = Arc::new(table);
+        let take = |keys: &Keys, times| (0..times).filter(|_| keys.try_acquire(&1, 1).is_ok()).count();
+        let before = if known { take(&keys, 1) } else { 0 };
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || take(&keys, 2))
+        };
+        change(&keys);
+        let meanwhile = other.join().expect("no panic");
+        assert_eq!(before + meanwhile + take(&keys, 3), 2, "two by either terms");
+        assert_eq!(keys.policy().rate(), SLOWER);
+    });
+}
+
+#[test]
+fn a_known_key_changes_with_its_policy() {
+    changing_against_takes(true, |keys| keys.change_all(Change::rate(SLOWER)).expect("fits"));
+}
+
+#[test]
+fn a_new_key_begins_before_a_change_or_after_it() {
+    changing_against_takes(false, |keys| keys.change_all(Change::rate(SLOWER)).expect("fits"));
+}
+
+/// Changes the states in one section.
+fn change_states(keys: &Keys, old: &TokenBucket) {
+    for (_, state) in &write(&keys.shards[0]).known {
+        old.clone().change(state, Nanos::ZERO, Change::rate(SLOWER)).expect("fits");
+    }
+}
+
+/// Changes the policy in another.
+fn change_policy(keys: &Keys, old: &TokenBucket) {
+    let new = old.clone();
+    new.set_rate(&new.start(Nanos::ZERO), Nanos::ZERO, SLOWER);
+    write(&keys.shards[0]).policy = Arc::new(new);
+}
+
+#[test]
+#[should_panic = "two by either terms"]
+fn broken_a_known_key_changes_with_its_policy() {
+    changing_against_takes(true, |keys| {
+        let old = keys.policy();
+        change_states(keys, &old);
+        change_policy(keys, &old);
+    });
+}
+
+#[test]
+#[should_panic = "two by either terms"]
+fn broken_a_new_key_begins_before_a_change_or_after_it() {
+    changing_against_takes(false, |keys| {
+        let old = keys.policy();
+        change_policy(keys, &old);
+        change_states(keys, &old);
+    });
+}
+
+/// A key gets a limiter of its own, or loses it, while all keys change: it goes along.
+fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
+    model(move || {
+        let (keys, _) = keys(2);
+        assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+        drop(keys.own_line(&2));
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || move_it(&keys))
+        };
+        change(&keys);
+        other.join().expect("no panic");
+        let rates = [1, 2].map(|key| keys.own_line(&key).map(|line| line.rate()));
+        assert_eq!(rates, [Ok(SLOWER); 2], "it went along");
+        assert!(keys.try_acquire(&1, 1).is_err());
+    });
+}
+
+#[test]
+fn a_line_that_is_made_meanwhile_goes_along() {
+    changing_against_lines(
+        |keys| keys.change_all(Change::rate(SLOWER)).expect("fits"),
+        |keys| drop(keys.own_line(&1)),
+    );
+}
+
+#[test]
+fn a_line_that_is_settled_meanwhile_goes_along() {
+    changing_against_lines(
+        |keys| keys.change_all(Change::rate(SLOWER)).expect("fits"),
+        |keys| keys.sweep_all(),
+    );
+}
+
+/// Changes the lines in a section before the one in which the rest changes.
+#[test]
+#[should_panic = "it went along"]
+fn broken_a_line_that_is_made_meanwhile_goes_along() {
+    changing_against_lines(
+        |keys| {
+            let mut after = After::new();
+            for (_, line) in &write(&keys.shards[0]).lines {
+                line.gate().follow(Change::rate(SLOWER), Nanos::ZERO, &mut after);
+            }
+            let old = keys.policy();
+            change_states(keys, &old);
+            change_policy(keys, &old);
+        },
+        |keys| drop(keys.own_line(&1)),
+    );
+}
+
+/// All keys become faster while one joins the line of its key: its turn is by the new rate.
+#[test]
+fn who_joins_a_line_meanwhile_is_moved() {
+    model(|| {
+        let (keys, _) = keys(2);
+        assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || keys.change_all(Change::rate(Rate::per_second(10))).expect("fits"))
+        };
+        let place = keys.own_line(&1).and_then(|line| line.reserve(1)).expect("there is room");
+        other.join().expect("no panic");
+        assert_eq!(place.due_in(), Duration::from_millis(100));
     });
 }
 

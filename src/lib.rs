@@ -85,7 +85,8 @@
 //! # A limit for each key
 //!
 //! With the feature `keyed`, [`KeyedRateLimiter`] keeps one state for each user, address or token, in bounded memory: a key that is as good as new is
-//! forgotten by those who come after it, and a flood of new keys neither frees a limited one nor takes more memory.
+//! forgotten by those who come after it, and a flood of new keys neither frees a limited one nor takes more memory. One call gives all keys another
+//! rate or burst.
 //!
 #![cfg_attr(feature = "keyed", doc = "```")]
 #![cfg_attr(not(feature = "keyed"), doc = "```ignore")]

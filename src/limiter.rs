@@ -142,6 +142,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         Arc::strong_count(&self.gate) == 1 && self.gate.is_plain()
     }
 
+    /// The state that it goes on with.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn state(&self) -> &P::State {
+        &self.gate.rule.state
+    }
+
     /// The state, unless somebody else has this limiter.
     #[cfg(feature = "keyed")]
     pub(crate) fn into_state(self) -> Result<P::State, Self> {

@@ -1,99 +1,114 @@
 //! The policy of one key: that of all keys, until it is changed for this one.
 
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::rate::Rate;
+use crate::sync::{AtomicBool, Ordering};
 
-/// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter): that of all keys, or its own from the first
-/// [`change`](crate::RateLimiter::change) on.
+/// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter): that of all keys, whatever that is
+/// [changed](crate::KeyedRateLimiter::change_all) to, until it is [changed](crate::RateLimiter::change) for this key.
 #[derive(Debug)]
 pub struct ForKey<P> {
-    all: Arc<P>,
-    own: OnceLock<P>,
+    /// A copy from the start: whoever asks while it is changed must find the one that is changed.
+    policy: P,
+    /// Whether it went through a change that the policy of all keys did not. Then a state may mean something else to it, by the time
+    /// at which nothing came in any more, or by the number of a window's terms.
+    apart: AtomicBool,
+    /// Whether it has terms of its own, and goes along with no change for all keys any more.
+    own: AtomicBool,
 }
 
 impl<P> ForKey<P> {
-    pub(crate) fn new(all: Arc<P>) -> ForKey<P> {
-        ForKey { all, own: OnceLock::new() }
+    pub(crate) fn new(policy: P) -> ForKey<P> {
+        ForKey { policy, apart: AtomicBool::new(false), own: AtomicBool::new(false) }
     }
 
     /// The policy that decides about this key.
     #[must_use]
     #[inline]
     pub fn policy(&self) -> &P {
-        self.own.get().unwrap_or(&self.all)
+        &self.policy
     }
 
-    /// Whether it was changed for this key.
+    /// Whether it was given terms for this key: a rate, a burst or what else there is.
     #[must_use]
     pub fn is_own(&self) -> bool {
-        self.own.get().is_some()
+        // It is set under the queue's lock, and whoever relies on it has that or had it.
+        self.own.load(Ordering::Relaxed)
+    }
+
+    /// Whether a state means the same to it as to the policy of all keys.
+    pub(crate) fn shares_states(&self) -> bool {
+        !self.apart.load(Ordering::Relaxed)
     }
 }
 
-impl<P: Policy + Clone> Policy for ForKey<P> {
+impl<P: Policy> Policy for ForKey<P> {
     type State = P::State;
     type Charge = P::Charge;
 
     fn start(&self, now: Nanos) -> P::State {
-        self.policy().start(now)
+        self.policy.start(now)
     }
 
     #[inline]
     fn try_acquire(&self, state: &P::State, at: Nanos, n: u32) -> Result<P::Charge, Refusal> {
-        self.policy().try_acquire(state, at, n)
+        self.policy.try_acquire(state, at, n)
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
-        self.policy().check(n)
+        self.policy.check(n)
     }
 
     fn weight(&self, n: u32) -> u64 {
-        self.policy().weight(n)
+        self.policy.weight(n)
     }
 
     fn ready_at(&self, state: &P::State, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        self.policy().ready_at(state, at, ahead, n)
+        self.policy.ready_at(state, at, ahead, n)
     }
 
     fn undo(&self, state: &P::State, at: Nanos, charge: P::Charge, lowest: u64) -> u64 {
-        self.policy().undo(state, at, charge, lowest)
+        self.policy.undo(state, at, charge, lowest)
     }
 
     fn refund(&self, state: &P::State, at: Nanos, n: u32) -> u64 {
-        self.policy().refund(state, at, n)
+        self.policy.refund(state, at, n)
     }
 
     fn change(&self, state: &P::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        // Until it is changed the copy is equal to the other, so it does not matter which of them a request finds meanwhile.
-        self.own.get_or_init(|| P::clone(&self.all)).change(state, at, change)
+        let level = self.policy.change(state, at, change)?;
+        self.apart.store(true, Ordering::Relaxed);
+        if change.has_terms() {
+            self.own.store(true, Ordering::Relaxed);
+        }
+        Ok(level)
     }
 
     fn debit(&self, state: &P::State, at: Nanos, n: u32) {
-        self.policy().debit(state, at, n);
+        self.policy.debit(state, at, n);
     }
 
     fn unused(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
-        self.policy().unused(charge, n, used)
+        self.policy.unused(charge, n, used)
     }
 
     fn rate(&self) -> Rate {
-        self.policy().rate()
+        self.policy.rate()
     }
 
     fn status(&self, state: &P::State, at: Nanos) -> PolicyStatus {
-        self.policy().status(state, at)
+        self.policy.status(state, at)
     }
 
     fn catches_up(&self) -> bool {
-        self.policy().catches_up()
+        self.policy.catches_up()
     }
 
     fn max_wait(&self) -> Duration {
-        self.policy().max_wait()
+        self.policy.max_wait()
     }
 }

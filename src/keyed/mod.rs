@@ -1,5 +1,6 @@
 //! One limit for each key, in bounded memory.
 
+mod change;
 mod for_key;
 pub(crate) mod table;
 
@@ -13,9 +14,9 @@ use std::time::Duration;
 
 use self::table::{Found, Table};
 use crate::clock::{DefaultClock, Timer};
-use crate::error::Refusal;
+use crate::error::{PolicyError, Refusal};
 use crate::limiter::{RateLimiter, Status};
-use crate::policy::{Policy, TokenBucket};
+use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
 use crate::request::Request;
 use crate::wait::Reservation;
@@ -36,6 +37,13 @@ use crate::wait::Reservation;
 /// | [`try_acquire_within`](KeyedRateLimiter::try_acquire_within), … | waits if it takes no longer |
 /// | [`limiter`](KeyedRateLimiter::limiter) | everything that a [`RateLimiter`] can do, for one key |
 ///
+/// | call | changes |
+/// |---|---|
+/// | [`change_all`](KeyedRateLimiter::change_all), [`set_rate_all`](KeyedRateLimiter::set_rate_all) | the terms of all keys |
+/// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which keeps it |
+/// | [`refund`](KeyedRateLimiter::refund) | what a key can have, as `refund` of a limiter |
+/// | [`remove`](KeyedRateLimiter::remove) | a key begins anew |
+///
 /// Clones share one table; a clone costs a reference count.
 ///
 /// # Cost
@@ -50,6 +58,9 @@ use crate::wait::Reservation;
 ///
 /// Calls take a key as it is borrowed: a `&str` for a `String`. What is borrowed must know how to become a key (`ToOwned`), since a key
 /// that is new is kept; for an `Arc<str>` that is a `&Arc<str>`.
+///
+/// A policy of your own is cloned: for each key that waits, and for each known key when [all change](KeyedRateLimiter::change_all). A clone has
+/// to say of a state what the one it was made of says.
 ///
 /// Keys are hashed with a seed of its own for each limiter. `Hash`, `Eq`, `Clone` and `Drop` of a key run while the table is locked and
 /// must not call the limiter.
@@ -138,8 +149,8 @@ where
     /// ```
     #[must_use]
     pub fn when_full(self, choice: WhenKeysFull) -> Self {
-        let Table { policy, max_keys, clock, .. } = &*self.table;
-        let table = Table::new(P::clone(policy), *max_keys, choice, clock.clone());
+        let Table { max_keys, clock, .. } = &*self.table;
+        let table = Table::new(self.table.policy(), *max_keys, choice, clock.clone());
         KeyedRateLimiter { table: Arc::new(table) }
     }
 
@@ -324,15 +335,15 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.policy.check(n)?;
-        self.table.line(key)?.reserve(n)
+        self.table.line_for(key, n)?.reserve(n)
     }
 
     /// The limiter of a key, with everything that a [`RateLimiter`] can do: pausing it, giving it another rate, combining it.
     ///
     /// As long as you keep it the key is not forgotten. What is set through it holds for this key until the key is
     /// [removed](KeyedRateLimiter::remove), and until then the key is not forgotten either and keeps its place among `max_keys`: a rate or burst of its own, a bound,
-    /// a share that is kept, shadow, who watches. A pause ends by itself.
+    /// a share that is kept, shadow, who watches. A pause ends by itself, and a [reset](RateLimiter::reset) is over when the key is as good
+    /// as new.
     ///
     /// # Errors
     ///
@@ -374,6 +385,52 @@ where
         Ok(())
     }
 
+    /// Changes the rate, the burst or both of all keys, and chooses what becomes of the permits: a new configuration, while the program
+    /// runs. For a rate alone there is [`set_rate_all`](KeyedRateLimiter::set_rate_all).
+    ///
+    /// What a known key has in stock, counted or owed is carried over as by [`RateLimiter::change`]. New keys begin with the new terms, and
+    /// so do those that were forgotten because they were as good as new. Those who wait are moved before this returns. A key that was
+    /// given [a rate](KeyedRateLimiter::set_rate) or a burst of its own keeps all its terms until it is
+    /// [removed](KeyedRateLimiter::remove); other settings of a key do not matter here.
+    ///
+    /// A request that overlaps with it is decided by the old terms or by the new ones, with a state that goes with them. Two changes at the
+    /// same time come one after the other.
+    ///
+    /// # Cost
+    ///
+    /// About 0.1 µs for each known key, a few times as much with a policy of many words, 1 µs for a key that is a limiter of its own, and more for each
+    /// who waits. One part of the table changes after the other, of 64 at most, and the requests for its keys wait meanwhile: 3 ms with
+    /// a million keys.
+    ///
+    /// # Errors
+    ///
+    /// A [`PolicyError`] if the policy cannot have such a burst; then nothing was changed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::policy::Change;
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
+    /// users.try_acquire_many("alice", 8)?;
+    /// users.change_all(Change::rate(Rate::per_second(50)).burst(100))?;
+    /// assert_eq!(users.status("alice").available, 2); // a larger bucket, not more permits
+    /// assert_eq!(users.status("bob").available, 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn change_all(&self, change: Change) -> Result<(), PolicyError> {
+        self.table.change_all(change)
+    }
+
+    /// Changes the rate of all keys that have none of their own, also for those who wait, as
+    /// [`change_all`](KeyedRateLimiter::change_all) does.
+    pub fn set_rate_all(&self, rate: Rate) {
+        // A rate alone is never an error.
+        let _ = self.table.change_all(Change::rate(rate));
+    }
+
     /// Gives back `n` permits of a key that were acquired and not used. Nothing if the key is not known: then it is full. A key that has no room
     /// and [shares](WhenKeysFull::ShareOne) gives back to those it shares with.
     pub fn refund<Q>(&self, key: &Q, n: u32)
@@ -381,8 +438,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let Table { policy, clock, .. } = &*self.table;
-        match self.table.find(key, |state| policy.refund(state, clock.now(), n)) {
+        match self.table.find(key, |policy, state| policy.refund(state, self.table.clock.now(), n)) {
             Found::Known(_) => {}
             Found::Line(line) => line.refund(n),
             Found::Nowhere => {
@@ -401,19 +457,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let Table { policy, clock, .. } = &*self.table;
-        let status = |state: &P::State| {
-            let now = clock.now();
-            Status::new(policy.status(state, now), now, 0)
-        };
-        match self.table.find(key, status) {
-            Found::Known(status) => status,
-            Found::Line(line) => line.status(),
-            Found::Nowhere => match self.table.shared() {
-                Some(shared) => shared.status(),
-                None => status(&policy.start(clock.now())),
-            },
-        }
+        self.table.status(key)
     }
 
     /// Forgets a key, with what it owes and with a rate of its own. Returns whether it was known.
@@ -466,10 +510,10 @@ where
         self.table.max_keys
     }
 
-    /// The policy of all keys that have none of their own.
+    /// A copy of the policy of all keys that have none of their own.
     #[must_use]
-    pub fn policy(&self) -> &P {
-        &self.table.policy
+    pub fn policy(&self) -> P {
+        self.table.policy()
     }
 
     /// Takes `n` permits, or returns the line to wait in.
@@ -495,7 +539,7 @@ impl<K, P: Policy + Clone, C: Timer> Clone for KeyedRateLimiter<K, P, C> {
 impl<K, P: Policy + Clone, C: Timer> fmt::Debug for KeyedRateLimiter<K, P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedRateLimiter")
-            .field("policy", &self.table.policy)
+            .field("policy", &self.table.policy())
             .field("max_keys", &self.table.max_keys)
             .field("when_full", &self.table.when_full)
             .field("len", &self.table.len())

@@ -20,6 +20,7 @@
 //! | take from a known state | shared, until the state is written | the state is neither moved nor forgotten meanwhile |
 //! | find a line | shared; then used without | it lives as long as anybody has it |
 //! | add, forget, make a line of a known key, and back | exclusive | nobody is taking |
+//! | change the policy of all keys | exclusive, one shard after the other | a state and its policy change as one |
 //!
 //! **No permit is lost or doubled by forgetting.** A key is judged and forgotten in one exclusive section. A grant before it is in
 //! the state that is judged; a request after it does not find the key and adds it anew, as good as it was.
@@ -29,14 +30,18 @@
 //! **Nobody overtakes.** A waiter's line is in the table before its first poll returns. A request that begins later takes the shard's lock
 //! later, finds the line, and goes behind by the promise of the gate.
 //!
+//! **A state and its policy belong together.** Each shard has the policy of its keys, and both are looked at under one shared lock. How they change
+//! as one tells `keyed/change.rs`.
+//!
 //! **Bound.** The count of keys is raised before one is added and lowered after one is removed, so there are never more than allowed.
 //!
 //! **Readers do not disturb each other.** The lock is crossbeam's `ShardedLock`: a thread that looks writes to a line of its own.
 //! `docs/DESIGN.md` has the comparison with other maps.
 //!
-//! **Foreign code.** `Hash`, `Eq`, `Clone` and `Drop` of keys run under these locks; wakers and timers never do.
+//! **Foreign code.** `Hash`, `Eq`, `Clone` and `Drop` of keys, policies and clocks run under these locks; wakers and timers never do. A queue's lock is
+//! taken while a shard is locked, and never the other way round.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do not look again, and that leave the
+//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do not look again, that leave the
 //! state where it was.
 
 use std::borrow::Borrow;
@@ -53,7 +58,7 @@ use crate::limiter::{RateLimiter, Status};
 use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::request::Request;
-use crate::sync::{AtomicUsize, Ordering, ShardLock, read, write};
+use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
 
 /// The places of a shard when all keys are there, at least: growing a table of so many stops nobody for long.
 const PLACES: usize = 4096;
@@ -72,7 +77,6 @@ const SEARCH: usize = 64;
 
 /// The keys of one limiter.
 pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
-    pub(crate) policy: Arc<P>,
     pub(crate) clock: C,
     hasher: DefaultHashBuilder,
     pub(crate) shards: Box<[ShardLock<Shard<K, P, C>>]>,
@@ -83,10 +87,14 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     /// The shard in which a key without room looks next.
     hand: AtomicUsize,
     /// Of all keys without room, if they share one.
-    overflow: Line<P, C>,
+    pub(super) overflow: Line<P, C>,
+    /// Held by whoever changes the policy of all keys: so each shard goes through the same changes in the same order.
+    pub(super) changing: Mutex<()>,
 }
 
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
+    /// Of all keys that have none of their own. It belongs to the states, and changes together with them, under the lock.
+    pub(crate) policy: Arc<P>,
     pub(crate) known: HashTable<(K, P::State)>,
     pub(crate) lines: HashTable<(K, Line<P, C>)>,
     /// The place at which sweeping goes on. Also moved by those who only look, and where it stands does not matter to anybody.
@@ -95,8 +103,9 @@ pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
 }
 
 impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
-    fn new() -> Self {
+    fn new(policy: Arc<P>) -> Self {
         Shard {
+            policy,
             known: HashTable::new(),
             lines: HashTable::new(),
             known_hand: AtomicUsize::new(0),
@@ -145,6 +154,9 @@ pub(crate) enum Found<T, L> {
 
 type Line<P, C> = RateLimiter<ForKey<P>, C>;
 
+/// What a request was told, or the line that it has to ask.
+type Asked<P, C> = Found<Result<(), Refusal>, Line<P, C>>;
+
 /// A key, and what it could have or whom to ask.
 type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
 
@@ -152,6 +164,11 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// How many keys there are.
     pub(crate) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// The policy of all keys that have none of their own; while it changes, of some of them.
+    pub(crate) fn policy(&self) -> P {
+        P::clone(&read(&self.shards[0]).policy)
     }
 }
 
@@ -173,17 +190,17 @@ where
         shards: usize,
     ) -> Self {
         let policy = Arc::new(policy.anchored(clock.unix_time_at_zero()));
-        let overflow = RateLimiter::with_clock(ForKey::new(policy.clone()), clock.clone());
+        let overflow = RateLimiter::with_clock(ForKey::new(P::clone(&policy)), clock.clone());
         Table {
-            policy,
             clock,
             hasher: DefaultHashBuilder::default(),
-            shards: (0..shards).map(|_| ShardLock::new(Shard::new())).collect(),
+            shards: (0..shards).map(|_| ShardLock::new(Shard::new(policy.clone()))).collect(),
             count: AtomicUsize::new(0),
             max_keys,
             when_full,
             hand: AtomicUsize::new(0),
             overflow,
+            changing: Mutex::new(()),
         }
     }
 
@@ -210,7 +227,7 @@ where
             if shard.lines.is_empty()
                 && let Some((_, state)) = shard.known.find(hash, |(known, _)| known.borrow() == key)
             {
-                return self.policy.try_acquire(state, self.clock.now(), n).map(drop);
+                return shard.policy.try_acquire(state, self.clock.now(), n).map(drop);
             }
         }
         self.try_acquire_slow(hash, key, n, |line| line.try_acquire_many(n))
@@ -248,13 +265,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let take = |state: &P::State| self.policy.try_acquire(state, self.clock.now(), n).map(drop);
+        let take = |policy: &P, state: &P::State| policy.try_acquire(state, self.clock.now(), n).map(drop);
         let found = match self.find_hashed(hash, key, take) {
-            Found::Nowhere => {
-                // A request that can never be granted leaves no trace.
-                self.policy.check(n)?;
-                self.add(hash, key, take)?
-            }
+            Found::Nowhere => self.add(hash, key, n)?,
             found => found,
         };
         match found {
@@ -267,7 +280,7 @@ where
     }
 
     /// Looks for a key, and if it is known does something with its state.
-    pub(crate) fn find<Q, T>(&self, key: &Q, work: impl FnOnce(&P::State) -> T) -> Found<T, Line<P, C>>
+    pub(crate) fn find<Q, T>(&self, key: &Q, work: impl FnOnce(&P, &P::State) -> T) -> Found<T, Line<P, C>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -275,7 +288,12 @@ where
         self.find_hashed(self.hasher.hash_one(key), key, work)
     }
 
-    fn find_hashed<Q, T>(&self, hash: u64, key: &Q, work: impl FnOnce(&P::State) -> T) -> Found<T, Line<P, C>>
+    fn find_hashed<Q, T>(
+        &self,
+        hash: u64,
+        key: &Q,
+        work: impl FnOnce(&P, &P::State) -> T,
+    ) -> Found<T, Line<P, C>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
@@ -285,18 +303,33 @@ where
             return Found::Line(line.clone());
         }
         match shard.known.find(hash, |(known, _)| known.borrow() == key) {
-            Some((_, state)) => Found::Known(work(state)),
+            Some((_, state)) => Found::Known(work(&shard.policy, state)),
             None => Found::Nowhere,
         }
     }
 
-    /// Adds a key, unless somebody did meanwhile, and does something with its state.
-    fn add<Q, T>(
-        &self,
-        hash: u64,
-        key: &Q,
-        work: impl Fn(&P::State) -> T,
-    ) -> Result<Found<T, Line<P, C>>, Refusal>
+    /// What a key could have. One that is not known is as a new one, or as those that share.
+    pub(crate) fn status<Q>(&self, key: &Q) -> Status
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.hasher.hash_one(key);
+        match self.find_hashed(hash, key, |policy, state| status(policy, state, self.clock.now())) {
+            Found::Known(status) => status,
+            Found::Line(line) => line.status(),
+            Found::Nowhere => match self.shared() {
+                Some(shared) => shared.status(),
+                None => {
+                    let (shard, now) = (read(self.shard(hash)), self.clock.now());
+                    status(&*shard.policy, &shard.policy.start(now), now)
+                }
+            },
+        }
+    }
+
+    /// Adds a key, unless somebody did meanwhile, and takes `n` permits.
+    fn add<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Asked<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -306,13 +339,18 @@ where
             if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
                 return Some(Found::Line(line.clone()));
             }
+            let take = |state: &P::State| shard.policy.try_acquire(state, self.clock.now(), n).map(drop);
             if let Some((_, state)) = shard.known.find(hash, |(known, _)| known.borrow() == key) {
-                return Some(Found::Known(work(state)));
+                return Some(Found::Known(take(state)));
+            }
+            // A request that can never be granted leaves no trace.
+            if let Err(never) = shard.policy.check(n) {
+                return Some(Found::Known(Err(never)));
             }
             self.sweep(&mut shard, now, SWEEP);
             let counted = self.count_one()?;
-            let state = self.policy.start(now);
-            let answer = work(&state);
+            let state = shard.policy.start(now);
+            let answer = shard.policy.try_acquire(&state, self.clock.now(), n).map(drop);
             self.insert(&mut shard, hash, key.to_owned(), state);
             counted.keep();
             Some(Found::Known(answer))
@@ -333,6 +371,23 @@ where
             WhenKeysFull::ShareOne => Ok(self.overflow.clone()),
             WhenKeysFull::RefuseNew | WhenKeysFull::ForgetFreshest => Err(refusal),
         })
+    }
+
+    /// The limiter in which a request for `n` permits of a key waits. One that can never be granted leaves no trace.
+    pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Line<P, C>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        {
+            let hash = self.hasher.hash_one(key);
+            let shard = read(self.shard(hash));
+            if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
+                return Ok(line.clone());
+            }
+            shard.policy.check(n)?;
+        }
+        self.line(key)
     }
 
     /// The limiter of a key, which has one of its own from then on.
@@ -357,10 +412,11 @@ where
                     let counted = self.count_one()?;
                     let key = key.to_owned();
                     counted.keep();
-                    (key, self.policy.start(now))
+                    (key, shard.policy.start(now))
                 }
             };
-            let line = RateLimiter::with_state(ForKey::new(self.policy.clone()), state, self.clock.clone());
+            let policy = ForKey::new(P::clone(&shard.policy));
+            let line = RateLimiter::with_state(policy, state, self.clock.clone());
             let hasher = |(known, _): &(K, Line<P, C>)| self.hasher.hash_one(known);
             shard.lines.insert_unique(hash, (key, line.clone()), hasher);
             Some(line)
@@ -410,17 +466,14 @@ where
         known.insert_unique(hash, (key, state), hasher);
     }
 
-    /// Whether a state is as good as new.
-    fn is_fresh(&self, state: &P::State, now: Nanos) -> bool {
-        self.policy.status(state, now).full_at <= now
-    }
-
     /// Forgets those of the next places that are as good as new. Returns how many.
     fn sweep(&self, shard: &mut Shard<K, P, C>, now: Nanos, places: usize) -> usize {
+        let next = shard.next_places(places);
+        let Shard { policy, known, .. } = shard;
         let mut forgotten = 0;
-        for place in shard.next_places(places) {
-            if let Ok(entry) = shard.known.get_bucket_entry(place)
-                && self.is_fresh(&entry.get().1, now)
+        for place in next {
+            if let Ok(entry) = known.get_bucket_entry(place)
+                && is_fresh(&**policy, &entry.get().1, now)
             {
                 entry.remove();
                 forgotten += 1;
@@ -437,16 +490,19 @@ where
         for _ in 0..look.min(places) {
             shard.lines_hand = (shard.lines_hand + 1) % places;
             let Ok(entry) = shard.lines.get_bucket_entry(shard.lines_hand) else { continue };
-            if !entry.get().1.is_idle() || entry.get().1.policy().is_own() {
+            let line = &entry.get().1;
+            if !line.is_idle() || line.policy().is_own() {
+                continue;
+            }
+            let fresh = is_fresh(line.policy(), line.state(), now);
+            if !fresh && !line.policy().shares_states() {
                 continue;
             }
             let ((key, line), _) = entry.remove();
             let hash = self.hasher.hash_one(&key);
             match line.into_state() {
-                Ok(state) if self.is_fresh(&state, now) => forgotten += 1,
-                Ok(state) => {
-                    self.insert(shard, hash, key, state);
-                }
+                Ok(_) if fresh => forgotten += 1,
+                Ok(state) => self.insert(shard, hash, key, state),
                 // Its alarm is ringing just now.
                 Err(line) => {
                     shard.lines.insert_unique(hash, (key, line), |(known, _)| self.hasher.hash_one(known));
@@ -468,8 +524,10 @@ where
                 let shard = read(lock);
                 looked += shard.known.num_buckets().clamp(1, SEARCH);
                 let mut places = shard.peek_places(SEARCH);
-                let fresh =
-                    |place| shard.known.get_bucket(place).is_some_and(|(_, state)| self.is_fresh(state, now));
+                let fresh = |place| {
+                    let state = shard.known.get_bucket(place);
+                    state.is_some_and(|(_, state)| is_fresh(&*shard.policy, state, now))
+                };
                 (places.any(fresh), !shard.lines.is_empty())
             };
             if fresh || lines {
@@ -492,7 +550,7 @@ where
             let mut shard = write(lock);
             let full_at = |place: &usize| {
                 let (_, state) = shard.known.get_bucket(*place)?;
-                Some(self.policy.status(state, now).full_at)
+                Some(shard.policy.status(state, now).full_at)
             };
             let known = shard.next_places(SEARCH).filter_map(|place| Some((full_at(&place)?, place)));
             if let Some((_, place)) = known.min()
@@ -544,6 +602,16 @@ where
     }
 }
 
+/// Whether a state is as good as new.
+fn is_fresh<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> bool {
+    policy.status(state, now).full_at <= now
+}
+
+/// What could be had of a state for which nobody waits.
+fn status<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> Status {
+    Status::new(policy.status(state, now), now, 0)
+}
+
 /// A key is counted. If it is not added after all, because its `Clone` panics, it is no more.
 struct Counted<'a>(&'a AtomicUsize);
 
@@ -570,9 +638,10 @@ where
     pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<Snapshot<K, P, C>>> {
         self.shards.iter().map(|lock| {
             let (shard, now) = (read(lock), self.clock.now());
-            let known = shard.known.iter().map(|(key, state)| {
-                (key.clone(), Found::Known(Status::new(self.policy.status(state, now), now, 0)))
-            });
+            let known = shard
+                .known
+                .iter()
+                .map(|(key, state)| (key.clone(), Found::Known(status(&*shard.policy, state, now))));
             let lines = shard.lines.iter().map(|(key, line)| (key.clone(), Found::Line(line.clone())));
             known.chain(lines).collect()
         })

@@ -106,6 +106,12 @@ impl Change {
         Change::default().keep(Keep::Reset)
     }
 
+    /// Whether it is more than a choice of what becomes of the permits.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn has_terms(&self) -> bool {
+        Change { keep: None, ..*self } != Change::default()
+    }
+
     /// For policies without a burst in permits, and without a bucket that can overflow.
     pub(crate) fn without_burst(self) -> Result<Change, PolicyError> {
         match self.burst {

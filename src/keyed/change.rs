@@ -1,0 +1,112 @@
+//! A change of the terms of all keys.
+//!
+//! # How
+//!
+//! From shard to shard. In one exclusive section of each:
+//!
+//! | changes | by | so that |
+//! |---|---|---|
+//! | each line, unless it has terms of its own | [`Policy::change`] on its copy of the policy, under its queue's lock | who waits is moved, and what the line leaves behind can be taken for a state of the shard |
+//! | each known state | the same, on a clone of the shard's policy | no request finds it with the other policy |
+//! | the policy | the same, on a clone that takes its place | a key that is added has the terms of its shard |
+//!
+//! All at one time by the clock, since that may become a part of the terms: at no rate a bucket knows since when nothing comes in.
+//!
+//! **No permit is granted twice.** A request takes state and policy under the shared lock, so it finds both from before or both from after. A line
+//! can be taken from while it changes; then it is as when a plain limiter changes.
+//!
+//! **No line is missed.** Lines are made, found and settled under the lock of the shard. One that is in the table has the terms of its shard, or terms
+//! of its own.
+//!
+//! **One change after the other.** A mutex lets one change go through all shards before the next one begins.
+//!
+//! **Locks.** The mutex, then a shard, then a queue; never another way round. Wakers and alarms are foreign code. They are left in an [`After`], which is worked off
+//! when no lock is held.
+//!
+//! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the lines in a section apart; and by
+//! `tests/keyed_change.rs`, against a plain limiter for each key.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use super::for_key::ForKey;
+use super::table::{Shard, Table};
+use crate::clock::Timer;
+use crate::error::PolicyError;
+use crate::gate::Gate;
+use crate::nanos::Nanos;
+use crate::policy::{Change, Policy};
+use crate::rule::Single;
+use crate::sync::{lock, write};
+use crate::wait::after::After;
+
+impl<K, P, C> Table<K, P, C>
+where
+    K: Hash + Eq,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    /// Changes the policy of all keys that have none of their own, and each state with it.
+    ///
+    /// Those who wait are woken when all are changed: wakers and alarms are foreign code, which may come back here.
+    pub(crate) fn change_all(&self, change: Change) -> Result<(), PolicyError> {
+        let mut after = After::new();
+        {
+            let _one_at_a_time = lock(&self.changing);
+            // First at a state of nobody: an error changes nothing.
+            let (policy, now) = (self.policy(), self.clock.now());
+            policy.change(&policy.start(now), now, change)?;
+            for shard in &self.shards {
+                self.change_shard(&mut write(shard), change, &mut after);
+            }
+            self.overflow.gate().follow(change, self.clock.now(), &mut after);
+        }
+        drop(after);
+        Ok(())
+    }
+
+    /// The same for the keys of one shard, at one time.
+    fn change_shard(&self, shard: &mut Shard<K, P, C>, change: Change, after: &mut After<C>) {
+        let at = self.clock.now();
+        // A policy changes itself together with one state, so each state needs one that was not changed yet. It was tried before
+        // whether this is an error.
+        let changed = |state: &P::State| {
+            let policy = P::clone(&shard.policy);
+            let _ = policy.change(state, at, change);
+            policy
+        };
+        // They go first, since permits are taken from them meanwhile.
+        for (_, line) in &shard.lines {
+            line.gate().follow(change, at, after);
+        }
+        for (_, state) in &shard.known {
+            changed(state);
+        }
+        shard.policy = Arc::new(changed(&shard.policy.start(at)));
+    }
+}
+
+impl<P: Policy, C: Timer> Gate<Single<ForKey<P>>, C> {
+    /// Goes along with a change for all keys, made at `at`, unless the key has terms of its own.
+    ///
+    /// As [`change`](Gate::change), but for a caller that holds a lock: what runs foreign code is left to be done after that.
+    pub(crate) fn follow(self: &Arc<Self>, change: Change, at: Nanos, after: &mut After<C>) {
+        let Single { policy, state } = &self.rule;
+        let mut queue = lock(&self.queue);
+        if policy.is_own() {
+            return;
+        }
+        let (source, now) = (self.source(), self.clock.now());
+        queue.tell(now);
+        queue.serve(&source, now, after);
+        if let Ok(level) = policy.policy().change(state, at, change) {
+            queue.note(level);
+            self.retime(&mut queue, now, after);
+        }
+        if queue.serve(&source, now, after).is_some() {
+            // Somebody waits, and no alarm is set to the new time.
+            after.rings.push(self.clone());
+        }
+        self.tell_others(&queue);
+    }
+}
