@@ -17,7 +17,7 @@ use crate::wait::QueueBounds;
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Whoever watches, from now on. `false` if somebody does already.
     pub(crate) fn watch(&self, events: Arc<dyn Events>) -> bool {
-        let first = self.events.set(events).is_ok();
+        let first = self.events.watch(events);
         self.with_queue(|queue, _, _| queue.control.watched = true);
         first
     }

@@ -1,10 +1,16 @@
 //! What a limiter tells those who watch it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::error::Refusal;
 
 /// Told of every call, when it ends: give it to [`RateLimiter::watch`](crate::RateLimiter::watch) or [`AllOf::watch`](crate::AllOf::watch).
+#[cfg_attr(
+    feature = "keyed",
+    doc = "All keys at once are watched by [`KeyedRateLimiter::watched_by`](crate::KeyedRateLimiter::watched_by)."
+)]
 ///
 /// Who watches a limiter is not told of what it gives to an [`AllOf`](crate::AllOf): that tells those who watch it.
 ///
@@ -70,4 +76,45 @@ pub trait Events: Send + Sync + 'static {
 
     /// A pause was ended before its time.
     fn resumed(&self) {}
+}
+
+/// Who is told of the calls of one gate.
+pub(crate) struct Watchers {
+    /// Who watches all keys, if this is the gate of one.
+    all: Option<Arc<dyn Events>>,
+    /// Who watches this one.
+    own: OnceLock<Arc<dyn Events>>,
+}
+
+impl Watchers {
+    pub(crate) fn new(all: Option<Arc<dyn Events>>) -> Watchers {
+        Watchers { all, own: OnceLock::new() }
+    }
+
+    /// Whoever watches this one, from now on. `false` if somebody does already.
+    pub(crate) fn watch(&self, events: Arc<dyn Events>) -> bool {
+        self.own.set(events).is_ok()
+    }
+
+    /// Whether somebody watches this one, and not only all keys.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn has_own(&self) -> bool {
+        self.own.get().is_some()
+    }
+
+    /// Tells everybody who watches.
+    pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
+        for events in self.all.iter().chain(self.own.get()) {
+            report(&**events, &event);
+        }
+    }
+}
+
+/// Tells one who watches. Without any lock: this is foreign code, which may come back here or panic.
+pub(crate) fn report(events: &dyn Events, event: impl FnOnce(&dyn Events)) {
+    if !std::thread::panicking() {
+        return event(events);
+    }
+    // In a drop while the thread unwinds, a second panic would end the process.
+    let _ = catch_unwind(AssertUnwindSafe(|| event(events)));
 }

@@ -41,12 +41,12 @@
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
-use crate::events::Events;
+use crate::events::{Events, Watchers};
 use crate::limiter::Status;
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, PolicyStatus, limited};
@@ -82,7 +82,7 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     /// In nanoseconds.
     catch_up: AtomicU64,
     pub(crate) queue: Mutex<Queue<R, C>>,
-    pub(crate) events: OnceLock<Arc<dyn Events>>,
+    pub(crate) events: Watchers,
 }
 
 /// What a request is told: the time waited, and what it took, if anything.
@@ -120,8 +120,15 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             changes: AtomicU64::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
             queue: Mutex::new(queue),
-            events: OnceLock::new(),
+            events: Watchers::new(None),
         }
+    }
+
+    /// The same, told of to whoever watches all keys.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn watched_by(self, all: Arc<dyn Events>) -> Self {
+        self.with_queue(|queue, _, _| queue.control.watched = true);
+        Gate { events: Watchers::new(Some(all)), ..self }
     }
 
     /// Takes what is asked for now or not at all.
@@ -226,14 +233,9 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         answer.map(Pass::charge)
     }
 
-    /// Tells who watches, if anybody does. Without the lock: this is foreign code, which may come back here or panic.
-    pub(crate) fn report(&self, event: impl FnOnce(&dyn Events)) {
-        let Some(events) = self.events.get() else { return };
-        if !std::thread::panicking() {
-            return event(&**events);
-        }
-        // In a drop while the thread unwinds, a second panic would end the process.
-        let _ = catch_unwind(AssertUnwindSafe(|| event(&**events)));
+    /// Tells who watches, if anybody does. Not under the lock.
+    pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
+        self.events.report(event);
     }
 
     /// How many wait.
@@ -245,13 +247,14 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         }
     }
 
-    /// Whether nobody is in line, and nothing was set since it was made.
+    /// Whether nobody is in line, and nothing was set since it was made but who watches all keys.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_plain(&self) -> bool {
         let mut queue = lock(&self.queue);
         // A pause may be over, and nobody came since.
         queue.tell(self.clock.now());
-        queue.front() == 0
+        queue.front() & !WATCHED == 0
+            && !self.events.has_own()
             && queue.is_unused()
             && self.catch_up.load(Ordering::Relaxed)
                 == Nanos::from_duration(crate::limiter::CATCH_UP).as_u64()

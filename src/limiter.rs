@@ -130,10 +130,16 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         RateLimiter { gate: Arc::new(Gate::new(Single::new(policy, &clock), clock, CATCH_UP)) }
     }
 
-    /// A limiter that goes on with a state.
+    /// A limiter that goes on with a state, perhaps told of to whoever watches all keys.
     #[cfg(feature = "keyed")]
-    pub(crate) fn with_state(policy: P, state: P::State, clock: C) -> Self {
-        RateLimiter { gate: Arc::new(Gate::new(Single::with_state(policy, state), clock, CATCH_UP)) }
+    pub(crate) fn with_state(
+        policy: P,
+        state: P::State,
+        clock: C,
+        all: Option<Arc<dyn crate::events::Events>>,
+    ) -> Self {
+        let gate = Gate::new(Single::with_state(policy, state), clock, CATCH_UP);
+        RateLimiter { gate: Arc::new(if let Some(all) = all { gate.watched_by(all) } else { gate }) }
     }
 
     /// Whether nobody else has this limiter, nobody waits, and nothing was set but by its policy.

@@ -12,7 +12,7 @@ use crate::sync::{AtomicU64, Ordering};
 const BUCKETS: usize = 65;
 
 /// Counts the calls of a limiter, by how they ended, and how long they waited: give it to
-/// [`RateLimiter::watch`](crate::RateLimiter::watch).
+/// [`RateLimiter::watch`](crate::RateLimiter::watch), or to what else can be [watched](Events).
 ///
 /// A limiter without it counts nothing. One with it adds to three counters for each call, which all threads share; several limiters may
 /// share one, too. All counters wrap at 2^64, which a limiter of a billion permits per second reaches in 584 years.
@@ -49,6 +49,8 @@ pub struct Statistics {
     permits: AtomicU64,
     limited: AtomicU64,
     exceeds_burst: AtomicU64,
+    #[cfg(feature = "keyed")]
+    too_many_keys: AtomicU64,
     in_use: AtomicU64,
     zero_permits: AtomicU64,
     queue_full: AtomicU64,
@@ -73,6 +75,9 @@ pub struct Snapshot {
     pub limited: u64,
     /// Refused with [`Refusal::ExceedsBurst`].
     pub exceeds_burst: u64,
+    /// Refused with [`Refusal::TooManyKeys`].
+    #[cfg(feature = "keyed")]
+    pub too_many_keys: u64,
     /// Refused with [`Refusal::InUse`].
     pub in_use: u64,
     /// Refused with [`Refusal::ZeroPermits`].
@@ -107,6 +112,8 @@ impl Statistics {
             permits: zero(),
             limited: zero(),
             exceeds_burst: zero(),
+            #[cfg(feature = "keyed")]
+            too_many_keys: zero(),
             in_use: zero(),
             zero_permits: zero(),
             queue_full: zero(),
@@ -128,6 +135,8 @@ impl Statistics {
             permits: read(&self.permits),
             limited: read(&self.limited),
             exceeds_burst: read(&self.exceeds_burst),
+            #[cfg(feature = "keyed")]
+            too_many_keys: read(&self.too_many_keys),
             in_use: read(&self.in_use),
             zero_permits: read(&self.zero_permits),
             queue_full: read(&self.queue_full),
@@ -166,9 +175,8 @@ impl Events for Statistics {
             Refusal::ZeroPermits => &self.zero_permits,
             Refusal::QueueFull { .. } => &self.queue_full,
             Refusal::Displaced => &self.displaced,
-            // A limiter does not say so.
             #[cfg(feature = "keyed")]
-            Refusal::TooManyKeys { .. } => return,
+            Refusal::TooManyKeys { .. } => &self.too_many_keys,
         };
         add(counter, 1);
     }
@@ -217,6 +225,8 @@ impl Snapshot {
         let reasons = [
             self.limited,
             self.exceeds_burst,
+            #[cfg(feature = "keyed")]
+            self.too_many_keys,
             self.in_use,
             self.zero_permits,
             self.queue_full,

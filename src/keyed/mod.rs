@@ -15,6 +15,7 @@ use std::time::Duration;
 use self::table::{Found, Table};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
+use crate::events::Events;
 use crate::limiter::{RateLimiter, Status};
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
@@ -43,6 +44,8 @@ use crate::wait::Reservation;
 /// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which keeps it |
 /// | [`refund`](KeyedRateLimiter::refund) | what a key can have, as `refund` of a limiter |
 /// | [`remove`](KeyedRateLimiter::remove) | a key begins anew |
+///
+/// All calls for all keys together can be [watched](KeyedRateLimiter::watched_by), and counted by [`Statistics`](crate::Statistics).
 ///
 /// Clones share one table; a clone costs a reference count.
 ///
@@ -149,9 +152,42 @@ where
     /// ```
     #[must_use]
     pub fn when_full(self, choice: WhenKeysFull) -> Self {
-        let Table { max_keys, clock, .. } = &*self.table;
+        let Table { max_keys, clock, events, .. } = &*self.table;
         let table = Table::new(self.table.policy(), *max_keys, choice, clock.clone());
-        KeyedRateLimiter { table: Arc::new(table) }
+        KeyedRateLimiter { table: Arc::new(table.watched_by(events.clone())) }
+    }
+
+    /// Before it is used: an empty limiter of the same kind, and `events` is told of every call for any key.
+    ///
+    /// What is told is what a [`RateLimiter`] tells [who watches it](RateLimiter::watch), once for each call: grants with the time waited, refusals,
+    /// also for [want of room](Refusal::TooManyKeys), waits that were dropped, and what is done to a key through its
+    /// [`limiter`](KeyedRateLimiter::limiter). The key is not told. Whoever watches the limiter of one key is told of its calls as well, after
+    /// this one. To be watched by it keeps no key from being forgotten.
+    ///
+    /// A second one takes the place of the first. A limiter that is not watched compares once more for each call.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, Statistics, TokenBucket};
+    ///
+    /// let statistics = Arc::new(Statistics::new());
+    /// let policy = TokenBucket::new(Rate::per_second(5), 1);
+    /// let users = KeyedRateLimiter::with_clock(policy, 2, ManualClock::new()).watched_by(statistics.clone());
+    /// for user in ["alice", "alice", "bob", "carol"] {
+    ///     if let Err(refusal) = users.try_acquire(&user) {
+    ///         println!("{user}: {refusal}");
+    ///     }
+    /// }
+    /// let snapshot = statistics.snapshot();
+    /// assert_eq!((snapshot.granted, snapshot.limited, snapshot.too_many_keys), (2, 1, 1));
+    /// ```
+    #[must_use]
+    pub fn watched_by(self, events: Arc<dyn Events>) -> Self {
+        let Table { max_keys, clock, when_full, .. } = &*self.table;
+        let table = Table::new(self.table.policy(), *max_keys, *when_full, clock.clone());
+        KeyedRateLimiter { table: Arc::new(table.watched_by(Some(events))) }
     }
 
     /// Takes one permit of a key now, or refuses.
@@ -210,10 +246,12 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.table.try_acquire_with(key, &request) {
-            Ok(()) => Ok(Duration::ZERO),
-            Err(Refusal::Limited { .. }) => self.table.line(key)?.acquire_with(request).await,
-            Err(refusal) => Err(refusal),
+        if request.exempt {
+            return self.table.try_acquire_with(key, &request).map(|()| Duration::ZERO);
+        }
+        match self.table.take_or_line(key, request.permits)? {
+            None => Ok(Duration::ZERO),
+            Some(line) => line.acquire_with(request).await,
         }
     }
 
@@ -265,7 +303,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.try_first(key, n)? {
+        match self.table.take_or_line(key, n)? {
             None => Ok(Duration::ZERO),
             Some(line) => line.acquire_many(n).await,
         }
@@ -301,7 +339,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.try_first(key, n)? {
+        match self.table.take_or_line(key, n)? {
             None => Ok(Duration::ZERO),
             Some(line) => line.try_acquire_many_within(n, within).await,
         }
@@ -319,7 +357,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.try_first(key, n)? {
+        match self.table.take_or_line(key, n)? {
             None => Ok(Duration::ZERO),
             Some(line) => line.blocking_acquire_many(n),
         }
@@ -514,19 +552,6 @@ where
     #[must_use]
     pub fn policy(&self) -> P {
         self.table.policy()
-    }
-
-    /// Takes `n` permits, or returns the line to wait in.
-    fn try_first<Q>(&self, key: &Q, n: u32) -> Result<Option<RateLimiter<ForKey<P>, C>>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        match self.table.try_acquire(key, n) {
-            Ok(()) => Ok(None),
-            Err(Refusal::Limited { .. }) => self.table.line(key).map(Some),
-            Err(refusal) => Err(refusal),
-        }
     }
 }
 

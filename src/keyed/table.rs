@@ -38,7 +38,7 @@
 //! **Readers do not disturb each other.** The lock is crossbeam's `ShardedLock`: a thread that looks writes to a line of its own.
 //! `docs/DESIGN.md` has the comparison with other maps.
 //!
-//! **Foreign code.** `Hash`, `Eq`, `Clone` and `Drop` of keys, policies and clocks run under these locks; wakers and timers never do. A queue's lock is
+//! **Foreign code.** `Hash`, `Eq`, `Clone` and `Drop` of keys, policies and clocks run under these locks; wakers, timers and those who watch never do. A queue's lock is
 //! taken while a shard is locked, and never the other way round.
 //!
 //! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do not look again, that leave the
@@ -47,6 +47,7 @@
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
@@ -54,6 +55,7 @@ use super::WhenKeysFull;
 use super::for_key::ForKey;
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::events::{Events, report};
 use crate::limiter::{RateLimiter, Status};
 use crate::nanos::Nanos;
 use crate::policy::Policy;
@@ -90,6 +92,8 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(super) overflow: Line<P, C>,
     /// Held by whoever changes the policy of all keys: so each shard goes through the same changes in the same order.
     pub(super) changing: Mutex<()>,
+    /// Told of every call, if anybody watches.
+    pub(crate) events: Option<Arc<dyn Events>>,
 }
 
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
@@ -190,7 +194,8 @@ where
         shards: usize,
     ) -> Self {
         let policy = Arc::new(policy.anchored(clock.unix_time_at_zero()));
-        let overflow = RateLimiter::with_clock(ForKey::new(P::clone(&policy)), clock.clone());
+        let state = policy.start(clock.now());
+        let overflow = line(&*policy, state, clock.clone(), None);
         Table {
             clock,
             hasher: DefaultHashBuilder::default(),
@@ -201,7 +206,16 @@ where
             hand: AtomicUsize::new(0),
             overflow,
             changing: Mutex::new(()),
+            events: None,
         }
+    }
+
+    /// The same table, still empty, with somebody who is told of every call.
+    pub(crate) fn watched_by(self, events: Option<Arc<dyn Events>>) -> Self {
+        let policy = self.policy();
+        let state = policy.start(self.clock.now());
+        let overflow = line(&policy, state, self.clock.clone(), events.clone());
+        Table { overflow, events, ..self }
     }
 
     /// The shard of a hash. Its tables take the lowest bits for places and the highest seven for tags, so this takes those between.
@@ -221,16 +235,58 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        self.attempt(key, n, false)
+    }
+
+    /// Takes `n` permits of a key, or returns the line to wait in.
+    pub(crate) fn take_or_line<Q>(&self, key: &Q, n: u32) -> Result<Option<Line<P, C>>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        match self.attempt(key, n, true) {
+            Ok(()) => Ok(None),
+            Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Some),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Takes `n` permits of a key. If whoever asks `waits` for it, being limited is not the end: then it is not told, and no line is asked.
+    #[inline]
+    fn attempt<Q>(&self, key: &Q, n: u32, waits: bool) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
         let hash = self.hasher.hash_one(key);
         {
             let shard = read(self.shard(hash));
             if shard.lines.is_empty()
                 && let Some((_, state)) = shard.known.find(hash, |(known, _)| known.borrow() == key)
             {
-                return shard.policy.try_acquire(state, self.clock.now(), n).map(drop);
+                let answer = shard.policy.try_acquire(state, self.clock.now(), n).map(drop);
+                if self.events.is_none() {
+                    return answer;
+                }
+                drop(shard);
+                return self.tell(n, answer, waits);
             }
         }
-        self.try_acquire_slow(hash, key, n, |line| line.try_acquire_many(n))
+        self.attempt_slow(hash, key, n, waits)
+    }
+
+    /// The same for a key that is new, or in a shard in which somebody waits.
+    #[cold]
+    fn attempt_slow<Q>(&self, hash: u64, key: &Q, n: u32, waits: bool) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        match self.ask(hash, key, n) {
+            Ok(Some(_)) if waits => Err(Refusal::Limited { retry_after: Duration::ZERO }),
+            Ok(Some(line)) => line.try_acquire_many(n),
+            answer => self.tell(n, answer.map(drop), waits),
+        }
     }
 
     /// Takes what a request asks for, of a key.
@@ -239,11 +295,36 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        let (hash, n) = (self.hasher.hash_one(key), request.permits);
         if request.exempt {
+            if let Found::Line(line) = self.find_hashed(hash, key, |_, _| ()) {
+                return line.try_acquire_with(*request);
+            }
+            self.report(|events| events.exempted(n.into()));
             return Ok(());
         }
-        let hash = self.hasher.hash_one(key);
-        self.try_acquire_slow(hash, key, request.permits, |line| line.try_acquire_with(*request))
+        match self.ask(hash, key, n) {
+            Ok(Some(line)) => line.try_acquire_with(*request),
+            answer => self.tell(n, answer.map(drop), false),
+        }
+    }
+
+    /// Tells who watches how a request ended that no line was asked for: a line tells by itself. Not that one is limited which `waits` for it.
+    #[cold]
+    fn tell(&self, n: u32, answer: Result<(), Refusal>, waits: bool) -> Result<(), Refusal> {
+        match &answer {
+            Ok(()) => self.report(|events| events.granted(n.into(), Duration::ZERO)),
+            Err(Refusal::Limited { .. }) if waits => {}
+            Err(refusal) => self.report(|events| events.refused(n.into(), refusal)),
+        }
+        answer
+    }
+
+    /// Tells who watches, if anybody does. Not under the lock of a shard.
+    fn report(&self, event: impl FnOnce(&dyn Events)) {
+        if let Some(events) = &self.events {
+            report(&**events, event);
+        }
     }
 
     /// What those without room share, if they do and there is none.
@@ -252,31 +333,27 @@ where
         (is_full && self.when_full == WhenKeysFull::ShareOne).then_some(&self.overflow)
     }
 
-    /// The same for a key that is new, or in a shard in which somebody waits.
-    #[cold]
-    fn try_acquire_slow<Q>(
-        &self,
-        hash: u64,
-        key: &Q,
-        n: u32,
-        in_line: impl Fn(&Line<P, C>) -> Result<(), Refusal>,
-    ) -> Result<(), Refusal>
+    /// Takes `n` permits of a key that may be new, or returns the line to ask. Tells nobody.
+    fn ask<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Option<Line<P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let take = |policy: &P, state: &P::State| policy.try_acquire(state, self.clock.now(), n).map(drop);
-        let found = match self.find_hashed(hash, key, take) {
+        let found = match self.find_hashed(hash, key, |policy, state| self.take(policy, state, n)) {
             Found::Nowhere => self.add(hash, key, n)?,
             found => found,
         };
         match found {
-            Found::Known(answer) => answer,
-            // Outside of the shard's lock.
-            Found::Line(line) => in_line(&line),
+            Found::Known(answer) => answer.map(|()| None),
+            Found::Line(line) => Ok(Some(line)),
             // It was added.
             Found::Nowhere => Err(self.no_room()),
         }
+    }
+
+    /// Takes `n` permits of a state.
+    fn take(&self, policy: &P, state: &P::State, n: u32) -> Result<(), Refusal> {
+        policy.try_acquire(state, self.clock.now(), n).map(drop)
     }
 
     /// Looks for a key, and if it is known does something with its state.
@@ -339,9 +416,8 @@ where
             if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
                 return Some(Found::Line(line.clone()));
             }
-            let take = |state: &P::State| shard.policy.try_acquire(state, self.clock.now(), n).map(drop);
             if let Some((_, state)) = shard.known.find(hash, |(known, _)| known.borrow() == key) {
-                return Some(Found::Known(take(state)));
+                return Some(Found::Known(self.take(&shard.policy, state, n)));
             }
             // A request that can never be granted leaves no trace.
             if let Err(never) = shard.policy.check(n) {
@@ -350,7 +426,7 @@ where
             self.sweep(&mut shard, now, SWEEP);
             let counted = self.count_one()?;
             let state = shard.policy.start(now);
-            let answer = shard.policy.try_acquire(&state, self.clock.now(), n).map(drop);
+            let answer = self.take(&shard.policy, &state, n);
             self.insert(&mut shard, hash, key.to_owned(), state);
             counted.keep();
             Some(Found::Known(answer))
@@ -374,20 +450,26 @@ where
     }
 
     /// The limiter in which a request for `n` permits of a key waits. One that can never be granted leaves no trace.
+    #[cold]
     pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Line<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        {
+        let found = {
             let hash = self.hasher.hash_one(key);
             let shard = read(self.shard(hash));
-            if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
-                return Ok(line.clone());
+            match shard.lines.find(hash, |(known, _)| known.borrow() == key) {
+                Some((_, line)) => Ok(Some(line.clone())),
+                None => shard.policy.check(n).map(|()| None),
             }
-            shard.policy.check(n)?;
-        }
-        self.line(key)
+        };
+        let line = match found {
+            Ok(Some(line)) => Ok(line),
+            Ok(None) => self.line(key),
+            Err(never) => Err(never),
+        };
+        line.inspect_err(|refusal| self.report(|events| events.refused(n.into(), refusal)))
     }
 
     /// The limiter of a key, which has one of its own from then on.
@@ -415,8 +497,7 @@ where
                     (key, shard.policy.start(now))
                 }
             };
-            let policy = ForKey::new(P::clone(&shard.policy));
-            let line = RateLimiter::with_state(policy, state, self.clock.clone());
+            let line = line(&*shard.policy, state, self.clock.clone(), self.events.clone());
             let hasher = |(known, _): &(K, Line<P, C>)| self.hasher.hash_one(known);
             shard.lines.insert_unique(hash, (key, line.clone()), hasher);
             Some(line)
@@ -600,6 +681,15 @@ where
             self.sweep(&mut shard, now, places);
         }
     }
+}
+
+/// A limiter that goes on with a state.
+fn line<P, C>(policy: &P, state: P::State, clock: C, events: Option<Arc<dyn Events>>) -> Line<P, C>
+where
+    P: Policy + Clone,
+    C: Timer,
+{
+    RateLimiter::with_state(ForKey::new(policy.clone()), state, clock, events)
 }
 
 /// Whether a state is as good as new.

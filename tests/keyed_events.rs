@@ -1,0 +1,324 @@
+//! Who watches all keys is told of each call once, as one who watches a limiter for each of them would be.
+#![cfg(feature = "keyed")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use support::MS;
+use tidegate::{
+    Events, KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, Request, Statistics, TokenBucket,
+    WhenKeysFull,
+};
+use tokio_test::assert_pending;
+use tokio_test::task::spawn;
+
+type Keys = KeyedRateLimiter<u64, TokenBucket, ManualClock>;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Event {
+    Granted(u64, Duration),
+    Refused(u64, Refusal),
+    Cancelled(u64, Duration),
+    Shadowed(u64, Refusal),
+    Exempted(u64),
+    Paused(Duration),
+    Resumed,
+}
+
+/// Writes down what it is told.
+#[derive(Default)]
+struct Log(Mutex<Vec<Event>>);
+
+impl Log {
+    fn add(&self, event: Event) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
+    /// What was told since the last time.
+    fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Events for Log {
+    fn granted(&self, permits: u64, waited: Duration) {
+        self.add(Event::Granted(permits, waited));
+    }
+
+    fn refused(&self, permits: u64, refusal: &Refusal) {
+        self.add(Event::Refused(permits, *refusal));
+    }
+
+    fn cancelled(&self, permits: u64, waited: Duration) {
+        self.add(Event::Cancelled(permits, waited));
+    }
+
+    fn shadowed(&self, permits: u64, refusal: &Refusal) {
+        self.add(Event::Shadowed(permits, *refusal));
+    }
+
+    fn exempted(&self, permits: u64) {
+        self.add(Event::Exempted(permits));
+    }
+
+    fn paused(&self, remaining: Duration) {
+        self.add(Event::Paused(remaining));
+    }
+
+    fn resumed(&self) {
+        self.add(Event::Resumed);
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const LIMITED: Refusal = Refusal::Limited { retry_after: SECOND };
+
+/// One permit per second for each key, no burst, and somebody who watches.
+fn watched(max_keys: usize, choice: WhenKeysFull) -> (Keys, ManualClock, Arc<Log>) {
+    let (clock, log) = (ManualClock::new(), Arc::new(Log::default()));
+    let policy = TokenBucket::new(Rate::per_second(1), 1);
+    let keys = KeyedRateLimiter::with_clock(policy, max_keys, clock.clone());
+    (keys.watched_by(log.clone()).when_full(choice), clock, log)
+}
+
+#[test]
+fn want_of_room_is_told_once() -> Result<(), Refusal> {
+    let (keys, _, log) = watched(1, WhenKeysFull::RefuseNew);
+    keys.try_acquire(&1)?;
+    log.take();
+    let refusal = Refusal::TooManyKeys { limit: 1 };
+    assert_eq!(keys.try_acquire(&2), Err(refusal));
+    assert_eq!(
+        keys.try_acquire_with(&2, Request::permits(2)),
+        Err(Refusal::ExceedsBurst { requested: 2, burst: 1 })
+    );
+    assert_eq!(keys.blocking_acquire_many(&2, 1), Err(refusal));
+    assert!(keys.reserve(&2, 1).is_err());
+    assert!(keys.limiter(&2).is_err());
+    let refused = Event::Refused(1, refusal);
+    let never = Event::Refused(2, Refusal::ExceedsBurst { requested: 2, burst: 1 });
+    assert_eq!(log.take(), [refused, never, refused, refused], "a limiter is not asked for permits");
+    Ok(())
+}
+
+#[test]
+fn those_without_room_are_told_of() -> Result<(), Refusal> {
+    let (keys, _, log) = watched(1, WhenKeysFull::ShareOne);
+    for key in [1, 2] {
+        keys.try_acquire(&key)?;
+    }
+    assert_eq!(keys.try_acquire(&3), Err(LIMITED));
+    let granted = Event::Granted(1, Duration::ZERO);
+    assert_eq!(log.take(), [granted, granted, Event::Refused(1, LIMITED)]);
+    Ok(())
+}
+
+#[test]
+fn who_watches_one_key_is_told_as_well() -> Result<(), Refusal> {
+    let (keys, _, log) = watched(10, WhenKeysFull::RefuseNew);
+    let one = Arc::new(Log::default());
+    assert!(keys.limiter(&1)?.watch(one.clone()), "nobody watches it yet");
+    assert!(!keys.limiter(&1)?.watch(Arc::new(Statistics::new())));
+    keys.try_acquire(&1)?;
+    keys.try_acquire(&2)?;
+    let mut waiting = spawn(keys.acquire(&1));
+    assert_pending!(waiting.poll());
+    drop(waiting);
+    keys.try_acquire_with(&1, Request::permits(1).exempt())?;
+    let granted = Event::Granted(1, Duration::ZERO);
+    let (dropped, exempted) = (Event::Cancelled(1, Duration::ZERO), Event::Exempted(1));
+    assert_eq!(one.take(), [granted, dropped, exempted], "and not that it was limited at first");
+    assert_eq!(log.take(), [granted, granted, dropped, exempted]);
+    Ok(())
+}
+
+#[test]
+fn one_who_watches_all_keeps_no_key() -> Result<(), Refusal> {
+    let (keys, clock, log) = watched(1, WhenKeysFull::ForgetFreshest);
+    keys.try_acquire(&1)?;
+    let mut waiting = spawn(keys.acquire(&1));
+    assert_pending!(waiting.poll());
+    drop(waiting);
+    // It has no line any more, so it can give its place to another before it is as good as new.
+    clock.advance(500 * MS);
+    keys.try_acquire(&2)?;
+    assert_eq!(log.take().len(), 3);
+    // One who watches the key does.
+    assert!(keys.limiter(&2)?.watch(Arc::new(Statistics::new())));
+    clock.advance(SECOND);
+    assert!(keys.try_acquire(&3).is_err());
+    Ok(())
+}
+
+/// Comes back to the limiter whenever it is told.
+struct ComesBack(Mutex<Option<Keys>>);
+
+impl Events for ComesBack {
+    fn granted(&self, _permits: u64, _waited: Duration) {
+        let keys = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(keys) = keys {
+            assert_eq!((keys.try_acquire(&7), keys.len()), (Ok(()), 2));
+            keys.set_rate_all(Rate::per_second(2));
+            keys.remove(&7);
+            keys.sweep();
+        }
+    }
+}
+
+#[test]
+fn it_may_call_the_limiter() -> Result<(), Refusal> {
+    let (keys, clock, _) = watched(2, WhenKeysFull::RefuseNew);
+    let events = Arc::new(ComesBack(Mutex::new(None)));
+    let keys = keys.watched_by(events.clone());
+    let come_back = || *events.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(keys.clone());
+    // A new key, a known one, and one that is a line.
+    come_back();
+    keys.try_acquire(&1)?;
+    clock.advance(500 * MS);
+    come_back();
+    keys.try_acquire(&1)?;
+    clock.advance(500 * MS);
+    let line = keys.limiter(&1)?;
+    come_back();
+    keys.try_acquire(&1)?;
+    assert_eq!(line.rate(), Rate::per_second(2));
+    // It has a limiter that has it.
+    *events.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Try(u64, u32),
+    TryWith(u64, u32, i8, bool),
+    Wait(u64, u32),
+    Within(u64, u32, u64),
+    Exempt(u64),
+    Reserve(u64, u32),
+    Drop(usize),
+    Claim(usize),
+    Pause(u64, u64),
+    Resume(u64),
+    Shadow(u64, bool),
+    Direct(u64),
+    Sweep,
+    Advance(u64),
+}
+
+fn some_acts() -> impl Strategy<Value = Vec<Act>> {
+    let key = || 0..3u64;
+    let act = prop_oneof![
+        6 => (key(), 0..5u32).prop_map(|(key, n)| Act::Try(key, n)),
+        2 => (key(), 1..5u32, -1..2i8, any::<bool>()).prop_map(|(key, n, p, exempt)| Act::TryWith(key, n, p, exempt)),
+        4 => (key(), 0..5u32).prop_map(|(key, n)| Act::Wait(key, n)),
+        3 => (key(), 1..4u32, 0..900u64).prop_map(|(key, n, ms)| Act::Within(key, n, ms)),
+        1 => key().prop_map(Act::Exempt),
+        2 => (key(), 0..5u32).prop_map(|(key, n)| Act::Reserve(key, n)),
+        2 => (0..4usize).prop_map(Act::Drop),
+        2 => (0..4usize).prop_map(Act::Claim),
+        1 => (key(), 1..500u64).prop_map(|(key, ms)| Act::Pause(key, ms)),
+        1 => key().prop_map(Act::Resume),
+        1 => (key(), any::<bool>()).prop_map(|(key, shadow)| Act::Shadow(key, shadow)),
+        2 => key().prop_map(Act::Direct),
+        2 => Just(Act::Sweep),
+        6 => (0..700u64).prop_map(Act::Advance),
+    ];
+    proptest::collection::vec(act, 1..80)
+}
+
+type Answer = Result<Duration, Refusal>;
+type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
+
+fn poll(future: &mut Future) -> Poll<Answer> {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// Against a plain limiter for each key, all watched by one. Of a rate in whole nanoseconds, so that nobody sees what is forgotten.
+    #[test]
+    fn it_is_told_what_limiters_would_tell(acts in some_acts()) {
+        let (clock, told, expected) = (ManualClock::new(), Arc::new(Log::default()), Arc::new(Log::default()));
+        let policy = TokenBucket::new(Rate::per_second(4), 3);
+        let keys = KeyedRateLimiter::with_clock(policy.clone(), 10, clock.clone()).watched_by(told.clone());
+        let plain = |key: u64| {
+            let limiter = RateLimiter::with_clock(policy.clone(), clock.clone());
+            assert!(limiter.watch(expected.clone()));
+            (key, limiter)
+        };
+        let all: HashMap<u64, _> = (0..3).map(plain).collect();
+        let (mut waiting, mut places) = (Vec::<(Future, Future)>::new(), Vec::new());
+        let wait = |mut one: Future, mut other: Future, waiting: &mut Vec<_>| {
+            let answer = poll(&mut one);
+            assert_eq!(answer, poll(&mut other));
+            if answer.is_pending() {
+                waiting.push((one, other));
+            }
+        };
+        for act in acts {
+            match act {
+                Act::Try(key, n) => prop_assert_eq!(keys.try_acquire_many(&key, n), all[&key].try_acquire_many(n)),
+                Act::TryWith(key, n, priority, exempt) => {
+                    let request = Request::permits(n).priority(priority);
+                    let request = if exempt { request.exempt() } else { request };
+                    prop_assert_eq!(keys.try_acquire_with(&key, request), all[&key].try_acquire_with(request));
+                }
+                Act::Wait(key, n) => {
+                    let (keys, plain) = (keys.clone(), all[&key].clone());
+                    let one = Box::pin(async move { keys.acquire_many(&key, n).await });
+                    wait(one, Box::pin(async move { plain.acquire_many(n).await }), &mut waiting);
+                }
+                Act::Within(key, n, ms) => {
+                    let (keys, plain) = (keys.clone(), all[&key].clone());
+                    let request = Request::permits(n).within(Duration::from_millis(ms));
+                    let one = Box::pin(async move { keys.acquire_with(&key, request).await });
+                    wait(one, Box::pin(async move { plain.acquire_with(request).await }), &mut waiting);
+                }
+                Act::Exempt(key) => {
+                    let (keys, plain) = (keys.clone(), all[&key].clone());
+                    let request = Request::permits(2).exempt();
+                    let one = Box::pin(async move { keys.acquire_with(&key, request).await });
+                    wait(one, Box::pin(async move { plain.acquire_with(request).await }), &mut waiting);
+                }
+                Act::Reserve(key, n) => match (keys.reserve(&key, n), all[&key].reserve(n)) {
+                    (Ok(one), Ok(other)) => places.push((one, other)),
+                    (one, other) => prop_assert_eq!(one.err(), other.err()),
+                },
+                Act::Drop(i) => {
+                    drop((i < waiting.len()).then(|| waiting.remove(i)));
+                    drop((i < places.len()).then(|| places.remove(i)));
+                }
+                Act::Claim(i) => {
+                    if let Some((one, other)) = places.get_mut(i) {
+                        prop_assert_eq!(one.claim(), other.claim());
+                    }
+                }
+                Act::Pause(key, ms) => {
+                    keys.limiter(&key)?.pause_for(Duration::from_millis(ms));
+                    all[&key].pause_for(Duration::from_millis(ms));
+                }
+                Act::Resume(key) => prop_assert_eq!(keys.limiter(&key)?.resume(), all[&key].resume()),
+                Act::Shadow(key, shadow) => {
+                    keys.limiter(&key)?.set_shadow(shadow);
+                    all[&key].set_shadow(shadow);
+                }
+                Act::Direct(key) => prop_assert_eq!(keys.limiter(&key)?.try_acquire(), all[&key].try_acquire()),
+                Act::Sweep => keys.sweep(),
+                Act::Advance(ms) => clock.advance(Duration::from_millis(ms)),
+            }
+            let mut still = Vec::new();
+            for (one, other) in waiting {
+                wait(one, other, &mut still);
+            }
+            waiting = still;
+            prop_assert_eq!(told.take(), expected.take());
+        }
+    }
+}
