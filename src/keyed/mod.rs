@@ -53,11 +53,11 @@ use crate::wait::Reservation;
 ///
 /// A known key costs its state and itself, with what the table has free in between: about 21 bytes for a `u64` and a
 /// [`TokenBucket`] when the limiter is full, up to twice that before. A key for which somebody waits, or of which somebody has the
-/// [`limiter`](KeyedRateLimiter::limiter), costs a limiter, some 700 bytes, until nobody does any more.
+/// [`limiter`](KeyedRateLimiter::limiter), costs a limiter, some 1200 bytes, until nobody does any more.
 ///
 /// A request for a known key takes the shared side of the lock of a small part of the table, where those who look do not
-/// disturb each other. It waits only while a key is added to that part or forgotten, well below a microsecond. The permit itself is taken by
-/// compare-and-swap, as in a plain limiter.
+/// disturb each other. It waits only while a key is added to that part or forgotten, well below a microsecond, or while
+/// [all change](KeyedRateLimiter::change_all). The permit itself is taken by compare-and-swap, as in a plain limiter.
 ///
 /// Calls take a key as it is borrowed: a `&str` for a `String`. What is borrowed must know how to become a key (`ToOwned`), since a key
 /// that is new is kept; for an `Arc<str>` that is a `&Arc<str>`.
@@ -431,8 +431,8 @@ where
     /// given [a rate](KeyedRateLimiter::set_rate) or a burst of its own keeps all its terms until it is
     /// [removed](KeyedRateLimiter::remove); other settings of a key do not matter here.
     ///
-    /// A request that overlaps with it is decided by the old terms or by the new ones, with a state that goes with them. Two changes at the
-    /// same time come one after the other.
+    /// A request that overlaps with it is decided by the old terms or by the new ones, with a state that goes with them; that of a key
+    /// for which somebody waits as when a [`RateLimiter`] changes. Two changes at the same time come one after the other.
     ///
     /// # Cost
     ///
