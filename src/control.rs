@@ -156,6 +156,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// Zero does nothing. [`Duration::MAX`] pauses until somebody [resumes](RateLimiter::resume).
     ///
+    /// After a refusal by the server pause first, and settle an [estimate](RateLimiter::acquire_estimate) then: what it gives back is granted at once to
+    /// those who wait. A call that is made again goes to the end of the line, unless it is more [important](crate::Request::priority).
+    ///
     /// # Examples
     ///
     /// ```
@@ -188,8 +191,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.gate.set_bounds(bounds);
     }
 
-    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one: whoever is below gets a permit only if so
-    /// many are left. Zero permits keep nothing, as a new limiter.
+    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one: a request below it is granted only if so
+    /// many remain afterwards. Zero permits keep nothing, as a new limiter.
     ///
     /// What is left is what single calls could get one after the other, which with Guava's two policies includes the one on credit.
     /// A request below `from` that asks for more than the burst less what is kept can never be granted: it is refused with

@@ -56,7 +56,8 @@ pub enum Refusal {
     /// The queue is full: the request would have had to wait, and there was no place. See [`QueueBounds`](crate::QueueBounds).
     QueueFull {
         /// If nobody else comes, the same call is accepted this much later: by then there is room for it, or it need not wait.
-        /// [`Nanos::MAX`] means never within the clock's time. ([`Nanos`], so that all refusals fit into 16 bytes: they are made where
+        /// [`Nanos::MAX`] means never within the clock's time, or that nobody knows, since those in line wait for a
+        /// [`CountingLimit`](crate::CountingLimit). ([`Nanos`], so that all refusals fit into 16 bytes: they are made where
         /// every instruction counts.)
         retry_after: Nanos,
     },
@@ -71,15 +72,13 @@ impl Refusal {
     ///
     /// # Examples
     ///
-    /// The header of an HTTP answer 429 takes whole seconds, rounded up:
-    ///
     /// ```
     /// use std::time::Duration;
     /// use tidegate::Refusal;
     ///
-    /// let refusal = Refusal::Limited { retry_after: Duration::from_nanos(1_000_000_001) };
-    /// let header = refusal.retry_after().map(|wait| wait.as_nanos().div_ceil(1_000_000_000).to_string());
-    /// assert_eq!(header.as_deref(), Some("2"));
+    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1100) };
+    /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(1100)));
+    /// assert_eq!(Refusal::ZeroPermits.retry_after(), None);
     /// ```
     #[must_use]
     pub fn retry_after(self) -> Option<Duration> {
@@ -92,8 +91,28 @@ impl Refusal {
         }
     }
 
-    /// Whether it is not because of the request itself, so that another time it may be granted. When to come again tells
-    /// [`retry_after`](Refusal::retry_after).
+    /// The same in whole seconds, rounded up, as HTTP's `Retry-After` takes it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::Refusal;
+    ///
+    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1100) };
+    /// assert_eq!(refusal.retry_after_secs(), Some(2));
+    /// ```
+    ///
+    /// # Source
+    ///
+    /// RFC 9110, section 10.2.3.
+    #[must_use]
+    pub fn retry_after_secs(self) -> Option<u64> {
+        let wait = self.retry_after()?;
+        Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)))
+    }
+
+    /// Whether the same request may be granted another time: `false` only if it asks for no permits, or for more than can ever be had at once.
     #[must_use]
     pub fn is_limited(self) -> bool {
         !matches!(self, Refusal::ExceedsBurst { .. } | Refusal::ZeroPermits)
@@ -112,7 +131,7 @@ impl fmt::Display for Refusal {
             #[cfg(feature = "keyed")]
             Refusal::TooManyKeys { limit } => write!(f, "no room for another key among {limit}"),
             Refusal::QueueFull { retry_after: Nanos::MAX } => {
-                f.write_str("queue is full, no place is ever free")
+                f.write_str("queue is full, nobody knows for how long")
             }
             Refusal::QueueFull { retry_after } => write!(f, "queue is full, retry after {retry_after}"),
             Refusal::Displaced => f.write_str("dropped from a full queue to make room for another request"),

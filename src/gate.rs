@@ -41,6 +41,7 @@
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+#[cfg(feature = "keyed")]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -238,12 +239,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         self.events.report(event);
     }
 
-    /// How many wait.
-    pub(crate) fn waiting(&self) -> usize {
+    /// How many wait in line, and how many of several limiters.
+    pub(crate) fn waiting(&self) -> (usize, usize) {
         match self.front.load(Ordering::Relaxed) / ONE {
-            0 => 0,
+            0 => (0, 0),
             // Serves those who are due, so that they are not reported as waiting.
-            _ => self.with_queue(|queue, _, _| queue.len()),
+            _ => self.with_queue(|queue, _, _| (queue.len(), queue.seats.len())),
         }
     }
 
@@ -317,12 +318,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// The status of a policy behind this queue.
     pub(crate) fn status_of(&self, status: impl FnOnce(Nanos) -> PolicyStatus) -> Status {
-        let waiting = self.waiting();
+        let (in_line, seats) = self.waiting();
         let now = self.clock.now();
-        let status = Status::new(status(now), now, waiting);
+        let status = Status::new(status(now), now, in_line);
         let paused_for = self.paused_for();
         let available = if paused_for.is_zero() { status.available } else { 0 };
-        Status { available, paused_for, ..status }
+        Status { available, waiting: in_line + seats, paused_for, ..status }
     }
 
     /// Permits come later than those in line were told, or weigh something else: moves all, also those who wait for other limiters as well.

@@ -27,7 +27,7 @@
 //! ```
 //!
 //! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same queue. A wait can be dropped at any time, so
-//! `tokio::time::timeout` and `select!` around it are fine. What to tell a refused HTTP client is in [`Refusal::retry_after`].
+//! `tokio::time::timeout` and `select!` around it are fine. What to tell a refused HTTP client is in [`Refusal::retry_after_secs`].
 //!
 //! # Who pays for a large request
 //!
@@ -84,8 +84,8 @@
 //!
 //! # A limit for each key
 //!
-//! With the feature `keyed`, [`KeyedRateLimiter`] keeps one state for each user, address or token, in bounded memory: a key that is as good as new is
-//! forgotten by those who come after it, and a flood of new keys neither frees a limited one nor takes more memory. One call gives all keys another
+//! With the feature `keyed`, [`KeyedRateLimiter`] keeps one state for each user, address or token, in bounded memory: a key whose bucket is full
+//! again takes no place: later calls use it again. A flood of new keys pushes out no key that is limited, and takes no more memory. One call gives all keys another
 //! rate or burst.
 //!
 #![cfg_attr(feature = "keyed", doc = "```")]
@@ -94,7 +94,7 @@
 //!
 //! let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(5), 10), 100_000);
 //! if let Err(refusal) = users.try_acquire("alice") {
-//!     println!("429, Retry-After: {:?}", refusal.retry_after());
+//!     println!("HTTP 429, Retry-After: {}", refusal.retry_after_secs().unwrap_or(60));
 //! }
 //! ```
 //!

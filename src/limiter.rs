@@ -75,7 +75,7 @@ pub struct Status {
     pub available: u64,
     /// How long until the limiter is full, if nobody takes anything and those who wait go away.
     pub full_in: Duration,
-    /// How many requests wait.
+    /// How many requests wait. Those that wait in an [`AllOf`](crate::AllOf) count as one in each of its members.
     pub waiting: usize,
     /// How long nobody passes, by a [pause](RateLimiter::pause_for); zero if there is none.
     pub paused_for: Duration,

@@ -110,6 +110,56 @@ fn the_important_go_first_in_the_line_of_a_member() {
     assert!(assert_ready!(equal.poll()).is_ok());
 }
 
+#[test]
+fn nobody_knows_when_a_queue_has_room_that_waits_for_what_is_in_use() -> Result<(), Refusal> {
+    let (a, _b, _both, clock) = two();
+    let calls = CountingLimit::new(1);
+    let all = AllOf::new("a", &a).with_counting("calls", &calls);
+    let held = calls.try_acquire()?;
+    all.set_queue_bounds(QueueBounds::waiters(1));
+    let mut first = spawn(all.try_acquire_within(Duration::from_secs(100)));
+    assert_pending!(first.poll());
+    for _ in 0..3 {
+        let refusal = assert_ready!(spawn(all.try_acquire_within(SECOND)).poll()).expect_err("full");
+        let full = Refusal::QueueFull { retry_after: tidegate::Nanos::MAX };
+        assert_eq!((refusal.refusal(), refusal.retry_after()), (Some(full), None));
+        assert_eq!(refusal.member(), None, "it is the queue of the composite");
+        clock.advance(5 * SECOND);
+    }
+    drop(held);
+    assert!(assert_ready!(first.poll()).is_ok());
+    Ok(())
+}
+
+#[test]
+fn a_paused_composite_blames_no_member() {
+    let (_a, _b, both, _clock) = two();
+    both.pause_for(5 * SECOND);
+    let refusal = both.try_acquire().expect_err("paused");
+    let paused = Refusal::Limited { retry_after: 5 * SECOND };
+    assert_eq!(refusal, AllRefusal::Composite { refusal: paused });
+}
+
+#[test]
+#[should_panic(expected = "the limiter that is to be \"b\" is a member already, as \"a\"")]
+fn a_limiter_is_a_member_once() {
+    let (a, ..) = two();
+    let _ = AllOf::new("a", &a).with("b", &a);
+}
+
+#[test]
+fn a_member_counts_the_composites_that_wait() {
+    let (a, b, both, _clock) = two();
+    a.debit(10);
+    let mut waits = [0, 1].map(|_| spawn(both.acquire()));
+    let mut other = spawn(AllOf::new("a", &a).acquire());
+    assert!(waits.iter_mut().all(|wait| wait.poll().is_pending()));
+    assert_pending!(other.poll());
+    assert_eq!((a.status().waiting, b.status().waiting, both.status().waiting), (2, 1, 2));
+    drop((waits, other));
+    assert_eq!((a.status().waiting, b.status().waiting), (0, 0));
+}
+
 /// One waits for both, then somebody for `a` alone, then an important one for both.
 #[test]
 fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
@@ -218,7 +268,8 @@ fn a_composite_can_be_paused_by_itself() {
     assert_pending!(waiting.poll());
     both.pause_for(5 * SECOND);
     assert_eq!(both.status().waiting, 1);
-    assert_eq!(both.try_acquire().err(), Some(limited("a", 6 * SECOND)));
+    let refusal = Refusal::Limited { retry_after: 6 * SECOND };
+    assert_eq!(both.try_acquire().err(), Some(AllRefusal::Composite { refusal }));
     clock.advance(SECOND);
     assert_eq!(a.try_acquire(), Ok(()), "the member is not paused");
     clock.advance(4 * SECOND);

@@ -130,8 +130,8 @@ impl<C: Timer> Entry<C> {
         }
     }
 
-    /// Where it comes in the order.
-    fn rank(&self) -> (bool, u64) {
+    /// Where it comes in the order; each limiter has one of its own.
+    pub(crate) fn rank(&self) -> (bool, u64) {
         match &self.kind {
             Kind::Rate(member) => (false, member.number()),
             // An address is as good as a number.
@@ -480,6 +480,11 @@ impl<C: Timer> Rule<C> for All<C> {
 }
 
 impl<C: Timer> All<C> {
+    /// How long nobody passes, whatever the members say.
+    pub(crate) fn paused_for(&self) -> Duration {
+        self.gate.upgrade().map_or(Duration::ZERO, |gate| gate.paused_for())
+    }
+
     fn waker(&self) -> Weak<dyn Ring> {
         self.gate.clone()
     }

@@ -87,7 +87,7 @@ use crate::wait::pending::{Poller, Wait};
 /// One request can weigh differently in each member: one call and 850 tokens. Weights are given in the order in which the members were
 /// added, and a member with weight 0 is not asked.
 ///
-/// Name each limiter once. All rate limiters of one composite have clocks of one type that run at the same pace; they may have begun at different
+/// Add each limiter once. All rate limiters of one composite have clocks of one type that run at the same pace; they may have begun at different
 /// times. Alarms are set by the clock of the first.
 ///
 /// # Fairness
@@ -105,6 +105,11 @@ use crate::wait::pending::{Poller, Wait};
 /// | [a share that is kept](RateLimiter::set_reserve) | holds; who may use it says the composite's [priority](AllOf::priority) |
 /// | [shadow](RateLimiter::set_shadow) | it refuses nobody, and takes what is there |
 /// | [a bound on its queue](RateLimiter::set_queue_bounds), [who watches](RateLimiter::watch) | does not: bound and watch the composite |
+///
+/// # Cost
+///
+/// A few hundred bytes and two allocations: a composite may be made for a single request, as for a user's limit and that of all users. Only who waits in the
+/// same composite shares a queue; those of different ones meet in the lines of their members, first come, first served.
 ///
 /// # Cancel safety
 ///
@@ -196,6 +201,12 @@ pub enum AllRefusal {
         /// before.
         refusal: Refusal,
     },
+    /// No member refused, but the composite itself, whose queue is full or which is paused; or there is no limiter to ask, when it is made from
+    /// the refusal of [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter) by `?`.
+    Composite {
+        /// Why.
+        refusal: Refusal,
+    },
     /// The number of weights is not that of the members.
     Weights {
         /// How many were given.
@@ -212,25 +223,25 @@ impl AllRefusal {
         self.refusal().and_then(Refusal::retry_after)
     }
 
-    /// The name of the member that is ready last, or refuses for good.
+    /// The name of the member that is ready last, or refuses for good; `None` if it was no member.
     #[must_use]
     pub fn member(self) -> Option<&'static str> {
         match self {
             AllRefusal::Member { name, .. } => Some(name),
-            AllRefusal::Weights { .. } => None,
+            AllRefusal::Composite { .. } | AllRefusal::Weights { .. } => None,
         }
     }
 
-    /// The refusal without the name, if a member refused.
+    /// The refusal without the name.
     #[must_use]
     pub fn refusal(self) -> Option<Refusal> {
         match self {
-            AllRefusal::Member { refusal, .. } => Some(refusal),
+            AllRefusal::Member { refusal, .. } | AllRefusal::Composite { refusal } => Some(refusal),
             AllRefusal::Weights { .. } => None,
         }
     }
 
-    /// Whether it is [limited](Refusal::is_limited): not because of the request itself.
+    /// Whether the same request may be granted another time; see [`Refusal::is_limited`].
     #[must_use]
     pub fn is_limited(self) -> bool {
         self.refusal().is_some_and(Refusal::is_limited)
@@ -241,6 +252,7 @@ impl fmt::Display for AllRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AllRefusal::Member { name, refusal } => write!(f, "{name}: {refusal}"),
+            AllRefusal::Composite { refusal } => refusal.fmt(f),
             AllRefusal::Weights { given, members } => {
                 write!(f, "{given} weights were given for {members} limiters")
             }
@@ -249,6 +261,12 @@ impl fmt::Display for AllRefusal {
 }
 
 impl std::error::Error for AllRefusal {}
+
+impl From<Refusal> for AllRefusal {
+    fn from(refusal: Refusal) -> AllRefusal {
+        AllRefusal::Composite { refusal }
+    }
+}
 
 impl<C: Timer + Clone> AllOf<C> {
     /// A composite of one limiter so far. `name` is what a refusal calls it.
@@ -261,7 +279,12 @@ impl<C: Timer + Clone> AllOf<C> {
     /// Adds a limiter.
     ///
     /// The result has a queue of its own: build a composite before it is used.
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already: to take two permits of it, give it the weight 2.
     #[must_use]
+    #[track_caller]
     pub fn with<P: Policy>(self, name: &'static str, limiter: &RateLimiter<P, C>) -> Self {
         self.and(Entry { name, kind: rate(limiter) })
     }
@@ -270,13 +293,22 @@ impl<C: Timer + Clone> AllOf<C> {
     ///
     /// A request waits for its permit last, when all rates are due. When somebody else has got ahead at a rate meanwhile, it keeps the
     /// permit until the rate is due again. With two such limits it keeps a permit of one while it waits for the other.
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already.
     #[must_use]
+    #[track_caller]
     pub fn with_counting(self, name: &'static str, limit: &CountingLimit) -> Self {
         self.and(Entry { name, kind: Kind::Counting(limit.clone()) })
     }
 
+    #[track_caller]
     fn and(self, member: Entry<C>) -> Self {
         let mut members = self.gate.rule.members.clone();
+        if let Some(same) = members.iter().find(|other| other.rank() == member.rank()) {
+            panic!("the limiter that is to be {:?} is a member already, as {:?}", member.name, same.name);
+        }
         members.push(member);
         AllOf::of(members, self.gate.clock.clone()).priority(self.ones.priority)
     }
@@ -284,8 +316,7 @@ impl<C: Timer + Clone> AllOf<C> {
     /// A handle whose requests are this important, 0 otherwise: they go before all of lower priority in the queue of this composite, which clones
     /// share whatever their priority, and in the lines of its members, and may take what a member [keeps](RateLimiter::set_reserve) for them.
     ///
-    /// What keeps the less important from starving is only that the important leave something. The composite has one place in the line of a member: one
-    /// that was moved up for an important request, and is not needed there any more, is behind those who came meanwhile.
+    /// The less important are served only when no more important request waits, so they can wait for ever.
     ///
     /// # Examples
     ///
@@ -386,7 +417,8 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// Those of [`try_acquire_weighted`](AllOf::try_acquire_weighted) that waiting does not help.
+    /// Only those that waiting cannot cure: [`Refusal::ExceedsBurst`], [`Refusal::ZeroPermits`], [`AllRefusal::Weights`]; and, if the queue is
+    /// [bounded](AllOf::set_queue_bounds), [`Refusal::QueueFull`] and [`Refusal::Displaced`].
     pub fn acquire_weighted(&self, weights: &[u32]) -> AcquireAll<C> {
         AcquireAll::new(self, self.weigh(weights), None)
     }
@@ -457,7 +489,7 @@ impl<C: Timer> AllOf<C> {
     /// wait in this composite.
     #[must_use]
     pub fn status(&self) -> Status {
-        let waiting = self.gate.waiting();
+        let (waiting, _) = self.gate.waiting();
         let none = Status {
             limit: u64::MAX,
             available: u64::MAX,
@@ -520,7 +552,11 @@ fn granted<C: Timer>(charge: Option<AllCharge<C>>, waited: Duration) -> AllPermi
 impl<C: Timer> All<C> {
     /// Names the member whose refusal it is.
     fn blame(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
+        if matches!(refusal, Refusal::QueueFull { .. } | Refusal::Displaced) {
+            return AllRefusal::Composite { refusal };
+        }
         let asked = || self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
+        let paused_for = self.paused_for();
         let named = match refusal {
             Refusal::Limited { .. } => asked()
                 .filter_map(|(entry, n)| match &entry.kind {
@@ -529,6 +565,7 @@ impl<C: Timer> All<C> {
                 })
                 // The first of those that are ready last.
                 .reduce(|tightest, other| if other.0 > tightest.0 { other } else { tightest })
+                .filter(|(wait, _)| wait.as_duration() >= paused_for)
                 .map(|(_, entry)| entry),
             Refusal::InUse { .. } => asked()
                 .find(|(entry, n)| matches!(&entry.kind, Kind::Counting(limit) if limit.available() < **n))
@@ -536,6 +573,9 @@ impl<C: Timer> All<C> {
                 .map(|(entry, _)| entry),
             _ => asked().find(|(entry, n)| entry.check(**n, ask.priority).is_err()).map(|(entry, _)| entry),
         };
+        if named.is_none() && !paused_for.is_zero() {
+            return AllRefusal::Composite { refusal };
+        }
         // All weights were zero, or it can be had after all by now.
         let name = named.or(self.members.first()).map_or("", |entry| entry.name);
         AllRefusal::Member { name, refusal }

@@ -42,12 +42,16 @@ use crate::wait::Reservation;
 /// |---|---|
 /// | [`change_all`](KeyedRateLimiter::change_all), [`set_rate_all`](KeyedRateLimiter::set_rate_all) | the terms of all keys |
 /// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which keeps it |
-/// | [`refund`](KeyedRateLimiter::refund) | what a key can have, as `refund` of a limiter |
+/// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | what a key can have, as those of a limiter |
 /// | [`remove`](KeyedRateLimiter::remove) | a key begins anew |
 ///
 /// All calls for all keys together can be [watched](KeyedRateLimiter::watched_by), and counted by [`Statistics`](crate::Statistics).
 ///
 /// Clones share one table; a clone costs a reference count.
+///
+/// The number of keys is bounded, and the number of those who wait for a key is not, unless its [`limiter`](KeyedRateLimiter::limiter) is given
+/// [bounds](RateLimiter::set_queue_bounds): where callers are not trusted, refuse instead of waiting, or wait
+/// [within a time](KeyedRateLimiter::try_acquire_within).
 ///
 /// # Cost
 ///
@@ -62,8 +66,26 @@ use crate::wait::Reservation;
 /// Calls take a key as it is borrowed: a `&str` for a `String`. What is borrowed must know how to become a key (`ToOwned`), since a key
 /// that is new is kept; for an `Arc<str>` that is a `&Arc<str>`.
 ///
-/// A policy of your own is cloned: for each key that waits, and for each known key when [all change](KeyedRateLimiter::change_all). A clone has
-/// to say of a state what the one it was made of says.
+/// A policy of your own is cloned: for each key that waits, and for each known key when [all change](KeyedRateLimiter::change_all). A clone must
+/// read an existing state exactly as the original does.
+///
+/// # A user's limit and that of all users
+///
+/// ```
+/// use tidegate::{AllOf, AllRefusal, KeyedRateLimiter, Rate, RateLimiter, TokenBucket};
+///
+/// async fn call(users: &KeyedRateLimiter<String>, all: &RateLimiter<TokenBucket>, user: &str) -> Result<(), AllRefusal> {
+///     let limits = AllOf::new("user", &users.limiter(user)?).with("everybody", all);
+///     let _permits = limits.acquire().await?;
+///     // ... the call
+///     Ok(())
+/// }
+/// # let users = KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(5), 10), 1000);
+/// # let all = RateLimiter::new(TokenBucket::new(Rate::per_second(100), 100));
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(call(&users, &all, "alice")).unwrap();
+/// ```
+///
+/// # Keys
 ///
 /// Keys are hashed with a seed of its own for each limiter. `Hash`, `Eq`, `Clone` and `Drop` of a key run while the table is locked and
 /// must not call the limiter.
@@ -95,8 +117,8 @@ pub struct KeyedRateLimiter<K, P: Policy + Clone = TokenBucket, C: Timer = Defau
 /// What becomes of a new key when the table is full of keys that are limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenKeysFull {
-    /// Its requests are refused: [`Refusal::TooManyKeys`]. While a flood lasts that are all honest new keys as well, so have room for more than
-    /// are limited at the same time. An HTTP server answers 503 rather than 429: it is not this client who asked too much.
+    /// Its requests are refused: [`Refusal::TooManyKeys`]. During a flood this refuses honest new keys as well, so choose `max_keys` well above
+    /// the number of keys that are limited at the same time. An HTTP server answers 503 rather than 429: it is not this client who asked too much.
     #[default]
     RefuseNew,
     /// All that find no room share one limiter with the same policy.
@@ -135,7 +157,7 @@ where
         KeyedRateLimiter { table: Arc::new(table) }
     }
 
-    /// Before it is used: an empty limiter of the same kind, with another choice for when it is full.
+    /// A new, empty limiter with another choice for when it is full. Keys known so far are not carried over, so call it before the first request.
     ///
     /// # Examples
     ///
@@ -157,12 +179,12 @@ where
         KeyedRateLimiter { table: Arc::new(table.watched_by(events.clone())) }
     }
 
-    /// Before it is used: an empty limiter of the same kind, and `events` is told of every call for any key.
+    /// A new, empty limiter whose calls are told to `events`, for any key. Keys known so far are not carried over, so call it before the first request.
     ///
     /// What is told is what a [`RateLimiter`] tells [who watches it](RateLimiter::watch), once for each call: grants with the time waited, refusals,
     /// also for [want of room](Refusal::TooManyKeys), waits that were dropped, and what is done to a key through its
     /// [`limiter`](KeyedRateLimiter::limiter). The key is not told. Whoever watches the limiter of one key is told of its calls as well, after
-    /// this one. To be watched by it keeps no key from being forgotten.
+    /// this one. A key that is watched only so can be forgotten as before.
     ///
     /// A second one takes the place of the first. A limiter that is not watched compares once more for each call.
     ///
@@ -345,6 +367,19 @@ where
         }
     }
 
+    /// Blocks the calling thread until it has one permit of a key. Returns the time waited.
+    ///
+    /// # Errors
+    ///
+    /// As [`blocking_acquire_many`](KeyedRateLimiter::blocking_acquire_many).
+    pub fn blocking_acquire<Q>(&self, key: &Q) -> Result<Duration, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.blocking_acquire_many(key, 1)
+    }
+
     /// Blocks the calling thread until it has `n` permits of a key at once. Returns the time waited.
     ///
     /// Threads and tasks wait in the same line. Do not call it from a task: it blocks the executor's thread.
@@ -382,6 +417,9 @@ where
     /// [removed](KeyedRateLimiter::remove), and until then the key is not forgotten either and keeps its place among `max_keys`: a rate or burst of its own, a bound,
     /// a share that is kept, shadow, who watches. A pause ends by itself, and a [reset](RateLimiter::reset) is over when the key is as good
     /// as new.
+    ///
+    /// A key that is new has the permits of a new key. A larger burst does not fill by itself: [`Keep::Ratio`](crate::Keep::Ratio) makes what is
+    /// full stay full.
     ///
     /// # Errors
     ///
@@ -467,6 +505,20 @@ where
     pub fn set_rate_all(&self, rate: Rate) {
         // A rate alone is never an error.
         let _ = self.table.change_all(Change::rate(rate));
+    }
+
+    /// Charges `n` permits of a key, whether they are there or not: [`RateLimiter::debit`].
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    pub fn debit<Q>(&self, key: &Q, n: u32) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.table.line(key)?.debit(n);
+        Ok(())
     }
 
     /// Gives back `n` permits of a key that were acquired and not used. Nothing if the key is not known: then it is full. A key that has no room

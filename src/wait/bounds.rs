@@ -170,7 +170,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.entries.get(before as usize).map_or(self.head, |last| last.next)
     }
 
-    /// When there will be room for a newcomer, or its permits, if nobody else comes.
+    /// When there will be room for a newcomer, or its permits, if nobody else comes. `Nanos::MAX` if nobody knows.
     fn room_at(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
         let own = self.due_behind(rule, now, ask, priority);
         let (bounds, n) = (self.control.bounds, rule.permits(ask));
@@ -178,6 +178,10 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         let (mut ahead, mut key) = (R::Ahead::default(), self.head);
         while let Some(entry) = self.entries.get(key as usize) {
             let due = self.due(rule, now, entry.place, &ahead, &entry.ask);
+            if due <= now {
+                // The line was served just now, so it waits for something else than time.
+                return Nanos::MAX;
+            }
             if due >= own {
                 break;
             }
@@ -189,6 +193,6 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             rule.add(&mut ahead, &entry.ask);
             key = entry.next;
         }
-        own
+        if own <= now { Nanos::MAX } else { own }
     }
 }
