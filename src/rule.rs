@@ -69,9 +69,10 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     fn undo(&self, now: Nanos, charge: Self::Charge, lowest: u64, after: &mut After<C>) -> u64;
 
     /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is in line. Called whenever the line was
-    /// served.
-    fn wait_first(&self, now: Nanos, first: Option<(&Self::Ask, i8, Nanos)>, after: &mut After<C>) {
+    /// served. Returns when the line is to be looked at, should that be earlier.
+    fn wait_first(&self, now: Nanos, first: Option<(&Self::Ask, i8, Nanos)>, after: &mut After<C>) -> Nanos {
         let _ = (now, first, after);
+        Nanos::MAX
     }
 
     /// Nobody of this priority is in line any more.

@@ -222,6 +222,21 @@ fn what_a_member_keeps_is_for_the_important() {
     assert!(assert_ready!(waiting.poll()).is_ok(), "both are full again");
 }
 
+/// Those behind a place leave what it needs, and what is kept besides.
+#[test]
+fn a_place_is_not_delayed_where_a_share_is_kept() {
+    let (a, b, both, clock) = two();
+    assert_eq!(a.change(Change::only_burst(4)), Ok(()));
+    clock.advance(4 * SECOND);
+    a.set_reserve(3, 1);
+    b.pause_for(SECOND / 2);
+    let mut waiting = spawn(both.acquire());
+    assert_pending!(waiting.poll());
+    assert!(a.try_acquire().is_err(), "it would not be back in time");
+    clock.advance(SECOND / 2);
+    assert!(assert_ready!(waiting.poll()).is_ok());
+}
+
 #[test]
 fn what_is_kept_for_others_is_never_due() {
     let (_a, b, both, _clock) = two();

@@ -230,3 +230,19 @@ fn who_waits_here_again_stands_where_it_stood() {
     clock.advance(SECOND);
     assert!(last.poll().is_ready());
 }
+
+/// By the time its other limiter is due, somebody has gone first here. From then on it waits here alone.
+#[test]
+fn who_waits_here_alone_by_now_is_told_of_a_refund() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 1, 2);
+    let held = [0, 1].map(|_| bucket(&clock, 1000, 1000));
+    held.iter().for_each(|held| held.pause_for(SECOND));
+    let (mut one, mut two) = (user(&all, &held[0], 1), user(&all, &held[1], 2));
+    clock.advance(SECOND);
+    assert!(one.is_woken() && one.poll().is_ready());
+    clock.advance(SECOND / 10);
+    assert!(!two.is_woken());
+    all.refund(1);
+    assert!(two.is_woken() && two.poll().is_ready());
+}

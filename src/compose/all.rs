@@ -19,6 +19,7 @@ use crate::rule::Rule;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::wait::after::After;
 use crate::wait::ring::{Ring, ring_all};
+use crate::wait::seats::UNSURE;
 
 /// How often a time is judged again by what the members say about it. One round is enough unless others wait in seats, too.
 const ROUNDS: usize = 4;
@@ -411,12 +412,12 @@ impl<C: Timer> Rule<C> for All<C> {
         u64::MAX
     }
 
-    fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, after: &mut After<C>) {
+    fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, after: &mut After<C>) -> Nanos {
         let Some((ask, priority, due)) = first else {
             let places = std::mem::take(&mut lock(&self.seats).places);
             self.rise(places.into_values(), after);
             lock(&self.counting).iter_mut().for_each(|slot| slot.hold.clear(after));
-            return;
+            return Nanos::MAX;
         };
         for (slot, _) in lock(&self.counting).iter_mut().zip(ask.iter()).filter(|(_, n)| **n == 0) {
             slot.hold.clear(after);
@@ -432,14 +433,16 @@ impl<C: Timer> Rule<C> for All<C> {
             seats.first = priority;
         }
         let places = seats.places.entry(priority).or_insert_with(|| vec![0; self.members.len()]);
-        let mut new = false;
+        let (mut new, mut alone_from) = (false, Span::MIN);
         for ((entry, place), n) in self.members.iter().zip(places).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Counting(_) => {}
                 Kind::Rate(_) if *n == 0 => entry.rise(std::mem::take(place), after),
                 Kind::Rate(member) => {
                     new |= *place == 0;
-                    *place = member.sit(*place, (*n, priority), at, &self.waker(), after);
+                    let (seat, due) = member.sit(*place, (*n, priority), at, &self.waker(), after);
+                    *place = seat;
+                    alone_from = alone_from.max(due);
                 }
             }
         }
@@ -448,6 +451,10 @@ impl<C: Timer> Rule<C> for All<C> {
         if new && self.ready_at(now, &Vec::new(), ask) < due {
             after.rings.extend(self.gate.upgrade().map(|gate| gate as Arc<dyn Ring>));
         }
+        // If it is due later than by each of the members for itself, others will go first somewhere who do not now: it is away everywhere
+        // until then, and waits for one member alone from then on.
+        let alone_from = time(now, alone_from);
+        if alone_from > now && alone_from.saturating_add(UNSURE) < due { alone_from } else { Nanos::MAX }
     }
 
     fn nobody_waits(&self, priority: i8, after: &mut After<C>) {

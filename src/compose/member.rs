@@ -91,8 +91,16 @@ pub(crate) trait Member<C: Timer>: Ring {
     /// `begin`; not before `at`. Leaves out the seat `own`.
     fn due(&self, begin_at: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
 
-    /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to be granted `at`.
-    fn sit(&self, seat: u64, asked: (u32, i8), at: Span, gate: &Weak<dyn Ring>, after: &mut After<C>) -> u64;
+    /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to be granted `at`. Returns the place, and when
+    /// the request is due here.
+    fn sit(
+        &self,
+        seat: u64,
+        asked: (u32, i8),
+        at: Span,
+        gate: &Weak<dyn Ring>,
+        after: &mut After<C>,
+    ) -> (u64, Span);
 
     /// Keeps a seat as a place only.
     fn stand_by(&self, seat: u64, after: &mut After<C>);
@@ -298,7 +306,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         at: Span,
         waiter: &Weak<dyn Ring>,
         after: &mut After<C>,
-    ) -> u64 {
+    ) -> (u64, Span) {
         let gate = &self.0;
         let (mut queue, now) = gate.reach();
         let seat = if seat > 0 {
@@ -307,9 +315,10 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             let ahead = queue.ahead(&gate.rule, priority);
             queue.seats.sit(&gate.rule, n, priority, ahead, waiter.clone())
         };
-        let news = queue.seats.tell(&gate.rule, now, seat, &n, time(now, at));
+        let (news, due) = queue.seats.tell(&gate.rule, now, seat, &n, time(now, at));
+        let due = if queue.control.shadow { Span::MIN } else { span(due, now) };
         gate.let_go(queue, news, 1, after);
-        seat
+        (seat, due)
     }
 
     fn stand_by(&self, seat: u64, after: &mut After<C>) {

@@ -38,7 +38,7 @@ use crate::wait::after::After;
 use crate::wait::ring::Ring;
 
 /// Two times that were converted from one clock to another may differ by what passes between two readings.
-const UNSURE: Nanos = Nanos::new(100_000);
+pub(crate) const UNSURE: Nanos = Nanos::new(100_000);
 
 /// The place behind everybody.
 pub(crate) const END: u64 = u64::MAX;
@@ -234,18 +234,13 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
         // Of what comes in during a pause, the stock keeps what it has room for.
         let now = now.max(self.opens);
-        let mut due = rule.ready_at(now, ahead, ask).max(self.opens);
-        if let Some((kept, from)) = self.reserve
-            && priority_of(place) < from
-        {
-            due = due.max(rule.ready_leaving(now, ahead, ask, kept));
-        }
+        let due = self.ready_at(rule, now, place, ahead, ask).max(self.opens);
         if self.away.is_empty() {
             return due;
         }
         let before = self.away.range(..place).filter(|(place, _)| **place != own);
-        let mut seats: Vec<_> = before.map(|(_, seat)| seat).take(DEPTH).collect();
-        seats.sort_by_key(|(at, _)| *at);
+        let mut seats: Vec<_> = before.take(DEPTH).collect();
+        seats.sort_by_key(|(_, (at, _))| *at);
         // A policy tells what it is like if requests go first as soon as they can, or at a given time all at once. The truth is
         // in between, so the later of the two counts.
         let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
@@ -254,10 +249,10 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         let (mut first, mut last, mut last_at) = (ahead.clone(), R::Ahead::default(), Nanos::ZERO);
         let mut all = ahead.clone();
         rule.add(&mut all, ask);
-        for (seat_at, seat_ask) in seats {
+        for (&seat, (seat_at, seat_ask)) in seats {
             let held_up = || {
-                let due = rule.ready_at(now, &all, seat_ask).max(rule.ready_at(due.max(now), &one, seat_ask));
-                due > *seat_at
+                let ready_at = |at, ahead| self.ready_at(rule, at, seat, ahead, seat_ask);
+                ready_at(now, &all).max(ready_at(due.max(now), &one)) > *seat_at
             };
             if *seat_at <= due.max(now) || held_up() {
                 let begins = now.max(*seat_at);
@@ -266,12 +261,23 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
                 }
                 rule.add(&mut first, seat_ask);
                 rule.add(&mut last, seat_ask);
-                let behind = rule.ready_at(now, &first, ask).max(rule.ready_at(begins, &last, ask));
-                due = due.max(behind).max(*seat_at);
+                let ready_at = |at, ahead| self.ready_at(rule, at, place, ahead, ask);
+                due = due.max(ready_at(now, &first)).max(ready_at(begins, &last)).max(*seat_at);
             }
             rule.add(&mut all, seat_ask);
         }
         due
+    }
+
+    /// When a request at this place is due behind all that are `ahead`, if there are no seats.
+    fn ready_at(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
+        let due = rule.ready_at(now, ahead, ask);
+        match self.reserve {
+            Some((kept, from)) if priority_of(place) < from => {
+                due.max(rule.ready_leaving(now, ahead, ask, kept))
+            }
+            Some(_) | None => due,
+        }
     }
 
     /// Rings all of them.
@@ -299,10 +305,17 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         place
     }
 
-    /// Tells a seat what it is held for and until when. Returns whether that is news for those behind.
-    pub(crate) fn tell(&mut self, rule: &R, now: Nanos, place: u64, ask: &R::Ask, at: Nanos) -> bool {
-        self.due_in_seat(rule, (now, now), place, ask)
-            .is_some_and(|due| self.file(rule, place, ask, (at, due)))
+    /// Tells a seat what it is held for and until when. Returns whether that is news for those behind, and when it is due here.
+    pub(crate) fn tell(
+        &mut self,
+        rule: &R,
+        now: Nanos,
+        place: u64,
+        ask: &R::Ask,
+        at: Nanos,
+    ) -> (bool, Nanos) {
+        let due = self.due_in_seat(rule, (now, now), place, ask).unwrap_or(Nanos::ZERO);
+        (self.file(rule, place, ask, (at, due)), due)
     }
 
     /// Keeps a seat as a place, for somebody who is not the first of those it is for. Returns whether that is news for those behind.

@@ -11,7 +11,7 @@ use crate::wait::seats::END;
 
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
-    /// when the first of the others is due. Tells those about it who wait for several limiters.
+    /// when the first of the others is due, or to be looked at. Tells those about it who wait for several limiters.
     pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
         if self.len() > 0 && from.rule.has_changed() {
             self.retime(from, now, after);
@@ -27,8 +27,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             _ => self.seats.ring(from.rule, now, after),
         }
         let first = self.entries.get(self.head as usize).zip(due);
-        from.rule.wait_first(now, first.map(|(first, due)| (&first.ask, first.priority, due)), after);
-        due
+        let first = first.map(|(first, due)| (&first.ask, first.priority, due));
+        let look_at = from.rule.wait_first(now, first, after);
+        due.map(|due| due.min(look_at))
     }
 
     /// In shadow nobody waits: all in line pass without a permit.
