@@ -371,10 +371,14 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// Rings those whose time has come, and the first of those that are here if it is due earlier.
     pub(crate) fn ring(&mut self, rule: &R, now: Nanos, after: &mut After<C>) {
+        let mut due = Vec::new();
         while let Some(bell) = self.bells.first().copied().filter(|(at, _)| *at <= now) {
             self.bells.remove(&bell);
-            after.rings.extend(self.list.get(&bell.1).and_then(|seat| seat.gate.upgrade()));
+            due.push(bell.1);
         }
+        // Those in front first: so each finds a time behind them, and not the same one as they.
+        due.sort_unstable();
+        after.rings.extend(due.iter().filter_map(|place| self.list.get(place)?.gate.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };
         let Some(due) = self.due_in_seat(rule, (now, now), place, ask) else { return };
         if let Some(seat) = self.list.get_mut(&place)
