@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::support::{model, model_of_three};
+use super::support::{model, model_of_three, model_up_to};
+#[cfg(feature = "keyed")]
+use crate::keyed::ForKey;
 use crate::nanos::Nanos;
+use crate::policy::cell::update;
 use crate::policy::sliding_window::{Cell, SlidingState, replace};
 use crate::policy::window::stamp;
 use crate::policy::{
-    BucketState, Change, FixedWindow, Keep, Policy, SlidingEstimate, SlidingWindow, TokenBucket,
+    BucketState, Change, FixedWindow, Keep, LeakyBucket, Policy, SlidingEstimate, SlidingWindow, TokenBucket,
+    ticks,
 };
 use crate::rate::Rate;
 use crate::sync::{AtomicU128, Ordering};
@@ -162,46 +166,265 @@ fn a_bucket_that_changes_forgets_nothing() {
     one_word(|rate| TokenBucket::new(rate, 2));
 }
 
-/// A bucket of two, of which some are taken, becomes faster, while another thread tries twice. Returns how many were
-/// granted, all in the same instant.
-fn granted_while_faster(
-    taken: usize,
-    other_takes: impl Fn(&TokenBucket, &BucketState) -> bool + Send + 'static,
-) -> usize {
-    let policy = Arc::new(TokenBucket::new(rate("2/20s"), 2));
-    let state = Arc::new(policy.start(Nanos::ZERO));
-    let now = at(13);
+/// When buckets change.
+const NOW: Nanos = Nanos::new(13_000_000_000);
+const HALF_A_SECOND_AGO: Nanos = Nanos::new(12_500_000_000);
+
+/// A full bucket of which some permits are taken at a time.
+fn bucket(
+    text: &'static str,
+    burst: u32,
+    (taken, when): (usize, Nanos),
+) -> impl Fn() -> (TokenBucket, BucketState) + Copy + Send + Sync + 'static {
+    move || taken_from(TokenBucket::new(rate(text), burst), taken, when)
+}
+
+fn taken_from<P: Policy>(policy: P, taken: usize, when: Nanos) -> (P, P::State) {
+    let state = policy.start(Nanos::ZERO);
     for _ in 0..taken {
-        policy.try_acquire(&state, now, 1).expect("the first");
+        policy.try_acquire(&state, when, 1).expect("there is one");
     }
-    let other = {
-        let (policy, state) = (policy.clone(), state.clone());
-        thread::spawn(move || (0..2).filter(|_| other_takes(&policy, &state)).count())
-    };
-    policy.change(&state, now, Change::rate(rate("2/2s"))).expect("fits");
-    let meanwhile = other.join().expect("no panic");
-    taken + meanwhile + (0..4).take_while(|_| policy.try_acquire(&state, now, 1).is_ok()).count()
+    (policy, state)
+}
+
+/// A bucket changes while other threads do something, and then somebody takes all there is. Returns how many permits were granted.
+fn granted_meanwhile<P: Policy>(
+    both: &Arc<(P, P::State)>,
+    threads: usize,
+    other: impl Fn(&P, &P::State) -> usize + Copy + Send + 'static,
+    change: impl Fn(&P, &P::State),
+) -> usize {
+    let others: Vec<_> = (0..threads)
+        .map(|_| {
+            let both = both.clone();
+            thread::spawn(move || other(&both.0, &both.1))
+        })
+        .collect();
+    change(&both.0, &both.1);
+    let meanwhile: usize = others.into_iter().map(|other| other.join().expect("no panic")).sum();
+    meanwhile + (0..9).take_while(|_| both.0.try_acquire(&both.1, NOW, 1).is_ok()).count()
+}
+
+/// How many of two attempts are granted.
+fn takes_twice<P: Policy>(policy: &P, state: &P::State) -> usize {
+    (0..2).filter(|_| policy.try_acquire(state, NOW, 1).is_ok()).count()
+}
+
+fn takes_once<P: Policy>(policy: &P, state: &P::State) -> usize {
+    usize::from(policy.try_acquire(state, NOW, 1).is_ok())
+}
+
+fn changes<P: Policy>(change: Change) -> impl Fn(&P, &P::State) {
+    move |policy, state| {
+        policy.change(state, NOW, change).expect("fits");
+    }
+}
+
+/// A thread tries twice while a bucket changes in which so many permits are left.
+fn race<P: Policy>(bucket: impl Fn() -> (P, P::State) + Send + Sync + 'static, change: Change, left: usize) {
+    model_of_three(move || {
+        let granted = granted_meanwhile(&Arc::new(bucket()), 1, takes_twice, changes(change));
+        assert!(granted <= left, "no more than there was");
+    });
+}
+
+fn to(text: &str) -> Change {
+    Change::rate(rate(text))
 }
 
 #[test]
-fn a_bucket_that_becomes_faster_grants_nothing_twice() {
-    for taken in [0, 1] {
+fn a_bucket_that_becomes_slower_or_faster_grants_nothing_twice() {
+    for (from, change) in [("2/2s", to("2/20s")), ("2/20s", to("2/2s")), ("2/20s", to("1/3s"))] {
+        for keep in [Keep::Count, Keep::Ratio] {
+            race(bucket(from, 2, (0, NOW)), change.keep(keep), 2);
+            race(bucket(from, 2, (1, NOW)), change.keep(keep), 1);
+        }
+    }
+}
+
+/// Half of one came in since all were taken.
+#[test]
+fn a_bucket_with_a_part_of_a_permit_grants_nothing_twice() {
+    for keep in [Keep::Count, Keep::Ratio] {
+        race(bucket("2/2s", 2, (2, HALF_A_SECOND_AGO)), to("2/20s").keep(keep), 0);
+        race(bucket("2/20s", 2, (2, HALF_A_SECOND_AGO)), to("2/2s").keep(keep), 0);
+    }
+}
+
+#[test]
+fn a_bucket_whose_size_changes_grants_nothing_twice() {
+    for (from, change) in [("2/2s", to("2/2s")), ("2/2s", to("2/20s")), ("2/20s", to("2/2s"))] {
+        race(bucket(from, 2, (1, NOW)), change.burst(1), 1);
+        race(bucket(from, 2, (1, NOW)), change.burst(4), 1);
+        // Half of four is one more.
+        race(bucket(from, 2, (1, NOW)), change.burst(4).keep(Keep::Ratio), 2);
+    }
+}
+
+#[test]
+fn a_bucket_that_starts_anew_grants_nothing_twice() {
+    for (from, change) in [("2/2s", to("2/20s")), ("2/20s", to("2/2s"))] {
+        let of_two = move || {
+            let policy = TokenBucket::new(rate(from), 2).start_with(1).expect("fits");
+            let state = policy.start(NOW);
+            policy.try_acquire(&state, NOW, 1).expect("it starts with one");
+            (policy, state)
+        };
+        race(of_two, change.keep(Keep::Reset), 1);
+    }
+}
+
+#[test]
+fn a_bucket_that_stands_still_grants_nothing_twice() {
+    race(bucket("2/2s", 2, (1, NOW)), Change::rate(Rate::ZERO), 1);
+    for change in [to("2/2s"), to("2/20s"), to("4/s")] {
+        let still = move || {
+            let (policy, state) = bucket("2/2s", 2, (1, at(5)))();
+            policy.set_rate(&state, at(5), Rate::ZERO);
+            (policy, state)
+        };
+        race(still, change, 1);
+    }
+}
+
+#[test]
+fn a_bucket_in_steps_that_changes_grants_nothing_twice() {
+    for (from, change) in [("2/2s", to("2/20s")), ("2/20s", to("2/2s")), ("2/2s", Change::rate(Rate::ZERO))] {
+        let in_steps = move || taken_from(TokenBucket::new(rate(from), 2).in_steps().expect("fits"), 1, NOW);
+        race(in_steps, change, 1);
+    }
+}
+
+#[test]
+fn a_leaky_bucket_that_changes_grants_nothing_twice() {
+    for (from, change) in [("2/2s", to("2/20s")), ("2/20s", to("2/2s"))] {
+        race(move || taken_from(LeakyBucket::new(rate(from)).undelayed(1), 1, NOW), change, 1);
+    }
+}
+
+#[test]
+fn a_bucket_that_changes_grants_several_at_once_no_more_than_once() {
+    for (from, change) in [("4/4s", to("4/40s")), ("4/40s", to("4/4s"))] {
         model_of_three(move || {
+            let pairs = |policy: &TokenBucket, state: &_| {
+                2 * (0..2).filter(|_| policy.try_acquire(state, NOW, 2).is_ok()).count()
+            };
             let granted =
-                granted_while_faster(taken, |policy, state| policy.try_acquire(state, at(13), 1).is_ok());
-            assert!(granted <= 2, "two by either terms");
+                granted_meanwhile(&Arc::new(bucket(from, 4, (2, NOW))()), 1, pairs, changes(change));
+            assert!(granted <= 2, "no more than there was");
         });
     }
 }
 
-/// The broken twin: the faster rate is published before the bucket is converted.
+/// A thread that sees what another one took also sees by which terms.
 #[test]
-#[should_panic(expected = "two by either terms")]
+fn a_bucket_that_changes_among_three_grants_nothing_twice() {
+    model_up_to(1, || {
+        let both = Arc::new(bucket("2/2s", 2, (1, NOW))());
+        let granted = granted_meanwhile(&both, 2, takes_once, changes(to("2/20s")));
+        assert!(granted <= 1, "no more than there was");
+    });
+}
+
+/// The broken twin: the bucket is converted and the old terms still grant, until the new ones are published.
+#[test]
+#[should_panic(expected = "no more than there was")]
+fn broken_a_bucket_that_becomes_slower_grants_nothing_twice() {
+    model_of_three(|| {
+        let takes_by_what_is_published = |policy: &TokenBucket, state: &BucketState| {
+            let take = |zero| policy.bucket.take(zero, NOW, 1, policy.bucket.published(1));
+            (0..2).filter(|_| update(&state.zero, take).is_ok()).count()
+        };
+        let both = Arc::new(bucket("2/2s", 2, (1, NOW))());
+        let granted = granted_meanwhile(&both, 1, takes_by_what_is_published, changes(to("2/20s")));
+        assert!(granted <= 1, "no more than there was");
+    });
+}
+
+/// The broken twin: the faster rate grants before the bucket is converted.
+#[test]
+#[should_panic(expected = "no more than there was")]
 fn broken_a_bucket_that_becomes_faster_grants_nothing_twice() {
     model_of_three(|| {
-        let published = TokenBucket::new(rate("2/2s"), 2);
-        let granted =
-            granted_while_faster(1, move |_, state| published.try_acquire(state, at(13), 1).is_ok());
-        assert!(granted <= 2, "two by either terms");
+        let takes_by_the_faster = |policy: &TokenBucket, state: &BucketState| {
+            let faster = TokenBucket::new(rate("2/2s"), 2).bucket.published(1);
+            let take = |zero| policy.bucket.take(zero, NOW, 1, faster);
+            (0..2).filter(|_| update(&state.zero, take).is_ok()).count()
+        };
+        let both = Arc::new(bucket("2/20s", 2, (1, NOW))());
+        let granted = granted_meanwhile(&both, 1, takes_by_the_faster, changes(to("2/2s")));
+        assert!(granted <= 1, "no more than there was");
     });
+}
+
+/// The broken twin: the terms are read before the state.
+#[test]
+#[should_panic(expected = "no more than there was")]
+fn broken_a_bucket_with_a_part_of_a_permit_grants_nothing_twice() {
+    model_of_three(|| {
+        let takes_by_what_it_read = |policy: &TokenBucket, state: &BucketState| {
+            let terms = policy.bucket.published(1);
+            usize::from(update(&state.zero, |zero| policy.bucket.take(zero, NOW, 1, terms)).is_ok())
+        };
+        let both = Arc::new(bucket("2/2s", 2, (2, HALF_A_SECOND_AGO))());
+        let granted = granted_meanwhile(&both, 1, takes_by_what_it_read, changes(to("2/20s")));
+        assert!(granted == 0, "no more than there was");
+    });
+}
+
+#[test]
+fn of_two_changes_neither_is_lost() {
+    for burst in [1, 3] {
+        model_of_three(move || {
+            let too = move |policy: &TokenBucket, state: &_| {
+                changes(Change::only_burst(burst))(policy, state);
+                0
+            };
+            let both = Arc::new(bucket("2/2s", 2, (1, NOW))());
+            assert_eq!(granted_meanwhile(&both, 1, too, changes(to("2/20s"))), 1, "as many as there were");
+            assert_eq!((both.0.rate(), both.0.burst()), (rate("2/20s"), burst));
+        });
+    }
+}
+
+/// A key that had the terms of all until now.
+#[cfg(feature = "keyed")]
+#[test]
+fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {
+    let of_a_key = |bucket: (TokenBucket, BucketState)| (ForKey::new(bucket.0), bucket.1);
+    race(move || of_a_key(bucket("2/2s", 2, (1, NOW))()), to("2/20s"), 1);
+    race(move || of_a_key(bucket("2/2s", 2, (2, HALF_A_SECOND_AGO))()), to("2/20s"), 0);
+}
+
+/// Half a permit is there. Where there is none at all a change may leave the state as it is, and then these count by either terms.
+#[test]
+fn what_is_given_back_or_owed_while_a_bucket_changes_counts_as_so_many_permits() {
+    for (from, change, earlier) in
+        [("2/2s", to("2/20s"), 12_500_000_000), ("2/20s", to("2/2s"), 8_000_000_000)]
+    {
+        let half = bucket(from, 2, (2, Nanos::new(earlier)));
+        model_of_three(move || {
+            let gives_back = |policy: &TokenBucket, state: &_| {
+                policy.refund(state, NOW, 1);
+                0
+            };
+            let both = Arc::new(half());
+            assert_eq!(granted_meanwhile(&both, 1, gives_back, changes(change)), 1, "one was given back");
+        });
+        model_of_three(move || {
+            let owes = |policy: &TokenBucket, state: &_| {
+                policy.debit(state, NOW, 1);
+                0
+            };
+            let both = Arc::new(half());
+            assert_eq!(granted_meanwhile(&both, 1, owes, changes(change)), 0, "half of one is owed");
+            let due = both.0.ready_at(&both.1, NOW, 0, 1);
+            let interval = both.0.weight(1) / ticks::PER_NANO;
+            assert_eq!(
+                due,
+                NOW.saturating_add(Nanos::new(interval + interval / 2)),
+                "that half, and another"
+            );
+        });
+    }
 }

@@ -21,8 +21,13 @@ pub(crate) fn model(model: impl Fn() + Send + Sync + 'static) {
 
 /// Runs a model of three threads in every interleaving with up to three preemptions, or `LOOM_MAX_PREEMPTIONS`.
 pub(crate) fn model_of_three(model: impl Fn() + Send + Sync + 'static) {
+    model_up_to(3, model);
+}
+
+/// The same with so many preemptions, where three take too long.
+pub(crate) fn model_up_to(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(3);
+    builder.preemption_bound.get_or_insert(preemptions);
     builder.max_branches = 100_000;
     builder.check(model);
 }

@@ -1,6 +1,8 @@
 //! The one place that chooses between the real atomics and locks and loom's.
 
 #[cfg(all(test, tidegate_loom))]
+pub(crate) use loom::hint::spin_loop;
+#[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -15,6 +17,8 @@ pub(crate) use twin::AtomicU128;
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use portable_atomic::AtomicU128;
 #[cfg(not(all(test, tidegate_loom)))]
+pub(crate) use std::hint::spin_loop;
+#[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -23,6 +27,9 @@ pub(crate) use std::sync::{
 pub(crate) use std::thread::{Thread, current as current_thread};
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread_local;
+
+/// How often to look again for what somebody else is about to finish: as often as a mutex of the standard library, before it sleeps.
+pub(crate) const LOOKS: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100 };
 
 /// Locks, and goes on after a panic in another holder: every section leaves its data whole at each point
 /// where foreign code could unwind.

@@ -142,6 +142,36 @@ fn a_sliding_window_that_changes_keeps_its_limit_among_threads() {
     }
 }
 
+/// Takers once went on by the terms before, while a bucket that becomes slower had been converted already: each had what others had spent.
+#[test]
+fn a_bucket_that_changes_keeps_its_burst_among_threads() {
+    const BURST: u32 = 1000;
+    // Much slower and much faster, and never the same again: an exchange cannot tell a state from an equal one by other terms.
+    let rate = |change: u64| {
+        let nanos = [1_000_003, 9_999_991, 31][usize::try_from(change % 3).expect("small")] + 64 * change;
+        Rate::new(1, Duration::from_nanos(nanos)).expect("a rate")
+    };
+    for round in 0..300 {
+        let at = Nanos::from_duration(Duration::from_secs(100_000 + round));
+        let policy = TokenBucket::new(rate(0), BURST);
+        let (state, start) = (policy.start(at), Barrier::new(THREADS));
+        let take = || {
+            start.wait();
+            (0..BURST).filter(|_| policy.try_acquire(&state, at, 1).is_ok()).count()
+        };
+        let granted: usize = thread::scope(|scope| {
+            let threads: Vec<_> = (1..THREADS).map(|_| scope.spawn(take)).collect();
+            start.wait();
+            for change in 1..60 {
+                policy.set_rate(&state, at, rate(change));
+            }
+            threads.into_iter().filter_map(|thread| thread.join().ok()).sum()
+        });
+        let left = (0..BURST).filter(|_| policy.try_acquire(&state, at, 1).is_ok()).count();
+        assert_eq!(granted + left, BURST as usize, "round {round}");
+    }
+}
+
 /// In no aligned window more than the limit, as far as the readings tell which window it was.
 fn assert_aligned(grants: &[Grant]) {
     for window in grants.iter().map(|grant| grant.before / WINDOW) {

@@ -34,40 +34,65 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`. The numbers that a request for several permits needs are read as one
-//! through `policy/published.rs`. Those for a single one have words of their own, each loaded relaxed.
+//! One word under the shared loop: see `policy/cell.rs`. The numbers are read as one through `policy/published.rs`; those for a single permit
+//! of a bucket without steps have words of their own.
 //!
-//! **A change** first converts the word and then replaces the numbers. A request that overlaps with it may see any mixture of the
-//! old and the new: it pays the old or the new price, out of the old or the new burst, as if it had come a moment earlier or
-//! later; or it loses what was in stock. The next request of a thread loads the numbers again, and finds the same while whoever changes
-//! stalls between the two steps. What that costs depends on the way:
+//! **A change** closes the bucket, converts the word, replaces the numbers, and opens the bucket. While it is closed nobody passes. So a
+//! request takes by the old terms from the old word, or by the new terms from the new one, as if all were replaced at once,
+//! in the exchange that converts the word:
 //!
-//! | the stock becomes | old numbers make of the new word | so meanwhile |
-//! |---|---|---|
-//! | less time, as when the rate becomes faster | fewer permits | nothing is granted twice: `loom-tests/change.rs` |
-//! | more time, as when it becomes slower | more permits, up to the old burst | of the old burst, what was spent can be had once more |
+//! | bucket | word | numbers | a request |
+//! |---|---|---|---|
+//! | open | old | old | takes by the old terms |
+//! | closed | old | old | looks again, and is refused for the shortest time there is |
+//! | closed | new | old, or some of each | the same |
+//! | open | new | new | takes by the new terms |
 //!
-//! It cannot be worse once the numbers are those of either, since the word is a time on the common clock before and after: where nothing
-//! comes in, the bucket's clock stops at the time of the change, and the word stays.
+//! Without the second and third row a thread that stalls there would leave old numbers to a new word: a stock that the conversion made
+//! longer, as for a slower rate, could be had at the old price.
+//!
+//! | operation | ordering | pairs with | why |
+//! |---|---|---|---|
+//! | `way` is closed | Relaxed | | the next one publishes it |
+//! | the word is converted | Release | the load of the word | whoever sees this word, or one that others made of it, finds the bucket closed or open by the new terms |
+//! | the numbers are stored, then `way` | Release | their loads | whoever finds it open by the new terms finds the new numbers |
+//! | after the word `way` is loaded, then the numbers | Acquire | their stores | whoever finds a new number comes after the conversion |
+//!
+//! **Why enough.** The bad executions are an old number for the new word, and a new one for the old word. The first: the word was loaded with
+//! Acquire, so `way` shows at least that the bucket is closed. If it shows that it is open, it is so by the new terms, and all numbers are
+//! new. The second: the new number was stored after the conversion and loaded with Acquire, so the exchange comes
+//! after the conversion and does not find the old word. **Why not more.** What others make of a word is an exchange, too, which carries
+//! on what the conversion published, at any ordering.
+//!
+//! **What is left.** An exchange tells words apart, not terms. Where a change leaves the word as it is, because nothing is in stock, only
+//! the burst becomes larger, or the bucket is to stand still, one request that stalled meanwhile passes by the old terms, and finds what came
+//! in at the old rate until its own time. Where others take by the new terms and arrive at the old word, to a sixteenth of a nanosecond, one
+//! that stalled all the while pays the old price.
+//!
+//! Giving back and charging cannot be refused, so they wait until the bucket is open. A limiter's own never meet a change, since
+//! both hold the queue's lock. Those of a policy that is used alone may count by the old terms where the word stays as it is.
+//!
+//! **Checked by** `loom-tests/change.rs`, with twins that ignore that the bucket is closed, and that read the numbers before the word;
+//! and by `tests/policy_stress.rs`. Loom does not reorder a load behind a later exchange, so the second bad execution rests on the argument.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::cell::{Cell, update};
+use crate::policy::cell::{Cell, convert, update};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::window::nanos_between;
 use crate::policy::{Change, Keep, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, LOOKS, Ordering, spin_loop};
 
 /// The state of one [`TokenBucket`](super::TokenBucket) or [`LeakyBucket`](super::LeakyBucket): a single word.
 #[derive(Debug)]
 pub struct BucketState {
     /// The tick at which the bucket would be empty.
-    zero: AtomicU64,
+    pub(crate) zero: AtomicU64,
 }
 
 /// What one grant of a bucket took.
@@ -79,6 +104,11 @@ pub struct BucketCharge {
     /// The state right before the grant, and right after.
     before: u64,
     after: u64,
+}
+
+impl BucketCharge {
+    /// That of a grant without a limit.
+    const NONE: BucketCharge = BucketCharge { n: 0, used: 0, before: 0, after: 0 };
 }
 
 /// What the user set. All of it can change at run time.
@@ -96,7 +126,7 @@ pub(crate) struct Terms {
 
 /// What a decision needs, in ticks.
 #[derive(Clone, Copy, Debug)]
-struct Numbers {
+pub(crate) struct Numbers {
     /// The price of one permit; zero only without a limit.
     one: u64,
     /// How many ticks of tokens the bucket holds.
@@ -127,9 +157,33 @@ pub(crate) enum Start {
     Tokens(u32),
 }
 
+/// What a request for one permit needs, of `Numbers` without steps.
+struct Hot {
+    /// [`PLAIN`], [`IN_STEPS`] or [`CLOSED`].
+    way: AtomicU64,
+    one: AtomicU64,
+    saved: AtomicU64,
+    stopped: AtomicU64,
+}
+
+/// Open, and a request for one permit needs no more than what is in `Hot`.
+const PLAIN: u64 = 0;
+/// Open, and the numbers of steps are read as one, since those of one rate make no sense with those of another.
+const IN_STEPS: u64 = 1;
+/// The terms are being replaced, and nobody passes.
+const CLOSED: u64 = 2;
+
+/// Why a request leaves the state as it is.
+pub(crate) enum Stays {
+    /// Without a limit there is nothing to take.
+    Free,
+    Refused(Refusal),
+    /// The bucket is closed.
+    Closed,
+}
+
 pub(crate) struct Bucket {
-    /// `Numbers`, for a single permit.
-    hot: [AtomicU64; 6],
+    hot: Hot,
     /// `Numbers` (six words), `More` (four), and `Terms` (seven).
     words: Published<17>,
     start: Start,
@@ -270,12 +324,42 @@ impl Numbers {
         self.one == 0
     }
 
+    #[inline]
+    fn price(&self, more: &More, n: u32) -> u64 {
+        if self.is_unlimited() { 0 } else { more.interval.price(n) }
+    }
+
     fn to_words(self) -> [u64; 6] {
         [self.one, self.saved, self.stopped, self.step, self.shift, self.gain]
     }
 
-    fn from_words([one, saved, stopped, step, shift, gain]: [u64; 6]) -> Numbers {
-        Numbers { one, saved, stopped, step, shift, gain }
+    /// How a request for one permit finds these.
+    fn way(&self) -> u64 {
+        if self.step == 0 { PLAIN } else { IN_STEPS }
+    }
+}
+
+impl Hot {
+    fn new(numbers: &Numbers) -> Hot {
+        let [way, one, saved, stopped] =
+            [numbers.way(), numbers.one, numbers.saved, numbers.stopped].map(AtomicU64::new);
+        Hot { way, one, saved, stopped }
+    }
+
+    /// Opens the bucket with these numbers.
+    fn open(&self, numbers: &Numbers) {
+        self.one.store(numbers.one, Ordering::Release);
+        self.saved.store(numbers.saved, Ordering::Release);
+        self.stopped.store(numbers.stopped, Ordering::Release);
+        self.way.store(numbers.way(), Ordering::Release);
+    }
+
+    /// The numbers, and the price of a permit.
+    #[inline]
+    fn numbers(&self) -> (Numbers, u64) {
+        let [one, saved, stopped] =
+            [&self.one, &self.saved, &self.stopped].map(|word| word.load(Ordering::Acquire));
+        (Numbers { one, saved, stopped, step: 0, shift: 0, gain: 0 }, one)
     }
 }
 
@@ -294,7 +378,7 @@ impl Bucket {
     pub(crate) fn cut(terms: Terms, start: Start, stretches: bool) -> Bucket {
         let numbers = terms.rounded_numbers(ticks::ORIGIN, Interval::of_ticks(STILL));
         let words = Published::new(words(terms, numbers));
-        Bucket { hot: numbers.0.to_words().map(AtomicU64::new), words, start, stretches, wall_clock: None }
+        Bucket { hot: Hot::new(&numbers.0), words, start, stretches, wall_clock: None }
     }
 
     /// A bucket with other terms.
@@ -330,14 +414,6 @@ impl Bucket {
         }
     }
 
-    /// What a request for one permit needs.
-    #[inline]
-    fn numbers(&self) -> Numbers {
-        let numbers = Numbers::from_words(std::array::from_fn(|i| self.hot[i].load(Ordering::Relaxed)));
-        // Steps of one rate make no sense with those of another.
-        if numbers.step == 0 { numbers } else { self.numbers_and_more().0 }
-    }
-
     fn numbers_and_more(&self) -> (Numbers, More) {
         let [one, saved, stopped, step, shift, gain, same, ticks, permits, most] = self.words.read(0);
         let interval = Interval::from_words([same, ticks, permits]);
@@ -346,13 +422,26 @@ impl Bucket {
 
     /// What `n` permits cost, beside the numbers of the same publication.
     #[inline]
-    fn price(&self, n: u32) -> (Numbers, u64) {
-        if n == 1 {
-            let numbers = self.numbers();
-            return (numbers, numbers.one);
-        }
+    pub(crate) fn published(&self, n: u32) -> (Numbers, u64) {
         let (numbers, more) = self.numbers_and_more();
-        (numbers, if numbers.is_unlimited() { 0 } else { more.interval.price(n) })
+        (numbers, numbers.price(&more, n))
+    }
+
+    /// The same for a look that decides nothing, at any time.
+    #[inline]
+    fn price(&self, n: u32) -> (Numbers, u64) {
+        match self.hot.way.load(Ordering::Acquire) {
+            PLAIN if n == 1 => self.hot.numbers(),
+            _ => self.published(n),
+        }
+    }
+
+    /// The numbers of a state that was loaded before, for those who can wait until the bucket is open.
+    fn settled(&self) -> (Numbers, More) {
+        if self.hot.way.load(Ordering::Acquire) == CLOSED {
+            drop(self.words.writer());
+        }
+        self.numbers_and_more()
     }
 
     /// How far back tokens for a request of this price can have come in.
@@ -375,15 +464,18 @@ impl Bucket {
 
     #[inline]
     pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
-        if n <= 1 {
-            // One permit can be had some day: at another rate, if not at this one.
-            return if n == 0 { Err(Refusal::ZeroPermits) } else { Ok(()) };
-        }
-        let (_, More { most, .. }) = self.numbers_and_more();
-        if n > most && !self.stretches {
-            Err(Refusal::ExceedsBurst { requested: n, burst: most })
-        } else {
-            Ok(())
+        // One permit can be had some day: at another rate, if not at this one.
+        if n == 1 { Ok(()) } else { self.check_by(&self.numbers_and_more().1, n) }
+    }
+
+    #[inline]
+    fn check_by(&self, more: &More, n: u32) -> Result<(), Refusal> {
+        match n {
+            0 => Err(Refusal::ZeroPermits),
+            2.. if n > more.most && !self.stretches => {
+                Err(Refusal::ExceedsBurst { requested: n, burst: more.most })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -394,24 +486,90 @@ impl Bucket {
         at: Nanos,
         n: u32,
     ) -> Result<BucketCharge, Refusal> {
-        self.check(n)?;
-        let (numbers, price) = self.price(n);
+        if n == 1 && self.hot.way.load(Ordering::Relaxed) == PLAIN {
+            self.try_acquire_one(state, at)
+        } else {
+            self.try_acquire_any(state, at, n, true)
+        }
+    }
+
+    /// One permit of a bucket without steps, which are left out here.
+    #[inline]
+    fn try_acquire_one(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
+        let answer = update(&state.zero, |zero| match self.hot.way.load(Ordering::Acquire) {
+            PLAIN => self.take(zero, at, 1, self.hot.numbers()),
+            // Or in steps since a moment ago.
+            _ => Err(Stays::Closed),
+        });
+        match answer {
+            Ok(charge) => Ok(charge),
+            Err(Stays::Free) => Ok(BucketCharge::NONE),
+            Err(Stays::Refused(refusal)) => Err(refusal),
+            Err(Stays::Closed) => self.try_acquire_any(state, at, 1, true),
+        }
+    }
+
+    /// Any number of permits by any terms. If the bucket is closed, it is looked at `again`.
+    fn try_acquire_any(
+        &self,
+        state: &BucketState,
+        at: Nanos,
+        n: u32,
+        again: bool,
+    ) -> Result<BucketCharge, Refusal> {
+        let answer = update(&state.zero, |zero| {
+            if self.hot.way.load(Ordering::Acquire) == CLOSED {
+                return Err(Stays::Closed);
+            }
+            let (numbers, more) = self.numbers_and_more();
+            self.check_by(&more, n).map_err(Stays::Refused)?;
+            let price = numbers.price(&more, n);
+            self.take(zero, at, n, (numbers, price))
+        });
+        match answer {
+            Ok(charge) => Ok(charge),
+            Err(Stays::Free) => Ok(BucketCharge::NONE),
+            Err(Stays::Refused(refusal)) => Err(refusal),
+            Err(Stays::Closed) if again => self.look_again(state, at, n),
+            // Whoever changes it stalls. That is not waited for, and may be over at once.
+            Err(Stays::Closed) => Err(limited(at.saturating_add(Nanos::new(1)), at)),
+        }
+    }
+
+    /// Nearly always terms are replaced within so many looks.
+    #[cold]
+    fn look_again(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
+        for _ in 0..LOOKS {
+            if self.hot.way.load(Ordering::Relaxed) != CLOSED {
+                break;
+            }
+            spin_loop();
+        }
+        self.try_acquire_any(state, at, n, false)
+    }
+
+    /// The rule: the state after a grant, and what it took. Always inlined, since without steps most of it falls away.
+    #[inline(always)]
+    pub(crate) fn take(
+        &self,
+        zero: u64,
+        at: Nanos,
+        n: u32,
+        (numbers, price): (Numbers, u64),
+    ) -> Result<(u64, BucketCharge), Stays> {
         if numbers.is_unlimited() {
-            return Ok(BucketCharge { n: 0, used: 0, before: 0, after: 0 });
+            return Err(Stays::Free);
         }
         let (tick, reach) = (numbers.tick(at), self.reach(&numbers, price));
         if price > reach {
-            return Err(limited(Nanos::MAX, at));
+            return Err(Stays::Refused(limited(Nanos::MAX, at)));
         }
-        update(&state.zero, |zero| {
-            let after = numbers.own(zero).max(tick.saturating_sub(reach)).saturating_add(price);
-            if after > tick {
-                return Err(after);
-            }
-            let after = numbers.word(after);
-            Ok((after, BucketCharge { n, used: 0, before: zero, after }))
-        })
-        .map_err(|due| limited(numbers.time_of(due), at))
+        let after = numbers.own(zero).max(tick.saturating_sub(reach)).saturating_add(price);
+        if after > tick {
+            return Err(Stays::Refused(limited(numbers.time_of(after), at)));
+        }
+        let after = numbers.word(after);
+        Ok((after, BucketCharge { n, used: 0, before: zero, after }))
     }
 
     pub(crate) fn weight(&self, n: u32) -> u64 {
@@ -437,26 +595,29 @@ impl Bucket {
     pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {
         // Without the grant the bucket might have been full for a while by now, and what came in then would be lost. It
         // surely was not full while the lowest state since the grant, less what is given back, lies above the floor.
-        let (numbers, mut price) = self.price(charge.n);
-        if charge.used > 0 {
-            // A smaller request would not have found more than a full bucket.
-            let used = self.price(charge.used).1;
-            price = price.min(numbers.saved).saturating_sub(used);
-        }
-        let floor = numbers.tick(at).saturating_sub(numbers.saved);
-        let back = price.min(numbers.own(charge.after.min(lowest)).saturating_sub(floor));
         let whole = charge.n > 0 && charge.used == 0;
-        move_to(state, |zero| match zero == charge.after && whole && lowest >= charge.after {
-            // Nothing happened since: as if it had not been.
-            true => charge.before,
-            false => numbers.word(numbers.own(zero).saturating_sub(back)),
+        move_to(state, |zero| {
+            if zero == charge.after && whole && lowest >= charge.after {
+                // Nothing happened since: as if it had not been.
+                return charge.before;
+            }
+            let (numbers, more) = self.settled();
+            let mut price = numbers.price(&more, charge.n);
+            if charge.used > 0 {
+                // A smaller request would not have found more than a full bucket.
+                let used = numbers.price(&more, charge.used);
+                price = price.min(numbers.saved).saturating_sub(used);
+            }
+            let floor = numbers.tick(at).saturating_sub(numbers.saved);
+            let back = price.min(numbers.own(charge.after.min(lowest)).saturating_sub(floor));
+            numbers.word(numbers.own(zero).saturating_sub(back))
         })
     }
 
     pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
-        let (numbers, more) = self.numbers_and_more();
-        let (floor, worth) = (numbers.tick(at).saturating_sub(numbers.saved), more.interval.worth(n));
         move_to(state, |word| {
+            let (numbers, more) = self.settled();
+            let (floor, worth) = (numbers.tick(at).saturating_sub(numbers.saved), more.interval.worth(n));
             let zero = numbers.own(word);
             numbers.word(zero.saturating_sub(worth).max(floor)).min(word)
         })
@@ -467,15 +628,19 @@ impl Bucket {
     }
 
     pub(crate) fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
-        let (numbers, price) = self.price(n);
-        if numbers.is_unlimited() || n == 0 {
-            return;
-        }
-        let floor = numbers.tick(at).saturating_sub(self.reach(&numbers, price));
-        move_to(state, |zero| numbers.word(numbers.own(zero).max(floor).saturating_add(price)));
+        move_to(state, |zero| {
+            let (numbers, more) = self.settled();
+            if numbers.is_unlimited() || n == 0 {
+                return zero;
+            }
+            let price = numbers.price(&more, n);
+            let floor = numbers.tick(at).saturating_sub(self.reach(&numbers, price));
+            numbers.word(numbers.own(zero).max(floor).saturating_add(price))
+        });
     }
 
     pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let writer = self.words.writer();
         let terms = self.terms().changed(change);
         let old = self.numbers_and_more();
         let tick = ticks::from_nanos(at);
@@ -488,16 +653,18 @@ impl Bucket {
             None => terms.rounded_numbers(since, old.1.interval),
         };
         let filled = old.0.is_unlimited() && !goes_on && tick > old.0.stopped;
-        let level = move_to(state, |zero| match change.keep.unwrap_or(Keep::Count) {
-            Keep::Reset => self.starting_word(new, at),
-            _ if filled => new.0.word(new.0.tick(at).saturating_sub(new.0.saved)),
-            keep => carried_over(zero, at, old, new, keep),
+        // Published by the conversion.
+        self.hot.way.store(CLOSED, Ordering::Relaxed);
+        let Ok(level) = convert(&state.zero, |zero| {
+            let new = match change.keep.unwrap_or(Keep::Count) {
+                Keep::Reset => self.starting_word(new, at),
+                _ if filled => new.0.word(new.0.tick(at).saturating_sub(new.0.saved)),
+                keep => carried_over(zero, at, old, new, keep),
+            };
+            Ok::<_, Infallible>((new, new))
         });
-        self.words.publish(words(terms, new), || {
-            for (hot, word) in self.hot.iter().zip(new.0.to_words()) {
-                hot.store(word, Ordering::Relaxed);
-            }
-        });
+        writer.publish(words(terms, new));
+        self.hot.open(&new.0);
         Ok(level)
     }
 
@@ -593,7 +760,7 @@ impl Clone for Bucket {
     /// With what the terms alone do not say: since when nothing comes in, and what a token was worth until then.
     fn clone(&self) -> Bucket {
         let (words, [one, saved, stopped, step, shift, gain, ..]) = self.words.copy();
-        let hot = [one, saved, stopped, step, shift, gain].map(AtomicU64::new);
+        let hot = Hot::new(&Numbers { one, saved, stopped, step, shift, gain });
         Bucket { hot, words, start: self.start, stretches: self.stretches, wall_clock: self.wall_clock }
     }
 }

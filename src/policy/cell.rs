@@ -6,22 +6,24 @@
 //!
 //! | operation | ordering | pairs with | why |
 //! |---|---|---|---|
-//! | load | Relaxed | nothing | a first guess; a stale one is corrected by the exchange |
+//! | load | Acquire | a conversion | a first guess; a stale one is corrected by the exchange |
 //! | compare and exchange, success | Relaxed | nothing | reads the newest value of the word, or fails |
-//! | compare and exchange, failure | Relaxed | nothing | the next guess |
+//! | the same, of a conversion | Release | load, failure | who sees the word in new terms sees what was written before |
+//! | compare and exchange, failure | Acquire | a conversion | the next guess |
 //!
 //! **Why enough.** The bad execution is two takers that both spend the same permit. Each successful exchange reads
 //! the latest value in the word's modification order and puts its own directly behind, so the second one
-//! sees what the first one spent. The word carries its whole meaning; no other memory is published through it.
-//! A refusal from a stale guess is a refusal that was right a moment earlier, in a call that overlaps with
-//! the change. **Why not more.** An acquire without a release, or the reverse, would publish nothing.
+//! sees what the first one spent. A refusal from a stale guess is a refusal that was right a moment earlier, in a call that overlaps with
+//! the change. **Why not more.** The word carries its whole meaning, so a taker publishes nothing; and its exchange carries on what a
+//! conversion published, since it reads and writes in one.
 //!
-//! The rate is other memory: a taker may price its permits by the rate that was just replaced, as if it had
-//! come before the change. It never sees half a rate: that is [`published`](super::published)'s promise.
+//! The terms are other memory, which a change replaces together with the word. Which of both comes first, and what a taker makes
+//! of a word in other terms, is each policy's own argument. It never sees half a rate: that is [`published`](super::published)'s
+//! promise.
 //!
 //! **Promise.** None: a grant establishes no happens-before between callers.
 //!
-//! **Checked by** `loom-tests/cell.rs`, with a load-and-store twin that double-spends.
+//! **Checked by** `loom-tests/cell.rs`, with a load-and-store twin that double-spends, and `change.rs`.
 
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 
@@ -30,18 +32,18 @@ pub(crate) trait Cell {
     type Word: Copy;
     fn load(&self) -> Self::Word;
     /// Replaces `current` by `new`, or returns the word that is there instead; may fail for no reason.
-    fn exchange(&self, current: Self::Word, new: Self::Word) -> Result<(), Self::Word>;
+    fn exchange(&self, current: Self::Word, new: Self::Word, success: Ordering) -> Result<(), Self::Word>;
 }
 
 impl Cell for AtomicU64 {
     type Word = u64;
 
     fn load(&self) -> u64 {
-        self.load(Ordering::Relaxed)
+        self.load(Ordering::Acquire)
     }
 
-    fn exchange(&self, current: u64, new: u64) -> Result<(), u64> {
-        self.compare_exchange_weak(current, new, Ordering::Relaxed, Ordering::Relaxed).map(drop)
+    fn exchange(&self, current: u64, new: u64, success: Ordering) -> Result<(), u64> {
+        self.compare_exchange_weak(current, new, success, Ordering::Acquire).map(drop)
     }
 }
 
@@ -49,11 +51,11 @@ impl Cell for AtomicU128 {
     type Word = u128;
 
     fn load(&self) -> u128 {
-        self.load(Ordering::Relaxed)
+        self.load(Ordering::Acquire)
     }
 
-    fn exchange(&self, current: u128, new: u128) -> Result<(), u128> {
-        self.compare_exchange_weak(current, new, Ordering::Relaxed, Ordering::Relaxed).map(drop)
+    fn exchange(&self, current: u128, new: u128, success: Ordering) -> Result<(), u128> {
+        self.compare_exchange_weak(current, new, success, Ordering::Acquire).map(drop)
     }
 }
 
@@ -63,10 +65,27 @@ pub(crate) fn update<C: Cell, R, E>(
     cell: &C,
     step: impl Fn(C::Word) -> Result<(C::Word, R), E>,
 ) -> Result<R, E> {
+    apply(cell, Ordering::Relaxed, step)
+}
+
+/// The same for a step into other terms: whoever sees its word, or one made of it, also sees what was written before.
+pub(crate) fn convert<C: Cell, R, E>(
+    cell: &C,
+    step: impl Fn(C::Word) -> Result<(C::Word, R), E>,
+) -> Result<R, E> {
+    apply(cell, Ordering::Release, step)
+}
+
+#[inline]
+fn apply<C: Cell, R, E>(
+    cell: &C,
+    success: Ordering,
+    step: impl Fn(C::Word) -> Result<(C::Word, R), E>,
+) -> Result<R, E> {
     let mut word = cell.load();
     loop {
         let (new, result) = step(word)?;
-        match cell.exchange(word, new) {
+        match cell.exchange(word, new, success) {
             Ok(()) => return Ok(result),
             Err(newer) => word = newer,
         }

@@ -20,7 +20,8 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`.
+//! One word under the shared loop: see `policy/cell.rs`. A change publishes a longer window before it converts the word, and a shorter one after it.
+//! Who sees the word in a longer window also sees that window, and so takes none to be over that is not.
 //!
 //! # Source
 //!
@@ -31,7 +32,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::cell::{Cell, update};
+use crate::policy::cell::{Cell, convert, update};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
@@ -184,14 +185,14 @@ impl FixedWindow {
             }
             _ => word,
         };
-        replace(state, |word| {
-            let word = open(word);
+        let Ok(()) = convert(&state.word, |bits| {
+            let word = open(Word::decode(bits));
             let used = old.carried_over(word.used, new, keep);
             let beginning = match self.from_first_grant {
                 true => word.beginning,
                 false => new.beginning(now),
             };
-            Word { beginning, used }
+            Ok::<_, Infallible>((Word { beginning, used }.encode(), ()))
         });
     }
 }

@@ -44,7 +44,8 @@ use crate::sync::{AtomicU64, Ordering};
 /// | Sentinel's uniform queueing | `.max_wait(time)` |
 ///
 /// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of permits. The height can
-/// [change](super::Change::capacity), too; those who wait already stay.
+/// [change](super::Change::capacity), too; those who wait already stay. A `try_` in the moment in which the terms are replaced may be refused, to be
+/// tried again at once.
 ///
 /// # Examples
 ///

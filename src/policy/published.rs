@@ -20,13 +20,19 @@
 //!
 //! **Checked by** `loom-tests/published.rs`, with a twin that does not look again.
 
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
 pub(crate) struct Published<const N: usize> {
     version: AtomicU64,
     slots: [[AtomicU64; N]; 2],
     /// One writer at a time.
     writer: Mutex<()>,
+}
+
+/// The right to replace the words: nobody else does meanwhile.
+pub(crate) struct Writer<'a, const N: usize> {
+    published: &'a Published<N>,
+    _one: MutexGuard<'a, ()>,
 }
 
 impl<const N: usize> Published<N> {
@@ -72,6 +78,11 @@ impl<const N: usize> Published<N> {
         self.version.load(Ordering::Relaxed)
     }
 
+    /// Waits for other writers.
+    pub(crate) fn writer(&self) -> Writer<'_, N> {
+        Writer { published: self, _one: lock(&self.writer) }
+    }
+
     /// Replaces the words, then runs `also` before another writer can begin.
     pub(crate) fn publish(&self, words: [u64; N], also: impl FnOnce()) {
         self.publish_with(|| words, |_| also());
@@ -79,14 +90,22 @@ impl<const N: usize> Published<N> {
 
     /// The same with words that are made when no other writer is at work.
     pub(crate) fn publish_with(&self, words: impl FnOnce() -> [u64; N], also: impl FnOnce([u64; N])) {
-        let _one_writer = lock(&self.writer);
+        let writer = self.writer();
         let words = words();
+        writer.publish(words);
+        also(words);
+    }
+}
+
+impl<const N: usize> Writer<'_, N> {
+    /// Replaces the words.
+    pub(crate) fn publish(&self, words: [u64; N]) {
+        let Published { version, slots, .. } = self.published;
         // Only writers change the version, and this is the only writer.
-        let version = self.version.load(Ordering::Relaxed).wrapping_add(1);
-        for (word, slot) in words.into_iter().zip(&self.slots[usize::from(version & 1 == 1)]) {
+        let next = version.load(Ordering::Relaxed).wrapping_add(1);
+        for (word, slot) in words.into_iter().zip(&slots[usize::from(next & 1 == 1)]) {
             slot.store(word, Ordering::Release);
         }
-        self.version.store(version, Ordering::Release);
-        also(words);
+        version.store(next, Ordering::Release);
     }
 }

@@ -24,7 +24,7 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`.
+//! One word under the shared loop: see `policy/cell.rs`. Changes are ordered as those of the [fixed window](super::FixedWindow).
 //!
 //! # Source
 //!
@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::cell::{Cell, update};
+use crate::policy::cell::{Cell, convert, update};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
@@ -174,9 +174,10 @@ impl SlidingEstimate {
     /// Makes the word say in a new window what it says in the old one.
     pub(crate) fn convert(state: &EstimateState, now: Stamp, old: &Window, new: &Window, keep: Keep) {
         let carried = |count: u32| small(old.carried_over(u64::from(count), new, keep));
-        replace(state, |word| {
-            let (word, _) = Self::open(word, now, old);
-            Word { beginning: new.beginning(now), before: carried(word.before), used: carried(word.used) }
+        let Ok(()) = convert(&state.word, |bits| {
+            let (word, _) = Self::open(Word::decode(bits), now, old);
+            let (before, used) = (carried(word.before), carried(word.used));
+            Ok::<_, Infallible>((Word { beginning: new.beginning(now), before, used }.encode(), ()))
         });
     }
 }

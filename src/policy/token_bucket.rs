@@ -38,6 +38,9 @@ use crate::rate::Rate;
 /// [`Rate::ZERO`] the stock can still be had. Leaving [`Rate::UNLIMITED`], the bucket is full. A permit that was granted but
 /// not yet seen by its future, and is given up right after such a change, may be worth less.
 ///
+/// A request that overlaps with a change passes by the old terms or by the new ones. In the moment in which they are replaced it may be
+/// refused, to be tried again at once.
+///
 /// # Examples
 ///
 /// ```
@@ -66,7 +69,7 @@ use crate::rate::Rate;
 #[cfg_attr(doc, doc = "\nIn steps:\n\n", doc = include_str!("../../docs/pictures/token_bucket_in_steps.svg"))]
 #[derive(Clone)]
 pub struct TokenBucket {
-    bucket: Bucket,
+    pub(crate) bucket: Bucket,
 }
 
 impl TokenBucket {
