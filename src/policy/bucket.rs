@@ -83,6 +83,7 @@ use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, convert, update};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
+use crate::policy::terms::{More, Numbers, STILL, Terms, carried_over, small, words};
 use crate::policy::window::nanos_between;
 use crate::policy::{Change, Keep, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
@@ -109,45 +110,6 @@ pub struct BucketCharge {
 impl BucketCharge {
     /// That of a grant without a limit.
     const NONE: BucketCharge = BucketCharge { n: 0, used: 0, before: 0, after: 0 };
-}
-
-/// What the user set. All of it can change at run time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Terms {
-    pub(crate) rate: Rate,
-    pub(crate) burst: u32,
-    /// Ticks that the bucket holds beyond the burst.
-    pub(crate) tolerance: u64,
-    /// Permits come in steps, once per period.
-    pub(crate) stepped: bool,
-    /// How long before the clock's zero steps began, in nanoseconds.
-    pub(crate) anchor: i64,
-}
-
-/// What a decision needs, in ticks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Numbers {
-    /// The price of one permit; zero only without a limit.
-    one: u64,
-    /// How many ticks of tokens the bucket holds.
-    saved: u64,
-    /// The tick at which time stands still, `ticks::NEVER` if it does not.
-    stopped: u64,
-    /// The length of a step, 0 if tokens come in all the time.
-    step: u64,
-    /// What a tick lacks to be a whole number of steps where one begins.
-    shift: u64,
-    /// By how much the bucket's clock goes on with a step.
-    gain: u64,
-}
-
-/// What is needed beside these for more than one permit, and for anything but a decision.
-#[derive(Clone, Copy, Debug)]
-struct More {
-    /// What tells tokens apart: also without a limit, and without any tokens coming in.
-    interval: Interval,
-    /// The most permits that one request can have.
-    most: u32,
 }
 
 /// How many tokens there are at the start.
@@ -193,156 +155,15 @@ pub(crate) struct Bucket {
     wall_clock: Option<Duration>,
 }
 
-/// The interval of a bucket that never had a rate: it only has to tell tokens apart.
-const STILL: u64 = 1 << 28;
-
-/// 50 ns.
-const MOST_SLACK: u64 = 50 * ticks::PER_NANO;
-
-impl Terms {
-    /// The numbers of these terms, in force since a tick, and the interval until then.
-    fn numbers(self, since: u64, before: Interval) -> Result<(Numbers, More), PolicyError> {
-        let (numbers, more) = self.rounded_numbers(since, before);
-        if self.fill(more.interval) > ticks::ORIGIN - numbers.step {
-            let limit = ticks::MAX_SPAN;
-            return Err(PolicyError::Fill { burst: self.burst, rate: self.rate, limit });
-        }
-        Ok((numbers, more))
-    }
-
-    /// The same with a bucket that is cut to what a state can tell.
-    fn rounded_numbers(self, since: u64, before: Interval) -> (Numbers, More) {
-        let unlimited = self.rate.is_unlimited();
-        let still = unlimited || self.rate.is_zero();
-        let stepped = self.stepped && !still;
-        let step = match stepped {
-            true => Nanos::from_duration(self.rate.period()).as_u64().saturating_mul(ticks::PER_NANO),
-            false => 0,
-        };
-        let step = step.min(ticks::ORIGIN);
-        let interval = match self.rate.parts() {
-            _ if still => before,
-            // A price that adds up to a step without rounding.
-            (permits, 0, _) if stepped => Interval::of_ticks((step / permits).max(1)),
-            _ => Interval::new(self.rate),
-        };
-        let saved = self.fill(interval).min(ticks::ORIGIN - step);
-        let gain = match self.rate.parts() {
-            (permits, 0, _) if stepped => permits.saturating_mul(interval.price(1)).min(step).min(saved),
-            _ => step.min(saved),
-        };
-        let shift = if step == 0 { 0 } else { self.shift(step) };
-        let most = u32::try_from(interval.permits_in(saved)).unwrap_or(u32::MAX);
-        let stopped = if still { since } else { ticks::NEVER };
-        let one = if unlimited { 0 } else { interval.price(1) };
-        let most = if unlimited { u32::MAX } else { most };
-        (Numbers { one, saved, stopped, step, shift, gain }, More { interval, most })
-    }
-
-    /// What a tick lacks to be a whole number of steps where one begins.
-    fn shift(self, step: u64) -> u64 {
-        let period = (step / ticks::PER_NANO).cast_signed();
-        let since = self.anchor.rem_euclid(period).cast_unsigned() * ticks::PER_NANO;
-        (step - ticks::ORIGIN % step + since) % step
-    }
-
-    /// How many ticks the bucket takes to fill.
-    fn fill(self, interval: Interval) -> u64 {
-        let (one, at_once) = (interval.price(1), interval.price(self.burst));
-        let slack =
-            match interval.is_whole_nanos() || (self.stepped && interval.is_whole()) || self.burst == 0 {
-                true => 0,
-                false => {
-                    let one_by_one = one.saturating_mul(u64::from(self.burst)).saturating_sub(at_once);
-                    one_by_one
-                        .saturating_add(ticks::PER_NANO - 1)
-                        .min(MOST_SLACK)
-                        .min(interval.worth(1).saturating_sub(1))
-                }
-            };
-        at_once.saturating_add(slack).saturating_add(self.tolerance)
-    }
-
-    fn changed(self, change: Change) -> Terms {
-        Terms { rate: change.rate.unwrap_or(self.rate), burst: change.burst.unwrap_or(self.burst), ..self }
-    }
-}
-
-impl Numbers {
-    /// A time on the bucket's own clock.
-    #[inline]
-    fn tick(&self, at: Nanos) -> u64 {
-        if self.stopped < ticks::NEVER {
-            return self.own(self.stopped);
-        }
-        let tick = ticks::from_nanos(at);
-        // Only whole steps have come.
-        match tick.saturating_add(self.shift).checked_div(self.step) {
-            None => tick,
-            Some(steps) => steps.saturating_mul(self.gain),
-        }
-    }
-
-    /// The tick of the bucket's own clock for a word.
-    #[inline]
-    fn own(&self, word: u64) -> u64 {
-        if self.step == 0 {
-            return word;
-        }
-        let word = word.saturating_add(self.shift);
-        (word / self.step).saturating_mul(self.gain).saturating_add((word % self.step).min(self.gain))
-    }
-
-    /// The word for a tick of the bucket's own clock.
-    #[inline]
-    fn word(&self, own: u64) -> u64 {
-        if self.step == 0 {
-            return own;
-        }
-        let gain = self.gain.max(1);
-        (own / gain).saturating_mul(self.step).saturating_add(own % gain).saturating_sub(self.shift)
-    }
-
-    /// The first time at which the bucket's own clock shows a tick.
-    fn time_of(&self, own: u64) -> Nanos {
-        if self.stopped < ticks::NEVER {
-            return if own > self.own(self.stopped) { Nanos::MAX } else { Nanos::ZERO };
-        }
-        if self.step == 0 {
-            return ticks::to_nanos(own);
-        }
-        if self.gain == 0 {
-            return Nanos::MAX;
-        }
-        match own.div_ceil(self.gain).checked_mul(self.step) {
-            Some(tick) => ticks::to_nanos(tick.saturating_sub(self.shift)),
-            None => Nanos::MAX,
-        }
-    }
-
-    fn is_unlimited(&self) -> bool {
-        self.one == 0
-    }
-
-    #[inline]
-    fn price(&self, more: &More, n: u32) -> u64 {
-        if self.is_unlimited() { 0 } else { more.interval.price(n) }
-    }
-
-    fn to_words(self) -> [u64; 6] {
-        [self.one, self.saved, self.stopped, self.step, self.shift, self.gain]
-    }
-
-    /// How a request for one permit finds these.
-    fn way(&self) -> u64 {
-        if self.step == 0 { PLAIN } else { IN_STEPS }
-    }
-}
-
 impl Hot {
+    /// How a request for one permit finds these numbers.
+    fn way(numbers: &Numbers) -> u64 {
+        if numbers.step == 0 { PLAIN } else { IN_STEPS }
+    }
+
     fn new(numbers: &Numbers) -> Hot {
         let [way, one, saved, stopped] =
-            [numbers.way(), numbers.one, numbers.saved, numbers.stopped].map(AtomicU64::new);
+            [Hot::way(numbers), numbers.one, numbers.saved, numbers.stopped].map(AtomicU64::new);
         Hot { way, one, saved, stopped }
     }
 
@@ -351,7 +172,7 @@ impl Hot {
         self.one.store(numbers.one, Ordering::Release);
         self.saved.store(numbers.saved, Ordering::Release);
         self.stopped.store(numbers.stopped, Ordering::Release);
-        self.way.store(numbers.way(), Ordering::Release);
+        self.way.store(Hot::way(numbers), Ordering::Release);
     }
 
     /// The numbers, and the price of a permit.
@@ -701,50 +522,6 @@ impl Bucket {
     pub(crate) fn price_as_time(&self, n: u32) -> Duration {
         ticks::between(0, self.price(n).1)
     }
-}
-
-/// The word that says under new numbers what `zero` says under the old ones.
-fn carried_over(zero: u64, at: Nanos, old: (Numbers, More), new: (Numbers, More), keep: Keep) -> u64 {
-    let (old_tick, tick, zero) = (old.0.tick(at), new.0.tick(at), old.0.own(zero));
-    let (from, to) = (old.1.interval, new.1.interval);
-    if let Some(debt) = zero.checked_sub(old_tick) {
-        let debt = if keep == Keep::Ratio { debt } else { from.convert(debt, to, true) };
-        return new.0.word(tick.saturating_add(debt));
-    }
-    let stock = old_tick - zero.max(old_tick.saturating_sub(old.0.saved));
-    let stock = match keep {
-        Keep::Ratio => share(stock, new.0.saved, old.0.saved),
-        // Whole permits can be had one by one, before as after.
-        Keep::Count | Keep::Reset => {
-            let whole = (stock / from.price(1).max(1)).saturating_mul(to.price(1));
-            from.convert(stock, to, false).max(whole)
-        }
-    };
-    new.0.word(tick.saturating_sub(stock.min(new.0.saved)))
-}
-
-/// `span * part / whole`, rounded down.
-fn share(span: u64, part: u64, whole: u64) -> u64 {
-    let [span, part, whole] = [span, part, whole.max(1)].map(u128::from);
-    u64::try_from(span * part / whole).unwrap_or(ticks::NEVER)
-}
-
-/// A number that was a `u32`.
-fn small(word: u64) -> u32 {
-    u32::try_from(word).unwrap_or(u32::MAX)
-}
-
-fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 17] {
-    let [one, saved, stopped, step, shift, gain] = numbers.to_words();
-    let [same, ticks, permits] = more.interval.to_words();
-    let [digits, exponent, period] = terms.rate.to_words();
-    let Terms { burst, tolerance, stepped, anchor, .. } = terms;
-    let (most, burst) = (u64::from(more.most), u64::from(burst));
-    let (stepped, anchor) = (u64::from(stepped), anchor.cast_unsigned());
-    [
-        one, saved, stopped, step, shift, gain, same, ticks, permits, most, burst, tolerance, stepped,
-        anchor, digits, exponent, period,
-    ]
 }
 
 /// Moves the state, whatever it is, and returns where to.

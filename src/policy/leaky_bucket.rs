@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, Terms};
+use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start};
+use crate::policy::terms::Terms;
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};

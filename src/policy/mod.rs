@@ -49,6 +49,7 @@ pub(crate) mod sliding_log;
 pub(crate) mod sliding_window;
 mod smooth_bursty;
 mod smooth_warming_up;
+mod terms;
 pub(crate) mod ticks;
 mod token_bucket;
 mod unlimited;
