@@ -140,6 +140,8 @@ pub(crate) enum Stays {
     /// Without a limit there is nothing to take.
     Free,
     Refused(Refusal),
+    /// It costs more than these terms ever have in stock.
+    Never,
     /// The bucket is closed.
     Closed,
 }
@@ -326,7 +328,8 @@ impl Bucket {
             Ok(charge) => Ok(charge),
             Err(Stays::Free) => Ok(BucketCharge::NONE),
             Err(Stays::Refused(refusal)) => Err(refusal),
-            Err(Stays::Closed) => self.try_acquire_any(state, at, 1, true),
+            // Beside a change it is a price of one rate and a stock of another that say never.
+            Err(Stays::Never | Stays::Closed) => self.try_acquire_any(state, at, 1, true),
         }
     }
 
@@ -351,6 +354,7 @@ impl Bucket {
             Ok(charge) => Ok(charge),
             Err(Stays::Free) => Ok(BucketCharge::NONE),
             Err(Stays::Refused(refusal)) => Err(refusal),
+            Err(Stays::Never) => Err(limited(Nanos::MAX, at)),
             Err(Stays::Closed) if again => self.look_again(state, at, n),
             // Whoever changes it stalls. That is not waited for, and may be over at once.
             Err(Stays::Closed) => Err(limited(at.saturating_add(Nanos::new(1)), at)),
@@ -383,7 +387,7 @@ impl Bucket {
         }
         let (tick, reach) = (numbers.tick(at), self.reach(&numbers, price));
         if price > reach {
-            return Err(Stays::Refused(limited(Nanos::MAX, at)));
+            return Err(Stays::Never);
         }
         let after = numbers.own(zero).max(tick.saturating_sub(reach)).saturating_add(price);
         if after > tick {
