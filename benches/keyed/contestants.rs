@@ -11,11 +11,27 @@ use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
 
 const BILLION: u32 = 1_000_000_000;
 
-/// Permits that a key can save up: so many that it is not as good as new for as long as the bench lasts, once half of them are spent.
-const BURST: u32 = 4 * BILLION;
+/// The limit that each key of a case has.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Limit {
+    /// Half of a burst so large that a key is not as good as new for as long as the bench lasts.
+    Plenty,
+    /// So high for what is asked that each key is as good as new again when its next request comes.
+    Fresh,
+    /// One permit per hour, and that one is gone.
+    Spent,
+}
 
-/// Permits of a key per second: few beside what the bench asks for.
-const RATE: u32 = 1000;
+impl Limit {
+    /// Permits per hour, the burst, and the permits that are taken before the bench begins.
+    fn numbers(self) -> [u32; 3] {
+        match self {
+            Limit::Plenty => [3_600_000, 4 * BILLION, 2 * BILLION],
+            Limit::Fresh => [3_600_000_000, 10, 1],
+            Limit::Spent => [1, 1, 1],
+        }
+    }
+}
 
 /// Keys as a program gets them: from a request, one after the other.
 pub(crate) trait Key: std::hash::Hash + Eq + Clone + Send + Sync + 'static {
@@ -120,16 +136,17 @@ pub(crate) struct Contestant<K: Key> {
 }
 
 /// Ours with room for so many keys, then governor as it is.
-pub(crate) fn contestants<K: Key>(keys: u64) -> Vec<Contestant<K>> {
+pub(crate) fn contestants<K: Key>(keys: u64, limit: Limit) -> Vec<Contestant<K>> {
     vec![
-        ours(keys),
-        governor::<K, std::hash::RandomState>("governor"),
-        governor::<K, foldhash::fast::RandomState>("governor, our hasher"),
+        ours(keys, limit),
+        governor::<K, std::hash::RandomState>("governor", limit),
+        governor::<K, foldhash::fast::RandomState>("governor, our hasher", limit),
     ]
 }
 
-fn ours<K: Key>(keys: u64) -> Contestant<K> {
-    let policy = TokenBucket::new(Rate::per_second(RATE.into()), BURST);
+fn ours<K: Key>(keys: u64, limit: Limit) -> Contestant<K> {
+    let [per_hour, burst, taken] = limit.numbers();
+    let policy = TokenBucket::new(Rate::per_hour(per_hour.into()), burst);
     let max_keys = usize::try_from(keys).unwrap_or(usize::MAX);
     let limiter = KeyedRateLimiter::<K>::new(policy, max_keys);
     let (filled, spent) = (limiter.clone(), limiter.clone());
@@ -137,44 +154,37 @@ fn ours<K: Key>(keys: u64) -> Contestant<K> {
         name: "ours",
         fill: Box::new(move |keys| {
             for key in 0..keys {
-                filled.try_acquire_many(&K::owned(key), BURST / 2).expect("a new key is full");
+                filled.try_acquire_many(&K::owned(key), taken).expect("a new key is full");
             }
         }),
         spend: Box::new(move |key| {
-            spent.try_acquire_many(&K::owned(key), BURST / 2).expect("nothing else was taken");
+            spent.try_acquire_many(&K::owned(key), burst - taken).expect("nothing else was taken");
         }),
         attempts: Box::new(move |asked, first, count| K::attempt_ours(&limiter, asked, first, count)),
     }
 }
 
-fn governor<K: Key, S>(name: &'static str) -> Contestant<K>
+fn governor<K: Key, S>(name: &'static str, limit: Limit) -> Contestant<K>
 where
     S: BuildHasher + Clone + Default + Send + Sync + 'static,
 {
-    let [rate, burst, half] = [RATE, BURST, BURST / 2].map(|n| NonZeroU32::new(n).expect("more than none"));
-    let quota = governor::Quota::per_second(rate).allow_burst(burst);
+    let [per_hour, burst, taken] = limit.numbers();
+    let number = |n| NonZeroU32::new(n).expect("more than none");
+    let quota = governor::Quota::per_hour(number(per_hour)).allow_burst(number(burst));
     let limiter: Arc<Governor<K, S>> = Arc::new(governor::RateLimiter::dashmap_with_clock_and_hasher(
         quota,
         DefaultClock::default(),
         S::default(),
     ));
     let (filled, spent) = (limiter.clone(), limiter.clone());
+    let take = move |limiter: &Governor<K, S>, key, permits| {
+        let taken = limiter.check_key_n(&K::owned(key), number(permits));
+        taken.expect("within the burst").expect("nothing else was taken");
+    };
     Contestant {
         name,
-        fill: Box::new(move |keys| {
-            for key in 0..keys {
-                filled
-                    .check_key_n(&K::owned(key), half)
-                    .expect("within the burst")
-                    .expect("a new key is full");
-            }
-        }),
-        spend: Box::new(move |key| {
-            spent
-                .check_key_n(&K::owned(key), half)
-                .expect("within the burst")
-                .expect("nothing else was taken");
-        }),
+        fill: Box::new(move |keys| (0..keys).for_each(|key| take(&filled, key, taken))),
+        spend: Box::new(move |key| take(&spent, key, burst - taken)),
         attempts: Box::new(move |asked, first, count| K::attempt_governor(&limiter, asked, first, count)),
     }
 }

@@ -11,10 +11,10 @@ mod turns;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use contestants::{Contestant, Key, contestants};
-use rand::SeedableRng;
+use contestants::{Contestant, Key, Limit, contestants};
 use rand::distr::Distribution;
 use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use rand_distr::Zipf;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use turns::{in_turns, median, round};
@@ -30,45 +30,73 @@ struct Options {
     quick: bool,
 }
 
-/// Whether there is one key that is asked for far more than others.
+/// The order in which a case asks for its keys.
 #[derive(Clone, Copy, PartialEq)]
-enum Hot {
-    No,
-    /// Each request is for it.
-    Alone,
-    /// Every other request is for it.
-    Half,
-    /// Every other request is for it, and refused.
-    HalfRefused,
+enum Order {
+    /// Zipf(1.0): the first of a million keys has a share of about 7 %.
+    Zipf,
+    /// Each key as often as any other.
+    Uniform,
+    /// Each request is for the first key.
+    Hot,
+    /// Every other request is for the first key, the rest as in `Zipf`.
+    HalfHot,
 }
 
 /// The rank of the key that is asked for most.
 const FIRST: u64 = 0;
 
-/// Which keys are asked for, one after the other: rank by rank with Zipf(1.0), so that the first has a share of about 7 %.
-fn ranks(keys: u64, count: usize, hot: Hot) -> Vec<u64> {
+/// The keys that are asked for, one after the other, by their ranks.
+fn ranks(keys: u64, count: usize, order: Order) -> Vec<u64> {
     let mut random = SmallRng::seed_from_u64(7);
     let zipf = Zipf::new(keys as f64, 1.0).expect("a plain distribution");
     // Whole numbers from 1 to `keys`.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let mut next = move || zipf.sample(&mut random) as u64 - 1;
-    let is_hot = |i| match hot {
-        Hot::No => false,
-        Hot::Alone => true,
-        Hot::Half | Hot::HalfRefused => i % 2 == 0,
-    };
-    (0..count).map(|i| if is_hot(i) { FIRST } else { next() }).collect()
+    let by_zipf = |random: &mut SmallRng| zipf.sample(random) as u64 - 1;
+    (0..count)
+        .map(|i| match order {
+            Order::Hot => FIRST,
+            Order::HalfHot if i % 2 == 0 => FIRST,
+            Order::Zipf | Order::HalfHot => by_zipf(&mut random),
+            Order::Uniform => random.random_range(0..keys),
+        })
+        .collect()
 }
 
-/// Attempts per second with so many keys: all are known, and all are granted but those of a hot key that is refused.
-fn attempts<K: Key>(case: &str, keys: u64, threads: usize, hot: Hot, options: &Options) {
-    let keys = if options.quick { keys / 10 } else { keys };
+/// One case: how many keys, in which order, with which limit, by how many threads.
+#[derive(Clone, Copy)]
+struct Mix {
+    keys: u64,
+    order: Order,
+    limit: Limit,
+    /// Whether the first key is over its limit, although the others have plenty.
+    first_is_spent: bool,
+    threads: usize,
+}
+
+impl Mix {
+    /// Whether a round of `each` attempts went as the case is meant.
+    fn is_as_meant(&self, granted: u32, each: u32) -> bool {
+        match self.limit {
+            // Half of them, less the others of the first rank, and the permits that come in meanwhile.
+            Limit::Plenty if self.first_is_spent => granted > each * 2 / 5 && granted < each * 3 / 5,
+            Limit::Plenty => granted == each,
+            // Zipf may ask for the first keys more often than their permits come in.
+            Limit::Fresh => granted > each * 3 / 4,
+            Limit::Spent => granted == 0,
+        }
+    }
+}
+
+/// The time of an attempt, ours beside governor's.
+fn attempts<K: Key>(case: &str, mix: Mix, options: &Options) {
+    let keys = if options.quick { mix.keys / 10 } else { mix.keys };
     let (repetitions, each) = if options.quick { (7, 20_000) } else { (41, 100_000) };
-    let asked = K::encode(&ranks(keys, ASKED, hot));
-    let contestants: Vec<Contestant<K>> = contestants(keys);
+    let asked = K::encode(&ranks(keys, ASKED, mix.order));
+    let contestants: Vec<Contestant<K>> = contestants(keys, mix.limit);
     for contestant in &contestants {
         (contestant.fill)(keys);
-        if hot == Hot::HalfRefused {
+        if mix.first_is_spent {
             (contestant.spend)(FIRST);
         }
     }
@@ -79,14 +107,11 @@ fn attempts<K: Key>(case: &str, keys: u64, threads: usize, hot: Hot, options: &O
             let first = next.fetch_add(count as usize, Ordering::Relaxed) % (ASKED - each as usize);
             (contestants[number].attempts)(&asked, first, count)
         };
-        let (granted, wall) = round(&run, threads, each);
-        let expected = |granted: u32| match hot {
-            Hot::No | Hot::Alone | Hot::Half => granted == each,
-            // Half of them, less the others of the first rank, and what comes due meanwhile.
-            Hot::HalfRefused => granted > each * 2 / 5 && granted < each * 3 / 5,
-        };
-        assert!(granted.iter().copied().all(expected), "{granted:?} of {each} granted");
-        times[number].push(wall.as_nanos() as f64 / f64::from(each) / threads as f64);
+        let (granted, wall) = round(&run, mix.threads, each);
+        let name = contestants[number].name;
+        let as_meant = granted.iter().all(|granted| mix.is_as_meant(*granted, each));
+        assert!(as_meant, "{name} granted {granted:?} of {each}");
+        times[number].push(wall.as_nanos() as f64 / f64::from(each) / mix.threads as f64);
     });
     let governor = median(times[1].clone());
     for (contestant, times) in contestants.iter().zip(times) {
@@ -96,6 +121,64 @@ fn attempts<K: Key>(case: &str, keys: u64, threads: usize, hot: Hot, options: &O
     }
 }
 
+/// A case by its name: the keys, then what is special, then the threads.
+type Case = (&'static str, fn(&str, &Options));
+
+const M: u64 = 1_000_000;
+
+/// A million keys in the order of Zipf that are granted, on one thread. The cases say what differs.
+const PLAIN: Mix =
+    Mix { keys: M, order: Order::Zipf, limit: Limit::Plenty, first_is_spent: false, threads: 1 };
+const UNIFORM: Mix = Mix { order: Order::Uniform, ..PLAIN };
+const REFUSED: Mix = Mix { limit: Limit::Spent, ..PLAIN };
+const FRESH: Mix = Mix { limit: Limit::Fresh, ..UNIFORM };
+const FRESH_100K: Mix = Mix { keys: M / 10, ..FRESH };
+
+/// The mix on two threads.
+const fn two(mix: Mix) -> Mix {
+    Mix { threads: 2, ..mix }
+}
+
+const CASES: [Case; 26] = [
+    ("memory", memory::compare),
+    ("u64/1M/1", |case, options| attempts::<u64>(case, PLAIN, options)),
+    ("u64/1M/2", |case, options| attempts::<u64>(case, two(PLAIN), options)),
+    ("u64/1M/uniform/1", |case, options| attempts::<u64>(case, UNIFORM, options)),
+    ("u64/1M/uniform/2", |case, options| attempts::<u64>(case, two(UNIFORM), options)),
+    ("u64/1M/refused/1", |case, options| attempts::<u64>(case, REFUSED, options)),
+    ("u64/1M/refused/2", |case, options| attempts::<u64>(case, two(REFUSED), options)),
+    ("u64/100k/fresh/1", |case, options| attempts::<u64>(case, FRESH_100K, options)),
+    ("u64/100k/fresh/2", |case, options| attempts::<u64>(case, two(FRESH_100K), options)),
+    ("u64/1M/fresh/1", |case, options| attempts::<u64>(case, FRESH, options)),
+    ("u64/1M/fresh/2", |case, options| attempts::<u64>(case, two(FRESH), options)),
+    ("u64/1M/fresh Zipf/1", |case, options| {
+        attempts::<u64>(case, Mix { order: Order::Zipf, ..FRESH }, options);
+    }),
+    ("u64/1M/fresh Zipf/2", |case, options| {
+        attempts::<u64>(case, two(Mix { order: Order::Zipf, ..FRESH }), options);
+    }),
+    ("u64/1M/hot/2", |case, options| {
+        attempts::<u64>(case, two(Mix { order: Order::Hot, ..PLAIN }), options);
+    }),
+    ("u64/1M/hot half/2", |case, options| {
+        attempts::<u64>(case, two(Mix { order: Order::HalfHot, ..PLAIN }), options);
+    }),
+    ("u64/1M/hot refused/2", |case, options| {
+        let mix = Mix { order: Order::HalfHot, first_is_spent: true, ..PLAIN };
+        attempts::<u64>(case, two(mix), options);
+    }),
+    ("String/1M/1", |case, options| attempts::<String>(case, PLAIN, options)),
+    ("String/1M/2", |case, options| attempts::<String>(case, two(PLAIN), options)),
+    ("String/1M/uniform/1", |case, options| attempts::<String>(case, UNIFORM, options)),
+    ("String/1M/uniform/2", |case, options| attempts::<String>(case, two(UNIFORM), options)),
+    ("String/1M/refused/1", |case, options| attempts::<String>(case, REFUSED, options)),
+    ("String/1M/refused/2", |case, options| attempts::<String>(case, two(REFUSED), options)),
+    ("String/1M/fresh/1", |case, options| attempts::<String>(case, FRESH, options)),
+    ("String/1M/fresh/2", |case, options| attempts::<String>(case, two(FRESH), options)),
+    ("u64/10M/1", |case, options| attempts::<u64>(case, Mix { keys: 10 * M, ..PLAIN }, options)),
+    ("flood", flood::flood),
+];
+
 fn main() {
     let (flags, wanted): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with("--"));
     if let [task, name] = wanted.as_slice()
@@ -104,27 +187,10 @@ fn main() {
         return memory::child(name);
     }
     let options = Options { quick: flags.iter().any(|flag| flag == "--quick") };
-    let million = 1_000_000;
-    type Case<'a> = (&'a str, Box<dyn Fn(&str) + 'a>);
-    let cases: [Case; 10] = [
-        ("memory", Box::new(|case| memory::compare(case, &options))),
-        ("u64/1M/1", Box::new(|case| attempts::<u64>(case, million, 1, Hot::No, &options))),
-        ("u64/1M/2", Box::new(|case| attempts::<u64>(case, million, 2, Hot::No, &options))),
-        ("u64/1M/hot/2", Box::new(|case| attempts::<u64>(case, million, 2, Hot::Alone, &options))),
-        ("u64/1M/hot half/2", Box::new(|case| attempts::<u64>(case, million, 2, Hot::Half, &options))),
-        (
-            "u64/1M/hot refused/2",
-            Box::new(|case| attempts::<u64>(case, million, 2, Hot::HalfRefused, &options)),
-        ),
-        ("String/1M/1", Box::new(|case| attempts::<String>(case, million, 1, Hot::No, &options))),
-        ("String/1M/2", Box::new(|case| attempts::<String>(case, million, 2, Hot::No, &options))),
-        ("u64/10M/1", Box::new(|case| attempts::<u64>(case, 10 * million, 1, Hot::No, &options))),
-        ("flood", Box::new(|case| flood::flood(case, &options))),
-    ];
     println!("{:<22} {:<20} {:>12} {:>12} {:>10}", "case", "who", "an attempt", "", "governor");
-    for (name, run) in &cases {
+    for (name, run) in CASES {
         if wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())) {
-            run(name);
+            run(name, &options);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use stats_alloc::Region;
 
-use crate::contestants::{Contestant, Key, contestants};
+use crate::contestants::{Contestant, Key, Limit, contestants};
 use crate::{ALLOCATOR, Options};
 
 /// The word that makes this program measure one contestant and print two numbers.
@@ -21,9 +21,9 @@ fn resident() -> u64 {
 
 fn measure<K: Key>(number: usize, keys: u64) {
     // Made and thrown away, so that the process has its own memory already.
-    drop(contestants::<K>(1000));
+    drop(contestants::<K>(1000, Limit::Plenty));
     let (region, before) = (Region::new(ALLOCATOR), resident());
-    let contestant: Contestant<K> = contestants(keys).swap_remove(number);
+    let contestant: Contestant<K> = contestants(keys, Limit::Plenty).swap_remove(number);
     let start = Instant::now();
     (contestant.fill)(keys);
     let seconds = start.elapsed().as_secs_f64();
