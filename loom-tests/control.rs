@@ -18,7 +18,7 @@ use crate::rule::Single;
 use crate::sync::{Ordering, lock};
 use crate::wait::after::After;
 use crate::wait::bounds::QueueBounds;
-use crate::wait::pending::{Poller, Wait};
+use crate::wait::pending::{Place, Poller, Wait};
 use crate::wait::queue::{Kind, Newcomer};
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
@@ -215,7 +215,7 @@ fn broken_a_bound_is_never_exceeded() {
             waker: None,
         };
         let key = lock(&gate.queue).push(&gate.source(), newcomer, &mut after);
-        joining.wait = Wait::queued(1, key, Nanos::ZERO);
+        joining.wait = Wait { place: Place::Queued(key), since: Nanos::ZERO, ..Wait::new(1) };
         true
     });
 }

@@ -17,7 +17,7 @@ use crate::rule::Single;
 use crate::sync::{Ordering, lock};
 use crate::wait::after::After;
 use crate::wait::blocking;
-use crate::wait::pending::{Poller, Wait};
+use crate::wait::pending::{Place, Poller, Wait};
 use crate::wait::queue::{Kind, Newcomer};
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
@@ -180,7 +180,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
             job.run();
             lock(&gate.queue).put_back(job, false, &mut after);
         }
-        request.wait = Wait::queued(1, key, now);
+        request.wait = Wait { place: Place::Queued(key), since: now, ..Wait::new(1) };
     });
 }
 

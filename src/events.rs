@@ -1,10 +1,10 @@
 //! What a limiter tells those who watch it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::error::Refusal;
+use crate::wait::after::run_in_drop;
 
 /// Told of every call, when it ends: give it to [`RateLimiter::watch`](crate::RateLimiter::watch) or [`AllOf::watch`](crate::AllOf::watch).
 #[cfg_attr(
@@ -110,11 +110,7 @@ impl Watchers {
     }
 }
 
-/// Tells one who watches. Without any lock: this is foreign code, which may come back here or panic.
+/// Tells one observer. Without any lock: this is foreign code, which may call the limiter or panic.
 pub(crate) fn report(events: &dyn Events, event: impl FnOnce(&dyn Events)) {
-    if !std::thread::panicking() {
-        return event(events);
-    }
-    // In a drop while the thread unwinds, a second panic would end the process.
-    let _ = catch_unwind(AssertUnwindSafe(|| event(events)));
+    run_in_drop(|| event(events));
 }

@@ -54,7 +54,7 @@ use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::request::Request;
 use crate::rule::{Rule, Single};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
-use crate::wait::after::After;
+use crate::wait::after::{After, run_in_drop};
 use crate::wait::queue::{Queue, Source};
 
 /// The flags of [`Gate::front`].
@@ -99,7 +99,18 @@ pub(crate) enum Pass<Charge> {
     Exempt,
 }
 
+/// How a call ended.
+pub(crate) type Outcome<Charge> = Result<Pass<Charge>, Refusal>;
+
 impl<Charge> Pass<Charge> {
+    pub(crate) fn map<T>(self, map: impl FnOnce(Charge) -> T) -> Pass<T> {
+        match self {
+            Pass::Granted(charge) => Pass::Granted(map(charge)),
+            Pass::Shadow(refusal) => Pass::Shadow(refusal),
+            Pass::Exempt => Pass::Exempt,
+        }
+    }
+
     /// What it took, if anything.
     fn charge(self) -> Option<Charge> {
         match self {
@@ -175,7 +186,11 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Serves who is due, and takes only what nobody waits for who goes before this request.
     pub(crate) fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
-        self.with_queue(|queue, now, after| self.take_in_line(queue, now, ask, priority, after))
+        let held = self.with_queue(|queue, now, after| {
+            let charge = self.take_in_line(queue, now, ask, priority, after)?;
+            Ok(Held::new(self, queue, charge))
+        });
+        held.map(Held::keep)
     }
 
     pub(crate) fn take_in_line(
@@ -197,12 +212,13 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// for another reason.
     pub(crate) fn try_keeping(&self, ask: &R::Ask) -> Result<Option<(R::Charge, u64)>, Refusal> {
         let mut begun = 0;
-        let answer = self.with_queue(|queue, now, after| {
+        let held = self.with_queue(|queue, now, after| {
             let charge = self.take_in_line(queue, now, ask, 0, after)?;
-            begun = queue.begin();
-            Ok(Pass::Granted(charge))
+            let held = Held::begin(self, queue, charge);
+            begun = held.begun;
+            Ok(held)
         });
-        let charge = self.tell(ask, Duration::ZERO, answer)?;
+        let charge = self.tell(ask, Duration::ZERO, held.map(|held| Pass::Granted(held.keep())))?;
         Ok(charge.map(|charge| (charge, begun)))
     }
 
@@ -216,7 +232,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         &self,
         ask: &R::Ask,
         waited: Duration,
-        answer: Result<Pass<R::Charge>, Refusal>,
+        answer: Outcome<R::Charge>,
     ) -> Result<Option<R::Charge>, Refusal> {
         let answer = match answer {
             Err(refusal) if self.front.load(Ordering::Relaxed) & SHADOW != 0 => Ok(Pass::Shadow(refusal)),
@@ -277,41 +293,98 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Runs `work` with the queue, after those who are due were served.
     pub(crate) fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
+        self.locked(|queue, now, after| {
+            queue.serve(&self.source(), now, after);
+            work(queue, now, after)
+        })
+    }
+
+    /// Runs `work` with the queue, serves those who are due, and runs what is left for afterwards.
+    ///
+    /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its event loop, a waker that
+    /// is called. Those who were served before it, and those behind, do not suffer, and then the panic goes on. It takes the result
+    /// with it: an answer that was taken out of the queue would be lost. So answers are taken in a section of their own
+    /// ([`Queue::see`]), and permits are kept in a [`Held`].
+    pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
         let mut after = After::new();
         let mut queue = lock(&self.queue);
-        let now = self.clock.now();
-        queue.tell(now);
-        queue.serve(&self.source(), now, &mut after);
-        // Foreign code may panic here: a timer outside of its event loop, a waker that is cloned. Those who were served
-        // before it, and those behind, must not suffer.
+        let now = self.tell_time(&mut queue, &mut after);
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut queue, now, &mut after)));
         self.finish(queue, now, &mut after);
         drop(after);
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
+    /// Tells the queue what time it is. Where the clock panics, it is still the latest time that it told.
+    fn tell_time(&self, queue: &mut Queue<R, C>, after: &mut After<C>) -> Nanos {
+        let now = after.run(|| self.clock.now()).unwrap_or(queue.latest());
+        queue.tell(now);
+        now
+    }
+
     /// Serves, stores the front, sees that somebody will look when the next one is due, and unlocks.
     ///
     /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its time, come back here or panic.
-    pub(crate) fn finish<'a>(
-        &'a self,
-        mut queue: MutexGuard<'a, Queue<R, C>>,
-        mut now: Nanos,
-        after: &mut After<C>,
-    ) {
+    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, after);
             self.tell_others(&queue);
             let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);
-            let ran = catch_unwind(AssertUnwindSafe(|| job.run()));
+            // A timer that panics is as good as gone.
+            let gone = after.run(|| job.run()).unwrap_or(true);
             queue = lock(&self.queue);
-            queue.put_back(job, ran.is_err(), after);
-            after.panic = after.panic.take().or(ran.err());
+            queue.put_back(job, gone, after);
             // Much may have happened meanwhile, and others left the alarm to us.
-            now = self.clock.now();
-            queue.tell(now);
+            now = self.tell_time(&mut queue, after);
         }
+    }
+}
+
+/// What a call took, until its caller has it: given back if foreign code panics in between.
+pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
+    gate: &'a Gate<R, C>,
+    /// `None` when the caller has it.
+    charge: Option<R::Charge>,
+    /// The number of levels when it was taken.
+    levels: u64,
+    /// Not 0 if it may be undone in part later: then what to [end](Queue::end) it with.
+    pub(crate) begun: u64,
+}
+
+impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
+    /// What was taken just now, under the lock.
+    pub(crate) fn new(gate: &'a Gate<R, C>, queue: &Queue<R, C>, charge: R::Charge) -> Self {
+        Held { gate, charge: Some(charge), levels: queue.levels(), begun: 0 }
+    }
+
+    /// The same for what may be undone in part later.
+    pub(crate) fn begin(gate: &'a Gate<R, C>, queue: &mut Queue<R, C>, charge: R::Charge) -> Self {
+        Held { gate, charge: Some(charge), levels: queue.levels(), begun: queue.begin() }
+    }
+
+    /// The caller has it.
+    pub(crate) fn keep(mut self) -> R::Charge {
+        match self.charge.take() {
+            Some(charge) => charge,
+            None => unreachable!("only this takes it, and takes it with the rest"),
+        }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
+    fn drop(&mut self) {
+        let Some(charge) = self.charge.take() else { return };
+        run_in_drop(|| {
+            self.gate.locked(|queue, _, after| {
+                if self.begun > 0 {
+                    queue.end(self.begun);
+                }
+                let lowest = queue.lowest_since(self.levels);
+                let level = self.gate.rule.undo(queue.latest(), charge, lowest, after);
+                queue.note(level);
+            });
+        });
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is left to be done when a lock is gone.
 //!
-//! Wakers, sleeps, rings and guards run foreign code, which may take its time, come back here, or panic. So who holds a queue's lock collects them, and
-//! they are called or dropped when it has let go.
+//! Wakers, sleeps, rings and guards run foreign code, which may take its time, call the limiter, or panic. So the holder of a
+//! queue's lock collects them in an [`After`], which calls or drops them when the lock is gone.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,7 +12,10 @@ use std::task::Waker;
 use crate::clock::Timer;
 use crate::wait::ring::{Ring, ring_all};
 
-/// What is done when the lock is gone: on drop, so also if a caller's code panics meanwhile.
+/// What a panic carries.
+pub(crate) type Payload = Box<dyn Any + Send>;
+
+/// What is done when the lock is gone: on drop, so also if foreign code panics meanwhile.
 pub(crate) struct After<C: Timer> {
     pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
@@ -22,7 +25,7 @@ pub(crate) struct After<C: Timer> {
     /// What calls foreign code when it is dropped.
     pub(crate) drops: Vec<Box<dyn Any + Send>>,
     /// The first panic of foreign code, which goes on when everything is done.
-    pub(crate) panic: Option<Box<dyn Any + Send>>,
+    panic: Option<Payload>,
 }
 
 impl<C: Timer> After<C> {
@@ -36,27 +39,68 @@ impl<C: Timer> After<C> {
             panic: None,
         }
     }
+
+    /// Runs foreign code. A panic goes on when everything is done.
+    pub(crate) fn run<T>(&mut self, foreign: impl FnOnce() -> T) -> Option<T> {
+        run(&mut self.panic, foreign)
+    }
+}
+
+/// Runs foreign code. Returns `None` if it panicked; the first panic is kept.
+fn run<T>(first: &mut Option<Payload>, foreign: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(foreign)) {
+        Ok(result) => Some(result),
+        Err(panic) => {
+            keep(first, panic);
+            None
+        }
+    }
+}
+
+/// Keeps the first panic. Another one is leaked: dropping what it carries is foreign code, which may panic again.
+fn keep(first: &mut Option<Payload>, panic: Payload) {
+    match first {
+        None => *first = Some(panic),
+        Some(_) => std::mem::forget(panic),
+    }
+}
+
+/// Runs what may panic, and swallows a panic in a thread that is unwinding already: a second one would end the process.
+pub(crate) fn run_in_drop(work: impl FnOnce()) {
+    if !std::thread::panicking() {
+        return work();
+    }
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+        std::mem::forget(panic);
+    }
 }
 
 impl<C: Timer> Drop for After<C> {
     fn drop(&mut self) {
-        for waker in self.wake.drain(..) {
-            // One that panics must not take the wake-ups of the others with it.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                self.panic.get_or_insert(panic);
-            }
+        let After { wake, discard, sleeps, rings, drops, panic } = self;
+        // Each by itself: one that panics must not take the wake-ups of the others with it.
+        for waker in wake.drain(..) {
+            run(panic, || waker.wake());
         }
-        for item in self.drops.drain(..) {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(item))) {
-                self.panic.get_or_insert(panic);
-            }
+        for waker in discard.drain(..) {
+            run(panic, || drop(waker));
         }
-        let panic = ring_all(std::mem::take(&mut self.rings));
-        self.panic = self.panic.take().or(panic);
-        if let Some(panic) = self.panic.take()
-            && !std::thread::panicking()
-        {
-            resume_unwind(panic);
+        for sleep in sleeps.drain(..) {
+            run(panic, || drop(sleep));
+        }
+        for item in drops.drain(..) {
+            run(panic, || drop(item));
+        }
+        if let Some(rung) = ring_all(std::mem::take(rings)) {
+            keep(panic, rung);
+        }
+        if let Some(panic) = panic.take() {
+            // A second panic in a thread that is unwinding already would end the process.
+            if std::thread::panicking() {
+                std::mem::forget(panic);
+            } else {
+                resume_unwind(panic);
+            }
         }
     }
 }

@@ -166,10 +166,13 @@ impl<C: Timer> Alarms<C> {
                 // Whoever has it looks again. A ring stays for them: it may be that of the new setting already.
                 continue;
             }
-            if alarm.rung.load(Ordering::Relaxed) && alarm.rung.swap(false, Ordering::Acquire) {
+            if alarm.rung.load(Ordering::Acquire) {
+                // A new reading of the clock: an older one may be from before the time that made it ring. Before
+                // anything is changed, since a clock may panic.
+                let now = clock.now();
+                alarm.rung.store(false, Ordering::Relaxed);
                 match alarm.armed.take() {
-                    // A new reading of the clock: an older one may be from before the time that made it ring.
-                    Some((since, at)) if far_too_early(since, at, clock.now()) => {
+                    Some((since, at)) if far_too_early(since, at, now) => {
                         return Found::Lost(self.lose(key));
                     }
                     Some(_) | None => {}
@@ -180,10 +183,11 @@ impl<C: Timer> Alarms<C> {
             if set || at == Nanos::MAX {
                 continue;
             }
+            let since = clock.now();
             if let Some(sleep) = alarm.sleep.take() {
                 let register = alarm.armed.is_none();
                 let (waker, rung) = (alarm.waker.clone(), alarm.rung.clone());
-                return Found::Job(Job { key, sleep, waker, rung, since: clock.now(), at, register });
+                return Found::Job(Job { key, sleep, waker, rung, since, at, register });
             }
         }
         Found::Nothing
@@ -194,12 +198,11 @@ impl<C: Timer> Alarms<C> {
         Lost { key, domain, sleep }
     }
 
-    /// Puts back an alarm that was set, or was to be set and `broke`.
-    pub(crate) fn put_back(&mut self, job: Job<C>, broke: bool) -> PutBack<C> {
+    /// Puts back an alarm that was set, or whose event loop or timer is `gone`.
+    pub(crate) fn put_back(&mut self, job: Job<C>, gone: bool) -> PutBack<C> {
         match self.list.get_mut(job.key) {
             // The key may be another alarm's by now.
             Some(alarm) if Arc::ptr_eq(&alarm.rung, &job.rung) => {
-                let gone = broke || job.sleep.is_gone();
                 alarm.sleep = Some(job.sleep);
                 alarm.armed = Some((job.since, job.at));
                 if gone { PutBack::Lost(self.lose(job.key)) } else { PutBack::There }
@@ -210,12 +213,13 @@ impl<C: Timer> Alarms<C> {
 }
 
 impl<C: Timer> Job<C> {
-    /// Sets the alarm. Not under the queue's lock: this may call the bell.
-    pub(crate) fn run(&mut self) {
+    /// Sets the alarm. Returns whether its event loop is gone. Not under the queue's lock: this may call the bell.
+    pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.at);
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
             self.rung.store(true, Ordering::Release);
         }
+        self.sleep.is_gone()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::Refusal;
 use crate::gate::Gate;
 use crate::rule::Rule;
 use crate::sync::{Thread, current_thread};
-use crate::wait::pending::{Poller, Wait};
+use crate::wait::pending::{Leave, Poller, Wait};
 
 /// Wakes a parked thread.
 struct Unpark(Thread);
@@ -17,18 +17,6 @@ struct Unpark(Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
-    }
-}
-
-/// Leaves the queue if the thread unwinds while it waits.
-struct Leave<'a, R: Rule<C>, C: Timer> {
-    gate: &'a Arc<Gate<R, C>>,
-    wait: Wait<R::Ask>,
-}
-
-impl<R: Rule<C>, C: Timer> Drop for Leave<'_, R, C> {
-    fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
     }
 }
 

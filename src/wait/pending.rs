@@ -1,5 +1,6 @@
 //! A request on its way: what a future, a blocked thread or a reservation keeps.
 
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -35,6 +36,26 @@ pub(crate) enum Place {
     Queued(u32),
     /// It has its answer.
     Done,
+}
+
+/// A request that leaves the queue if the thread unwinds.
+pub(crate) struct Leave<'a, R: Rule<C>, C: Timer> {
+    pub(crate) gate: &'a Arc<Gate<R, C>>,
+    pub(crate) wait: Wait<R::Ask>,
+}
+
+impl<R: Rule<C>, C: Timer> Leave<'_, R, C> {
+    /// The request stays where it is.
+    pub(crate) fn stay(mut self) -> Wait<R::Ask> {
+        let done = Wait { place: Place::Done, ..Wait::new(self.wait.ask.clone()) };
+        std::mem::replace(&mut self.wait, done)
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Drop for Leave<'_, R, C> {
+    fn drop(&mut self) {
+        self.gate.leave(&mut self.wait);
+    }
 }
 
 /// Who polls.
@@ -92,11 +113,6 @@ impl<Ask> Wait<Ask> {
             Place::Queued(key) => Some(key),
             Place::New | Place::Exempt | Place::Done => None,
         }
-    }
-
-    /// A request that has joined the queue under this key.
-    pub(crate) fn queued(ask: Ask, key: u32, since: Nanos) -> Wait<Ask> {
-        Wait { place: Place::Queued(key), since, ..Wait::new(ask) }
     }
 
     /// The same, with a priority.

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::gate::{Answer, Gate, Pass};
+use crate::gate::{Answer, Gate, Held, Outcome, Pass};
 use crate::nanos::Nanos;
 use crate::policy::limited;
 use crate::rule::Rule;
 use crate::sync::{Ordering, lock};
-use crate::wait::after::After;
-use crate::wait::pending::{Place, Poller, Wait};
-use crate::wait::queue::{Kind, Newcomer, Queue, Seen};
+use crate::wait::after::run_in_drop;
+use crate::wait::pending::{Leave, Place, Poller, Wait};
+use crate::wait::queue::{Kind, Newcomer, Queue};
 
 /// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
 const TOO_OFTEN: u8 = 16;
@@ -47,29 +47,28 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             Place::Exempt => (Ok(Pass::Exempt), Duration::ZERO),
             Place::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
             Place::Queued(key) => {
-                let answer = ready!(self.look(wait, key, poller));
-                (answer, self.clock.now().saturating_since(wait.since).as_duration())
+                let (answer, now) = ready!(self.look(wait, key, poller));
+                (answer, now.saturating_since(wait.since).as_duration())
             }
             Place::Done => panic!("polled after it was ready"),
         };
-        // First, so that a panic of who watches finds nothing to leave.
+        // First, so that the drop after a panic of an observer finds nothing to leave.
         wait.place = Place::Done;
         Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
     }
 
     /// Joins the queue, unless a permit is there after all.
-    fn enter(
-        self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
-        poller: Poller<'_>,
-    ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
+    fn enter(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Outcome<R::Charge>> {
         if self.is_free() && !wait.keeps() {
             match self.rule.try_take(wait.since, &wait.ask) {
                 Err(refusal) if refusal.is_limited() => {}
                 answer => return Poll::Ready(answer.map(Pass::Granted)),
             }
         }
-        self.with_queue(|queue, now, after| {
+        let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
+        // Cloned, and dropped if it is not needed, without the lock: both are foreign code.
+        let mut waker = Some(waker.clone());
+        let held = self.with_queue(|queue, now, after| {
             let (source, ask, priority) = (self.source(), &wait.ask, wait.priority);
             queue.check(&self.rule, now, ask, priority)?;
             let no_room = wait.bounded && !queue.has_room(&self.rule, ask);
@@ -77,34 +76,44 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             if (queue.unseen() == 0 || no_room) && queue.is_open(&self.rule, now, ask, priority) {
                 match queue.take(&source, now, ask, priority, after) {
                     Err(refusal) if refusal.is_limited() => {}
-                    answer => {
-                        if wait.keeps() && answer.is_ok() {
-                            wait.begun = queue.begin();
-                        }
-                        return Poll::Ready(answer.map(Pass::Granted));
+                    Err(refusal) => return Err(refusal),
+                    Ok(charge) if wait.keeps() => {
+                        return Ok(Some(Pass::Granted(Held::begin(self, queue, charge))));
                     }
+                    Ok(charge) => return Ok(Some(Pass::Granted(Held::new(self, queue, charge)))),
                 }
             }
             if queue.control.shadow {
                 let due = queue.due_behind(&self.rule, now, ask, priority);
-                return Poll::Ready(Ok(Pass::Shadow(limited(due, now))));
+                return Ok(Some(Pass::Shadow(limited(due, now))));
             }
             let deadline = self.deadline(queue, now, ask, priority, wait.longest())?;
-            if no_room {
-                queue.make_room(&source, now, ask, priority, after)?;
-            }
-            let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
             let kind = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
             };
-            let (ask, waker) = (ask.clone(), Some(waker.clone()));
-            let droppable = wait.bounded;
+            // After the timer, which may panic, so that nobody makes room for a request that does not come.
+            if no_room && let Err(refusal) = queue.make_room(&source, now, ask, priority, after) {
+                queue.leave_alarm(kind, after);
+                return Err(refusal);
+            }
+            let (ask, waker, droppable) = (ask.clone(), waker.take(), wait.bounded);
             let newcomer = Newcomer { ask, priority, droppable, kind, since: now, deadline, waker };
             // At once, so that the future knows of its entry also if foreign code panics before this returns.
             wait.place = Place::Queued(queue.push(&source, newcomer, after));
-            Poll::Pending
-        })
+            Ok(None)
+        });
+        drop(waker);
+        match held {
+            Ok(None) => Poll::Pending,
+            Ok(Some(pass)) => Poll::Ready(Ok(pass.map(|held| {
+                if wait.keeps() {
+                    wait.begun = held.begun;
+                }
+                held.keep()
+            }))),
+            Err(refusal) => Poll::Ready(Err(refusal)),
+        }
     }
 
     /// The event loop of the calling task.
@@ -118,28 +127,30 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
-    pub(crate) fn reserve(&self, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
+    pub(crate) fn reserve(self: &Arc<Self>, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
+        let mut this = Leave { gate: self, wait: Wait::new(ask) };
+        let wait = &mut this.wait;
         let answer = self.with_queue(|queue, now, after| {
-            let source = self.source();
-            queue.check(&self.rule, now, &ask, 0)?;
-            let deadline = self.deadline(queue, now, &ask, 0, self.limit_wait(None))?;
+            let (source, ask) = (self.source(), &wait.ask);
+            queue.check(&self.rule, now, ask, 0)?;
+            let deadline = self.deadline(queue, now, ask, 0, self.limit_wait(None))?;
             // One that is due does not wait.
-            if queue.due_behind(&self.rule, now, &ask, 0) > now {
-                queue.make_room(&source, now, &ask, 0, after)?;
+            if queue.due_behind(&self.rule, now, ask, 0) > now {
+                queue.make_room(&source, now, ask, 0, after)?;
             }
             let (kind, ask) = (Kind::Nobody, ask.clone());
             // Who holds it counts on its place: it makes room for nobody.
             let newcomer =
                 Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
-            Ok((queue.push(&source, newcomer, after), now))
+            (wait.place, wait.since) = (Place::Queued(queue.push(&source, newcomer, after)), now);
+            Ok(())
         });
-        match answer {
-            Ok((key, now)) => Ok(Wait::queued(ask, key, now)),
+        if let Err(refusal) = answer {
             // In shadow it is as good as claimed.
-            Err(refusal) => self
-                .tell(&ask, Duration::ZERO, Err(refusal))
-                .map(|_| Wait { place: Place::Done, ..Wait::new(ask) }),
+            this.wait.place = Place::Done;
+            self.tell(&this.wait.ask, Duration::ZERO, Err(refusal))?;
         }
+        Ok(this.stay())
     }
 
     /// How long a request may wait, if there is a limit.
@@ -180,50 +191,55 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
     }
 
-    /// Looks whether a queued request has its answer, and if not, leaves the waker.
+    /// Looks whether a queued request has its answer, and if not, leaves the waker. Returns the answer and when it came.
+    ///
+    /// Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
     fn look(
         self: &Arc<Self>,
         wait: &mut Wait<R::Ask>,
         key: u32,
         poller: Poller<'_>,
-    ) -> Poll<Result<Pass<R::Charge>, Refusal>> {
-        // Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
-        let seen = {
-            let mut queue = lock(&self.queue);
-            let seen = queue.see(key, wait.keeps().then_some(&mut wait.begun));
-            self.front.store(queue.front(), Ordering::Relaxed);
-            seen
-        };
-        let seen = match seen {
-            Seen::Waiting(_) => self.stay(wait, key, poller),
-            seen => seen,
-        };
-        match seen {
-            Seen::Granted(charge) => Poll::Ready(Ok(Pass::Granted(charge))),
-            Seen::Passed(refusal) => Poll::Ready(Ok(Pass::Shadow(refusal))),
-            Seen::Refused(refusal) => Poll::Ready(Err(self.refused_now(wait, refusal))),
-            Seen::Waiting(_) => Poll::Pending,
+    ) -> Poll<(Outcome<R::Charge>, Nanos)> {
+        let mut now = self.clock.now();
+        let mut answer = self.see(wait, key);
+        if answer.is_none() {
+            self.stay(key, poller);
+            now = self.clock.now();
+            answer = self.see(wait, key);
+        }
+        match answer {
+            Some(Err(refusal)) => Poll::Ready((Err(self.refused_now(wait, refusal)), now)),
+            Some(answer) => Poll::Ready((answer, now)),
+            None => Poll::Pending,
         }
     }
 
+    /// Takes the answer of a queued request out of the queue, if it has one.
+    ///
+    /// The entry leaves the queue and the request forgets its key with no foreign code in between. If one of the others' wakers panicked in
+    /// the same call after the entry had left, the key would be a newcomer's when the request is dropped.
+    fn see(&self, wait: &mut Wait<R::Ask>, key: u32) -> Option<Outcome<R::Charge>> {
+        let mut queue = lock(&self.queue);
+        let answer = queue.see(key, wait.keeps().then_some(&mut wait.begun))?;
+        wait.place = Place::Done;
+        self.front.store(queue.front(), Ordering::Relaxed);
+        Some(answer)
+    }
+
     /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
-    fn stay(
-        self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
-        key: u32,
-        poller: Poller<'_>,
-    ) -> Seen<R::Charge, C::Domain> {
+    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) {
+        let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
+        // Cloned, and the old one dropped, without the lock: both are foreign code.
+        let mut waker = Some(waker.clone());
         self.with_queue(|queue, now, after| {
-            let seen = queue.see(key, wait.keeps().then_some(&mut wait.begun));
-            let Seen::Waiting(kind) = seen else { return seen };
-            let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
-            queue.set_waker(key, waker, after);
+            let Some(kind) = queue.waits(key) else { return };
+            queue.set_waker(key, &mut waker);
             let (domain, lost) = match kind {
                 Kind::Task { alarm, .. } => match self.clock.domain() {
                     // Polled in another event loop than before: it relies on that one from now on.
                     Some(domain) if domain != queue.alarms.domain(alarm as usize) => (domain, 0),
                     // It has an alarm, and may be polled from anywhere.
-                    Some(_) | None => return seen,
+                    Some(_) | None => return,
                 },
                 Kind::Lost { domain: before, times } => {
                     let domain = self.domain();
@@ -241,13 +257,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                         // The time has come without a grant: look again at the next one.
                         queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, after);
                     }
-                    return seen;
+                    return;
                 }
             };
             let kind = self.task(queue, domain, now, lost);
             queue.set_kind(key, kind, after);
-            seen
-        })
+        });
     }
 
     /// What the same call would be told now, for one that was refused while it waited.
@@ -274,14 +289,9 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
     pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
         let Place::Queued(key) = wait.place else { return Ok(true) };
-        let (seen, now) = self.with_queue(|queue, now, _| (queue.see(key, None), now));
-        let answer = match seen {
-            Seen::Waiting(_) => return Ok(false),
-            Seen::Granted(charge) => Ok(Pass::Granted(charge)),
-            Seen::Passed(refusal) => Ok(Pass::Shadow(refusal)),
-            Seen::Refused(refusal) => Err(refusal),
-        };
-        wait.place = Place::Done;
+        self.ring();
+        let now = self.clock.now();
+        let Some(answer) = self.see(wait, key) else { return Ok(false) };
         let waited = now.saturating_since(wait.since).as_duration();
         self.tell(&wait.ask, waited, answer).map(|_| true)
     }
@@ -289,14 +299,13 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Drops a request at any stage, and leaves no trace of it.
     pub(crate) fn leave(&self, wait: &mut Wait<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
-        let mut after = After::new();
-        let mut queue = lock(&self.queue);
-        let now = self.clock.now();
-        queue.tell(now);
-        queue.remove(&self.source(), key, &mut after);
-        self.finish(queue, now, &mut after);
-        drop(after);
-        let waited = now.saturating_since(wait.since).as_duration();
-        self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));
+        run_in_drop(|| {
+            let now = self.locked(|queue, now, after| {
+                queue.remove(&self.source(), key, after);
+                now
+            });
+            let waited = now.saturating_since(wait.since).as_duration();
+            self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));
+        });
     }
 }

@@ -24,7 +24,7 @@ use slab::Slab;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::gate::ONE;
+use crate::gate::{ONE, Outcome, Pass};
 use crate::nanos::Nanos;
 use crate::policy::limited;
 use crate::rule::Rule;
@@ -123,14 +123,6 @@ pub(super) struct Grant<Charge> {
     begun: u64,
     /// The round in which it is counted as unseen.
     round: u32,
-}
-
-/// What a look at an entry found.
-pub(crate) enum Seen<Charge, Domain> {
-    Waiting(Kind<Domain>),
-    Granted(Charge),
-    Passed(Refusal),
-    Refused(Refusal),
 }
 
 /// Where the queue asks for permits.
@@ -362,26 +354,34 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         }
     }
 
+    /// How an entry waits, if it still does.
+    pub(crate) fn waits(&self, key: u32) -> Option<Kind<C::Domain>> {
+        let Entry { kind, ref state, .. } = self.entries[key as usize];
+        matches!(state, State::Waiting(_)).then_some(kind)
+    }
+
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.
     ///
+    /// The key is another entry's from then on, so no foreign code may run before the future has forgotten it.
+    ///
     /// With a place to `keep` what a grant is to be ended with, that is left to the caller.
-    pub(crate) fn see(&mut self, key: u32, keep: Option<&mut u64>) -> Seen<R::Charge, C::Domain> {
-        let Entry { kind, ref state, .. } = self.entries[key as usize];
-        if let State::Waiting(_) = state {
-            return Seen::Waiting(kind);
+    pub(crate) fn see(&mut self, key: u32, keep: Option<&mut u64>) -> Option<Outcome<R::Charge>> {
+        if self.waits(key).is_some() {
+            return None;
         }
-        match self.entries.remove(key as usize).state {
-            State::Waiting(_) => Seen::Waiting(kind),
+        let Entry { kind, state, .. } = self.entries.remove(key as usize);
+        match state {
+            State::Waiting(_) => None,
             State::Granted(grant) => {
                 self.was_seen(kind, &grant);
                 match keep {
                     Some(begun) => *begun = grant.begun,
                     None => drop(self.lows.end(grant.begun)),
                 }
-                Seen::Granted(grant.charge)
+                Some(Ok(Pass::Granted(grant.charge)))
             }
-            State::Passed(refusal) => Seen::Passed(refusal),
-            State::Refused(refusal) => Seen::Refused(refusal),
+            State::Passed(refusal) => Some(Ok(Pass::Shadow(refusal))),
+            State::Refused(refusal) => Some(Err(refusal)),
         }
     }
 
@@ -407,12 +407,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         }
     }
 
-    /// Leaves a waker with an entry in line.
-    pub(crate) fn set_waker(&mut self, key: u32, waker: &Waker, after: &mut After<C>) {
+    /// Leaves a waker with an entry in line, unless it has one that wakes the same task.
+    pub(crate) fn set_waker(&mut self, key: u32, waker: &mut Option<Waker>) {
         if let State::Waiting(old) = &mut self.entries[key as usize].state
-            && !old.as_ref().is_some_and(|old| old.will_wake(waker))
+            && !old.as_ref().zip(waker.as_ref()).is_some_and(|(old, new)| old.will_wake(new))
         {
-            after.discard.extend(old.replace(waker.clone()));
+            std::mem::swap(old, waker);
         }
     }
 

@@ -47,7 +47,12 @@ pub(crate) fn ring_all(rings: Vec<Arc<dyn Ring>>) -> Option<Box<dyn Any + Send>>
             gate.ring();
             drop(gate);
         }));
-        panic = panic.take().or(rung.err());
+        match (rung, &panic) {
+            (Ok(()), _) => {}
+            (Err(first), None) => panic = Some(first),
+            // Dropping what it carries is foreign code, too.
+            (Err(other), Some(_)) => std::mem::forget(other),
+        }
     };
     match outermost {
         Ok(false) => {}

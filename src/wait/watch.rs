@@ -27,9 +27,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         None
     }
 
-    /// Puts back an alarm that was set, or was to be set and `broke`.
-    pub(crate) fn put_back(&mut self, job: Job<C>, broke: bool, after: &mut After<C>) {
-        match self.alarms.put_back(job, broke) {
+    /// Puts back an alarm that was set, or whose event loop or timer is `gone`.
+    pub(crate) fn put_back(&mut self, job: Job<C>, gone: bool, after: &mut After<C>) {
+        match self.alarms.put_back(job, gone) {
             PutBack::There => {}
             PutBack::Unused(sleep) => after.sleeps.push(sleep),
             PutBack::Lost(lost) => self.lose(lost, after),

@@ -1,0 +1,336 @@
+//! Foreign code that panics: wakers, clocks, timers, policies. The panic goes on in the call that met it. No other request
+//! suffers, no permit is lost, and the future of that call still knows its place.
+
+mod support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use support::loops::Loops;
+use tidegate::wait::AcquireOwned;
+use tidegate::wait::QueueBounds;
+use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};
+use tokio_test::task::{Spawn, spawn};
+use tokio_test::{assert_pending, assert_ready};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+type Limiter = RateLimiter<TokenBucket, Loops>;
+type Future = Pin<Box<AcquireOwned<TokenBucket, Loops>>>;
+
+struct PanicsOnWake;
+
+impl Wake for PanicsOnWake {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics when it is called");
+    }
+}
+
+struct PanicsOnDrop;
+
+impl Wake for PanicsOnDrop {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        panic!("a waker that panics when it is dropped");
+    }
+}
+
+/// One permit per second and a burst of so many, all taken. No loop's timer wakes anybody, so the calls of the test serve the line.
+fn limiter(burst: u32) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    let loops = Loops::new(clock.clone());
+    loops.stall(1);
+    loops.enter(1);
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), burst), loops);
+    limiter.set_catch_up(10 * SECOND);
+    assert_eq!(limiter.try_acquire_many(burst), Ok(()));
+    (limiter, clock)
+}
+
+/// A request that has been polled once with this waker, and waits.
+fn waiting_with(limiter: &Limiter, waker: &Waker) -> Future {
+    let mut future = Box::pin(limiter.acquire_owned());
+    assert!(poll_with(&mut future, waker).is_pending());
+    future
+}
+
+fn poll_with(future: &mut Future, waker: &Waker) -> Poll<Duration> {
+    future.as_mut().poll(&mut Context::from_waker(waker))
+}
+
+/// A request that waits, with a waker that panics when it is called.
+fn bad(limiter: &Limiter) -> Future {
+    waiting_with(limiter, &Waker::from(Arc::new(PanicsOnWake)))
+}
+
+fn waiting(limiter: &Limiter) -> Spawn<AcquireOwned<TokenBucket, Loops>> {
+    let mut future = spawn(limiter.acquire_owned());
+    assert_pending!(future.poll());
+    future
+}
+
+/// Runs a call in which foreign code panics.
+fn panics<T>(call: impl FnOnce() -> T) {
+    assert!(catch_unwind(AssertUnwindSafe(call)).is_err(), "the panic goes on");
+}
+
+fn take_all(limiter: &Limiter) -> usize {
+    (0..1000).take_while(|_| limiter.try_acquire().is_ok()).count()
+}
+
+#[test]
+fn dropping_a_wait_whose_poll_panicked_removes_no_other() {
+    let (limiter, clock) = limiter(1);
+    let _bad = bad(&limiter);
+    let mut victim = waiting(&limiter);
+    clock.jump(2 * SECOND);
+    // This poll serves both, and calls the waker that panics.
+    panics(|| victim.poll());
+    // The entry of the victim was once free by now, and this one took its place.
+    let mut newcomer = waiting(&limiter);
+    drop(victim);
+    // The grant of the victim went to the newcomer.
+    assert_eq!(limiter.status().waiting, 0);
+    assert!(newcomer.is_woken());
+    assert_ready!(newcomer.poll());
+    assert_eq!(take_all(&limiter), 0);
+}
+
+#[test]
+fn a_wait_whose_poll_panicked_has_its_answer_when_it_is_polled_again() {
+    let (limiter, clock) = limiter(1);
+    let _bad = bad(&limiter);
+    let mut victim = waiting(&limiter);
+    clock.jump(2 * SECOND);
+    panics(|| victim.poll());
+    let mut newcomer = waiting(&limiter);
+    assert_ready!(victim.poll());
+    drop(victim);
+    assert_eq!(limiter.status().waiting, 1);
+    clock.jump(SECOND);
+    assert_ready!(newcomer.poll());
+}
+
+#[test]
+fn a_refused_wait_whose_poll_panicked_removes_no_other() {
+    let (limiter, clock) = limiter(1);
+    limiter.set_catch_up(Duration::ZERO);
+    let _bad = bad(&limiter);
+    let mut victim = spawn(limiter.try_acquire_within(2 * SECOND));
+    assert_pending!(victim.poll());
+    // The first is charged as of now, so the second is too late by it.
+    clock.jump(2 * SECOND);
+    panics(|| victim.poll());
+    let _newcomer = waiting(&limiter);
+    assert!(assert_ready!(victim.poll()).is_err());
+    drop(victim);
+    assert_eq!(limiter.status().waiting, 1);
+}
+
+#[test]
+fn a_claim_that_panicked_can_be_made_again() {
+    let (limiter, clock) = limiter(1);
+    let _bad = bad(&limiter);
+    let mut reservation = limiter.reserve(1).expect("a place");
+    clock.jump(2 * SECOND);
+    panics(|| reservation.claim());
+    let _newcomer = waiting(&limiter);
+    assert!(reservation.claim());
+    drop(reservation);
+    assert_eq!(limiter.status().waiting, 1);
+    assert_eq!(take_all(&limiter), 0);
+}
+
+#[test]
+fn a_blocked_thread_whose_look_panicked_unwinds_and_leaves_no_trace() {
+    let (limiter, clock) = limiter(1);
+    let _bad = bad(&limiter);
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| limiter.blocking_acquire());
+        while limiter.status().waiting < 2 {
+            thread::yield_now();
+        }
+        // The thread looks, serves both, and calls the waker that panics. It once ended the process.
+        clock.jump(2 * SECOND);
+        assert!(blocked.join().is_err());
+    });
+    assert_eq!(limiter.status().waiting, 0);
+    assert_eq!(take_all(&limiter), 1);
+}
+
+#[test]
+fn a_try_that_panicked_took_nothing() {
+    let (limiter, clock) = limiter(3);
+    let _bad = bad(&limiter);
+    clock.jump(3 * SECOND);
+    panics(|| limiter.try_acquire());
+    assert_eq!(take_all(&limiter), 2);
+}
+
+#[test]
+fn an_estimate_that_panicked_took_nothing() {
+    let (limiter, clock) = limiter(3);
+    let _bad = bad(&limiter);
+    clock.jump(3 * SECOND);
+    panics(|| limiter.try_acquire_estimate(2));
+    assert_eq!(take_all(&limiter), 2);
+}
+
+#[test]
+fn a_newcomer_whose_first_poll_panicked_took_nothing() {
+    let (limiter, clock) = limiter(3);
+    limiter.set_queue_bounds(QueueBounds::waiters(1));
+    let _bad = bad(&limiter);
+    clock.jump(3 * SECOND);
+    let mut newcomer = spawn(limiter.acquire_with(Request::permits(2)));
+    panics(|| newcomer.poll());
+    drop(newcomer);
+    assert_eq!(take_all(&limiter), 2);
+}
+
+#[test]
+fn a_newcomer_without_room_whose_first_poll_panicked_took_nothing() {
+    let (limiter, clock) = limiter(3);
+    let _bad = bad(&limiter);
+    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    clock.jump(3 * SECOND);
+    let mut newcomer = spawn(limiter.acquire_with(Request::permits(2)));
+    panics(|| newcomer.poll());
+    drop(newcomer);
+    assert_eq!(take_all(&limiter), 2);
+}
+
+#[test]
+fn a_reservation_whose_making_panicked_stands_nowhere() {
+    let (limiter, clock) = limiter(1);
+    let _bad = bad(&limiter);
+    clock.jump(SECOND);
+    panics(|| limiter.reserve(1));
+    assert_eq!(limiter.status().waiting, 0);
+    clock.jump(SECOND);
+    assert_eq!(take_all(&limiter), 1);
+}
+
+/// A request that waits, with a waker that panics when the queue drops it.
+fn bad_to_drop(limiter: &Limiter) -> Future {
+    waiting_with(limiter, &Waker::from(Arc::new(PanicsOnDrop)))
+}
+
+#[test]
+fn wakers_that_panic_when_they_are_dropped_stop_no_wake_up() {
+    let (limiter, clock) = limiter(1);
+    let _bad: Vec<_> = (0..3).map(|_| bad_to_drop(&limiter)).collect();
+    let mut last = waiting(&limiter);
+    clock.jump(4 * SECOND);
+    panics(|| limiter.status());
+    assert!(last.is_woken());
+    assert_ready!(last.poll());
+}
+
+#[test]
+fn a_waker_that_panics_when_its_request_is_dropped_leaves_no_entry() {
+    let (limiter, clock) = limiter(1);
+    let bad = bad_to_drop(&limiter);
+    let mut next = waiting(&limiter);
+    panics(|| drop(bad));
+    assert_eq!(limiter.status().waiting, 1);
+    clock.jump(SECOND);
+    assert_ready!(next.poll());
+}
+
+#[test]
+fn a_waker_that_panics_when_it_is_replaced_costs_its_request_nothing() {
+    let (limiter, clock) = limiter(1);
+    let mut future = bad_to_drop(&limiter);
+    panics(|| poll_with(&mut future, Waker::noop()));
+    assert_eq!(limiter.status().waiting, 1);
+    clock.jump(SECOND);
+    assert!(poll_with(&mut future, Waker::noop()).is_ready());
+}
+
+#[test]
+fn nobody_makes_room_for_a_request_that_has_no_event_loop() {
+    let (limiter, clock) = limiter(1);
+    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    let mut first = spawn(limiter.acquire_with(Request::permits(1)));
+    assert_pending!(first.poll());
+    limiter.clock().enter(None);
+    panics(|| spawn(limiter.acquire_with(Request::permits(1))).poll());
+    limiter.clock().enter(1);
+    assert_pending!(first.poll());
+    clock.jump(SECOND);
+    assert_eq!(assert_ready!(first.poll()), Ok(SECOND));
+}
+
+/// A clock that panics when it is told to.
+#[derive(Clone, Debug)]
+struct Unsteady {
+    clock: ManualClock,
+    panics: Arc<AtomicBool>,
+}
+
+impl Clock for Unsteady {
+    fn now(&self) -> Nanos {
+        assert!(!self.panics.swap(false, Ordering::Relaxed), "a clock that panics");
+        self.clock.now()
+    }
+}
+
+impl tidegate::Timer for Unsteady {
+    type Sleep = tidegate::clock::ManualSleep;
+    type Domain = ();
+
+    fn domain(&self) -> Option<()> {
+        Some(())
+    }
+
+    fn sleep_until(&self, at: Nanos) -> Self::Sleep {
+        self.clock.sleep_until(at)
+    }
+
+    fn park_until(&self, at: Nanos) {
+        self.clock.park_until(at);
+    }
+}
+
+#[test]
+fn a_clock_that_panics_while_a_wait_is_dropped_leaves_no_entry() {
+    let clock = Unsteady { clock: ManualClock::new(), panics: Arc::default() };
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
+    assert_eq!(limiter.try_acquire(), Ok(()));
+    let mut first = spawn(limiter.acquire());
+    let mut second = spawn(limiter.acquire());
+    assert_pending!(first.poll());
+    assert_pending!(second.poll());
+    clock.panics.store(true, Ordering::Relaxed);
+    panics(|| drop(first));
+    assert_eq!(limiter.status().waiting, 1);
+    clock.clock.advance(SECOND);
+    assert_ready!(second.poll());
+}
+
+#[test]
+fn a_clock_that_panics_when_an_answer_is_there_costs_nobody_a_permit() {
+    let clock = Unsteady { clock: ManualClock::new(), panics: Arc::default() };
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
+    assert_eq!(limiter.try_acquire(), Ok(()));
+    let mut first = spawn(limiter.acquire());
+    assert_pending!(first.poll());
+    clock.clock.advance(SECOND);
+    clock.panics.store(true, Ordering::Relaxed);
+    panics(|| first.poll());
+    let mut second = spawn(limiter.acquire());
+    assert_pending!(second.poll());
+    drop(first);
+    assert!(second.is_woken());
+    assert_ready!(second.poll());
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+}
