@@ -21,7 +21,7 @@ use crate::rate::Rate;
 /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock.clone());
 /// limiter.try_acquire()?;
 /// let refusal = limiter.try_acquire().unwrap_err();
-/// assert_eq!(refusal, Refusal::Limited { retry_after: Duration::from_millis(200) });
+/// assert_eq!(refusal, Refusal::Limited { retry_after: Duration::from_millis(200).into() });
 /// clock.advance(Duration::from_millis(200));
 /// limiter.try_acquire()?;
 /// # Ok::<(), Refusal>(())
@@ -32,8 +32,11 @@ pub enum Refusal {
     /// Not now, perhaps later: no permit is due, or others wait for it.
     Limited {
         /// If nobody else comes, the same call succeeds this much later, and not a nanosecond earlier.
-        /// [`Duration::MAX`] means never within the clock's time, which is 34 years.
-        retry_after: Duration,
+        /// [`Nanos::MAX`] means never within the clock's time, which is 34 years.
+        ///
+        /// [`Nanos`], not a [`Duration`]: a `Duration` keeps seconds apart, and most refused callers do not need the
+        /// division that this takes. [`retry_after`](Refusal::retry_after) makes one.
+        retry_after: Nanos,
     },
     /// Never: the request is larger than the policy can ever give at once. Waiting does not help.
     ExceedsBurst {
@@ -56,9 +59,8 @@ pub enum Refusal {
     /// The queue is full: the request would have had to wait, and there was no place. See [`QueueBounds`](crate::QueueBounds).
     QueueFull {
         /// If nobody else comes, the same call is accepted this much later: by then there is room for it, or it need not wait.
-        /// [`Nanos::MAX`] means never within the clock's time, or that nobody knows, since those in line wait for a
-        /// [`CountingLimit`](crate::CountingLimit). ([`Nanos`], so that all refusals fit into 16 bytes: they are made where
-        /// every instruction counts.)
+        /// [`Nanos::MAX`] means never within the clock's time, or that this limiter cannot tell, since the requests in line
+        /// wait for a [`CountingLimit`](crate::CountingLimit).
         retry_after: Nanos,
     },
     /// It waited, and was dropped from a full queue to make room for another; see [`WhenFull`](crate::WhenFull).
@@ -76,17 +78,19 @@ impl Refusal {
     /// use std::time::Duration;
     /// use tidegate::Refusal;
     ///
-    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1100) };
+    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1100).into() };
     /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(1100)));
     /// assert_eq!(Refusal::ZeroPermits.retry_after(), None);
     /// ```
     #[must_use]
     pub fn retry_after(self) -> Option<Duration> {
         match self {
-            Refusal::Limited { retry_after: Duration::MAX }
-            | Refusal::QueueFull { retry_after: Nanos::MAX } => None,
-            Refusal::Limited { retry_after } => Some(retry_after),
-            Refusal::QueueFull { retry_after } => Some(retry_after.as_duration()),
+            Refusal::Limited { retry_after: Nanos::MAX } | Refusal::QueueFull { retry_after: Nanos::MAX } => {
+                None
+            }
+            Refusal::Limited { retry_after } | Refusal::QueueFull { retry_after } => {
+                Some(retry_after.as_duration())
+            }
             _ => None,
         }
     }
@@ -99,7 +103,7 @@ impl Refusal {
     /// use std::time::Duration;
     /// use tidegate::Refusal;
     ///
-    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1100) };
+    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1100).into() };
     /// assert_eq!(refusal.retry_after_secs(), Some(2));
     /// ```
     ///
@@ -122,8 +126,8 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Limited { retry_after: Duration::MAX } => f.write_str("limited, no permit is ever due"),
-            Refusal::Limited { retry_after } => write!(f, "limited, retry after {retry_after:?}"),
+            Refusal::Limited { retry_after: Nanos::MAX } => f.write_str("limited, no permit is ever due"),
+            Refusal::Limited { retry_after } => write!(f, "limited, retry after {retry_after}"),
             Refusal::ExceedsBurst { requested, burst } => {
                 write!(f, "{requested} permits requested, burst is {burst}")
             }

@@ -146,11 +146,13 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes what is asked for now or not at all.
     #[inline]
     pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<(), Refusal> {
-        // Each way forgets its charge by itself, so that this one does not have to put it where the other one does.
+        // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place first.
         if self.front.load(Ordering::Relaxed) == 0 {
-            return self.rule.try_take(self.clock.now(), ask).map(drop);
+            self.rule.try_take(self.clock.now(), ask)?;
+            return Ok(());
         }
-        self.try_acquire_behind(ask, 0).map(drop)
+        self.try_acquire_behind(ask, 0)?;
+        Ok(())
     }
 
     /// The same for a request of this priority. Returns what it took, if anything.
@@ -168,9 +170,11 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt)).map(drop);
         }
         if self.front.load(Ordering::Relaxed) == 0 {
-            return self.rule.try_take(self.clock.now(), ask).map(drop);
+            self.rule.try_take(self.clock.now(), ask)?;
+            return Ok(());
         }
-        self.try_acquire_behind(ask, request.priority).map(drop)
+        self.try_acquire_behind(ask, request.priority)?;
+        Ok(())
     }
 
     /// The same while others wait, or a flag is up.

@@ -1,11 +1,14 @@
 //! Time as the policies see it: whole nanoseconds since a clock's own beginning.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
 /// A point in time, or a span of it, in whole nanoseconds since the [`Clock`](crate::Clock)'s beginning.
 ///
 /// A `u64` of nanoseconds lasts 584 years. All arithmetic saturates: [`Nanos::MAX`] means "never".
+///
+/// A span compares with a [`Duration`], prints like one, and converts to and from one.
 ///
 /// # Examples
 ///
@@ -17,8 +20,10 @@ use std::time::Duration;
 /// assert_eq!(at.as_u64(), 5_000_000);
 /// assert_eq!(at.saturating_add(Nanos::MAX), Nanos::MAX);
 /// assert_eq!(Nanos::from_duration(Duration::MAX), Nanos::MAX);
+/// assert_eq!(at, Duration::from_millis(5));
+/// assert_eq!(format!("{at} or {:?}", Nanos::MAX), "5ms or never");
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(u64);
 
 impl Nanos {
@@ -73,8 +78,45 @@ impl From<Nanos> for Duration {
     }
 }
 
+impl From<Duration> for Nanos {
+    fn from(duration: Duration) -> Nanos {
+        Nanos::from_duration(duration)
+    }
+}
+
+/// [`Nanos::MAX`] equals [`Duration::MAX`] and nothing else.
+impl PartialEq<Duration> for Nanos {
+    fn eq(&self, other: &Duration) -> bool {
+        self.as_duration() == *other
+    }
+}
+
+impl PartialEq<Nanos> for Duration {
+    fn eq(&self, other: &Nanos) -> bool {
+        other == self
+    }
+}
+
+impl PartialOrd<Duration> for Nanos {
+    fn partial_cmp(&self, other: &Duration) -> Option<Ordering> {
+        self.as_duration().partial_cmp(other)
+    }
+}
+
+impl PartialOrd<Nanos> for Duration {
+    fn partial_cmp(&self, other: &Nanos) -> Option<Ordering> {
+        self.partial_cmp(&other.as_duration())
+    }
+}
+
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Nanos::MAX { f.write_str("never") } else { write!(f, "{:?}", self.as_duration()) }
+        if *self == Nanos::MAX { f.write_str("never") } else { fmt::Debug::fmt(&self.as_duration(), f) }
+    }
+}
+
+impl fmt::Debug for Nanos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }

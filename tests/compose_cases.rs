@@ -225,8 +225,8 @@ fn a_dropped_wait_leaves_no_trace() {
     drop(waits);
     clock.advance(500 * MS);
     assert_ready!(plain.poll());
-    assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
-    assert_eq!(b.try_acquire(), Err(Refusal::Limited { retry_after: 9 * SECOND }));
+    assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
+    assert_eq!(b.try_acquire(), Err(Refusal::Limited { retry_after: (9 * SECOND).into() }));
     assert_eq!((a.status().waiting, b.status().waiting, both.status().waiting), (0, 0, 0));
 }
 
@@ -343,9 +343,9 @@ fn it_stands_in_the_line_of_each_member() {
     assert_ready!(before.poll());
     // One of `b` is due that the composite cannot use yet, and it is there again in time.
     assert_ready_ok!(behind.poll());
-    assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: 2 * SECOND }));
+    assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
     clock.advance(SECOND - MS);
-    assert_eq!(b.try_acquire(), Err(Refusal::Limited { retry_after: SECOND + MS }));
+    assert_eq!(b.try_acquire(), Err(Refusal::Limited { retry_after: (SECOND + MS).into() }));
     clock.advance(MS);
     drop(assert_ready_ok!(wait.poll()));
 }

@@ -28,7 +28,7 @@ fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
 }
 
 fn limited(name: &'static str, retry_after: Duration) -> AllRefusal {
-    AllRefusal::Member { name, refusal: Refusal::Limited { retry_after } }
+    AllRefusal::Member { name, refusal: Refusal::Limited { retry_after: retry_after.into() } }
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_paused_composite_blames_no_member() {
     let (_a, _b, both, _clock) = two();
     both.pause_for(5 * SECOND);
     let refusal = both.try_acquire().expect_err("paused");
-    let paused = Refusal::Limited { retry_after: 5 * SECOND };
+    let paused = Refusal::Limited { retry_after: (5 * SECOND).into() };
     assert_eq!(refusal, AllRefusal::Composite { refusal: paused });
 }
 
@@ -283,7 +283,7 @@ fn a_composite_can_be_paused_by_itself() {
     assert_pending!(waiting.poll());
     both.pause_for(5 * SECOND);
     assert_eq!(both.status().waiting, 1);
-    let refusal = Refusal::Limited { retry_after: 6 * SECOND };
+    let refusal = Refusal::Limited { retry_after: (6 * SECOND).into() };
     assert_eq!(both.try_acquire().err(), Some(AllRefusal::Composite { refusal }));
     clock.advance(SECOND);
     assert_eq!(a.try_acquire(), Ok(()), "the member is not paused");
@@ -454,7 +454,7 @@ fn a_key_owes_and_settles_as_any_limiter() -> Result<(), Refusal> {
     one.try_acquire_estimate(800)?.settle(300);
     assert_eq!(one.status().available, 700);
     one.debit(710);
-    assert_eq!(one.try_acquire(), Err(Refusal::Limited { retry_after: 2200 * MS }));
+    assert_eq!(one.try_acquire(), Err(Refusal::Limited { retry_after: (2200 * MS).into() }));
     Ok(())
 }
 

@@ -101,7 +101,10 @@ fn together_with_a_rate_it_is_both_or_neither() {
     let limit = CountingLimit::new(2);
     let first = limit.try_acquire_with(&rate).expect("both");
     // Refused by the rate: nothing is in use.
-    assert_eq!(limit.try_acquire_with(&rate).expect_err("refused"), Refusal::Limited { retry_after: SECOND });
+    assert_eq!(
+        limit.try_acquire_with(&rate).expect_err("refused"),
+        Refusal::Limited { retry_after: SECOND.into() }
+    );
     assert_eq!(limit.available(), 1);
     let mut waiter = spawn(limit.acquire_with(&rate));
     assert_pending!(waiter.poll());

@@ -105,7 +105,7 @@ fn an_estimate_of_several_limiters() {
     estimate.settle(&[1, 50]).expect("two");
     let estimate = assert_ready_ok!(wait.poll());
     estimate.settle(&[1, 1950]).expect("two");
-    assert_eq!(tokens.try_acquire(), Err(Refusal::Limited { retry_after: 1001 * MS }));
+    assert_eq!(tokens.try_acquire(), Err(Refusal::Limited { retry_after: (1001 * MS).into() }));
     assert_eq!(requests.status().available, 8);
     clock.advance(2 * SECOND);
     let wrong = api.try_acquire_estimate(&[1, 1]).expect("there").settle(&[1]).expect_err("wrong");

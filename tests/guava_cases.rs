@@ -222,7 +222,7 @@ fn try_acquire_some_wait_allowed() {
     let run = bursty(5);
     assert_eq!(run.try_within(Duration::ZERO), Ok(Duration::ZERO));
     assert_eq!(run.try_within(200 * MS), Ok(200 * MS));
-    assert_eq!(run.try_within(100 * MS), Err(Refusal::Limited { retry_after: 100 * MS }));
+    assert_eq!(run.try_within(100 * MS), Err(Refusal::Limited { retry_after: (100 * MS).into() }));
     run.pass(100 * MS);
     assert_eq!(run.try_within(100 * MS), Ok(100 * MS));
 }
@@ -405,7 +405,7 @@ fn infinity_warm_up_time_elapsed() -> Result<(), Refusal> {
 fn double_min_value_can_acquire_exactly_once() -> Result<(), RateError> {
     let run = run(SmoothBursty::new(Rate::from_per_second(f64::from_bits(1))?));
     assert!(run.limiter.try_acquire().is_ok());
-    assert_eq!(run.limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::MAX }));
+    assert_eq!(run.limiter.try_acquire(), Err(Refusal::Limited { retry_after: Nanos::MAX }));
     run.pass(MANY * MS);
     assert!(run.limiter.try_acquire().is_err());
     Ok(())

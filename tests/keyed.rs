@@ -164,7 +164,7 @@ fn a_key_that_is_settled_keeps_what_it_owes() {
     assert_eq!(keys.try_acquire(&1), Ok(()));
     drop(keys.limiter(&1));
     keys.sweep();
-    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(1) }));
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(1).into() }));
     clock.advance(Duration::from_secs(1));
     keys.sweep();
     assert!(keys.is_empty());
@@ -178,13 +178,13 @@ fn a_rate_of_its_own_stays_until_the_key_is_removed() -> Result<(), Refusal> {
     clock.advance(Duration::from_secs(60));
     keys.sweep();
     keys.try_acquire(&1)?;
-    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: 100 * MS }));
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: (100 * MS).into() }));
     keys.try_acquire(&2)?;
-    assert_eq!(keys.try_acquire(&2), Err(Refusal::Limited { retry_after: Duration::from_secs(1) }));
+    assert_eq!(keys.try_acquire(&2), Err(Refusal::Limited { retry_after: Duration::from_secs(1).into() }));
     assert!(keys.remove(&1));
     assert!(!keys.remove(&1));
     keys.try_acquire(&1)?;
-    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(1) }));
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(1).into() }));
     Ok(())
 }
 
@@ -192,7 +192,7 @@ fn a_rate_of_its_own_stays_until_the_key_is_removed() -> Result<(), Refusal> {
 fn a_key_that_was_paused_can_be_forgotten() -> Result<(), Refusal> {
     let (keys, clock) = one_per_second(1, WhenKeysFull::RefuseNew);
     keys.limiter(&1)?.pause_for(Duration::from_secs(5));
-    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(5) }));
+    assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(5).into() }));
     assert!(keys.try_acquire(&2).is_err());
     clock.advance(Duration::from_secs(5));
     keys.try_acquire(&2)?;

@@ -33,7 +33,7 @@ fn one_per_second(max_keys: usize) -> (Keys, ManualClock) {
 }
 
 fn limited(retry_after: Duration) -> Result<(), Refusal> {
-    Err(Refusal::Limited { retry_after })
+    Err(Refusal::Limited { retry_after: retry_after.into() })
 }
 
 #[test]

@@ -12,8 +12,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use support::MS;
 use tidegate::{
-    Events, KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, Request, Statistics, TokenBucket,
-    WhenKeysFull,
+    Events, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, Statistics,
+    TokenBucket, WhenKeysFull,
 };
 use tokio_test::assert_pending;
 use tokio_test::task::spawn;
@@ -77,7 +77,7 @@ impl Events for Log {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
-const LIMITED: Refusal = Refusal::Limited { retry_after: SECOND };
+const LIMITED: Refusal = Refusal::Limited { retry_after: Nanos::from_duration(SECOND) };
 
 /// One permit per second for each key, no burst, and somebody who watches.
 fn watched(max_keys: usize, choice: WhenKeysFull) -> (Keys, ManualClock, Arc<Log>) {

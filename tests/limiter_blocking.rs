@@ -89,7 +89,7 @@ fn a_thread_behind_a_reservation_that_nobody_claims_is_served() {
 fn a_thread_does_not_wait_longer_than_it_was_told() {
     let (limiter, _clock) = one_per_second();
     let refusal = limiter.blocking_try_acquire_within(SECOND / 2);
-    assert_eq!(refusal, Err(Refusal::Limited { retry_after: SECOND / 2 }));
+    assert_eq!(refusal, Err(Refusal::Limited { retry_after: (SECOND / 2).into() }));
     assert_eq!(limiter.status().waiting, 0);
 }
 

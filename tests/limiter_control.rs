@@ -200,7 +200,7 @@ fn a_newcomer_that_would_be_too_late_drops_nobody() {
     limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
     let mut first = asking(&limiter, one(0));
     let late = assert_ready!(spawn(limiter.try_acquire_within(SECOND)).poll()).expect_err("too late");
-    assert_eq!(late, Refusal::Limited { retry_after: SECOND });
+    assert_eq!(late, Refusal::Limited { retry_after: SECOND.into() });
     assert_pending!(first.poll());
 }
 
@@ -294,7 +294,7 @@ fn whom_a_more_important_one_makes_too_late_is_refused_at_once() {
     assert_pending!(low.poll());
     let _second = asking(&limiter, one(1));
     // Due at 3 s behind the two; the same call is accepted from 1 s on.
-    assert_eq!(refusal_of(&mut low), Refusal::Limited { retry_after: 2 * SECOND });
+    assert_eq!(refusal_of(&mut low), Refusal::Limited { retry_after: (2 * SECOND).into() });
     assert_pending!(patient.poll());
 }
 
@@ -328,10 +328,10 @@ fn what_is_kept_is_for_the_important() {
     limiter.set_reserve(4, 1);
     let taken = (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
     assert_eq!(taken, 6);
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     assert!(limiter.try_acquire_with(one(1).priority(1)).is_ok());
     // Two have to come in before four are left.
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: 2 * SECOND }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
     clock.advance(2 * SECOND - NANO);
     assert!(limiter.try_acquire().is_err());
     clock.advance(NANO);
@@ -369,7 +369,7 @@ fn more_than_the_burst_less_what_is_kept_can_never_be_had() {
 
     // All, and more than all: a single permit waits until that is changed.
     limiter.set_reserve(u32::MAX, i8::MAX);
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::MAX }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Nanos::MAX }));
     let mut wait = spawn(limiter.acquire());
     assert_pending!(wait.poll());
     limiter.refund(10);
@@ -386,7 +386,7 @@ fn with_guava_what_is_on_credit_counts_as_left() {
     limiter.set_reserve(2, 1);
     let taken = (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
     assert_eq!((taken, limiter.status().available), (4, 2));
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: 200 * MS }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (200 * MS).into() }));
 }
 
 // Shadow and exempt
@@ -410,7 +410,7 @@ fn in_shadow_everything_passes_and_nobody_waits() {
     // And as before when it ends: what passed has taken nothing.
     limiter.set_shadow(false);
     limiter.resume();
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
 }
 
 #[test]
@@ -422,5 +422,5 @@ fn an_exempt_call_passes_at_once_and_takes_nothing() {
     assert_eq!(limiter.try_acquire_with(exempt), Ok(()));
     assert_eq!(assert_ready!(spawn(limiter.acquire_with(exempt)).poll()), Ok(Duration::ZERO));
     assert_eq!(limiter.blocking_acquire_with(exempt), Ok(Duration::ZERO));
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: 2 * SECOND }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
 }

@@ -308,7 +308,7 @@ fn quarters(span: Duration) -> i64 {
 fn told(answer: Result<(), Refusal>) -> Told {
     match answer {
         Ok(()) => Told::Granted,
-        Err(Refusal::Limited { retry_after }) => Told::Limited(quarters(retry_after)),
+        Err(Refusal::Limited { retry_after }) => Told::Limited(quarters(retry_after.as_duration())),
         Err(Refusal::ExceedsBurst { burst, .. }) => Told::ExceedsBurst(burst),
         Err(Refusal::QueueFull { retry_after }) => Told::QueueFull(quarters(retry_after.as_duration())),
         Err(Refusal::Displaced) => Told::Displaced,

@@ -317,7 +317,7 @@ fn a_newcomer_behind_a_woken_waiter_is_charged_as_of_now() {
     clock.advance(MS + MS / 2);
     let mut newcomer = waiting(&limiter);
     assert_ready!(newcomer.poll());
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: MS }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: MS.into() }));
 }
 
 #[test]

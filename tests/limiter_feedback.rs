@@ -20,7 +20,7 @@ use tokio_test::{assert_pending, assert_ready};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn limited(retry_after: Duration) -> Refusal {
-    Refusal::Limited { retry_after }
+    Refusal::Limited { retry_after: retry_after.into() }
 }
 
 // Debts

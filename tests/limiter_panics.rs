@@ -332,5 +332,5 @@ fn a_clock_that_panics_when_an_answer_is_there_costs_nobody_a_permit() {
     drop(first);
     assert!(second.is_woken());
     assert_ready!(second.poll());
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
 }

@@ -218,7 +218,7 @@ fn a_leaky_bucket_can_become_higher_and_lower() -> Result<(), Box<dyn Error>> {
         let poll = task.poll();
         (task, poll)
     };
-    let full = |retry_after| Poll::Ready(Err(Refusal::Limited { retry_after }));
+    let full = |wait: Duration| Poll::Ready(Err(Refusal::Limited { retry_after: wait.into() }));
     assert_eq!(joins().1, Poll::Ready(Ok(Duration::ZERO)));
     let (mut first, waits) = joins();
     assert_eq!(waits, Poll::Pending);

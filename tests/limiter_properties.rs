@@ -269,7 +269,7 @@ proptest! {
                 Act::Drop(_) | Act::Forget(_) => {}
                 Act::Try(n) => {
                     let told = real.limiter.try_acquire_many(n).map_err(|refusal| match refusal {
-                        Refusal::Limited { retry_after } => retry_after.as_nanos().cast_signed(),
+                        Refusal::Limited { retry_after } => i128::from(retry_after.as_u64()),
                         _ => -1,
                     });
                     prop_assert_eq!(told, model.attempt(n));

@@ -49,8 +49,8 @@ proptest! {
             return Ok(());
         }
         let tick = Duration::from_nanos(1);
-        clock.advance(retry_after - tick);
-        prop_assert_eq!(limiter.try_acquire_many(n), Err(Refusal::Limited { retry_after: tick }), "too early");
+        clock.advance(retry_after.as_duration() - tick);
+        prop_assert_eq!(limiter.try_acquire_many(n), Err(Refusal::Limited { retry_after: tick.into() }), "too early");
         clock.advance(tick);
         prop_assert_eq!(limiter.try_acquire_many(n), Ok(()), "too late");
     }

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use support::{MS, one_per_second, waiting, without_burst};
-use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SmoothBursty, SmoothWarmingUp};
+use tidegate::{ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty, SmoothWarmingUp};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_eq};
 
@@ -52,7 +52,7 @@ fn nobody_overtakes_a_waiter() {
     let mut first = waiting(&limiter);
     // The permit is due and the waiter was not polled since: it is the waiter's all the same.
     clock.advance(SECOND);
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     assert_pending!(spawn(limiter.acquire()).poll());
     assert_ready_eq!(first.poll(), SECOND);
 }
@@ -156,7 +156,7 @@ fn a_grant_dropped_unseen_goes_to_the_next() {
     assert!(second.is_woken());
     assert_ready_eq!(second.poll(), SECOND);
     // One permit was granted at 1 s, not two: the next is due at 2 s.
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn a_waiter_too_late_for_its_deadline_is_refused_at_once() {
     let mut in_time = spawn(limiter.try_acquire_within(SECOND));
     let mut too_late = spawn(limiter.try_acquire_within(SECOND));
     assert_pending!(in_time.poll());
-    assert_ready_eq!(too_late.poll(), Err(Refusal::Limited { retry_after: SECOND }));
+    assert_ready_eq!(too_late.poll(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     clock.advance(SECOND);
     assert_ready_eq!(in_time.poll(), Ok(SECOND));
 }
@@ -366,7 +366,7 @@ fn a_clock_that_goes_back_grants_nothing_twice() {
     clock.advance(10 * SECOND);
     assert!(limiter.try_acquire().is_ok());
     clock.set(tidegate::Nanos::new(5_000_000_000));
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: 6 * SECOND }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (6 * SECOND).into() }));
     let mut waiter = waiting(&limiter);
     clock.advance(5 * SECOND);
     assert!(limiter.try_acquire().is_err());
@@ -439,7 +439,7 @@ fn an_owned_wait_outlives_the_limiter() {
 fn a_wait_that_can_never_end_waits_until_the_rate_allows_it() {
     let (limiter, clock) = without_burst(Rate::new(1, Rate::MAX_PERIOD).expect("the slowest rate"));
     assert!(limiter.try_acquire().is_ok());
-    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::MAX }));
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Nanos::MAX }));
     assert!(assert_ready!(spawn(limiter.try_acquire_within(Duration::MAX)).poll()).is_err());
     let mut waiter = waiting(&limiter);
     clock.advance(Duration::from_secs(10 * 365 * 86_400));

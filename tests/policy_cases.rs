@@ -237,7 +237,7 @@ fn a_lower_limit_waits_for_all_that_is_counted_beyond_it() -> Result<(), Box<dyn
     policy.try_acquire(&state, secs(5), 8)?;
     policy.set_rate(&state, secs(6), rate(1)?);
     let refused = policy.try_acquire(&state, secs(6), 1).err();
-    assert_eq!(refused, Some(Refusal::Limited { retry_after: Duration::from_secs(9) }));
+    assert_eq!(refused, Some(Refusal::Limited { retry_after: Duration::from_secs(9).into() }));
     assert_eq!(policy.ready_at(&state, secs(6), 0, 1), secs(15));
     Ok(())
 }

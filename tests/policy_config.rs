@@ -82,7 +82,7 @@ fn a_state_of_another_policy_is_never_free() -> Result<(), ConfigError> {
     let log: AnyPolicy = "sliding_log 5/s".parse()?;
     let state = log.start(Nanos::ZERO);
     let refusal = bucket.try_acquire(&state, Nanos::ZERO, 1).map(drop);
-    assert_eq!(refusal, Err(Refusal::Limited { retry_after: Duration::MAX }));
+    assert_eq!(refusal, Err(Refusal::Limited { retry_after: Nanos::MAX }));
     Ok(())
 }
 

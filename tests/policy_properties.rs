@@ -444,7 +444,7 @@ fn refuses_exactly<P: Policy>(policy: &P, history: &[(u64, u32)]) -> Result<(), 
         let one = Duration::from_nanos(1);
         prop_assert_eq!(
             policy.try_acquire(&state, early, *n).err(),
-            Some(Refusal::Limited { retry_after: one })
+            Some(Refusal::Limited { retry_after: one.into() })
         );
         prop_assert!(policy.try_acquire(&state, retry, *n).is_ok());
         now = retry;
@@ -784,7 +784,7 @@ fn a_debt_beyond_the_end_of_time_is_never_paid() -> Result<(), Box<dyn Error>> {
     policy.try_acquire(&state, Nanos::ZERO, u32::MAX)?;
     for at in [Nanos::ZERO, Nanos::new(u64::MAX - 1), Nanos::MAX] {
         assert_eq!(policy.ready_at(&state, at, 0, 1), Nanos::MAX);
-        let never = Refusal::Limited { retry_after: Duration::MAX };
+        let never = Refusal::Limited { retry_after: Nanos::MAX };
         assert_eq!(policy.try_acquire(&state, at, 1).err(), Some(never));
     }
     // Nor by another rate: a debt stays a time.

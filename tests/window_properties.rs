@@ -413,13 +413,13 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
             }
             Err(Refusal::Limited { retry_after }) => {
                 prop_assert!(!fits_all, "{} refused", n);
-                let due = self.now.saturating_add(Nanos::from_duration(retry_after));
+                let due = self.now.saturating_add(retry_after);
                 prop_assert_eq!(ready, due);
                 prop_assert!(due > self.now);
                 if due != Nanos::MAX {
                     let early = Nanos::new(due.as_u64() - 1);
                     let told = self.policy.try_acquire(&self.state, early, n).err();
-                    prop_assert_eq!(told, Some(Refusal::Limited { retry_after: Duration::from_nanos(1) }));
+                    prop_assert_eq!(told, Some(Refusal::Limited { retry_after: Nanos::new(1) }));
                 }
             }
             Err(_) => prop_assert!(n > self.terms.limit),

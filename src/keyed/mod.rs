@@ -105,7 +105,7 @@ use crate::wait::Reservation;
 /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 100_000, clock.clone());
 /// users.try_acquire("alice")?;
 /// users.try_acquire("alice")?;
-/// assert_eq!(users.try_acquire("alice"), Err(Refusal::Limited { retry_after: Duration::from_millis(200) }));
+/// assert_eq!(users.try_acquire("alice"), Err(Refusal::Limited { retry_after: Duration::from_millis(200).into() }));
 /// users.try_acquire("bob")?;
 /// assert_eq!(users.len(), 2);
 /// # Ok::<(), Refusal>(())

@@ -283,7 +283,7 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         match self.ask(hash, key, n) {
-            Ok(Some(_)) if waits => Err(Refusal::Limited { retry_after: Duration::ZERO }),
+            Ok(Some(_)) if waits => Err(Refusal::Limited { retry_after: Nanos::ZERO }),
             Ok(Some(line)) => line.try_acquire_many(n),
             answer => self.tell(n, answer.map(drop), waits),
         }

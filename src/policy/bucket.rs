@@ -524,7 +524,7 @@ impl Bucket {
     }
 
     pub(crate) fn price_as_time(&self, n: u32) -> Duration {
-        ticks::between(0, self.price(n).1)
+        ticks::between(0, self.price(n).1).as_duration()
     }
 }
 

@@ -62,7 +62,7 @@ use crate::sync::AtomicU128;
 /// let limiter = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock.clone());
 /// clock.advance(Duration::from_secs(59));
 /// limiter.try_acquire_many(100)?;
-/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(1) }));
+/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(1).into() }));
 /// clock.advance(Duration::from_secs(1));
 /// limiter.try_acquire_many(100)?; // 200 within a second
 /// # Ok::<(), Refusal>(())

@@ -222,5 +222,5 @@ pub struct PolicyStatus {
 /// The refusal of a request that is due at `due`.
 #[inline]
 pub(crate) fn limited(due: Nanos, at: Nanos) -> Refusal {
-    Refusal::Limited { retry_after: due.saturating_since(at).as_duration() }
+    Refusal::Limited { retry_after: due.saturating_since(at) }
 }

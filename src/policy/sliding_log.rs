@@ -84,7 +84,7 @@ use crate::sync::{AtomicU64, AtomicU128, Mutex, Ordering, lock};
 /// clock.advance(Duration::from_secs(12));
 /// limiter.try_acquire()?;
 /// clock.advance(Duration::from_secs(13));
-/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(35) }));
+/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(35).into() }));
 /// # Ok::<(), Refusal>(())
 /// ```
 ///

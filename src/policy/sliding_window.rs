@@ -99,7 +99,7 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 /// clock.advance(Duration::from_secs(55));
 /// limiter.try_acquire_many(100)?;
 /// // The cell of 0:50 to 1:00 drops out at 1:50.
-/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(55) }));
+/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(55).into() }));
 /// # Ok::<(), Refusal>(())
 /// ```
 ///

@@ -32,13 +32,14 @@ pub(crate) const fn from_nanos(at: Nanos) -> u64 {
 
 /// The time from one tick to a later one, in whole nanoseconds rounded up.
 #[inline]
-pub(crate) const fn between(earlier: u64, later: u64) -> Duration {
+pub(crate) const fn between(earlier: u64, later: u64) -> Nanos {
     // No reading of the clock reaches it.
     if later > from_nanos(Nanos::MAX) {
-        Duration::MAX
-    } else {
-        Duration::from_nanos((later - earlier).div_ceil(PER_NANO))
+        return Nanos::MAX;
     }
+    // The sum cannot overflow: `later` lies at least 15 ticks before the end. `div_ceil` would look at the remainder.
+    #[allow(clippy::manual_div_ceil)]
+    Nanos::new((later - earlier + (PER_NANO - 1)) / PER_NANO)
 }
 
 /// The first whole nanosecond at or after a tick.
@@ -70,6 +71,17 @@ mod tests {
         assert_eq!(to_nanos(0), Nanos::ZERO);
         assert_eq!(from_span(MAX_SPAN), Some(ORIGIN));
         assert_eq!(from_span(Duration::MAX), None);
+    }
+
+    #[test]
+    fn a_span_is_rounded_up_to_whole_nanoseconds() {
+        let last = from_nanos(Nanos::MAX);
+        for later in [0, 1, 15, 16, 17, ORIGIN, ORIGIN + 1, last - 1, last] {
+            assert_eq!(between(0, later), Nanos::new(later.div_ceil(PER_NANO)));
+            assert_eq!(between(later, later), Nanos::ZERO);
+        }
+        assert_eq!(between(ORIGIN, last + 1), Nanos::MAX);
+        assert_eq!(between(ORIGIN, NEVER), Nanos::MAX);
     }
 
     #[test]

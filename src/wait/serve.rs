@@ -56,7 +56,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 continue;
             }
             if due > deadline {
-                let retry_after = due.saturating_since(deadline).as_duration();
+                let retry_after = due.saturating_since(deadline);
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
                 continue;
             }
@@ -129,7 +129,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 // More than can be had at once now: it would keep all others waiting for ever.
                 self.settle(from.rule, key, State::Refused(never), after);
             } else if due > deadline {
-                let retry_after = due.saturating_since(deadline).as_duration();
+                let retry_after = due.saturating_since(deadline);
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
             } else {
                 from.rule.add(&mut ahead, &ask);
