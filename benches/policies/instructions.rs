@@ -8,55 +8,39 @@ use serde_json::{Value, json};
 use crate::policies::{contestants, controlled};
 use crate::{Outcome, ROUND};
 
-/// Rounds of the long run; the short one has one.
-pub(crate) const ROUNDS: u32 = 11;
-/// The same where a few instructions matter: quanta's calibration is worth a tenth of one or two then.
-pub(crate) const MANY_ROUNDS: u32 = 101;
-
-/// `granted:ROUNDS:NAME`: makes so many rounds of attempts and nothing else.
+/// `granted:NAME`: makes a round of attempts and nothing else.
 pub(crate) fn run_one(only: &str) -> Result<(), Box<dyn Error>> {
-    let mut parts = only.splitn(3, ':');
-    let mut part = || parts.next().ok_or("expected outcome:rounds:name");
-    let outcome = if part()? == "granted" { Outcome::Granted } else { Outcome::Refused };
-    let (rounds, name) = (part()?.parse::<u32>()?, part()?);
+    let (outcome, name) = only.split_once(':').ok_or("expected outcome:name")?;
+    let outcome = if outcome == "granted" { Outcome::Granted } else { Outcome::Refused };
     let contestants = contestants(outcome).into_iter().chain(controlled(outcome)).collect::<Vec<_>>();
     let found = contestants.iter().find(|contestant| contestant.name == name).ok_or("no such policy")?;
-    for _ in 0..rounds {
-        std::hint::black_box((found.through_limiter)(ROUND));
-    }
+    std::hint::black_box((found.through_limiter)(ROUND));
     Ok(())
 }
 
-/// How many instructions this program takes for so many rounds, `None` without valgrind.
-fn count(outcome: &str, rounds: u32, name: &str) -> Result<Option<f64>, Box<dyn Error>> {
+/// The instructions of one attempt and of the loop around it, `None` without valgrind.
+fn per_attempt(outcome: &str, name: &str) -> Result<Option<f64>, Box<dyn Error>> {
     let run = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        // Only the loop is counted: quanta calibrates its clock for as long as it needs.
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*policies::attempts*"])
         .arg(std::env::current_exe()?)
-        .arg(format!("--only={outcome}:{rounds}:{name}"))
+        .arg(format!("--only={outcome}:{name}"))
         .output();
     let Ok(output) = run else { return Ok(None) };
     let told = String::from_utf8_lossy(&output.stderr);
     let collected = told.lines().find_map(|line| line.split_once("Collected :"));
-    Ok(collected.and_then(|(_, count)| count.trim().parse().ok()))
-}
-
-/// Instructions of one attempt: of a long run less those of a short one, so that the start does not count. quanta calibrates its
-/// clock for as long as it needs, which is worth one or two.
-fn per_attempt(outcome: &str, rounds: u32, name: &str) -> Result<Option<f64>, Box<dyn Error>> {
-    let Some((short, long)) = count(outcome, 1, name)?.zip(count(outcome, rounds, name)?) else {
-        return Ok(None);
-    };
-    Ok(Some((long - short) / f64::from((rounds - 1) * ROUND)))
+    let count = collected.and_then(|(_, count)| count.trim().parse::<f64>().ok());
+    Ok(count.map(|count| count / f64::from(ROUND)))
 }
 
 /// Prints the table, and returns its rows.
-pub(crate) fn table(names: &[&str], rounds: u32) -> Result<Vec<Value>, Box<dyn Error>> {
+pub(crate) fn table(names: &[&str]) -> Result<Vec<Value>, Box<dyn Error>> {
     let mut rows = Vec::new();
     println!("\n{:<26} {:>10} {:>10}", "instructions", "granted", "refused");
     for name in names {
         let mut line = format!("{name:<26}");
         for outcome in ["granted", "refused"] {
-            let Some(value) = per_attempt(outcome, rounds, name)? else {
+            let Some(value) = per_attempt(outcome, name)? else {
                 println!("valgrind is not installed, or does not run here");
                 return Ok(rows);
             };

@@ -2,11 +2,11 @@
 //! exact log grow with its limit?
 //!
 //! `cargo bench --bench policies` prints one table and writes `target/policies.json`; `-- --quick` has fewer rounds. All policies take turns
-//! in one run, and the table shows medians, beside that of the token bucket.
+//! in one run with governor, and the table shows medians and their ratios to governor's.
 //!
 //! **attempt**: through the limiter, with its clock: what a caller pays. **alone**: the policy without limiter and clock, at times that rise.
-//! **instructions**: of an attempt through the limiter, counted by valgrind where it is installed. `-- --control` counts nothing else, for
-//! a token bucket that is watched, was paused, or keeps a share.
+//! **instructions**: of an attempt through the limiter, counted by valgrind where it is installed. `-- --count` does nothing else.
+//! `-- --control` counts those of a token bucket that is watched, was paused, or keeps a share.
 
 mod instructions;
 mod policies;
@@ -30,8 +30,8 @@ pub(crate) enum Outcome {
     Refused,
 }
 
-/// What the others are compared with.
-const REFERENCE: &str = "TokenBucket";
+/// The first contestant. The others are compared with it.
+pub(crate) const REFERENCE: &str = "governor";
 
 /// The columns of the table, in nanoseconds per attempt of any thread.
 const COLUMNS: [(&str, Outcome, usize); 4] = [
@@ -46,9 +46,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(only) = args.iter().find_map(|arg| arg.strip_prefix("--only=")) {
         return instructions::run_one(only);
     }
+    if args.iter().any(|arg| arg == "--count") {
+        let names: Vec<_> = contestants(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
+        return instructions::table(&names).map(drop);
+    }
     if args.iter().any(|arg| arg == "--control") {
         let names: Vec<_> = controlled(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
-        return instructions::table(&names, instructions::MANY_ROUNDS).map(drop);
+        return instructions::table(&names).map(drop);
     }
     let rounds = if args.iter().any(|arg| arg == "--quick") { 23 } else { 203 };
     let names: Vec<_> = contestants(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
@@ -84,7 +88,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{line}");
         }
     }
-    list.extend(instructions::table(&names, instructions::ROUNDS)?);
+    list.extend(instructions::table(&names)?);
     write(list)
 }
 

@@ -1,6 +1,7 @@
 //! Who takes part: each policy, set so that all attempts are granted, or all are refused.
 
 use std::hint::black_box;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,11 +9,11 @@ use std::time::Duration;
 use tidegate::policy::{AnyPolicy, Policy};
 use tidegate::{
     Blocked, Change, CountingLimit, Events, FixedWindow, LeakyBucket, Nanos, QueueBounds, Rate, RateLimiter,
-    Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Statistics,
-    TokenBucket, Unlimited,
+    SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Statistics, TokenBucket,
+    Unlimited,
 };
 
-use crate::Outcome;
+use crate::{Outcome, REFERENCE};
 
 /// Makes so many attempts and counts those granted.
 type Attempts = Box<dyn Fn(u32) -> u32 + Sync>;
@@ -29,7 +30,7 @@ fn attempts(attempt: impl Fn() -> bool + Sync + 'static) -> Attempts {
 }
 
 /// Uses all of an answer, as a caller would. (Passing it on as a whole would measure how it is copied.)
-fn is_granted<T>(answer: Result<T, Refusal>) -> bool {
+fn is_passed<T, E>(answer: Result<T, E>) -> bool {
     match answer {
         Ok(_) => black_box(true),
         Err(refusal) => {
@@ -43,6 +44,11 @@ fn is_granted<T>(answer: Result<T, Refusal>) -> bool {
 #[repr(align(128))]
 struct Alone<T>(T);
 
+/// The time from one attempt to the next, alone: a microsecond, as a clock would show if every attempt took that.
+fn step(outcome: Outcome) -> Duration {
+    if outcome == Outcome::Granted { Duration::from_micros(1) } else { Duration::ZERO }
+}
+
 /// A policy that is emptied first, by single permits, if all is to be refused.
 fn contestant<P: Policy + Clone>(name: &'static str, policy: P, outcome: Outcome) -> Contestant {
     let limiter = RateLimiter::new(policy.clone());
@@ -52,17 +58,16 @@ fn contestant<P: Policy + Clone>(name: &'static str, policy: P, outcome: Outcome
         while limiter.try_acquire().is_ok() {}
         while policy.try_acquire(&state, start, 1).is_ok() {}
     }
-    // A microsecond from one to the next, as a clock would show if every attempt took that.
     let (state, now) = (Alone(state), Alone(AtomicU64::new(start.as_u64())));
-    let step = if outcome == Outcome::Granted { 1000 } else { 0 };
+    let step = Nanos::from_duration(step(outcome));
     Contestant {
         name,
-        through_limiter: attempts(move || is_granted(black_box(&limiter).try_acquire())),
+        through_limiter: attempts(move || is_passed(black_box(&limiter).try_acquire())),
         policy_alone: attempts(move || {
             // Only one thread is at it.
-            let at = now.0.load(Ordering::Relaxed) + step;
-            now.0.store(at, Ordering::Relaxed);
-            is_granted(black_box(&policy).try_acquire(black_box(&state.0), Nanos::new(at), 1))
+            let at = Nanos::new(now.0.load(Ordering::Relaxed)).saturating_add(step);
+            now.0.store(at.as_u64(), Ordering::Relaxed);
+            is_passed(black_box(&policy).try_acquire(black_box(&state.0), at, 1))
         }),
     }
 }
@@ -79,7 +84,7 @@ fn controlled_bucket(
         limiter.drain();
     }
     control(&limiter);
-    let through_limiter = attempts(move || is_granted(black_box(&limiter).try_acquire()));
+    let through_limiter = attempts(move || is_passed(black_box(&limiter).try_acquire()));
     Contestant { name, through_limiter, policy_alone: attempts(|| true) }
 }
 
@@ -112,10 +117,36 @@ fn counting(outcome: Outcome) -> Contestant {
         let held = (outcome == Outcome::Refused).then(|| limit.try_acquire_many(4));
         attempts(move || {
             let _ = &held;
-            is_granted(black_box(&limit).try_acquire())
+            is_passed(black_box(&limit).try_acquire())
         })
     };
     Contestant { name: "CountingLimit", through_limiter: attempts(), policy_alone: attempts() }
+}
+
+/// governor, whose state needs no policy of ours. Alone: at times of a clock that is one atomic word.
+fn governor(outcome: Outcome) -> Contestant {
+    let quota = || match outcome {
+        Outcome::Granted => governor::Quota::per_second(number(1_000_000_000)),
+        Outcome::Refused => governor::Quota::per_hour(number(1)),
+    };
+    let limiter = governor::RateLimiter::direct(quota());
+    let (clock, step) = (governor::clock::FakeRelativeClock::default(), step(outcome));
+    let alone = Alone(governor::RateLimiter::direct_with_clock(quota(), clock.clone()));
+    if outcome == Outcome::Refused {
+        assert!(limiter.check().is_ok() && alone.0.check().is_ok(), "the first one is granted");
+    }
+    Contestant {
+        name: REFERENCE,
+        through_limiter: attempts(move || is_passed(black_box(&limiter).check())),
+        policy_alone: attempts(move || {
+            clock.advance(step);
+            is_passed(black_box(&alone).0.check())
+        }),
+    }
+}
+
+fn number(n: u32) -> NonZeroU32 {
+    NonZeroU32::MIN.saturating_add(n - 1)
 }
 
 /// All policies. Granted: more than anybody asks for. Refused: one per hour, and that one is gone.
@@ -136,6 +167,7 @@ pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
     };
     let any = AnyPolicy::from(bucket.clone());
     let mut all = vec![
+        governor(outcome),
         contestant("TokenBucket", bucket.clone(), outcome),
         contestant("TokenBucket, in steps", bucket.in_steps().expect("whole steps"), outcome),
         contestant(
@@ -149,6 +181,7 @@ pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
         contestant("FixedWindow, first grant", FixedWindow::new(counted).from_first_grant(), outcome),
         contestant("SlidingEstimate", SlidingEstimate::new(counted), outcome),
         contestant("SlidingWindow, 10 cells", SlidingWindow::new(counted, 10), outcome),
+        contestant("SlidingWindow, 1,000 cells", SlidingWindow::new(counted, 1000), outcome),
         contestant("SlidingLog, 10", log(10), outcome),
         contestant("SlidingLog, 1,000", log(1000), outcome),
         contestant("SlidingLog, 100,000", log(100_000), outcome),

@@ -4,12 +4,9 @@ use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The middle one; of an even number the mean of the two in the middle.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
-}
+mod median;
+
+pub(crate) use median::median;
 
 /// Calls `run` with each contestant's number, `repetitions` times, in turns: the first one changes from turn to turn, and
 /// every other turn goes backwards, so that nobody always runs behind the same one.

@@ -1,0 +1,52 @@
+//! How often do event loops wake up for a permit, if one limiter is awaited in many of them?
+//!
+//! Each event loop has a thread and one task that acquires again and again, at 200 per second together.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use cpu_time::ProcessTime;
+use tidegate::{Rate, RateLimiter, TokenBucket};
+use tokio::runtime::Builder;
+
+use crate::Options;
+
+const SIZES: [usize; 4] = [1, 10, 100, 300];
+
+pub(crate) fn all(options: &Options) {
+    for &loops in options.sizes(&SIZES) {
+        let case = format!("loops/{loops}");
+        if options.wants(&case) {
+            wake_ups(&case, loops, options);
+        }
+    }
+}
+
+fn wake_ups(case: &str, loops: usize, options: &Options) {
+    let span = if options.quick { Duration::from_millis(300) } else { Duration::from_secs(3) };
+    let limiter = RateLimiter::new(TokenBucket::new(Rate::per_second(200), 1));
+    let (done, permits) = (AtomicBool::new(false), AtomicU32::new(0));
+    let before = ProcessTime::now();
+    let wake_ups: u64 = std::thread::scope(|scope| {
+        let work = || {
+            let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+            runtime.block_on(async {
+                while !done.load(Ordering::Relaxed) {
+                    limiter.acquire().await;
+                    permits.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            runtime.metrics().worker_park_count(0)
+        };
+        let threads: Vec<_> = (0..loops).map(|_| scope.spawn(work)).collect();
+        std::thread::sleep(span);
+        done.store(true, Ordering::Relaxed);
+        // Those that still wait need not do so at this rate.
+        limiter.set_rate(Rate::UNLIMITED);
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+    });
+    let permits = f64::from(permits.load(Ordering::Relaxed));
+    let cpu = before.elapsed().as_secs_f64() * 1e6;
+    let (each, cpu) = (wake_ups as f64 / permits, cpu / permits);
+    println!("{case:<28} {each:.1} wake-ups and {cpu:.0} us CPU a permit, {permits} permits");
+}

@@ -1,0 +1,76 @@
+//! What does one call cost beside a crowd: of waiters, of estimates, of composites, of event loops?
+//!
+//! `cargo bench --bench crowds` prints one table; `-- line composites` runs the cases whose name contains an argument, `-- --quick` has
+//! crowds of a thousand. Time stands still on a manual clock, except in `loops`, so that each number is the cost of one call
+//! and of nothing else: the median of many calls and the slowest in a hundred, in microseconds.
+
+mod composites;
+mod line;
+mod loops;
+#[path = "../turns/median.rs"]
+mod median;
+mod settle;
+
+use std::time::{Duration, Instant};
+
+use median::median;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+/// Counts the bytes in use, for the memory of waiters that have left.
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
+
+/// What the command line asks for.
+struct Options {
+    quick: bool,
+    wanted: Vec<String>,
+}
+
+impl Options {
+    /// Whether the command line names this case, or none at all.
+    fn wants(&self, case: &str) -> bool {
+        self.wanted.is_empty() || self.wanted.iter().any(|part| case.contains(part.as_str()))
+    }
+
+    /// The sizes of crowds: all, or the smallest only.
+    fn sizes<'a>(&self, all: &'a [usize]) -> &'a [usize] {
+        if self.quick { &all[..1] } else { all }
+    }
+}
+
+/// A call is repeated so often, unless it takes longer than [`LONG`] together.
+const CALLS: usize = 1000;
+const LONG: Duration = Duration::from_millis(500);
+
+/// Times at most so many calls, and prints a line. Each call gets its number.
+fn time(case: &str, call: &str, calls: usize, mut run: impl FnMut(usize)) {
+    let (mut times, began) = (Vec::new(), Instant::now());
+    while times.len() < calls && (times.is_empty() || began.elapsed() < LONG) {
+        let start = Instant::now();
+        run(times.len());
+        times.push(start.elapsed().as_nanos() as f64 / 1e3);
+    }
+    print_times(case, call, times);
+}
+
+fn print_times(case: &str, call: &str, mut times: Vec<f64>) {
+    times.sort_by(f64::total_cmp);
+    let (calls, slow) = (times.len(), times[times.len() * 99 / 100]);
+    println!("{case:<28} {call:<30} {:>10.2} us {slow:>12.2} us  {calls} calls", median(times));
+}
+
+/// The live heap beyond that at the beginning of a region.
+fn grown(region: &Region<'_, std::alloc::System>) -> f64 {
+    let change = region.change();
+    change.bytes_allocated as f64 - change.bytes_deallocated as f64
+}
+
+fn main() {
+    let (flags, wanted): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with("--"));
+    let options = Options { quick: flags.iter().any(|flag| flag == "--quick"), wanted };
+    println!("{:<28} {:<30} {:>13} {:>15}", "case", "call", "median", "99 of 100");
+    line::all(&options);
+    settle::all(&options);
+    composites::all(&options);
+    loops::all(&options);
+}
