@@ -146,8 +146,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// the limiter when the pause ends, or [`debit`](RateLimiter::debit) it now. Nothing is charged as of a time before the pause
     /// ended, so a late timer gains nothing by it.
     ///
-    /// A call that begins after this has returned obeys the pause; one that overlaps with it may pass. The cost grows with the
-    /// number of waiters.
+    /// A call that begins after this has returned obeys the pause; one that overlaps with it may pass. Of those who wait, the first
+    /// 4,096 are looked at; one behind them that is too late now is refused at the end of its time.
     pub fn pause_until(&self, until: Nanos) {
         self.gate.pause_until(until);
     }
@@ -197,7 +197,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// What is left is what single calls could get one after the other, which with Guava's two policies includes the one on credit.
     /// A request below `from` that asks for more than the burst less what is kept can never be granted: it is refused with
     /// [`ExceedsBurst`](crate::Refusal::ExceedsBurst), which tells the smaller burst. A single permit is not refused but waits, for ever if all
-    /// are kept. Calls without a priority have priority 0. Those who wait are moved, and the cost grows with their number.
+    /// are kept. Calls without a priority have priority 0. Those who wait are moved.
     ///
     /// Looking how many are left and taking are two steps, so while anything is kept every call takes the queue's lock.
     ///
@@ -264,8 +264,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// What is not there is owed, and everybody waits until it is paid. How a policy owes is its own rule, see
     /// [`Policy::debit`]: where there is no limit nothing is charged, and a debt beyond the clock's 34 years shuts
-    /// the limiter until it is [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero does nothing. The cost grows with the
-    /// number of waiters.
+    /// the limiter until it is [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero does nothing.
     ///
     /// # Examples
     ///

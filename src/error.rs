@@ -34,6 +34,9 @@ pub enum Refusal {
         /// If nobody else comes, the same call succeeds this much later, and not a nanosecond earlier.
         /// [`Nanos::MAX`] means never within the clock's time, which is 34 years.
         ///
+        /// Where a sum of permits does not tell the time, as in a window behind requests of different sizes, it is exact behind 4,096
+        /// requests. Behind more of them it may be too late, and is never too early.
+        ///
         /// [`Nanos`], not a [`Duration`]: a `Duration` keeps seconds apart, and most refused callers do not need the
         /// division that this takes. [`retry_after`](Refusal::retry_after) makes one.
         retry_after: Nanos,

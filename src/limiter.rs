@@ -529,7 +529,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// at one per hour, the next one is due in an hour, whatever the rate is set to. To forget such a debt,
     /// [`refund`](RateLimiter::refund) it before the change. A request
     /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at once, and so is one for
-    /// more permits than can be had at once any more. The cost grows with the number of waiters.
+    /// more permits than can be had at once any more. Behind 4,096 others such a request is refused later: at the end of its time, or
+    /// when it is the first in line.
     ///
     /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room; [`Unlimited`](crate::Unlimited) and
     /// [`Blocked`](crate::Blocked) stay what they are.

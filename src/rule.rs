@@ -6,8 +6,9 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::nanos::Nanos;
-use crate::policy::Policy;
+use crate::policy::{Crowd, Forecast, Policy};
 use crate::wait::after::After;
+use crate::wait::sizes::Sizes;
 
 /// Decides about requests. A [`Gate`](crate::gate::Gate) adds the queue.
 ///
@@ -64,6 +65,25 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         let _ = (now, ask, kept);
         Ok(())
     }
+
+    /// How many permits one request asks for, where a sum of requests is told by their sizes.
+    fn size(&self, ask: &Self::Ask) -> Option<u32>;
+
+    /// What requests of these sizes weigh by the terms of now. `None` where sizes do not tell it.
+    fn weigh(&self, sizes: &Sizes) -> Option<Self::Ahead>;
+
+    /// How many requests, the first in line, have to be foreseen before a sum of the others tells the rest; see
+    /// [`Policy::one_by_one`].
+    fn one_by_one(&self, largest: u32) -> usize;
+
+    /// Begins a forecast of the grants from `now` on.
+    fn forecast(&self, now: Nanos) -> Forecast;
+
+    /// When a request is due behind all that were foreseen, if it has to leave `kept` permits; and foresees it, too.
+    fn foresee(&self, forecast: &mut Forecast, ask: &Self::Ask, kept: u32) -> Nanos;
+
+    /// Foresees many requests of which only sums are known.
+    fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
 
     /// Puts back what a grant took that nobody saw; see [`Policy::undo`].
     fn undo(&self, now: Nanos, charge: Self::Charge, lowest: u64, after: &mut After<C>) -> u64;
@@ -199,6 +219,49 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
             return Ok(());
         }
         Err(Refusal::ExceedsBurst { requested: *n, burst: u32::try_from(left).unwrap_or(u32::MAX) })
+    }
+
+    fn size(&self, n: &u32) -> Option<u32> {
+        Some(*n)
+    }
+
+    fn weigh(&self, sizes: &Sizes) -> Option<u128> {
+        Some(sizes.weigh(|n| self.policy.weight(n)))
+    }
+
+    fn one_by_one(&self, largest: u32) -> usize {
+        self.policy.one_by_one(largest)
+    }
+
+    fn forecast(&self, now: Nanos) -> Forecast {
+        self.policy.forecast(&self.state, now)
+    }
+
+    /// As if those that are to be left were asked for as well: all at once, and, since some policies grant on credit, one by one.
+    fn foresee(&self, forecast: &mut Forecast, n: &u32, kept: u32) -> Nanos {
+        let Single { policy, state } = self;
+        if kept > 0 {
+            if self.left_by(forecast.at, kept) < u64::from(*n) {
+                return Nanos::MAX;
+            }
+            let mark = forecast.mark();
+            let mut due = policy.foresee(state, forecast, n.saturating_add(kept));
+            forecast.go_back(mark);
+            for part in [*n, kept - 1, 1].into_iter().filter(|part| *part > 0) {
+                due = due.max(policy.foresee(state, forecast, part));
+            }
+            forecast.go_back(mark);
+            if due == Nanos::MAX {
+                return due;
+            }
+            forecast.at = due;
+        }
+        policy.foresee(state, forecast, *n)
+    }
+
+    fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &u128) {
+        let weight = u64::try_from(*weight).unwrap_or(u64::MAX);
+        self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
     }
 
     fn undo(&self, now: Nanos, charge: P::Charge, lowest: u64, _after: &mut After<C>) -> u64 {

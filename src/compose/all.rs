@@ -14,12 +14,13 @@ use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::gate::Gate;
 use crate::nanos::Nanos;
-use crate::policy::limited;
+use crate::policy::{Crowd, Forecast, limited};
 use crate::rule::Rule;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::wait::after::After;
 use crate::wait::ring::{Ring, ring_all};
 use crate::wait::seats::UNSURE;
+use crate::wait::sizes::Sizes;
 
 /// How often a time is judged again by what the members say about it. One round is enough unless others wait in seats, too.
 const ROUNDS: usize = 4;
@@ -404,6 +405,29 @@ impl<C: Timer> Rule<C> for All<C> {
         }
         time(told, due)
     }
+
+    fn size(&self, _ask: &Weights) -> Option<u32> {
+        None
+    }
+
+    fn weigh(&self, _sizes: &Sizes) -> Option<Vec<u128>> {
+        None
+    }
+
+    /// Sums tell it, as well as they do.
+    fn one_by_one(&self, _largest: u32) -> usize {
+        0
+    }
+
+    fn forecast(&self, now: Nanos) -> Forecast {
+        Forecast::new(now)
+    }
+
+    fn foresee(&self, forecast: &mut Forecast, ask: &Weights, _kept: u32) -> Nanos {
+        self.ready_at(forecast.at, &Vec::new(), ask).max(forecast.at)
+    }
+
+    fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<u128>) {}
 
     fn undo(&self, _now: Nanos, charge: AllCharge<C>, _lowest: u64, after: &mut After<C>) -> u64 {
         let AllCharge { taken, permits } = charge;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::{Change, Policy, PolicyStatus};
+use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicBool, Ordering};
 
@@ -69,6 +69,22 @@ impl<P: Policy> Policy for ForKey<P> {
 
     fn ready_at(&self, state: &P::State, at: Nanos, ahead: u64, n: u32) -> Nanos {
         self.policy.ready_at(state, at, ahead, n)
+    }
+
+    fn one_by_one(&self, largest: u32) -> usize {
+        self.policy.one_by_one(largest)
+    }
+
+    fn forecast(&self, state: &P::State, at: Nanos) -> Forecast {
+        self.policy.forecast(state, at)
+    }
+
+    fn foresee(&self, state: &P::State, forecast: &mut Forecast, n: u32) -> Nanos {
+        self.policy.foresee(state, forecast, n)
+    }
+
+    fn foresee_many(&self, state: &P::State, forecast: &mut Forecast, crowd: &Crowd) {
+        self.policy.foresee_many(state, forecast, crowd);
     }
 
     fn undo(&self, state: &P::State, at: Nanos, charge: P::Charge, lowest: u64) -> u64 {

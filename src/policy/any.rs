@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::{
-    Blocked, BucketCharge, BucketState, BurstyCharge, BurstyState, Change, EstimateCharge, EstimateState,
-    FixedCharge, FixedState, FixedWindow, LeakyBucket, LogCharge, LogState, Policy, PolicyStatus,
-    SlidingCharge, SlidingEstimate, SlidingLog, SlidingState, SlidingWindow, SmoothBursty, SmoothWarmingUp,
-    TokenBucket, Unlimited, WarmingUpCharge, WarmingUpState, limited,
+    Blocked, BucketCharge, BucketState, BurstyCharge, BurstyState, Change, Crowd, EstimateCharge,
+    EstimateState, FixedCharge, FixedState, FixedWindow, Forecast, LeakyBucket, LogCharge, LogState, Policy,
+    PolicyStatus, SlidingCharge, SlidingEstimate, SlidingLog, SlidingState, SlidingWindow, SmoothBursty,
+    SmoothWarmingUp, TokenBucket, Unlimited, WarmingUpCharge, WarmingUpState, limited,
 };
 use crate::rate::Rate;
 
@@ -150,6 +150,22 @@ impl Policy for AnyPolicy {
 
     fn ready_at(&self, state: &AnyState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         each!(self, state, policy, state, plain => policy.ready_at(state, at, ahead, n), else Nanos::MAX)
+    }
+
+    fn one_by_one(&self, largest: u32) -> usize {
+        each!(self, policy => policy.one_by_one(largest))
+    }
+
+    fn forecast(&self, state: &AnyState, at: Nanos) -> Forecast {
+        each!(self, state, policy, state, plain => policy.forecast(state, at), else Forecast::new(at))
+    }
+
+    fn foresee(&self, state: &AnyState, forecast: &mut Forecast, n: u32) -> Nanos {
+        each!(self, state, policy, state, plain => policy.foresee(state, forecast, n), else Nanos::MAX)
+    }
+
+    fn foresee_many(&self, state: &AnyState, forecast: &mut Forecast, crowd: &Crowd) {
+        each!(self, state, policy, state, plain => policy.foresee_many(state, forecast, crowd), else ());
     }
 
     fn undo(&self, state: &AnyState, at: Nanos, charge: AnyCharge, lowest: u64) -> u64 {

@@ -85,7 +85,7 @@ use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::terms::{More, Numbers, STILL, Terms, carried_over, small, words};
 use crate::policy::window::nanos_between;
-use crate::policy::{Change, Keep, PolicyStatus, limited, ticks};
+use crate::policy::{Change, Crowd, Forecast, Keep, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, LOOKS, Ordering, spin_loop};
 
@@ -411,10 +411,56 @@ impl Bucket {
         }
         let mut zero = numbers.own(Cell::load(&state.zero));
         if ahead > 0 {
-            let reach = self.reach(&numbers, ahead);
-            zero = zero.max(numbers.tick(at).saturating_sub(reach)).saturating_add(ahead);
+            // Not as if they were one request, which might find more than the bucket holds.
+            zero = zero.max(numbers.tick(at).saturating_sub(numbers.saved)).saturating_add(ahead);
         }
         numbers.time_of(zero.saturating_add(price))
+    }
+
+    /// Where tokens come in steps, those that do not fit are lost, also while a large request waits for more. And a request that is larger
+    /// than the bucket finds what came in for it alone, which is none of a nanosecond that it was granted late.
+    pub(crate) fn one_by_one(&self, largest: u32) -> usize {
+        let (numbers, price) = self.published(largest);
+        let overflows = numbers.step > 0 && price.saturating_add(numbers.gain) > numbers.saved;
+        if overflows || price > numbers.saved { usize::MAX } else { 0 }
+    }
+
+    pub(crate) fn forecast(state: &BucketState, at: Nanos) -> Forecast {
+        Forecast::with(at, [Cell::load(&state.zero), 0, 0])
+    }
+
+    pub(crate) fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {
+        let (numbers, price) = self.price(n);
+        if numbers.is_unlimited() {
+            return forecast.at;
+        }
+        let reach = self.reach(&numbers, price);
+        if price > reach {
+            return Nanos::MAX;
+        }
+        let zero = numbers.own(forecast.numbers[0]);
+        let due = forecast.at.max(numbers.time_of(zero.saturating_add(price)));
+        if due < Nanos::MAX {
+            forecast.at = due;
+            forecast.numbers[0] =
+                numbers.word(zero.max(numbers.tick(due).saturating_sub(reach)).saturating_add(price));
+        }
+        due
+    }
+
+    /// As if none of them found more than the bucket holds.
+    pub(crate) fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd) {
+        let (numbers, largest) = self.price(crowd.largest);
+        // A request that waits lacks some tokens, so of a step no more is lost than this, and the request takes the step.
+        let lost = match numbers.step {
+            0 if largest > numbers.saved => ticks::PER_NANO,
+            0 => 0,
+            _ => largest.saturating_add(numbers.gain).saturating_sub(numbers.saved).min(numbers.gain),
+        };
+        let weight = crowd.weight.saturating_add(lost.saturating_mul(crowd.requests));
+        let floor = numbers.tick(forecast.at).saturating_sub(numbers.saved);
+        forecast.numbers[0] =
+            numbers.word(numbers.own(forecast.numbers[0]).max(floor).saturating_add(weight));
     }
 
     pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {

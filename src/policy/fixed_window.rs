@@ -34,7 +34,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, convert, update};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
-use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
 
@@ -253,6 +253,52 @@ impl Policy for FixedWindow {
                 time_of(beginning.saturating_add(window.length.saturating_mul(windows)))
             }
         }
+    }
+
+    /// Single permits fill a window to its last place, and larger requests may not.
+    fn one_by_one(&self, largest: u32) -> usize {
+        if largest > 1 { usize::MAX } else { 0 }
+    }
+
+    fn forecast(&self, state: &FixedState, at: Nanos) -> Forecast {
+        let Word { beginning, used } = Word::decode(Cell::load(&state.word));
+        Forecast::with(at, [beginning, used, 0])
+    }
+
+    fn foresee(&self, _state: &FixedState, forecast: &mut Forecast, n: u32) -> Nanos {
+        let (window, [beginning, used, _]) = (self.window.get(), forecast.numbers);
+        if window.unlimited {
+            return forecast.at;
+        }
+        if n > window.limit {
+            return Nanos::MAX;
+        }
+        let fits = |word: &Word| word.used.saturating_add(u64::from(n)) <= u64::from(window.limit);
+        let mut at = forecast.at;
+        let mut word = self.open(Word { beginning, used }, stamp(at), &window);
+        if !fits(&word) {
+            at = time_of(word.beginning.saturating_add(window.length)).max(at);
+            word = self.open(word, stamp(at), &window);
+            if at == Nanos::MAX || !fits(&word) {
+                return Nanos::MAX;
+            }
+        }
+        forecast.at = at;
+        forecast.numbers = [word.beginning, word.used + u64::from(n), 0];
+        at
+    }
+
+    fn foresee_many(&self, _state: &FixedState, forecast: &mut Forecast, crowd: &Crowd) {
+        let (window, [beginning, used, _]) = (self.window.get(), forecast.numbers);
+        if window.unlimited || crowd.requests == 0 {
+            return;
+        }
+        let word = self.open(Word { beginning, used }, stamp(forecast.at), &window);
+        let spans = crowd.spans(window.limit.into()).saturating_mul(window.length);
+        // The last window as if it were full.
+        let beginning = word.beginning.saturating_add(spans);
+        forecast.at = time_of(beginning).max(forecast.at);
+        forecast.numbers = [beginning, window.limit.into(), 0];
     }
 
     fn undo(&self, state: &FixedState, _at: Nanos, charge: FixedCharge, _lowest: u64) -> u64 {

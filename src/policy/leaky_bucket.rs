@@ -19,7 +19,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start};
 use crate::policy::terms::Terms;
-use crate::policy::{Change, Policy, PolicyStatus};
+use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -217,6 +217,22 @@ impl Policy for LeakyBucket {
 
     fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         self.bucket.ready_at(state, at, ahead, n)
+    }
+
+    fn one_by_one(&self, largest: u32) -> usize {
+        self.bucket.one_by_one(largest)
+    }
+
+    fn forecast(&self, state: &BucketState, at: Nanos) -> Forecast {
+        Bucket::forecast(state, at)
+    }
+
+    fn foresee(&self, _state: &BucketState, forecast: &mut Forecast, n: u32) -> Nanos {
+        self.bucket.foresee(forecast, n)
+    }
+
+    fn foresee_many(&self, _state: &BucketState, forecast: &mut Forecast, crowd: &Crowd) {
+        self.bucket.foresee_many(forecast, crowd);
     }
 
     fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {

@@ -41,6 +41,7 @@ mod change;
 mod config;
 mod current_rate;
 mod fixed_window;
+mod forecast;
 pub(crate) mod interval;
 mod leaky_bucket;
 pub(crate) mod published;
@@ -61,6 +62,7 @@ pub use bucket::{BucketCharge, BucketState};
 pub use change::{Change, Keep};
 pub use config::{ConfigError, PolicyConfig, PolicyKind};
 pub use fixed_window::{FixedCharge, FixedState, FixedWindow};
+pub use forecast::{Crowd, Forecast};
 pub use leaky_bucket::LeakyBucket;
 pub use sliding_estimate::{EstimateCharge, EstimateState, SlidingEstimate};
 pub use sliding_log::{LogCharge, LogState, SlidingLog};
@@ -115,7 +117,49 @@ pub trait Policy: Debug + Send + Sync + 'static {
 
     /// The earliest time at which `n` permits can be had, if requests of the summed weight `ahead` are served first and
     /// nothing happens before `at`. A time in the past means "now"; [`Nanos::MAX`] means never.
+    ///
+    /// It is exact with nobody ahead. Behind others it is exact unless [`one_by_one`](Policy::one_by_one) says that their sum does not
+    /// tell it.
     fn ready_at(&self, state: &Self::State, at: Nanos, ahead: u64, n: u32) -> Nanos;
+
+    /// How many requests, the first in line, have to be [foreseen](Policy::foresee) one by one before the sum of all others tells when
+    /// the next one is due. None of them asks for more than `largest` permits.
+    ///
+    /// Zero, which is the default: [`ready_at`](Policy::ready_at) is exact behind any sum. `usize::MAX`: a sum never tells it, as in a
+    /// window, where a request that does not fit leaves room that nobody uses. Then told times are exact behind some
+    /// thousand requests, and behind more of them not too early.
+    fn one_by_one(&self, largest: u32) -> usize {
+        let _ = largest;
+        0
+    }
+
+    /// Begins a forecast of the grants to come, if nothing happens before `at`.
+    fn forecast(&self, state: &Self::State, at: Nanos) -> Forecast {
+        let _ = state;
+        Forecast::new(at)
+    }
+
+    /// When a request of `n` permits is due behind all that `forecast` has foreseen, and not before
+    /// [`forecast.at`](Forecast::at). From then on it is among those that were foreseen; one that is never due, which is told by
+    /// [`Nanos::MAX`], is not.
+    ///
+    /// The default adds up weights.
+    fn foresee(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
+        let due = self.ready_at(state, forecast.from, forecast.ahead, n).max(forecast.at);
+        if due < Nanos::MAX {
+            forecast.at = due;
+            forecast.ahead = forecast.ahead.saturating_add(self.weight(n));
+        }
+        due
+    }
+
+    /// Foresees many requests at once. What the forecast tells from then on may be too late, but never too early.
+    ///
+    /// The default adds up weights.
+    fn foresee_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
+        let _ = state;
+        forecast.ahead = forecast.ahead.saturating_add(crowd.weight);
+    }
 
     /// Puts back what one grant took, as if it had not been. Returns the level that the state is left at.
     ///

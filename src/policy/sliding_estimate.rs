@@ -38,7 +38,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, convert, update};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
-use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
 
@@ -279,7 +279,7 @@ impl Policy for SlidingEstimate {
         if ahead == 0 && fits(word, elapsed, n, &window) {
             return at;
         }
-        // Window by window, as long as those ahead fill one; further on, as if each took as many as the limit.
+        // Window by window, as long as those ahead fill one; further on not too early.
         let mut ahead = ahead;
         for _ in 0..WINDOWS {
             let taken = until_the_end(word, &window).min(ahead);
@@ -291,10 +291,68 @@ impl Policy for SlidingEstimate {
             word =
                 Word { beginning: word.beginning.saturating_add(window.length), before: word.used, used: 0 };
         }
-        let (all, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
-        let windows = (all - 1) / limit;
-        let due = due(word, all - windows * limit, &window);
-        time_of(due.saturating_add(windows.saturating_mul(window.length)))
+        let mut forecast = Forecast::with(at, [word.beginning, word.before.into(), word.used.into()]);
+        self.foresee_many(state, &mut forecast, &Crowd::new(ahead, ahead, ahead, 1));
+        self.foresee(state, &mut forecast, n)
+    }
+
+    /// Single permits fill a window to its last place, and larger requests may not.
+    fn one_by_one(&self, largest: u32) -> usize {
+        if largest > 1 { usize::MAX } else { 0 }
+    }
+
+    fn forecast(&self, state: &EstimateState, at: Nanos) -> Forecast {
+        let Word { beginning, before, used } = Word::decode(Cell::load(&state.word));
+        Forecast::with(at, [beginning, before.into(), used.into()])
+    }
+
+    fn foresee(&self, _state: &EstimateState, forecast: &mut Forecast, n: u32) -> Nanos {
+        let (window, [beginning, before, used]) = (self.window.get(), forecast.numbers);
+        if window.unlimited {
+            return forecast.at;
+        }
+        if n > window.limit {
+            return Nanos::MAX;
+        }
+        let mut at = forecast.at;
+        let word = Word { beginning, before: small(before), used: small(used) };
+        let (mut word, elapsed) = Self::open(word, stamp(at), &window);
+        if !fits(word, elapsed, n, &window) {
+            at = time_of(due(word, u64::from(n), &window)).max(at);
+            if at == Nanos::MAX {
+                return at;
+            }
+            word = Self::open(word, stamp(at), &window).0;
+        }
+        forecast.at = at;
+        forecast.numbers = [word.beginning, word.before.into(), u64::from(word.used) + u64::from(n)];
+        at
+    }
+
+    fn foresee_many(&self, _state: &EstimateState, forecast: &mut Forecast, crowd: &Crowd) {
+        let (window, [beginning, before, used]) = (self.window.get(), forecast.numbers);
+        if window.unlimited || crowd.requests == 0 {
+            return;
+        }
+        let word = Word { beginning, before: small(before), used: small(used) };
+        let (word, _) = Self::open(word, stamp(forecast.at), &window);
+        // In the last nanosecond of a window this many permits of the one before still count, at most.
+        let limit = window.limit;
+        let rest = u64::from(limit).div_ceil(window.length);
+        let passes = u64::from(limit).saturating_sub(rest);
+        let windows = match u64::from(crowd.largest) <= passes {
+            true => crowd.spans(passes),
+            // A request waits until nothing counts any more, for two windows.
+            false => crowd.requests.saturating_mul(2),
+        };
+        // Where more is owed than a window has, it counts in two more.
+        let owed = if word.used.max(word.before) > limit { 2 } else { 0 };
+        let windows = windows.saturating_add(owed);
+        // The last two windows as if they were full.
+        let beginning = word.beginning.saturating_add(windows.saturating_mul(window.length));
+        let full = u64::from(limit);
+        forecast.at = time_of(beginning).max(forecast.at);
+        forecast.numbers = [beginning, full, full];
     }
 
     fn undo(&self, state: &EstimateState, _at: Nanos, charge: EstimateCharge, _lowest: u64) -> u64 {

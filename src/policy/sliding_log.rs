@@ -56,7 +56,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
-use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, AtomicU128, Mutex, Ordering, lock};
 
@@ -488,6 +488,60 @@ impl Policy for SlidingLog {
         // A grant of the next lap comes after the last one.
         let first = if windows > 0 { free_at.max(stamp(at)).max(head.time) } else { free_at };
         time_of(first.saturating_add(window.length.saturating_mul(windows)))
+    }
+
+    /// Single permits leave no place free, and larger requests may.
+    fn one_by_one(&self, largest: u32) -> usize {
+        if largest > 1 { usize::MAX } else { 0 }
+    }
+
+    /// How many places were taken by grants that were foreseen, and how many of these are free again. The ring itself is looked at later,
+    /// place by place.
+    fn forecast(&self, _state: &LogState, at: Nanos) -> Forecast {
+        Forecast::new(at)
+    }
+
+    fn foresee(&self, state: &LogState, forecast: &mut Forecast, n: u32) -> Nanos {
+        let window = self.window();
+        if window.unlimited {
+            return forecast.at;
+        }
+        if n > window.limit {
+            return Nanos::MAX;
+        }
+        let [taken, mut free, _] = forecast.numbers;
+        let (taken, limit) = (taken + u64::from(n), u64::from(window.limit));
+        let (head, mut due) = state.judge(&window, taken.min(limit), stamp(forecast.at));
+        // Behind the last place of the ring come those of the grants that were foreseen.
+        while let Some((end, places)) = forecast.next_back()
+            && free < taken.saturating_sub(limit)
+        {
+            forecast.pass();
+            free += places;
+            due = due.max(end);
+        }
+        let at = forecast.at.max(time_of(due));
+        if at < Nanos::MAX {
+            forecast.at = at;
+            forecast.numbers = [taken, free, 0];
+            // The ring is in order, also if the clock went back.
+            let time = stamp(at).max(head.time);
+            forecast.comes_back(time.saturating_add(window.length), n.into());
+        }
+        at
+    }
+
+    fn foresee_many(&self, state: &LogState, forecast: &mut Forecast, crowd: &Crowd) {
+        let window = self.window();
+        if window.unlimited || crowd.requests == 0 {
+            return;
+        }
+        let limit = u64::from(window.limit);
+        let time = stamp(forecast.at).max(state.head().time);
+        let time = time.saturating_add(crowd.spans(limit).saturating_mul(window.length));
+        // As if the last grant had all places.
+        *forecast = Forecast::with(time_of(time).max(forecast.at), [limit, 0, 0]);
+        forecast.comes_back(time.saturating_add(window.length), limit);
     }
 
     fn undo(&self, state: &LogState, at: Nanos, charge: LogCharge, _lowest: u64) -> u64 {

@@ -71,7 +71,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
-use crate::policy::{Change, Keep, Policy, PolicyStatus, limited};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 
@@ -454,6 +454,74 @@ impl Policy for SlidingWindow {
         }
         let (now, _) = self.place(stamp(at), &cut);
         time_of(self.due(state, now, &cut, ahead.saturating_add(u64::from(n))))
+    }
+
+    /// Single permits fill a window to its last place, and larger requests may not.
+    fn one_by_one(&self, largest: u32) -> usize {
+        if largest > 1 { usize::MAX } else { 0 }
+    }
+
+    /// Which cells count, and when each of them is over.
+    fn forecast(&self, state: &SlidingState, at: Nanos) -> Forecast {
+        let (cut, mut forecast) = (self.cut(), Forecast::new(at));
+        if cut.window.unlimited {
+            return forecast;
+        }
+        let (now, _) = self.place(stamp(at), &cut);
+        // A cell of older terms may end within a cell of these, and counts until that one is over.
+        let first_after = |end| match self.place(end, &cut).0 {
+            beginning if beginning < end => beginning.saturating_add(cut.window.piece),
+            beginning => beginning,
+        };
+        let counting = self.counting(state, now, &cut);
+        let mut cells: Vec<_> = counting.map(|(_, cell)| (first_after(cut.end(cell)), cell.count)).collect();
+        cells.sort_unstable();
+        forecast.numbers[0] = cells.iter().map(|(_, count)| count).sum();
+        cells.into_iter().for_each(|(end, count)| forecast.comes_back(end, count));
+        forecast
+    }
+
+    fn foresee(&self, _state: &SlidingState, forecast: &mut Forecast, n: u32) -> Nanos {
+        let cut = self.cut();
+        if cut.window.unlimited {
+            return forecast.at;
+        }
+        if n > cut.window.limit {
+            return Nanos::MAX;
+        }
+        let most = u64::from(cut.window.limit - n);
+        let mut due = stamp(forecast.at);
+        let (mut now, _) = self.place(due, &cut);
+        while let Some((end, count)) = forecast.next_back()
+            && (end <= now || forecast.numbers[0] > most)
+        {
+            forecast.pass();
+            forecast.numbers[0] -= count;
+            if end > now {
+                (due, now) = (end, end);
+            }
+        }
+        if time_of(due) == Nanos::MAX {
+            return Nanos::MAX;
+        }
+        forecast.at = forecast.at.max(time_of(due));
+        forecast.numbers[0] += u64::from(n);
+        forecast.comes_back(now.saturating_add(cut.span), n.into());
+        forecast.at
+    }
+
+    fn foresee_many(&self, _state: &SlidingState, forecast: &mut Forecast, crowd: &Crowd) {
+        let cut = self.cut();
+        if cut.window.unlimited || crowd.requests == 0 {
+            return;
+        }
+        let limit = u64::from(cut.window.limit);
+        let (now, _) = self.place(stamp(forecast.at), &cut);
+        let now = now.saturating_add(crowd.spans(limit).saturating_mul(cut.span));
+        // As if the last cell had all of them.
+        *forecast = Forecast::new(time_of(now).max(forecast.at));
+        forecast.numbers[0] = limit;
+        forecast.comes_back(now.saturating_add(cut.span), limit);
     }
 
     fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _lowest: u64) -> u64 {

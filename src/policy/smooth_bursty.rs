@@ -51,7 +51,7 @@ use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
-use crate::policy::{Change, Keep, Policy, PolicyStatus, ticks};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -271,6 +271,26 @@ impl Policy for SmoothBursty {
             return ticks::to_nanos(zero);
         }
         ticks::to_nanos(zero.max(self.floor(ticks::from_nanos(at))).saturating_add(ahead))
+    }
+
+    fn forecast(&self, state: &BurstyState, at: Nanos) -> Forecast {
+        Forecast::with(at, [Cell::load(&state.zero), 0, 0])
+    }
+
+    fn foresee(&self, _state: &BurstyState, forecast: &mut Forecast, n: u32) -> Nanos {
+        let [zero, ..] = forecast.numbers;
+        let due = forecast.at.max(ticks::to_nanos(zero));
+        if self.rate.is_zero() || due == Nanos::MAX {
+            return Nanos::MAX;
+        }
+        forecast.at = due;
+        forecast.numbers[0] = grant(zero, self.floor(ticks::from_nanos(due)), self.rate.price(n)).0;
+        due
+    }
+
+    fn foresee_many(&self, _state: &BurstyState, forecast: &mut Forecast, crowd: &Crowd) {
+        let floor = self.floor(ticks::from_nanos(forecast.at));
+        forecast.numbers[0] = grant(forecast.numbers[0], floor, crowd.weight).0;
     }
 
     fn undo(&self, state: &BurstyState, at: Nanos, charge: BurstyCharge, lowest: u64) -> u64 {

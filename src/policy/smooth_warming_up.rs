@@ -72,7 +72,7 @@ use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
 use crate::policy::smooth_bursty::unused_share;
-use crate::policy::{Change, Keep, Policy, PolicyStatus, ticks};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
 
@@ -399,6 +399,33 @@ impl Policy for SmoothWarmingUp {
         }
         let Word { coldness, next } = self.idled(word, ticks::from_nanos(at), self.rate.interval());
         ticks::to_nanos(next.saturating_add(self.price(coldness, ahead).0))
+    }
+
+    fn forecast(&self, state: &WarmingUpState, at: Nanos) -> Forecast {
+        let Word { coldness, next } = Word::decode(Cell::load(&state.word));
+        Forecast::with(at, [coldness, next, 0])
+    }
+
+    fn foresee(&self, _state: &WarmingUpState, forecast: &mut Forecast, n: u32) -> Nanos {
+        let [coldness, next, _] = forecast.numbers;
+        let due = forecast.at.max(ticks::to_nanos(next));
+        let interval = self.rate.interval();
+        if interval.is_zero() || due == Nanos::MAX {
+            return Nanos::MAX;
+        }
+        let (left, _) = self.charge(Word { coldness, next }, ticks::from_nanos(due), n, interval);
+        forecast.at = due;
+        forecast.numbers = [left.coldness, left.next, 0];
+        due
+    }
+
+    fn foresee_many(&self, _state: &WarmingUpState, forecast: &mut Forecast, crowd: &Crowd) {
+        let [coldness, next, _] = forecast.numbers;
+        let at = ticks::from_nanos(forecast.at);
+        let Word { coldness, next } = self.idled(Word { coldness, next }, at, self.rate.interval());
+        let (price, worked_off) = self.price(coldness, crowd.weight);
+        // Each of them rounds the coldness that it works off down, by less than a tick, and so may pay more.
+        forecast.numbers = [coldness - worked_off, next.saturating_add(price), 0];
     }
 
     fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge, lowest: u64) -> u64 {

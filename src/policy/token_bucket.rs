@@ -21,7 +21,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start};
 use crate::policy::terms::Terms;
-use crate::policy::{Change, Policy, PolicyStatus, ticks};
+use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 
 /// Holds up to `burst` permits, which come in at a rate; a request takes what it needs, or waits until it is there.
@@ -224,6 +224,22 @@ impl Policy for TokenBucket {
 
     fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         self.bucket.ready_at(state, at, ahead, n)
+    }
+
+    fn one_by_one(&self, largest: u32) -> usize {
+        self.bucket.one_by_one(largest)
+    }
+
+    fn forecast(&self, state: &BucketState, at: Nanos) -> Forecast {
+        Bucket::forecast(state, at)
+    }
+
+    fn foresee(&self, _state: &BucketState, forecast: &mut Forecast, n: u32) -> Nanos {
+        self.bucket.foresee(forecast, n)
+    }
+
+    fn foresee_many(&self, _state: &BucketState, forecast: &mut Forecast, crowd: &Crowd) {
+        self.bucket.foresee_many(forecast, crowd);
     }
 
     fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {

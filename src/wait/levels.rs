@@ -4,6 +4,8 @@
 //! who wait, and what its entries sum up to, so that its turn can be told. There are as many levels as different
 //! priorities in line, at most 256: a sorted list that is searched by halving, and keeps its memory while nobody waits.
 
+use crate::wait::sizes::Sizes;
+
 /// No entry.
 pub(crate) const NONE: u32 = u32::MAX;
 
@@ -15,6 +17,8 @@ pub(crate) struct Level<Ahead> {
     pub(crate) len: usize,
     /// All of this level, summed.
     pub(crate) ahead: Ahead,
+    /// All of this level, counted by what they ask for.
+    pub(crate) sizes: Sizes,
     /// The first blocked thread.
     pub(crate) first_thread: u32,
     /// How many are to be refused if they are due too late.
@@ -64,6 +68,7 @@ impl<Ahead: Default> Levels<Ahead> {
                     last: NONE,
                     len: 0,
                     ahead: Ahead::default(),
+                    sizes: Sizes::default(),
                     first_thread: NONE,
                     dated: 0,
                 };
@@ -77,6 +82,11 @@ impl<Ahead: Default> Levels<Ahead> {
     /// Forgets a level that nobody is in.
     pub(crate) fn forget(&mut self, priority: i8) {
         self.0.retain(|level| level.priority != priority);
+    }
+
+    /// Weighs all of them anew, where their sizes tell it. Returns whether they did.
+    pub(crate) fn weigh(&mut self, weigh: impl Fn(&Sizes) -> Option<Ahead>) -> bool {
+        self.0.iter_mut().all(|level| weigh(&level.sizes).map(|ahead| level.ahead = ahead).is_some())
     }
 
     /// The first blocked thread in line.

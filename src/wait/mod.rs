@@ -14,6 +14,8 @@ mod reservation;
 pub(crate) mod ring;
 pub(crate) mod seats;
 mod serve;
+pub(crate) mod sizes;
+mod told;
 mod watch;
 
 pub use bounds::{QueueBounds, WhenFull};

@@ -12,13 +12,13 @@
 //! | passed | no | no | its future sees it, or was dropped: it was in line when nobody was to wait any more |
 //! | refused | no | no | its future sees it, or was dropped |
 //!
-//! Serving is in `wait/serve.rs`, and who looks when in `wait/watch.rs`.
+//! Serving is in `wait/serve.rs`, told times are in `wait/told.rs`, and who looks when is in `wait/watch.rs`.
 //!
 //! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
 //! the lock is gone, since both may run foreign code that comes back here.
 
+use std::collections::BTreeSet;
 use std::task::Waker;
-use std::time::Duration;
 
 use slab::Slab;
 
@@ -46,6 +46,8 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     len: usize,
     /// How many permits those in line wait for.
     pub(super) permits: u128,
+    /// The entries in line that are refused if they are due too late, by the time at which that is.
+    pub(super) deadlines: BTreeSet<(Nanos, u32)>,
     /// The latest time that anybody told, also if the clock went back since.
     latest: Nanos,
     /// How many were granted in the round before and in this round and have not seen it; see [`unseen`](Queue::unseen).
@@ -139,6 +141,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             levels: Levels::new(),
             len: 0,
             permits: 0,
+            deadlines: BTreeSet::new(),
             latest: Nanos::ZERO,
             unseen: [0, 0],
             round: 0,
@@ -218,30 +221,6 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             && (self.seats.len() == 0 || self.due_behind(rule, now, ask, priority) <= now)
     }
 
-    /// All that go before a newcomer of this priority, summed; without seats.
-    pub(crate) fn ahead(&self, rule: &R, priority: i8) -> R::Ahead {
-        let mut ahead = R::Ahead::default();
-        for level in self.levels.before(priority) {
-            rule.merge(&mut ahead, &level.ahead);
-        }
-        ahead
-    }
-
-    /// When a request at this place is due, if those ahead go first.
-    pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
-        self.seats.due(rule, (now, now), (place, 0), ahead, ask)
-    }
-
-    /// When a newcomer is due, behind those that go before it.
-    pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
-        let place = end_of(priority);
-        match self.levels.before(priority) {
-            [] => self.due(rule, now, place, &R::Ahead::default(), ask),
-            [only] => self.due(rule, now, place, &only.ahead, ask),
-            _ => self.due(rule, now, place, &self.ahead(rule, priority), ask),
-        }
-    }
-
     /// Whether a request of this priority can ever be granted.
     pub(crate) fn check(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Result<(), Refusal> {
         match self.control.kept_from(priority) {
@@ -292,6 +271,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.permits += u128::from(from.rule.permits(&ask));
         let level = self.levels.level(priority);
         from.rule.add(&mut level.ahead, &ask);
+        from.rule.size(&ask).into_iter().for_each(|n| level.sizes.add(n));
         let (place, state) = (self.seats.place(priority), State::Waiting(waker));
         self.seats.joined(from.rule, place, &ask);
         let entry = Entry { ask, place, priority, droppable, previous, next, kind, since, deadline, state };
@@ -299,7 +279,10 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NONE);
         level.last = key;
         level.len += 1;
-        level.dated += usize::from(deadline != Nanos::MAX);
+        if deadline != Nanos::MAX {
+            level.dated += 1;
+            self.deadlines.insert((deadline, key));
+        }
         if matches!(kind, Kind::Thread { .. }) && level.first_thread == NONE {
             level.first_thread = key;
         }
@@ -323,8 +306,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.permits = self.permits.saturating_sub(rule.permits(ask).into());
         let level = self.levels.level(priority);
         rule.subtract(&mut level.ahead, ask);
+        rule.size(ask).into_iter().for_each(|n| level.sizes.remove(n));
         level.len -= 1;
-        level.dated -= usize::from(deadline != Nanos::MAX);
+        if deadline != Nanos::MAX {
+            level.dated -= 1;
+            self.deadlines.remove(&(deadline, key));
+        }
         if level.last == key {
             level.last = previous;
         }
@@ -463,25 +450,5 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             }
             State::Passed(_) | State::Refused(_) => {}
         }
-    }
-
-    /// When an entry is due, if nothing changes: zero time from now if it is granted.
-    pub(crate) fn due_in(&self, from: &Source<'_, R>, key: u32, now: Nanos) -> Duration {
-        match &self.entries[key as usize].state {
-            State::Waiting(_) => {}
-            State::Granted(_) | State::Passed(_) => return Duration::ZERO,
-            State::Refused(_) => return Duration::MAX,
-        }
-        let mut ahead = R::Ahead::default();
-        let mut at = self.head;
-        while at != key
-            && let Some(entry) = self.entries.get(at as usize)
-        {
-            from.rule.add(&mut ahead, &entry.ask);
-            at = entry.next;
-        }
-        let Entry { ask, place, .. } = &self.entries[key as usize];
-        let due = self.due(from.rule, now, *place, &ahead, ask);
-        due.saturating_since(now).as_duration()
     }
 }

@@ -8,6 +8,7 @@ use crate::rule::Rule;
 use crate::wait::after::After;
 use crate::wait::queue::{Entry, Kind, Queue, Source, State};
 use crate::wait::seats::END;
+use crate::wait::told::FORESEEN;
 
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
@@ -17,6 +18,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             self.retime(from, now, after);
         }
         let mut due = self.serve_due(from, now, after);
+        if let Some(first) = &mut due {
+            // The first waits beyond now, and so does each of the others, also those that a change has made too late and that stood too far
+            // back to be refused by it.
+            let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
+            *first = self.expire(from.rule, now, refusal, after).min(*first);
+        }
         if due.is_some() && self.control.shadow {
             self.pass_all(from, now, after);
             due = None;
@@ -98,22 +105,51 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         None
     }
 
-    /// Refuses those whose deadline has passed. Returns the next deadline.
+    /// Refuses those that are still in line at their deadline. Returns the next deadline.
     fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
-        let (mut key, mut first) = (self.head, Nanos::MAX);
-        while let Some(&Entry { next, deadline, .. }) = self.entries.get(key as usize) {
-            if deadline <= now {
-                self.settle(rule, key, State::Refused(refusal), after);
+        while let Some(&(deadline, key)) = self.deadlines.first() {
+            if deadline > now {
+                return deadline;
+            }
+            self.settle(rule, key, State::Refused(refusal), after);
+        }
+        Nanos::MAX
+    }
+
+    /// After a change: weighs anew, and refuses at once those among the first in line who will not be served by their deadline, or not at
+    /// all. Further back they are refused when their time is over, or when they are the first.
+    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+        if self.seats.len() > 0 || !self.levels.weigh(|sizes| from.rule.weigh(sizes)) {
+            return self.retime_all(from, now, after);
+        }
+        let opens = self.control.opens;
+        let (mut key, mut forecast) = (self.head, from.rule.forecast(now.max(opens)));
+        for _ in 0..FORESEEN {
+            let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
+            else {
+                break;
+            };
+            let mark = forecast.mark();
+            let due = from.rule.foresee(&mut forecast, ask, self.control.kept_from(priority)).max(opens);
+            let refusal = if let Err(never) = self.check(from.rule, now, ask, priority) {
+                // More than can be had at once now: it would keep all others waiting for ever.
+                Some(never)
+            } else if due > deadline {
+                let retry_after = due.saturating_since(deadline);
+                Some(Refusal::Limited { retry_after })
             } else {
-                first = first.min(deadline);
+                None
+            };
+            if let Some(refusal) = refusal {
+                forecast.go_back(mark);
+                self.settle(from.rule, key, State::Refused(refusal), after);
             }
             key = next;
         }
-        first
     }
 
-    /// After a change: weighs anew, and refuses at once those who will not be served by their deadline, or not at all.
-    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+    /// The same where a sum has to be told request by request: in the lines of several limiters, and where others wait in seats.
+    fn retime_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
         // Counted anew: the sums so far are at the old rate.
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
         let mut ahead = R::Ahead::default();

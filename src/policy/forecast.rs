@@ -1,0 +1,115 @@
+//! A forecast: the grants to come, foreseen request by request.
+
+use crate::nanos::Nanos;
+
+/// The requests that go first, as a policy foresees them: what [`Policy::foresee`](super::Policy::foresee) keeps from one request to
+/// the next.
+///
+/// [`Policy::forecast`](super::Policy::forecast) makes it. Only the policy that made it reads it, and it reads it together with the
+/// state for which it was made. What each field means is that policy's own choice; the defaults of the trait use
+/// `from`, `at` and `ahead` as described here.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Forecast {
+    /// The time at which the forecast begins. Nothing is granted before.
+    pub from: Nanos,
+    /// The time of the last grant that was foreseen, or `from`.
+    pub at: Nanos,
+    /// The summed weight of all requests that were foreseen.
+    pub ahead: u64,
+    /// A copy of the state, changed by the grants that were foreseen.
+    pub numbers: [u64; 3],
+    /// When permits come back, and how many, the earliest first.
+    back: Vec<(u64, u64)>,
+    /// How many of these came back before `at`.
+    passed: usize,
+}
+
+impl Forecast {
+    /// A forecast that begins at a time and has foreseen nothing.
+    #[must_use]
+    pub fn new(from: Nanos) -> Forecast {
+        Forecast { from, at: from, ..Forecast::default() }
+    }
+
+    /// The same with a copy of the state.
+    pub(crate) fn with(from: Nanos, numbers: [u64; 3]) -> Forecast {
+        Forecast { numbers, ..Forecast::new(from) }
+    }
+
+    /// Notes that so many permits come back at a time that is not earlier than any noted before, in a unit of the policy's choice.
+    pub fn comes_back(&mut self, at: u64, permits: u64) {
+        match self.back[self.passed..].last_mut() {
+            Some((last, more)) if *last >= at => *more = more.saturating_add(permits),
+            _ => self.back.push((at, permits)),
+        }
+    }
+
+    /// When permits come back next, and how many.
+    #[must_use]
+    pub fn next_back(&self) -> Option<(u64, u64)> {
+        self.back.get(self.passed).copied()
+    }
+
+    /// The permits that come back next are back.
+    pub fn pass(&mut self) {
+        self.passed = (self.passed + 1).min(self.back.len());
+    }
+
+    /// Where the forecast stands, to be taken [back to](Forecast::go_back) later.
+    pub(crate) fn mark(&self) -> Mark {
+        let &Forecast { from, at, ahead, numbers, ref back, passed } = self;
+        Mark { at: (from, at, ahead, numbers), passed, len: back.len(), last: back.last().copied() }
+    }
+
+    /// Forgets what was foreseen since a mark was made.
+    pub(crate) fn go_back(&mut self, mark: Mark) {
+        (self.from, self.at, self.ahead, self.numbers) = mark.at;
+        self.passed = mark.passed;
+        self.back.truncate(mark.len);
+        // It may be larger since.
+        if let (Some(last), Some(was)) = (self.back.last_mut(), mark.last) {
+            *last = was;
+        }
+    }
+}
+
+/// Where a [`Forecast`] stood.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    at: (Nanos, Nanos, u64, [u64; 3]),
+    passed: usize,
+    len: usize,
+    last: Option<(u64, u64)>,
+}
+
+/// Many requests that go first, of which a policy is told no more than sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Crowd {
+    /// How many there are.
+    pub requests: u64,
+    /// How many permits they ask for, all together.
+    pub permits: u64,
+    /// What they weigh, all together; see [`Policy::weight`](super::Policy::weight).
+    pub weight: u64,
+    /// The most permits that one of them asks for.
+    pub largest: u32,
+}
+
+impl Crowd {
+    /// So many requests, with the sums of their permits and of their weights, none for more permits than the largest.
+    #[must_use]
+    pub fn new(requests: u64, permits: u64, weight: u64, largest: u32) -> Crowd {
+        Crowd { requests, permits, weight, largest }
+    }
+
+    /// In how many spans of time all of them are granted at the latest, where at most `limit` permits pass in any span, and a request waits
+    /// only if they leave no room for it. The crowd counts as a part of those that wait, so a span ends with a request that does not fit.
+    ///
+    /// Then more than `limit - largest` permits have passed in that span, and at least one request has.
+    pub(crate) fn spans(&self, limit: u64) -> u64 {
+        let passes = limit.saturating_sub(self.largest.into()).saturating_add(1);
+        self.permits.div_ceil(passes).min(self.requests)
+    }
+}

@@ -1,0 +1,139 @@
+//! Told times: when a request is due behind those in line.
+//!
+//! Where the sum of all that go first tells it, that is one look, however many there are. In a window it does not: a request that does not
+//! fit leaves room that nobody uses, so each request ahead is foreseen, in order. That costs a few nanoseconds for
+//! each, so it ends after [`FORESEEN`]. All others are a crowd of which sums are known, and are foreseen as slow as they can be: a told
+//! time may then be too late, and is never too early.
+
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::nanos::Nanos;
+use crate::policy::Crowd;
+use crate::rule::Rule;
+use crate::wait::levels::Level;
+use crate::wait::queue::{Entry, Queue, Source, State};
+use crate::wait::seats::end_of;
+
+/// So many requests are foreseen one by one, at most.
+pub(super) const FORESEEN: usize = 4096;
+
+/// Requests in line before some place, as sums.
+struct Sums<Ahead> {
+    crowd: Crowd,
+    weight: Ahead,
+}
+
+impl<R: Rule<C>, C: Timer> Queue<R, C> {
+    /// All that go before a newcomer of this priority, summed; without seats.
+    pub(crate) fn ahead(&self, rule: &R, priority: i8) -> R::Ahead {
+        let mut ahead = R::Ahead::default();
+        for level in self.levels.before(priority) {
+            rule.merge(&mut ahead, &level.ahead);
+        }
+        ahead
+    }
+
+    /// When a request at this place is due, if those ahead go first, by their sum.
+    pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
+        self.seats.due(rule, (now, now), (place, 0), ahead, ask)
+    }
+
+    /// When a newcomer is due, behind those that go before it.
+    pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
+        let (place, levels) = (end_of(priority), self.levels.before(priority));
+        let steps = self.steps(rule, levels);
+        match levels {
+            [] => self.due(rule, now, place, &R::Ahead::default(), ask),
+            [only] if steps == 0 => self.due(rule, now, place, &only.ahead, ask),
+            _ if steps == 0 => self.due(rule, now, place, &self.ahead(rule, priority), ask),
+            _ => {
+                let sum =
+                    |of: fn(&Level<R::Ahead>) -> u64| levels.iter().map(of).fold(0, u64::saturating_add);
+                let permits = sum(|level| level.sizes.permits());
+                let crowd = Crowd::new(sum(|level| level.len as u64), permits, 0, largest(levels));
+                let sums = Sums { crowd, weight: self.ahead(rule, priority) };
+                let last = self.levels.last_before(priority);
+                let end = self.entries.get(last as usize).map_or(self.head, |last| last.next);
+                self.foreseen(rule, now, (steps, end), sums, (ask, priority))
+            }
+        }
+    }
+
+    /// When an entry is due, if nothing changes: zero time from now if it is granted.
+    pub(crate) fn due_in(&self, from: &Source<'_, R>, key: u32, now: Nanos) -> Duration {
+        match &self.entries[key as usize].state {
+            State::Waiting(_) => {}
+            State::Granted(_) | State::Passed(_) => return Duration::ZERO,
+            State::Refused(_) => return Duration::MAX,
+        }
+        let rule = from.rule;
+        let Entry { ask, place, priority, .. } = &self.entries[key as usize];
+        let levels = self.levels.before(*priority);
+        let (mut weight, mut crowd) = (R::Ahead::default(), Crowd::new(0, 0, 0, largest(levels)));
+        let mut at = self.head;
+        while at != key
+            && let Some(entry) = self.entries.get(at as usize)
+        {
+            rule.add(&mut weight, &entry.ask);
+            crowd.requests += 1;
+            crowd.permits = crowd.permits.saturating_add(rule.permits(&entry.ask));
+            at = entry.next;
+        }
+        let due = match self.steps(rule, levels) {
+            0 => self.due(rule, now, *place, &weight, ask),
+            steps => self.foreseen(rule, now, (steps, key), Sums { crowd, weight }, (ask, *priority)),
+        };
+        due.saturating_since(now).as_duration()
+    }
+
+    /// How many of these have to be foreseen one by one, at most.
+    fn steps(&self, rule: &R, levels: &[Level<R::Ahead>]) -> usize {
+        if self.seats.len() > 0 || levels.is_empty() {
+            return 0;
+        }
+        // A request that has to leave some permits waits as one that asks for them.
+        let kept = self.control.reserve.is_some();
+        rule.one_by_one(if kept { u32::MAX } else { largest(levels) }).min(FORESEEN)
+    }
+
+    /// When a request is due behind all from the head to `end`, the first `steps` of which are foreseen one by one.
+    fn foreseen(
+        &self,
+        rule: &R,
+        now: Nanos,
+        (steps, end): (usize, u32),
+        sums: Sums<R::Ahead>,
+        (ask, priority): (&R::Ask, i8),
+    ) -> Nanos {
+        let Sums { mut crowd, mut weight } = sums;
+        let opens = self.control.opens;
+        if opens == Nanos::MAX {
+            return opens;
+        }
+        // Of what comes in during a pause, the stock keeps what it has room for.
+        let mut forecast = rule.forecast(now.max(opens));
+        let mut key = self.head;
+        for _ in 0..steps {
+            let Some(entry) = self.entries.get(key as usize).filter(|_| key != end) else { break };
+            let due = rule.foresee(&mut forecast, &entry.ask, self.control.kept_from(entry.priority));
+            // One that can never be had is refused when it is the first, and takes nothing.
+            if due == Nanos::MAX && self.check(rule, now, &entry.ask, entry.priority).is_ok() {
+                return due;
+            }
+            crowd.requests -= 1;
+            crowd.permits = crowd.permits.saturating_sub(rule.permits(&entry.ask));
+            rule.subtract(&mut weight, &entry.ask);
+            key = entry.next;
+        }
+        if crowd.requests > 0 {
+            rule.foresee_many(&mut forecast, &crowd, &weight);
+        }
+        rule.foresee(&mut forecast, ask, self.control.kept_from(priority))
+    }
+}
+
+/// The most permits that one of these asks for.
+fn largest<Ahead>(levels: &[Level<Ahead>]) -> u32 {
+    levels.iter().map(|level| level.sizes.largest()).max().unwrap_or(0)
+}

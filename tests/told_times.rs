@@ -1,0 +1,268 @@
+//! Told times behind requests of mixed sizes, for all policies: each request is served at the time that it was told, to the
+//! nanosecond, if nothing else happens. The limiter itself, run on, is the model.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::wait::{AcquireManyOwned, Reservation};
+use tidegate::{AnyPolicy, Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request};
+
+type Limiter = RateLimiter<AnyPolicy, ManualClock>;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Limits of at least five permits, so that each size fits.
+const POLICIES: [&str; 17] = [
+    "smooth_bursty 5/s",
+    "smooth_bursty 7/s max_burst 3s start_full",
+    "smooth_warming_up 5/s warm_up 2s",
+    "token_bucket 5/s burst 5",
+    "token_bucket 3/s burst 12",
+    "token_bucket 5/s burst 5 in_steps",
+    "token_bucket 4/s burst 6 in_steps",
+    "token_bucket 3/2s burst 7 at_wall_clock 300ms",
+    "leaky_bucket 5/s",
+    "leaky_bucket 7/s undelayed 3",
+    "fixed_window 5/s",
+    "fixed_window 8/s from_first_grant",
+    "sliding_window 5/s cells 4",
+    "sliding_window 11/s cells 3",
+    "sliding_estimate 7/s",
+    "sliding_log 5/s",
+    "sliding_log 8/s room_for 12",
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Try(u32),
+    Reserve(u32),
+    Join(u32, i8),
+    /// Within so many nanoseconds.
+    Within(u32, i8, u64),
+    Cancel(usize),
+    Advance(u64),
+    Pause(u64),
+    Resume,
+    Debit(u32),
+    Refund(u32),
+    SetRate(u32),
+    /// So many permits are kept for requests of priority 1.
+    Keep(u32),
+}
+
+fn some_acts() -> impl Strategy<Value = Vec<Act>> {
+    let priority = || -1i8..2;
+    let act = prop_oneof![
+        3 => (1u32..6).prop_map(Act::Try),
+        6 => (1u32..6).prop_map(Act::Reserve),
+        6 => (1u32..6, priority()).prop_map(|(n, priority)| Act::Join(n, priority)),
+        4 => (1u32..6, priority(), 0..8 * SECOND).prop_map(|(n, p, within)| Act::Within(n, p, within)),
+        3 => any::<usize>().prop_map(Act::Cancel),
+        4 => (0..SECOND / 2).prop_map(Act::Advance),
+        1 => (0..3 * SECOND).prop_map(Act::Advance),
+        1 => (0..3 * SECOND).prop_map(Act::Pause),
+        1 => Just(Act::Resume),
+        1 => (1u32..8).prop_map(Act::Debit),
+        1 => (1u32..8).prop_map(Act::Refund),
+        1 => (5u32..13).prop_map(Act::SetRate),
+        1 => (0u32..3).prop_map(Act::Keep),
+    ];
+    vec(act, 1..60)
+}
+
+type Future = Pin<Box<AcquireManyOwned<AnyPolicy, ManualClock>>>;
+
+enum Waiting {
+    Reservation(Reservation<AnyPolicy, ManualClock>),
+    Future(Future),
+}
+
+impl Waiting {
+    /// The answer, if it is there.
+    fn look(&mut self) -> Option<Result<(), Refusal>> {
+        match self {
+            Waiting::Reservation(reservation) => reservation.claim().then_some(Ok(())),
+            Waiting::Future(future) => match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(answer) => Some(answer.map(drop)),
+                Poll::Pending => None,
+            },
+        }
+    }
+}
+
+struct Line {
+    limiter: Limiter,
+    clock: ManualClock,
+    waiting: Vec<Waiting>,
+}
+
+impl Line {
+    fn new(policy: &str) -> Line {
+        let clock = ManualClock::new();
+        let policy: AnyPolicy = policy.parse().expect("a policy");
+        Line { limiter: RateLimiter::with_clock(policy, clock.clone()), clock, waiting: Vec::new() }
+    }
+
+    fn future(&self, request: Request) -> Future {
+        Box::pin(self.limiter.clone().acquire_with_owned(request))
+    }
+
+    /// Polls a request once, and keeps it if it waits.
+    fn join(&mut self, request: Request) -> Option<Result<(), Refusal>> {
+        let mut waiting = Waiting::Future(self.future(request));
+        let answer = waiting.look();
+        if answer.is_none() {
+            self.waiting.push(waiting);
+        }
+        answer
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Try(n) => drop(self.limiter.try_acquire_many(n)),
+            Act::Reserve(n) => {
+                if let Ok(reservation) = self.limiter.reserve(n) {
+                    self.waiting.push(Waiting::Reservation(reservation));
+                }
+            }
+            Act::Join(n, priority) => drop(self.join(Request::permits(n).priority(priority))),
+            Act::Within(n, priority, within) => {
+                let within = Duration::from_nanos(within);
+                self.join(Request::permits(n).priority(priority).within(within));
+            }
+            Act::Cancel(_) if self.waiting.is_empty() => {}
+            Act::Cancel(index) => drop(self.waiting.remove(index % self.waiting.len())),
+            Act::Advance(span) => {
+                self.clock.advance(Duration::from_nanos(span));
+                self.waiting.retain_mut(|waiting| waiting.look().is_none());
+            }
+            Act::Pause(span) => self.limiter.pause_for(Duration::from_nanos(span)),
+            Act::Resume => drop(self.limiter.resume()),
+            Act::Debit(n) => self.limiter.debit(n),
+            Act::Refund(n) => self.limiter.refund(n),
+            Act::SetRate(permits) => self.limiter.set_rate(Rate::per_second(permits.into())),
+            Act::Keep(permits) => self.limiter.set_reserve(permits, 1),
+        }
+    }
+
+    /// Asks for the time at which a request would be due, and joins with exactly so much time. Returns the time.
+    fn join_just(&mut self, request: Request) -> Option<Nanos> {
+        let retry_after = match self.limiter.try_acquire_with(request) {
+            Err(refusal) => refusal.retry_after().filter(|after| *after < Duration::MAX)?,
+            Ok(()) => return None,
+        };
+        let now = self.clock.now();
+        let due = now.saturating_add(Nanos::from_duration(retry_after));
+        let just = request.within(retry_after);
+        if let Some(shorter) = retry_after.checked_sub(Duration::from_nanos(1)) {
+            let answer = self.join(request.within(shorter));
+            if self.limiter.policy().max_wait_is_no_limit() {
+                let limited = Err(Refusal::Limited { retry_after: Nanos::new(1) });
+                assert_eq!(answer, Some(limited), "a nanosecond less is refused");
+            }
+        }
+        match self.join(just) {
+            None => Some(due),
+            Some(answer) => panic!("accepted for {retry_after:?}, and told {answer:?}"),
+        }
+    }
+}
+
+trait Unbounded {
+    fn max_wait_is_no_limit(&self) -> bool;
+}
+
+impl<P: tidegate::Policy> Unbounded for P {
+    fn max_wait_is_no_limit(&self) -> bool {
+        self.max_wait() == Duration::MAX
+    }
+}
+
+/// Runs on. Each of these is served at its time, and not a nanosecond earlier.
+fn check(line: &mut Line, mut told: Vec<(Nanos, Waiting)>) {
+    told.sort_by_key(|(due, _)| *due);
+    for (due, mut waiting) in told {
+        if due == Nanos::MAX {
+            break;
+        }
+        let before = Nanos::new(due.as_u64().saturating_sub(1));
+        let span = |until: Nanos| until.saturating_since(line.clock.now()).as_duration();
+        if before > line.clock.now() {
+            line.clock.advance(span(before));
+            assert_eq!(waiting.look(), None, "told {due:?}, and has an answer at {before:?}");
+        }
+        line.clock.advance(span(due));
+        assert_eq!(waiting.look(), Some(Ok(())), "told {due:?}");
+        // Also the others, so that each is looked at in time.
+        line.waiting.retain_mut(|waiting| waiting.look().is_none());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_request_is_served_at_the_time_that_it_was_told(
+        policy in prop::sample::select(&POLICIES[..]),
+        acts in some_acts(),
+        sizes in vec(1u32..6, 3),
+    ) {
+        let mut line = Line::new(policy);
+        acts.into_iter().for_each(|act| line.act(act));
+        let mut told = Vec::new();
+        // The important first, so that none of them goes before another.
+        for (n, priority) in sizes.into_iter().zip([1, 0, -1]) {
+            if let Some(due) = line.join_just(Request::permits(n).priority(priority)) {
+                told.push((due, line.waiting.pop().expect("it waits")));
+            }
+        }
+        let now = line.clock.now();
+        let (reservations, others): (Vec<_>, Vec<_>) = std::mem::take(&mut line.waiting)
+            .into_iter()
+            .partition(|waiting| matches!(waiting, Waiting::Reservation(_)));
+        line.waiting = others;
+        for waiting in reservations {
+            let Waiting::Reservation(reservation) = &waiting else { continue };
+            let due = now.saturating_add(Nanos::from_duration(reservation.due_in()));
+            told.push((due, waiting));
+        }
+        check(&mut line, told);
+    }
+}
+
+fn limiter(policy: &str) -> (Line, ManualClock) {
+    let line = Line::new(policy);
+    let clock = line.clock.clone();
+    (line, clock)
+}
+
+#[test]
+fn a_window_has_room_for_whole_requests_only() {
+    // A sum of six permits ahead was taken to fill one window of five and a part of the next.
+    for policy in
+        ["fixed_window 5/s", "sliding_window 5/s cells 1", "sliding_estimate 5/s", "sliding_log 5/s"]
+    {
+        let (mut line, clock) = limiter(policy);
+        assert_eq!(line.limiter.try_acquire_many(5), Ok(()));
+        let reservations: Vec<_> = (0..3).map(|_| line.limiter.reserve(3).expect("a place")).collect();
+        let told: Vec<_> = reservations.iter().map(Reservation::due_in).collect();
+        let due = |span: &Duration| clock.now().saturating_add(Nanos::from_duration(*span));
+        let told = told.iter().map(due).zip(reservations.into_iter().map(Waiting::Reservation)).collect();
+        check(&mut line, told);
+    }
+}
+
+#[test]
+fn a_leaky_bucket_that_was_paused_lets_one_request_pass_and_not_all() {
+    let (mut line, clock) = limiter("leaky_bucket 5/s");
+    line.limiter.pause_for(Duration::from_secs(2));
+    let within = |span| Request::permits(1).within(span);
+    let accepted = (0..1000).filter(|_| line.join(within(Duration::from_millis(2500))).is_none()).count();
+    assert_eq!(accepted, 3);
+    clock.advance(Duration::from_millis(2500));
+    let answers: Vec<_> = line.waiting.iter_mut().map(Waiting::look).collect();
+    assert_eq!(answers, [Some(Ok(())), Some(Ok(())), Some(Ok(()))]);
+}
