@@ -120,6 +120,14 @@ impl<P: Policy> Policy for ForKey<P> {
         self.policy.status(state, at)
     }
 
+    fn is_fresh(&self, state: &P::State, at: Nanos) -> bool {
+        self.policy.is_fresh(state, at)
+    }
+
+    fn start_again(&self, now: Nanos) -> P::State {
+        self.policy.start_again(now)
+    }
+
     fn catches_up(&self) -> bool {
         self.policy.catches_up()
     }

@@ -256,6 +256,18 @@ impl Policy for AnyPolicy {
         each!(self, state, policy, state, plain => policy.status(state, at), else nothing)
     }
 
+    fn is_fresh(&self, state: &AnyState, at: Nanos) -> bool {
+        each!(self, state, policy, state, plain => policy.is_fresh(state, at), else false)
+    }
+
+    fn start_again(&self, now: Nanos) -> AnyState {
+        match self {
+            AnyPolicy::SmoothWarmingUp(policy) => AnyState(State::WarmingUp(policy.start_again(now))),
+            // The others start as they are when they come back.
+            _ => self.start(now),
+        }
+    }
+
     fn catches_up(&self) -> bool {
         each!(self, policy => policy.catches_up())
     }

@@ -554,6 +554,14 @@ impl Bucket {
         }
     }
 
+    /// Whether the bucket holds all that it can hold. A full bucket may lack a part of a permit
+    /// that no single request sees; a fresh one does not, since a new bucket has that part.
+    pub(crate) fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
+        let (numbers, _) = self.numbers_and_more();
+        numbers.is_unlimited()
+            || numbers.own(Cell::load(&state.zero)) <= numbers.tick(at).saturating_sub(numbers.saved)
+    }
+
     /// The tokens with their fraction; negative in debt.
     pub(crate) fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
         let (numbers, more) = self.numbers_and_more();

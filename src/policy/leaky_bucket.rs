@@ -276,6 +276,10 @@ impl Policy for LeakyBucket {
         self.bucket.status(state, at)
     }
 
+    fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
+        self.bucket.is_fresh(state, at)
+    }
+
     fn max_wait(&self) -> Duration {
         match self.height() {
             Height::Endless => Duration::MAX,

@@ -228,6 +228,26 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// What could be had at the time `at`: a snapshot that may be outdated when it returns.
     fn status(&self, state: &Self::State, at: Nanos) -> PolicyStatus;
 
+    /// Whether a state is as good as new at the time `at`: full, with nothing owed or counted. A
+    /// `KeyedRateLimiter` may forget a key whose state is.
+    ///
+    /// A policy must say no while [`start_again`](Policy::start_again) would grant one permit more
+    /// than the state does. Unless a policy says otherwise, a state is fresh when its
+    /// [`status`](Policy::status) says that the limiter is full.
+    fn is_fresh(&self, state: &Self::State, at: Nanos) -> bool {
+        self.status(state, at).full_at <= at
+    }
+
+    /// The state of a key of a `KeyedRateLimiter` that comes for the
+    /// first time, or again after it was forgotten: the limiter cannot tell which.
+    ///
+    /// It is the state of [`start`](Policy::start), unless that grants more than a state that is
+    /// [fresh](Policy::is_fresh). A policy whose start is better than its rest must give the state
+    /// at rest here. Otherwise a key would gain permits each time it is forgotten.
+    fn start_again(&self, now: Nanos) -> Self::State {
+        self.start(now)
+    }
+
     /// Whether a grant that came late, because a timer was late, may be charged as of the time it was due.
     ///
     /// That keeps the average exact where permits come in at a rate. A policy that counts grants in a span says no: its

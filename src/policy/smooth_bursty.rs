@@ -357,6 +357,11 @@ impl Policy for SmoothBursty {
         self.rate.rate()
     }
 
+    /// Not at rate zero, at which a stock does not fill, although the time passes by which it would.
+    fn is_fresh(&self, state: &BurstyState, at: Nanos) -> bool {
+        !self.rate.is_zero() && self.status(state, at).full_at <= at
+    }
+
     fn status(&self, state: &BurstyState, at: Nanos) -> PolicyStatus {
         let zero = Cell::load(&state.zero);
         let at = ticks::from_nanos(at);

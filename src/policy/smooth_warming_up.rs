@@ -233,6 +233,9 @@ impl SmoothWarmingUp {
     }
 
     /// Starts warm, at the full rate.
+    ///
+    /// Each key of a `KeyedRateLimiter` starts cold all the same, since that limiter cannot tell
+    /// a new key from one that rested and was forgotten.
     #[must_use]
     pub fn start_warm(self) -> SmoothWarmingUp {
         SmoothWarmingUp { start_warm: true, ..self }
@@ -507,6 +510,20 @@ impl Policy for SmoothWarmingUp {
 
     fn rate(&self) -> Rate {
         self.rate.rate()
+    }
+
+    /// A key at rest is cold. One that is forgotten while it is warm would have to warm up again.
+    fn is_fresh(&self, state: &WarmingUpState, at: Nanos) -> bool {
+        let (word, tick) = (Word::decode(Cell::load(&state.word)), ticks::from_nanos(at));
+        let interval = self.rate.interval();
+        word.next <= tick
+            && (interval.is_unlimited() || self.idled(word, tick, interval).coldness == self.warm_up)
+    }
+
+    /// Cold, as a key at rest, also if a limiter would start warm.
+    fn start_again(&self, now: Nanos) -> WarmingUpState {
+        let word = Word { coldness: self.warm_up, next: ticks::from_nanos(now) };
+        WarmingUpState { word: AtomicU128::new(word.encode()) }
     }
 
     fn status(&self, state: &WarmingUpState, at: Nanos) -> PolicyStatus {

@@ -270,6 +270,10 @@ impl Policy for TokenBucket {
         self.bucket.status(state, at)
     }
 
+    fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
+        self.bucket.is_fresh(state, at)
+    }
+
     fn anchored(self, unix_time_at_zero: Duration) -> TokenBucket {
         TokenBucket { bucket: self.bucket.anchored(unix_time_at_zero) }
     }
