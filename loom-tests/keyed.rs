@@ -9,7 +9,7 @@ use super::support::{LoomClock, Woken, model};
 use crate::clock::Clock;
 use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
-use crate::keyed::table::{Found, Table};
+use crate::keyed::table::{Found, Line, Table};
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
@@ -120,7 +120,9 @@ fn broken_two_first_takes_find_one_key() {
         let policy = keys.policy();
         let state = policy.start(Nanos::ZERO);
         let taken = take(&policy, &state);
-        write(&keys.shards[0]).known.insert_unique(1, (1, state), |_| 1);
+        let mut shard = write(&keys.shards[0]);
+        shard.known.reserve(|_| 1);
+        shard.known.insert(1, 1, state);
         taken
     });
 }
@@ -153,16 +155,15 @@ fn broken_a_state_moves_into_a_line_whole() {
     });
 }
 
-/// A line that is not needed any more is turned back into a state while somebody finds it, and waits in it.
-#[test]
-fn a_line_in_which_somebody_waits_stays() {
-    model(|| {
+/// A line that is not needed any more is turned back into a state while a request finds it, and waits in it.
+fn settling_against_a_wait(settle: fn(&Keys)) {
+    model(move || {
         let (keys, clock) = keys(2);
         assert_eq!(keys.try_acquire(&1, 1), Ok(()));
         drop(keys.own_line(&1));
         let other = {
             let keys = keys.clone();
-            thread::spawn(move || keys.sweep_all())
+            thread::spawn(move || settle(&keys))
         };
         let mut wait = Box::pin({
             let keys = keys.clone();
@@ -180,6 +181,67 @@ fn a_line_in_which_somebody_waits_stays() {
         clock.set(SECOND);
         assert!(keys.try_acquire(&1, 1).is_err(), "the permit is that of the one who waited");
         assert!(wait.as_mut().poll(&mut context).is_ready());
+    });
+}
+
+#[test]
+fn a_line_in_which_a_request_waits_stays() {
+    settling_against_a_wait(|keys| keys.sweep_all());
+}
+
+#[test]
+fn a_line_in_which_a_request_waits_is_not_settled_by_a_call() {
+    settling_against_a_wait(|keys| drop(keys.line_of_a_call(&1)));
+}
+
+#[test]
+fn a_state_moves_into_a_line_and_back_whole() {
+    moving_against_a_take(|keys| keys.line_of_a_call(&1).is_ok_and(|line| line.try_acquire().is_ok()));
+}
+
+/// Two calls use the line of a key at the same time: the one that ends last settles it.
+fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
+    model(move || {
+        let (keys, _) = keys(2);
+        assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+        let mine = keys.own_line(&1).expect("there is room");
+        let other = {
+            let (keys, line) = (keys.clone(), mine.clone());
+            thread::spawn(move || leave(&keys, line))
+        };
+        leave(&keys, mine);
+        other.join().expect("no panic");
+        assert!(read(&keys.shards[0]).lines.is_empty(), "settled");
+        assert!(keys.try_acquire(&1, 1).is_err());
+        assert_eq!(keys.len(), 1);
+    });
+}
+
+fn number(line: &Line<TokenBucket, LoomClock>) -> u64 {
+    line.gate().number
+}
+
+#[test]
+fn the_last_call_settles_a_line() {
+    two_calls_leave(|keys, line| {
+        let number = number(&line);
+        drop(line);
+        keys.leave(keys.hash_of(&1), number);
+    });
+}
+
+/// Looks for other handles before it gives up its own.
+#[test]
+#[should_panic = "settled"]
+fn broken_the_last_call_settles_a_line() {
+    two_calls_leave(|keys, line| {
+        let number = number(&line);
+        let is_last = Arc::strong_count(line.gate()) == 2;
+        thread::yield_now();
+        drop(line);
+        if is_last {
+            keys.leave(keys.hash_of(&1), number);
+        }
     });
 }
 
@@ -218,7 +280,7 @@ fn a_new_key_begins_before_a_change_or_after_it() {
 
 /// Changes the states in one section.
 fn change_states(keys: &Keys, old: &TokenBucket) {
-    for (_, state) in &write(&keys.shards[0]).known {
+    for (_, state) in write(&keys.shards[0]).known.iter() {
         old.clone().change(state, Nanos::ZERO, Change::rate(SLOWER)).expect("fits");
     }
 }
@@ -291,7 +353,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
     changing_against_lines(
         |keys| {
             let mut after = After::new();
-            for (_, line) in &write(&keys.shards[0]).lines {
+            for (_, line) in write(&keys.shards[0]).lines.iter() {
                 line.gate().follow(Change::rate(SLOWER), Nanos::ZERO, &mut after);
             }
             let old = keys.policy();

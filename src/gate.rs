@@ -136,11 +136,15 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         }
     }
 
-    /// The same, told of to whoever watches all keys.
+    /// Sets the observer of all keys, before the gate is shared. Runs no foreign code.
     #[cfg(feature = "keyed")]
-    pub(crate) fn watched_by(self, all: Arc<dyn Events>) -> Self {
-        self.with_queue(|queue, _, _| queue.control.watched = true);
-        Gate { events: Watchers::new(Some(all)), ..self }
+    pub(crate) fn watched_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
+        if all.is_some() {
+            lock(&self.queue).control.watched = true;
+            self.front = AtomicUsize::new(WATCHED);
+            self.events = Watchers::new(all);
+        }
+        self
     }
 
     /// Takes what is asked for now or not at all.

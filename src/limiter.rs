@@ -81,6 +81,11 @@ pub struct Status {
     pub paused_for: Duration,
 }
 
+/// A limiter without its state.
+#[cfg(feature = "keyed")]
+pub(crate) type Rest<P, C> =
+    (P, C, crate::sync::Mutex<crate::wait::queue::Queue<Single<P>, C>>, crate::events::Watchers);
+
 /// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a busy executor more.
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(10);
 
@@ -139,7 +144,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         all: Option<Arc<dyn crate::events::Events>>,
     ) -> Self {
         let gate = Gate::new(Single::with_state(policy, state), clock, CATCH_UP);
-        RateLimiter { gate: Arc::new(if let Some(all) = all { gate.watched_by(all) } else { gate }) }
+        RateLimiter { gate: Arc::new(gate.watched_by(all)) }
     }
 
     /// Whether nobody else has this limiter, nobody waits, and nothing was set but by its policy.
@@ -154,11 +159,14 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self.gate.rule.state
     }
 
-    /// The state, unless somebody else has this limiter.
+    /// The state that it goes on with, and the rest of it, unless another handle to this limiter
+    /// exists. The rest runs foreign code when it is dropped.
     #[cfg(feature = "keyed")]
-    pub(crate) fn into_state(self) -> Result<P::State, Self> {
+    pub(crate) fn into_state(self) -> Result<(P::State, Rest<P, C>), Self> {
         let gate = Arc::try_unwrap(self.gate).map_err(|gate| RateLimiter { gate })?;
-        Ok(gate.rule.into_state())
+        let Gate { rule, clock, queue, events, .. } = gate;
+        let (policy, state) = rule.into_parts();
+        Ok((state, (policy, clock, queue, events)))
     }
 
     pub(crate) fn gate(&self) -> &Arc<Gate<Single<P>, C>> {

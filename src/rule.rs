@@ -144,8 +144,8 @@ impl<P: Policy> Single<P> {
     }
 
     #[cfg(feature = "keyed")]
-    pub(crate) fn into_state(self) -> P::State {
-        self.state.0
+    pub(crate) fn into_parts(self) -> (P, P::State) {
+        (self.policy, self.state.0)
     }
 
     /// The most permits that can be had at once if so many are kept.

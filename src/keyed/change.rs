@@ -23,6 +23,9 @@
 //! **Locks.** The mutex, then a shard, then a queue; never another way round. Wakers and alarms are foreign code. They are left in an [`After`], which is worked off
 //! when no lock is held.
 //!
+//! **Panics.** A policy is foreign code, and its panic goes on when all is done. One that panics for a state or a line does not keep the others
+//! from their change. One that panics for the policy of a shard leaves that shard as it was.
+//!
 //! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the lines in a section apart; and by
 //! `tests/keyed_change.rs`, against a plain limiter for each key.
 
@@ -37,7 +40,7 @@ use crate::gate::Gate;
 use crate::nanos::Nanos;
 use crate::policy::{Change, Policy};
 use crate::rule::Single;
-use crate::sync::{lock, write};
+use crate::sync::{ShardLock, lock, write};
 use crate::wait::after::After;
 
 impl<K, P, C> Table<K, P, C>
@@ -57,7 +60,7 @@ where
             let (policy, now) = (self.policy(), self.clock.now());
             policy.change(&policy.start(now), now, change)?;
             for shard in &self.shards {
-                self.change_shard(&mut write(shard), change, &mut after);
+                self.change_shard(shard, change, &mut after);
             }
             self.overflow.gate().follow(change, self.clock.now(), &mut after);
         }
@@ -66,23 +69,27 @@ where
     }
 
     /// The same for the keys of one shard, at one time.
-    fn change_shard(&self, shard: &mut Shard<K, P, C>, change: Change, after: &mut After<C>) {
-        let at = self.clock.now();
+    fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, after: &mut After<C>) {
+        let shard = &mut *write(lock);
+        let (at, old) = (self.clock.now(), shard.policy.clone());
         // A policy changes itself together with one state, so each state needs one that was not changed yet. It was tried before
         // whether this is an error.
         let changed = |state: &P::State| {
-            let policy = P::clone(&shard.policy);
+            let policy = P::clone(&old);
             let _ = policy.change(state, at, change);
             policy
         };
+        // A policy that panics here leaves its shard as it is.
+        let Some(new) = after.run(|| changed(&old.start(at))) else { return };
         // They go first, since permits are taken from them meanwhile.
-        for (_, line) in &shard.lines {
-            line.gate().follow(change, at, after);
+        for (_, line) in shard.lines.iter() {
+            after.run_with(|after| line.gate().follow(change, at, after));
         }
-        for (_, state) in &shard.known {
-            changed(state);
+        for (_, state) in shard.known.iter() {
+            after.run(|| drop(changed(state)));
         }
-        shard.policy = Arc::new(changed(&shard.policy.start(at)));
+        shard.policy = Arc::new(new);
+        after.drops.push(Box::new(old));
     }
 }
 

@@ -2,6 +2,9 @@
 
 mod change;
 mod for_key;
+mod forget;
+mod removed;
+pub(crate) mod slots;
 pub(crate) mod table;
 
 pub use for_key::ForKey;
@@ -24,12 +27,17 @@ use crate::wait::Reservation;
 
 /// A limiter for each key: the same policy for all, a state of its own for each, and never more than so many keys.
 ///
-/// A key is known from its first request on, and begins as a new limiter would. Once it is as good as new again, full and with nothing
-/// owed or counted, it may be forgotten: nobody can tell the difference. (With a policy that starts empty, such as
-/// [`SmoothBursty`](crate::SmoothBursty), the difference is that it starts empty again, and with
-/// [`SmoothWarmingUp`](crate::SmoothWarmingUp) that it is as warm or cold as a new one.) A key that is limited is never
-/// forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest). Forgetting is done by the calls themselves, a few places of the
-/// table at each new key: there is no thread, no timer, and nothing to call.
+/// A key is known from its first request on, and begins as a new limiter would. Once it is as good as
+/// new again, full and with nothing owed or counted, it may be forgotten. It is forgotten when a new
+/// key needs its place, or when it has been as good as new for a minute and new keys come. A key
+/// that is limited is never forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest).
+/// Forgetting is done by the calls themselves, a few places of the table at each new key: there is
+/// no thread, no timer, and nothing to call.
+///
+/// A key that comes back after it was forgotten never has more than if it had stayed. With a policy
+/// that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), it starts empty again. With
+/// [`SmoothWarmingUp`](crate::SmoothWarmingUp) each key starts cold, also if the policy would
+/// [start warm](crate::SmoothWarmingUp::start_warm).
 ///
 /// | call | permits not due now |
 /// |---|---|
@@ -57,7 +65,8 @@ use crate::wait::Reservation;
 ///
 /// A known key costs its state and itself, with what the table has free in between: about 21 bytes for a `u64` and a
 /// [`TokenBucket`] when the limiter is full, up to twice that before. A key for which somebody waits, or of which somebody has the
-/// [`limiter`](KeyedRateLimiter::limiter), costs a limiter, some 1200 bytes, until nobody does any more.
+/// [`limiter`](KeyedRateLimiter::limiter), costs a limiter, some 2200 bytes. The last wait that ends gives them back. What a
+/// [`limiter`](KeyedRateLimiter::limiter) or a reservation leaves is given back by the next call for that key, or step by step by new keys.
 ///
 /// A request for a known key takes the shared side of the lock of a small part of the table, where those who look do not
 /// disturb each other. It waits only while a key is added to that part or forgotten, well below a microsecond, or while
@@ -87,8 +96,9 @@ use crate::wait::Reservation;
 ///
 /// # Keys
 ///
-/// Keys are hashed with a seed of its own for each limiter. `Hash`, `Eq`, `Clone` and `Drop` of a key run while the table is locked and
-/// must not call the limiter.
+/// Keys are hashed with a seed of its own for each limiter. `Eq` of a key, `Hash` of the keys that are known, and `Clone` when they are
+/// [listed](KeyedRateLimiter::iter) run while a part of the table is locked, and must not call the limiter. `Drop` of a key may. Any of them may
+/// panic: the panic reaches the call that ran it, and no key is lost or counted twice.
 ///
 /// # Fairness
 ///
@@ -517,7 +527,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.line(key)?.debit(n);
+        self.table.line_of_a_call(key)?.debit(n);
         Ok(())
     }
 
@@ -577,12 +587,12 @@ where
         self.table.shards().flat_map(move |keys| keys.into_iter().filter_map(status))
     }
 
-    /// Forgets all keys that are as good as new, at once. There is no need to: new keys do it step by step.
+    /// Forgets all keys that are as good as new, at once, and gives memory back. There is no need to: new keys take their places.
     pub fn sweep(&self) {
         self.table.sweep_all();
     }
 
-    /// How many keys are known.
+    /// How many keys are known, those included that are as good as new and were not forgotten yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.len()

@@ -8,6 +8,8 @@
 //! | known: a state in the table | its state and the key | a line, when somebody has to wait or asks for its limiter; nowhere, when it is as good as new |
 //! | a line: a whole limiter | a limiter | known or nowhere again, when nobody waits, nobody has the limiter, and nothing was set for this key |
 //!
+//! `keyed/forget.rs` has the ways back: when a key is forgotten, and when a line becomes a known key again.
+//!
 //! The state itself moves from the table into the line and back. So there is one state per key at any time, and whoever has a line
 //! needs no look into the table.
 //!
@@ -25,7 +27,7 @@
 //! **No permit is lost or doubled by forgetting.** A key is judged and forgotten in one exclusive section. A grant before it is in
 //! the state that is judged; a request after it does not find the key and adds it anew, as good as it was.
 //!
-//! **Two first requests of a key.** Whoever comes second looks again under the exclusive lock, and finds it.
+//! **Two first requests of a key.** The second request looks again under the exclusive lock, and finds the key.
 //!
 //! **Nobody overtakes.** A waiter's line is in the table before its first poll returns. A request that begins later takes the shard's lock
 //! later, finds the line, and goes behind by the promise of the gate.
@@ -38,21 +40,38 @@
 //! **Readers do not disturb each other.** The lock is crossbeam's `ShardedLock`: a thread that looks writes to a line of its own.
 //! `docs/DESIGN.md` has the comparison with other maps.
 //!
-//! **Foreign code.** `Hash`, `Eq`, `Clone` and `Drop` of keys, policies and clocks run under these locks; wakers, timers and those who watch never do. A queue's lock is
-//! taken while a shard is locked, and never the other way round.
+//! **Foreign code.** The table calls the code of its keys, its policy, its clock and its observer.
+//!
+//! | code | runs under a lock | if it panics |
+//! |---|---|---|
+//! | `Hash` of the key that is asked for, `Clone` of a new key | no | nothing has changed |
+//! | `Drop` of a key, a state, a limiter | no: `keyed/removed.rs` | the others are dropped, then the panic goes on |
+//! | `Eq` of keys; `Clone` of keys by `iter` | of a shard | nothing has changed |
+//! | `Hash` of the known keys, when their table grows | of a shard, exclusive | nothing has changed: `keyed/slots.rs` |
+//! | policies, clocks | of a shard | a key that was not added is not counted |
+//! | wakers, timers, observers | no | the panic goes on |
+//!
+//! So an entry that is in a table is counted once, and one that is not is not counted: the count
+//! is raised just before an entry goes in and lowered as soon as it is out, with no foreign code
+//! between that a guard does not answer for.
+//!
+//! A queue's lock is taken while a shard is locked, and never the other way round.
 //!
 //! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do not look again, that leave the
 //! state where it was.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::DefaultHashBuilder;
 
 use super::WhenKeysFull;
 use super::for_key::ForKey;
+use super::removed::Removed;
+use super::slots::Slots;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::events::{Events, report};
@@ -61,6 +80,7 @@ use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::request::Request;
 use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
+use crate::wait::after::run_in_drop;
 
 /// The places of a shard when all keys are there, at least: growing a table of so many stops nobody for long.
 const PLACES: usize = 4096;
@@ -68,26 +88,23 @@ const PLACES: usize = 4096;
 /// The most shards. More would be locks that are not in the processor's nearest cache; fewer, larger ones take longer to grow.
 const MOST_SHARDS: usize = 64;
 
-/// A table that is used up by places of forgotten keys is made anew, instead of twice as large, if that frees so many.
-const SPARE: usize = 64;
+/// How many places are searched for a key that may be forgotten, when there is no room.
+pub(super) const SEARCH: usize = 64;
 
-/// How many places each new key looks at for others that may be forgotten. Two would keep up; more forgets sooner.
-const SWEEP: usize = 4;
-
-/// How many places a new key looks at when there is no room.
-const SEARCH: usize = 64;
+/// How often a request makes room before it gives up, if other requests take the room each time.
+const TRIES: usize = 8;
 
 /// The keys of one limiter.
 pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) clock: C,
-    hasher: DefaultHashBuilder,
+    pub(super) hasher: DefaultHashBuilder,
     pub(crate) shards: Box<[ShardLock<Shard<K, P, C>>]>,
     /// How many keys there are, those included that are being added.
-    count: AtomicUsize,
+    pub(super) count: AtomicUsize,
     pub(crate) max_keys: usize,
     pub(crate) when_full: WhenKeysFull,
     /// The shard in which a key without room looks next.
-    hand: AtomicUsize,
+    pub(super) hand: AtomicUsize,
     /// Of all keys without room, if they share one.
     pub(super) overflow: Line<P, C>,
     /// Held by whoever changes the policy of all keys: so each shard goes through the same changes in the same order.
@@ -99,40 +116,13 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
     /// Of all keys that have none of their own. It belongs to the states, and changes together with them, under the lock.
     pub(crate) policy: Arc<P>,
-    pub(crate) known: HashTable<(K, P::State)>,
-    pub(crate) lines: HashTable<(K, Line<P, C>)>,
-    /// The place at which sweeping goes on. Also moved by those who only look, and where it stands does not matter to anybody.
-    known_hand: AtomicUsize,
-    lines_hand: usize,
+    pub(crate) known: Slots<K, P::State>,
+    pub(crate) lines: Slots<K, Line<P, C>>,
 }
 
 impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     fn new(policy: Arc<P>) -> Self {
-        Shard {
-            policy,
-            known: HashTable::new(),
-            lines: HashTable::new(),
-            known_hand: AtomicUsize::new(0),
-            lines_hand: 0,
-        }
-    }
-
-    /// The next so many places, each once.
-    fn peek_places(&self, places: usize) -> impl Iterator<Item = usize> + use<K, P, C> {
-        let (all, first) = (self.known.num_buckets(), self.known_hand.load(Ordering::Relaxed));
-        (0..places.min(all)).map(move |i| first.wrapping_add(i) % all)
-    }
-
-    fn skip_places(&self, places: usize) {
-        let places = places.min(self.known.num_buckets());
-        self.known_hand.fetch_add(places, Ordering::Relaxed);
-    }
-
-    /// The same, and goes on after them.
-    fn next_places(&self, places: usize) -> impl Iterator<Item = usize> + use<K, P, C> {
-        let next = self.peek_places(places);
-        self.skip_places(places);
-        next
+        Shard { policy, known: Slots::new(), lines: Slots::new() }
     }
 }
 
@@ -146,7 +136,7 @@ fn shards(max_keys: usize) -> usize {
     shards.max(few).max(1)
 }
 
-/// Where a key is, for whoever has to do with it.
+/// Where a key is.
 pub(crate) enum Found<T, L> {
     /// Its state was used.
     Known(T),
@@ -156,13 +146,51 @@ pub(crate) enum Found<T, L> {
     Nowhere,
 }
 
-type Line<P, C> = RateLimiter<ForKey<P>, C>;
+pub(crate) type Line<P, C> = RateLimiter<ForKey<P>, C>;
 
 /// What a request was told, or the line that it has to ask.
 type Asked<P, C> = Found<Result<(), Refusal>, Line<P, C>>;
 
 /// A key, and what it could have or whom to ask.
 type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
+
+/// How far a request that may need a place for its key got under the lock.
+enum Step<T> {
+    Done(T),
+    /// It needs a key to keep, which is cloned without the lock.
+    Key,
+    /// It needs a place.
+    Room,
+}
+
+/// A line that a call uses. When the call ends, and nothing else needs the line, its key becomes a
+/// known one again.
+pub(crate) struct Visit<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
+    /// It is dropped first.
+    line: Line<P, C>,
+    _leave: Leave<'a, K, P, C>,
+}
+
+struct Leave<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
+    table: &'a Table<K, P, C>,
+    hash: u64,
+    /// The number of the line's gate.
+    number: u64,
+}
+
+impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for Visit<'_, K, P, C> {
+    type Target = Line<P, C>;
+
+    fn deref(&self) -> &Line<P, C> {
+        &self.line
+    }
+}
+
+impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Drop for Leave<'_, K, P, C> {
+    fn drop(&mut self) {
+        run_in_drop(|| self.table.leave(self.hash, self.number));
+    }
+}
 
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// How many keys there are.
@@ -195,7 +223,7 @@ where
     ) -> Self {
         let policy = Arc::new(policy.anchored(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
-        let overflow = line(&*policy, state, clock.clone(), None);
+        let overflow = line(P::clone(&policy), state, clock.clone(), None);
         Table {
             clock,
             hasher: DefaultHashBuilder::default(),
@@ -214,13 +242,17 @@ where
     pub(crate) fn watched_by(self, events: Option<Arc<dyn Events>>) -> Self {
         let policy = self.policy();
         let state = policy.start(self.clock.now());
-        let overflow = line(&policy, state, self.clock.clone(), events.clone());
+        let overflow = line(policy, state, self.clock.clone(), events.clone());
         Table { overflow, events, ..self }
+    }
+
+    pub(crate) fn hash_of<Q: Hash + ?Sized>(&self, key: &Q) -> u64 {
+        self.hasher.hash_one(key)
     }
 
     /// The shard of a hash. Its tables take the lowest bits for places and the highest seven for tags, so this takes those between.
     #[inline]
-    fn shard(&self, hash: u64) -> &ShardLock<Shard<K, P, C>> {
+    pub(super) fn shard(&self, hash: u64) -> &ShardLock<Shard<K, P, C>> {
         let middle = (hash >> 20) & u64::from(u32::MAX);
         // Below the number of shards.
         #[allow(clippy::cast_possible_truncation)]
@@ -235,57 +267,58 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.attempt(key, n, false)
-    }
-
-    /// Takes `n` permits of a key, or returns the line to wait in.
-    pub(crate) fn take_or_line<Q>(&self, key: &Q, n: u32) -> Result<Option<Line<P, C>>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        match self.attempt(key, n, true) {
-            Ok(()) => Ok(None),
-            Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Some),
-            Err(refusal) => Err(refusal),
+        let hash = self.hash_of(key);
+        match self.try_known(hash, key, n) {
+            Some(answer) if self.events.is_none() => answer,
+            Some(answer) => self.tell(n, answer),
+            None => self.try_slow(hash, key, n),
         }
     }
 
-    /// Takes `n` permits of a key. If whoever asks `waits` for it, being limited is not the end: then it is not told, and no line is asked.
+    /// Takes `n` permits of a key if it is known, and its shard has no lines. Tells nobody.
     #[inline]
-    fn attempt<Q>(&self, key: &Q, n: u32, waits: bool) -> Result<(), Refusal>
+    fn try_known<Q>(&self, hash: u64, key: &Q, n: u32) -> Option<Result<(), Refusal>>
     where
         K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+        Q: Eq + ?Sized,
     {
-        let hash = self.hasher.hash_one(key);
-        {
-            let shard = read(self.shard(hash));
-            if shard.lines.is_empty()
-                && let Some((_, state)) = shard.known.find(hash, |(known, _)| known.borrow() == key)
-            {
-                let answer = shard.policy.try_acquire(state, self.clock.now(), n).map(drop);
-                if self.events.is_none() {
-                    return answer;
-                }
-                drop(shard);
-                return self.tell(n, answer, waits);
-            }
+        let shard = read(self.shard(hash));
+        if !shard.lines.is_empty() {
+            return None;
         }
-        self.attempt_slow(hash, key, n, waits)
+        let state = shard.known.find(hash, key)?;
+        Some(self.take(&shard.policy, state, n))
     }
 
-    /// The same for a key that is new, or in a shard in which somebody waits.
+    /// The same for a key that is new, or in a shard with lines.
     #[cold]
-    fn attempt_slow<Q>(&self, hash: u64, key: &Q, n: u32, waits: bool) -> Result<(), Refusal>
+    fn try_slow<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<(), Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         match self.ask(hash, key, n) {
-            Ok(Some(_)) if waits => Err(Refusal::Limited { retry_after: Nanos::ZERO }),
             Ok(Some(line)) => line.try_acquire_many(n),
-            answer => self.tell(n, answer.map(drop), waits),
+            answer => self.tell(n, answer.map(drop)),
+        }
+    }
+
+    /// Takes `n` permits of a key, or returns the line to wait in.
+    pub(crate) fn take_or_line<Q>(&self, key: &Q, n: u32) -> Result<Option<Visit<'_, K, P, C>>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let hash = self.hash_of(key);
+        let answer = match self.try_known(hash, key, n) {
+            Some(answer) => answer.map(|()| None),
+            None => self.ask(hash, key, n),
+        };
+        match answer {
+            Ok(Some(line)) => Ok(Some(line)),
+            // It is told when it was served.
+            Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Some),
+            answer => self.tell(n, answer.map(drop)).map(|()| None),
         }
     }
 
@@ -295,46 +328,45 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let (hash, n) = (self.hasher.hash_one(key), request.permits);
+        let (hash, n) = (self.hash_of(key), request.permits);
         if request.exempt {
             if let Found::Line(line) = self.find_hashed(hash, key, |_, _| ()) {
-                return line.try_acquire_with(*request);
+                return self.visit(hash, line).try_acquire_with(*request);
             }
             self.report(|events| events.exempted(n.into()));
             return Ok(());
         }
         match self.ask(hash, key, n) {
             Ok(Some(line)) => line.try_acquire_with(*request),
-            answer => self.tell(n, answer.map(drop), false),
+            answer => self.tell(n, answer.map(drop)),
         }
     }
 
-    /// Tells who watches how a request ended that no line was asked for: a line tells by itself. Not that one is limited which `waits` for it.
+    /// Tells the observer how a request ended that no line was asked for: a line tells by itself.
     #[cold]
-    fn tell(&self, n: u32, answer: Result<(), Refusal>, waits: bool) -> Result<(), Refusal> {
-        match &answer {
-            Ok(()) => self.report(|events| events.granted(n.into(), Duration::ZERO)),
-            Err(Refusal::Limited { .. }) if waits => {}
-            Err(refusal) => self.report(|events| events.refused(n.into(), refusal)),
-        }
+    fn tell(&self, n: u32, answer: Result<(), Refusal>) -> Result<(), Refusal> {
+        self.report(|events| match &answer {
+            Ok(()) => events.granted(n.into(), Duration::ZERO),
+            Err(refusal) => events.refused(n.into(), refusal),
+        });
         answer
     }
 
-    /// Tells who watches, if anybody does. Not under the lock of a shard.
+    /// Tells the observer, if there is one. Not under the lock of a shard.
     fn report(&self, event: impl FnOnce(&dyn Events)) {
         if let Some(events) = &self.events {
             report(&**events, event);
         }
     }
 
-    /// What those without room share, if they do and there is none.
+    /// What the keys without room share, if they do and a new key would find no room.
     pub(crate) fn shared(&self) -> Option<&Line<P, C>> {
-        let is_full = self.len() >= self.max_keys;
-        (is_full && self.when_full == WhenKeysFull::ShareOne).then_some(&self.overflow)
+        let shares = self.when_full == WhenKeysFull::ShareOne && !self.has_room();
+        (shares && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
     }
 
     /// Takes `n` permits of a key that may be new, or returns the line to ask. Tells nobody.
-    fn ask<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Option<Line<P, C>>, Refusal>
+    fn ask<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Option<Visit<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -345,15 +377,24 @@ where
         };
         match found {
             Found::Known(answer) => answer.map(|()| None),
-            Found::Line(line) => Ok(Some(line)),
+            Found::Line(line) => Ok(Some(self.visit(hash, line))),
             // It was added.
             Found::Nowhere => Err(self.no_room()),
         }
     }
 
+    /// A call that uses a line of the table, or the shared one.
+    fn visit(&self, hash: u64, line: Line<P, C>) -> Visit<'_, K, P, C> {
+        let number = line.gate().number;
+        Visit { line, _leave: Leave { table: self, hash, number } }
+    }
+
     /// Takes `n` permits of a state.
+    #[inline]
     fn take(&self, policy: &P, state: &P::State, n: u32) -> Result<(), Refusal> {
-        policy.try_acquire(state, self.clock.now(), n).map(drop)
+        // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place first.
+        policy.try_acquire(state, self.clock.now(), n)?;
+        Ok(())
     }
 
     /// Looks for a key, and if it is known does something with its state.
@@ -362,7 +403,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.find_hashed(self.hasher.hash_one(key), key, work)
+        self.find_hashed(self.hash_of(key), key, work)
     }
 
     fn find_hashed<Q, T>(
@@ -376,11 +417,11 @@ where
         Q: Eq + ?Sized,
     {
         let shard = read(self.shard(hash));
-        if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
+        if let Some(line) = shard.lines.find(hash, key) {
             return Found::Line(line.clone());
         }
-        match shard.known.find(hash, |(known, _)| known.borrow() == key) {
-            Some((_, state)) => Found::Known(work(&shard.policy, state)),
+        match shard.known.find(hash, key) {
+            Some(state) => Found::Known(work(&shard.policy, state)),
             None => Found::Nowhere,
         }
     }
@@ -391,7 +432,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hash = self.hasher.hash_one(key);
+        let hash = self.hash_of(key);
         match self.find_hashed(hash, key, |policy, state| status(policy, state, self.clock.now())) {
             Found::Known(status) => status,
             Found::Line(line) => line.status(),
@@ -399,40 +440,52 @@ where
                 Some(shared) => shared.status(),
                 None => {
                     let (shard, now) = (read(self.shard(hash)), self.clock.now());
-                    status(&*shard.policy, &shard.policy.start(now), now)
+                    status(&*shard.policy, &shard.policy.start_again(now), now)
                 }
             },
         }
     }
 
-    /// Adds a key, unless somebody did meanwhile, and takes `n` permits.
+    /// Adds a key, unless another request did meanwhile, and takes `n` permits.
     fn add<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Asked<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let added = self.with_room(hash, |now| {
-            let mut shard = write(self.shard(hash));
-            if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
-                return Some(Found::Line(line.clone()));
+        let new = self.has_room().then(|| key.to_owned());
+        let added = self.with_room(hash, key, new, |shard, now, new, removed| {
+            if let Some(line) = shard.lines.find(hash, key) {
+                return Step::Done(Found::Line(line.clone()));
             }
-            if let Some((_, state)) = shard.known.find(hash, |(known, _)| known.borrow() == key) {
-                return Some(Found::Known(self.take(&shard.policy, state, n)));
+            if let Some(state) = shard.known.find(hash, key) {
+                return Step::Done(Found::Known(self.take(&shard.policy, state, n)));
             }
             // A request that can never be granted leaves no trace.
             if let Err(never) = shard.policy.check(n) {
-                return Some(Found::Known(Err(never)));
+                return Step::Done(Found::Known(Err(never)));
             }
-            self.sweep(&mut shard, now, SWEEP);
-            let counted = self.count_one()?;
-            let state = shard.policy.start(now);
+            self.forget_some(shard, now, removed);
+            let Some(counted) = self.count_one() else { return Step::Room };
+            if new.is_none() {
+                return Step::Key;
+            }
+            let state = shard.policy.start_again(now);
             let answer = self.take(&shard.policy, &state, n);
-            self.insert(&mut shard, hash, key.to_owned(), state);
-            counted.keep();
-            Some(Found::Known(answer))
+            shard.known.reserve(|known| self.hash_of(known));
+            // From here on nothing can panic.
+            if let Some(key) = new.take() {
+                shard.known.insert(hash, key, state);
+                counted.keep();
+            }
+            Step::Done(Found::Known(answer))
         });
-        added.or_else(|refusal| match self.when_full {
-            WhenKeysFull::ShareOne => Ok(Found::Line(self.overflow.clone())),
+        self.or_shared(added, Found::Line)
+    }
+
+    /// What was found, or for a key without room the line that all of them share, if they do.
+    fn or_shared<T>(&self, found: Result<T, Refusal>, shared: fn(Line<P, C>) -> T) -> Result<T, Refusal> {
+        found.or_else(|refusal| match self.when_full {
+            WhenKeysFull::ShareOne => Ok(shared(self.overflow.clone())),
             WhenKeysFull::RefuseNew | WhenKeysFull::ForgetFreshest => Err(refusal),
         })
     }
@@ -443,24 +496,30 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.own_line(key).or_else(|refusal| match self.when_full {
-            WhenKeysFull::ShareOne => Ok(self.overflow.clone()),
-            WhenKeysFull::RefuseNew | WhenKeysFull::ForgetFreshest => Err(refusal),
-        })
+        self.or_shared(self.own_line(key), |shared| shared)
     }
 
-    /// The limiter in which a request for `n` permits of a key waits. One that can never be granted leaves no trace.
-    #[cold]
-    pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Line<P, C>, Refusal>
+    /// The limiter of a key for one call.
+    pub(crate) fn line_of_a_call<Q>(&self, key: &Q) -> Result<Visit<'_, K, P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        Ok(self.visit(self.hash_of(key), self.line(key)?))
+    }
+
+    /// The limiter in which a request for `n` permits of a key waits. One that can never be granted leaves no trace.
+    #[cold]
+    pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Visit<'_, K, P, C>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let hash = self.hash_of(key);
         let found = {
-            let hash = self.hasher.hash_one(key);
             let shard = read(self.shard(hash));
-            match shard.lines.find(hash, |(known, _)| known.borrow() == key) {
-                Some((_, line)) => Ok(Some(line.clone())),
+            match shard.lines.find(hash, key) {
+                Some(line) => Ok(Some(line.clone())),
                 None => shard.policy.check(n).map(|()| None),
             }
         };
@@ -469,7 +528,10 @@ where
             Ok(None) => self.line(key),
             Err(never) => Err(never),
         };
-        line.inspect_err(|refusal| self.report(|events| events.refused(n.into(), refusal)))
+        match line {
+            Ok(line) => Ok(self.visit(hash, line)),
+            Err(refusal) => self.tell(n, Err(refusal)).and(Err(refusal)),
+        }
     }
 
     /// The limiter of a key, which has one of its own from then on.
@@ -478,42 +540,67 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let hash = self.hasher.hash_one(key);
-        if let Some((_, line)) = read(self.shard(hash)).lines.find(hash, |(known, _)| known.borrow() == key) {
-            return Ok(line.clone());
-        }
-        self.with_room(hash, |now| {
-            let mut shard = write(self.shard(hash));
-            if let Some((_, line)) = shard.lines.find(hash, |(known, _)| known.borrow() == key) {
-                return Some(line.clone());
+        let hash = self.hash_of(key);
+        let is_known = match self.find_hashed(hash, key, |_, _| ()) {
+            Found::Line(line) => return Ok(line),
+            Found::Known(()) => true,
+            Found::Nowhere => false,
+        };
+        let new = (!is_known && self.has_room()).then(|| key.to_owned());
+        self.with_room(hash, key, new, |shard, now, new, removed| {
+            if let Some(line) = shard.lines.find(hash, key) {
+                return Step::Done(line.clone());
             }
-            self.settle_lines(&mut shard, now, SWEEP);
-            let (key, state) = match shard.known.find_entry(hash, |(known, _)| known.borrow() == key) {
-                Ok(entry) => entry.remove().0,
-                Err(_) => {
-                    let counted = self.count_one()?;
-                    let key = key.to_owned();
-                    counted.keep();
-                    (key, shard.policy.start(now))
-                }
+            self.settle_some(shard, now, removed);
+            let known = shard.known.place(hash, key);
+            // All that may panic comes before the state moves.
+            shard.lines.reserve(|known| self.hash_of(known));
+            let counted = match known {
+                Some(_) => None,
+                None => match self.count_one() {
+                    None => return Step::Room,
+                    Some(_) if new.is_none() => return Step::Key,
+                    Some(counted) => Some((counted, shard.policy.start_again(now))),
+                },
             };
-            let line = line(&*shard.policy, state, self.clock.clone(), self.events.clone());
-            let hasher = |(known, _): &(K, Line<P, C>)| self.hasher.hash_one(known);
-            shard.lines.insert_unique(hash, (key, line.clone()), hasher);
-            Some(line)
+            let (policy, clock) = (P::clone(&shard.policy), self.clock.clone());
+            let moved = match counted {
+                None => known.and_then(|place| shard.known.remove_at(place)),
+                Some((counted, state)) => new.take().map(|key| {
+                    counted.keep();
+                    (key, state)
+                }),
+            };
+            let Some((key, state)) = moved else { return Step::Room };
+            let line = line(policy, state, clock, self.events.clone());
+            shard.lines.insert(hash, key, line.clone());
+            Step::Done(line)
         })
     }
 
-    /// Does what may need room for one more key, and makes room until there is some, or cannot be any.
-    fn with_room<T>(&self, hash: u64, mut work: impl FnMut(Nanos) -> Option<T>) -> Result<T, Refusal> {
-        // Others may take the room that this one makes, but not always.
-        for _ in 0..8 {
+    /// Does what may need a place and a key to keep in it, under the lock of a shard. Makes a place
+    /// until there is one, or none can be made.
+    fn with_room<Q, T>(
+        &self,
+        hash: u64,
+        key: &Q,
+        mut new: Option<K>,
+        mut work: impl FnMut(&mut Shard<K, P, C>, Nanos, &mut Option<K>, &mut Removed<K, P, C>) -> Step<T>,
+    ) -> Result<T, Refusal>
+    where
+        Q: ToOwned<Owned = K> + ?Sized,
+    {
+        let mut removed = Removed::new();
+        let mut tries = 0;
+        while tries < TRIES {
             let now = self.clock.now();
-            if let Some(done) = work(now) {
-                return Ok(done);
-            }
-            if !self.make_room(hash, now) {
-                break;
+            let step = work(&mut write(self.shard(hash)), now, &mut new, &mut removed);
+            match step {
+                Step::Done(done) => return Ok(done),
+                Step::Key => new = Some(key.to_owned()),
+                Step::Room if !self.make_room(hash, now, &mut removed) => break,
+                // Other requests may take the room that this one makes, but not always.
+                Step::Room => tries += 1,
             }
         }
         Err(self.no_room())
@@ -523,178 +610,51 @@ where
         Refusal::TooManyKeys { limit: self.max_keys }
     }
 
+    /// Whether a key can be added without forgetting another one.
+    fn has_room(&self) -> bool {
+        self.len() < self.max_keys
+    }
+
     /// Counts a key that is about to be added, if it may be.
     fn count_one(&self) -> Option<Counted<'_>> {
         let more = |count: usize| (count < self.max_keys).then(|| count + 1);
-        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Counted(&self.count))
+        let counted = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        counted.ok().map(|_| Counted(&self.count))
     }
 
-    fn uncount(&self, keys: usize) {
-        self.count.fetch_sub(keys, Ordering::Relaxed);
+    pub(super) fn uncount(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Adds a known key.
-    fn insert(&self, shard: &mut Shard<K, P, C>, hash: u64, key: K, state: P::State) {
-        let known = &mut shard.known;
-        let hasher = |(known, _): &(K, P::State)| self.hasher.hash_one(known);
-        // What hashbrown fills of its places, at most.
-        let most = known.num_buckets() / 8 * 7;
-        if known.len() == known.capacity() && known.len() + SPARE <= most {
-            for entry in std::mem::replace(known, HashTable::with_capacity(most)) {
-                known.insert_unique(hasher(&entry), entry, hasher);
-            }
-        }
-        known.insert_unique(hash, (key, state), hasher);
-    }
-
-    /// Forgets those of the next places that are as good as new. Returns how many.
-    fn sweep(&self, shard: &mut Shard<K, P, C>, now: Nanos, places: usize) -> usize {
-        let next = shard.next_places(places);
-        let Shard { policy, known, .. } = shard;
-        let mut forgotten = 0;
-        for place in next {
-            if let Ok(entry) = known.get_bucket_entry(place)
-                && is_fresh(&**policy, &entry.get().1, now)
-            {
-                entry.remove();
-                forgotten += 1;
-            }
-        }
-        self.uncount(forgotten);
-        forgotten
-    }
-
-    /// Turns some of the lines that nobody needs back into known keys, or forgets them. Returns how many were forgotten.
-    fn settle_lines(&self, shard: &mut Shard<K, P, C>, now: Nanos, look: usize) -> usize {
-        let mut forgotten = 0;
-        let places = shard.lines.num_buckets();
-        for _ in 0..look.min(places) {
-            shard.lines_hand = (shard.lines_hand + 1) % places;
-            let Ok(entry) = shard.lines.get_bucket_entry(shard.lines_hand) else { continue };
-            let line = &entry.get().1;
-            if !line.is_idle() || line.policy().is_own() {
-                continue;
-            }
-            let fresh = is_fresh(line.policy(), line.state(), now);
-            if !fresh && !line.policy().shares_states() {
-                continue;
-            }
-            let ((key, line), _) = entry.remove();
-            let hash = self.hasher.hash_one(&key);
-            match line.into_state() {
-                Ok(_) if fresh => forgotten += 1,
-                Ok(state) => self.insert(shard, hash, key, state),
-                // Its alarm is ringing just now.
-                Err(line) => {
-                    shard.lines.insert_unique(hash, (key, line), |(known, _)| self.hasher.hash_one(known));
-                }
-            }
-        }
-        self.uncount(forgotten);
-        forgotten
-    }
-
-    /// Looks around for keys that may be forgotten. Returns whether there was one.
-    fn make_room(&self, hash: u64, now: Nanos) -> bool {
-        let mut looked = 0;
-        for lock in self.all_from_hand() {
-            if looked >= SEARCH {
-                break;
-            }
-            let (fresh, lines) = {
-                let shard = read(lock);
-                looked += shard.known.num_buckets().clamp(1, SEARCH);
-                let mut places = shard.peek_places(SEARCH);
-                let fresh = |place| {
-                    let state = shard.known.get_bucket(place);
-                    state.is_some_and(|(_, state)| is_fresh(&*shard.policy, state, now))
-                };
-                (places.any(fresh), !shard.lines.is_empty())
-            };
-            if fresh || lines {
-                let mut shard = write(lock);
-                if self.settle_lines(&mut shard, now, SEARCH) + self.sweep(&mut shard, now, SEARCH) > 0 {
-                    return true;
-                }
-            } else {
-                read(lock).skip_places(SEARCH);
-            }
-        }
-        matches!(self.when_full, WhenKeysFull::ForgetFreshest) && self.forget_freshest(hash, now)
-    }
-
-    /// Forgets the key that is closest to fresh, of some that stand next to each other. Returns whether there was one.
-    ///
-    /// They stand in the shard of the new key, unless that has none, so that shards stay as full as they are.
-    fn forget_freshest(&self, hash: u64, now: Nanos) -> bool {
-        for lock in std::iter::once(self.shard(hash)).chain(self.all_from_hand()) {
-            let mut shard = write(lock);
-            let full_at = |place: &usize| {
-                let (_, state) = shard.known.get_bucket(*place)?;
-                Some(shard.policy.status(state, now).full_at)
-            };
-            let known = shard.next_places(SEARCH).filter_map(|place| Some((full_at(&place)?, place)));
-            if let Some((_, place)) = known.min()
-                && let Ok(entry) = shard.known.get_bucket_entry(place)
-            {
-                entry.remove();
-                self.uncount(1);
-                return true;
-            }
-        }
-        false
-    }
-
-    /// All shards, from another one each time.
-    fn all_from_hand(&self) -> impl Iterator<Item = &ShardLock<Shard<K, P, C>>> {
-        let first = self.hand.fetch_add(1, Ordering::Relaxed) % self.shards.len();
-        let (before, after) = self.shards.split_at(first);
-        after.iter().chain(before)
-    }
-
-    /// Forgets a key and what it owes. Returns whether it was known. Whoever has its limiter keeps that.
+    /// Forgets a key and what it owes. Returns whether it was known. A caller that has its limiter keeps that.
     pub(crate) fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hash = self.hasher.hash_one(key);
+        let hash = self.hash_of(key);
+        let mut removed = Removed::new();
         let mut shard = write(self.shard(hash));
-        let known = shard.known.find_entry(hash, |(known, _)| known.borrow() == key).ok();
-        let known = known.map(|entry| entry.remove().0);
-        let line = shard.lines.find_entry(hash, |(known, _)| known.borrow() == key).ok();
-        let line = line.map(|entry| entry.remove().0);
-        drop(shard);
-        let found = known.is_some() || line.is_some();
-        self.uncount(usize::from(found));
-        // The line is dropped here, without the lock.
-        found
-    }
-
-    /// Forgets all keys that are as good as new.
-    pub(crate) fn sweep_all(&self) {
-        for lock in &self.shards {
-            let now = self.clock.now();
-            let mut shard = write(lock);
-            let (places, lines) = (shard.known.num_buckets(), shard.lines.num_buckets());
-            self.settle_lines(&mut shard, now, lines);
-            self.sweep(&mut shard, now, places);
+        let (known, line) = (shard.known.place(hash, key), shard.lines.place(hash, key));
+        if let Some(entry) = known.and_then(|place| shard.known.remove_at(place)) {
+            self.uncount();
+            removed.key(entry);
         }
+        if let Some(entry) = line.and_then(|place| shard.lines.remove_at(place)) {
+            self.uncount();
+            removed.lines.push(entry);
+        }
+        known.is_some() || line.is_some()
     }
 }
 
-/// A limiter that goes on with a state.
-fn line<P, C>(policy: &P, state: P::State, clock: C, events: Option<Arc<dyn Events>>) -> Line<P, C>
+/// A limiter that goes on with a state. Runs no foreign code.
+fn line<P, C>(policy: P, state: P::State, clock: C, events: Option<Arc<dyn Events>>) -> Line<P, C>
 where
-    P: Policy + Clone,
+    P: Policy,
     C: Timer,
 {
-    RateLimiter::with_state(ForKey::new(policy.clone()), state, clock, events)
-}
-
-/// Whether a state is as good as new.
-fn is_fresh<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> bool {
-    policy.status(state, now).full_at <= now
+    RateLimiter::with_state(ForKey::new(policy), state, clock, events)
 }
 
 /// What could be had of a state for which nobody waits.
@@ -702,7 +662,7 @@ fn status<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> Status {
     Status::new(policy.status(state, now), now, 0)
 }
 
-/// A key is counted. If it is not added after all, because its `Clone` panics, it is no more.
+/// A key is counted. If it is not added after all, because foreign code panics, it is no more.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Counted<'_> {

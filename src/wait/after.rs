@@ -44,10 +44,21 @@ impl<C: Timer> After<C> {
     pub(crate) fn run<T>(&mut self, foreign: impl FnOnce() -> T) -> Option<T> {
         run(&mut self.panic, foreign)
     }
+
+    /// The same for foreign code that leaves something to be done.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn run_with<T>(&mut self, foreign: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let mut panic = None;
+        let result = run(&mut panic, || foreign(self));
+        if let Some(panic) = panic {
+            keep(&mut self.panic, panic);
+        }
+        result
+    }
 }
 
 /// Runs foreign code. Returns `None` if it panicked; the first panic is kept.
-fn run<T>(first: &mut Option<Payload>, foreign: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn run<T>(first: &mut Option<Payload>, foreign: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(foreign)) {
         Ok(result) => Some(result),
         Err(panic) => {
@@ -94,13 +105,15 @@ impl<C: Timer> Drop for After<C> {
         if let Some(rung) = ring_all(std::mem::take(rings)) {
             keep(panic, rung);
         }
-        if let Some(panic) = panic.take() {
-            // A second panic in a thread that is unwinding already would end the process.
-            if std::thread::panicking() {
-                std::mem::forget(panic);
-            } else {
-                resume_unwind(panic);
-            }
-        }
+        go_on(panic.take());
+    }
+}
+
+/// Lets a panic go on that was kept in a drop, unless a second one would end the process: in a thread that is unwinding already.
+pub(crate) fn go_on(panic: Option<Payload>) {
+    match panic {
+        None => {}
+        Some(panic) if std::thread::panicking() => std::mem::forget(panic),
+        Some(panic) => resume_unwind(panic),
     }
 }

@@ -1,0 +1,153 @@
+//! A hash table of keys that stays whole whatever the keys' code does.
+//!
+//! `Hash`, `Eq` and `Drop` of a key are foreign code, which may panic. Each method either calls
+//! foreign code before it changes the table, or calls none.
+//!
+//! | method | foreign code | when |
+//! |---|---|---|
+//! | [`find`](Slots::find), [`place`](Slots::place) | `Eq` | it changes nothing |
+//! | [`reserve`](Slots::reserve), [`shrink`](Slots::shrink) | `Hash`, of each key | before the table is replaced |
+//! | [`insert`](Slots::insert), after `reserve` | none | |
+//! | [`remove_at`](Slots::remove_at), [`replace_at`](Slots::replace_at) | none: the caller drops the entry | |
+//!
+//! hashbrown alone would hash keys while it moves them, and drop the keys that it has not moved
+//! when that panics.
+
+use std::borrow::Borrow;
+
+use hashbrown::HashTable;
+
+use crate::sync::{AtomicUsize, Ordering};
+
+/// A table that is used up by the places of forgotten keys is made anew, instead of twice as large,
+/// if that frees so many places.
+const SPARE: usize = 64;
+
+/// A table with fewer places is never made smaller.
+const SMALL: usize = 64;
+
+/// Keys, and what each of them has.
+pub(crate) struct Slots<K, T> {
+    table: HashTable<(K, T)>,
+    /// The place at which the next search begins. Threads that only look move it as well: where it
+    /// stands decides nothing but which keys are looked at first.
+    hand: AtomicUsize,
+}
+
+impl<K, T> Slots<K, T> {
+    pub(crate) fn new() -> Self {
+        Slots { table: HashTable::new(), hand: AtomicUsize::new(0) }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// The places, used or not.
+    pub(crate) fn places(&self) -> usize {
+        self.table.num_buckets()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(K, T)> {
+        self.table.iter()
+    }
+
+    #[inline]
+    pub(crate) fn find<Q>(&self, hash: u64, key: &Q) -> Option<&T>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        self.table.find(hash, |(known, _)| known.borrow() == key).map(|(_, value)| value)
+    }
+
+    /// The place of a key.
+    pub(crate) fn place<Q>(&self, hash: u64, key: &Q) -> Option<usize>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        self.table.find_bucket_index(hash, |(known, _)| known.borrow() == key)
+    }
+
+    /// The place of the value that `is` accepts, which runs no code of keys.
+    pub(crate) fn place_of(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<usize> {
+        self.table.find_bucket_index(hash, |(_, value)| is(value))
+    }
+
+    pub(crate) fn at(&self, place: usize) -> Option<&(K, T)> {
+        self.table.get_bucket(place)
+    }
+
+    pub(crate) fn remove_at(&mut self, place: usize) -> Option<(K, T)> {
+        self.table.get_bucket_entry(place).ok().map(|entry| entry.remove().0)
+    }
+
+    /// Makes room for one entry more, so that the next [`insert`](Slots::insert) moves none.
+    pub(crate) fn reserve(&mut self, hash_of: impl Fn(&K) -> u64) {
+        let len = self.table.len();
+        if len < self.table.capacity() {
+            return;
+        }
+        // hashbrown fills 7 of 8 places at most.
+        let most = self.places() / 8 * 7;
+        self.rebuild(if len + SPARE <= most { most } else { most.max(len) + 1 }, hash_of);
+    }
+
+    /// Adds a key that is not there. Call [`reserve`](Slots::reserve) before it.
+    pub(crate) fn insert(&mut self, hash: u64, key: K, value: T) {
+        debug_assert!(self.table.len() < self.table.capacity(), "room was reserved");
+        self.table.insert_unique(hash, (key, value), |_| hash);
+    }
+
+    /// Gives memory back if nearly all keys went.
+    pub(crate) fn shrink(&mut self, hash_of: impl Fn(&K) -> u64) {
+        let len = self.table.len();
+        // As many keys come or go before the entries move again.
+        if self.places() > SMALL && len < self.places() / 16 {
+            self.rebuild(len * 3 + 1, hash_of);
+        }
+    }
+
+    /// Moves all entries into a table for so many.
+    fn rebuild(&mut self, capacity: usize, hash_of: impl Fn(&K) -> u64) {
+        // All that may panic comes first.
+        let hash_at = |place| Some((place, hash_of(&self.at(place)?.0)));
+        let hashes: Vec<(usize, u64)> = (0..self.places()).filter_map(hash_at).collect();
+        let mut old = std::mem::replace(&mut self.table, HashTable::with_capacity(capacity));
+        for (place, hash) in hashes {
+            if let Ok(entry) = old.get_bucket_entry(place) {
+                self.table.insert_unique(hash, entry.remove().0, |_| hash);
+            }
+        }
+    }
+
+    /// Takes the entry of a place out, and puts back the one that `work` returns, if any.
+    pub(crate) fn replace_at(&mut self, place: usize, work: impl FnOnce(K, T) -> Option<(K, T)>) {
+        if let Ok(entry) = self.table.get_bucket_entry(place) {
+            let ((key, value), vacant) = entry.remove();
+            if let Some(entry) = work(key, value) {
+                vacant.insert(entry);
+            }
+        }
+    }
+
+    /// The next so many places, each once.
+    pub(crate) fn peek_places(&self, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
+        let (all, first) = (self.places(), self.hand.load(Ordering::Relaxed));
+        (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)
+    }
+
+    /// Begins the next search behind so many places.
+    pub(crate) fn skip_places(&self, count: usize) {
+        self.hand.fetch_add(count.min(self.places()), Ordering::Relaxed);
+    }
+
+    /// The next so many places, each once. The next search begins behind them.
+    pub(crate) fn next_places(&self, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
+        let next = self.peek_places(count);
+        self.skip_places(count);
+        next
+    }
+}

@@ -1,0 +1,197 @@
+//! A key that is forgotten and comes back has no more than its policy allows.
+#![cfg(feature = "keyed")]
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidegate::policy::{AnyPolicy, Change, SmoothWarmingUp};
+use tidegate::{KeyedRateLimiter, ManualClock, Rate, RateLimiter, WhenKeysFull};
+
+type Keys = KeyedRateLimiter<u64, AnyPolicy, ManualClock>;
+
+/// Keys with this policy. `others` come in between, so that a key is forgotten as soon as it may be.
+struct Tight {
+    keys: Keys,
+    clock: ManualClock,
+    others: u64,
+}
+
+impl Tight {
+    fn new(text: &str, max_keys: usize) -> Tight {
+        let clock = ManualClock::new();
+        let policy: AnyPolicy = text.parse().expect("a policy");
+        let keys = KeyedRateLimiter::with_clock(policy, max_keys, clock.clone());
+        Tight { keys, clock, others: 1000 }
+    }
+
+    /// New keys fill the table, which forgets all that it may.
+    fn press(&mut self) {
+        let first = self.others;
+        self.others += self.keys.max_keys() as u64 + 1;
+        for other in first..self.others {
+            let _ = self.keys.try_acquire(&other);
+        }
+        for other in first..self.others {
+            self.keys.remove(&other);
+        }
+    }
+}
+
+/// A key that starts warm and asks once per interval is cold at each of its requests, by the gaps
+/// between them. It was warm again each time that it was forgotten: 50 permits instead of 20.
+#[test]
+fn a_key_that_would_start_warm_comes_back_cold() {
+    let clock = ManualClock::new();
+    let policy = SmoothWarmingUp::new(Rate::per_second(10), Duration::from_secs(5)).start_warm();
+    let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 1, clock.clone());
+    let mut granted = 0;
+    for _ in 0..50 {
+        granted += u32::from(keys.try_acquire(&1).is_ok());
+        clock.advance(Duration::from_millis(100));
+        keys.sweep();
+        let _ = keys.try_acquire(&2);
+        keys.remove(&2);
+    }
+    assert!(granted <= 20, "{granted} granted");
+}
+
+/// A warm key is not forgotten while it is warm: it would have to warm up again.
+#[test]
+fn a_warm_key_stays_warm() {
+    let clock = ManualClock::new();
+    let policy = || SmoothWarmingUp::new(Rate::per_second(10), Duration::from_secs(2));
+    let plain = RateLimiter::with_clock(policy(), clock.clone());
+    let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy(), 1, clock.clone());
+    for step in 0..200 {
+        assert_eq!(keys.try_acquire(&1), plain.try_acquire(), "at step {step}");
+        clock.advance(Duration::from_millis(50));
+        keys.sweep();
+        assert!(keys.try_acquire(&2).is_err(), "1 is still warm");
+    }
+    clock.advance(Duration::from_secs(3));
+    assert_eq!(keys.try_acquire(&2), Ok(()), "1 is cold, and forgotten");
+}
+
+/// A bucket with a tolerance holds two and a half permits. With two of them it counts as full, but
+/// is not as good as new: it gained half a permit each time that it was forgotten.
+#[test]
+fn a_part_of_a_permit_is_not_gained() {
+    let mut tight = Tight::new("token_bucket 1/s burst 1 tolerance 1500ms", 1);
+    let mut granted = 0;
+    for _ in 0..100 {
+        granted += (0..3).filter(|_| tight.keys.try_acquire(&1).is_ok()).count();
+        tight.press();
+        tight.clock.advance(Duration::from_millis(1500));
+        tight.press();
+    }
+    // The stock, and one for each second.
+    assert!(granted <= 2 + 150, "{granted} granted in 150 s");
+}
+
+const POLICIES: [&str; 30] = [
+    "token_bucket 2/s burst 3",
+    "token_bucket 3/s burst 3",
+    "token_bucket 7/s burst 2 start_with 1",
+    "token_bucket 2/s burst 3 start_with 0",
+    "token_bucket 1/s burst 1 tolerance 700ms",
+    "token_bucket 7/s burst 2 tolerance 333ms",
+    "token_bucket 3/s burst 2 in_steps",
+    "token_bucket 3/s burst 5 in_steps start_with 1",
+    "token_bucket 3/s burst 5 at_wall_clock 300ms",
+    "token_bucket 20000000000/s burst 5",
+    "leaky_bucket 2/s",
+    "leaky_bucket 3/s capacity 4",
+    "fixed_window 2/s",
+    "fixed_window 3/s from_first_grant",
+    "fixed_window 3/s at_wall_clock 300ms",
+    "sliding_window 3/s cells 4",
+    "sliding_window 5/s cells 3",
+    "sliding_estimate 2/s",
+    "sliding_estimate 3/s at_wall_clock 100ms",
+    "sliding_log 2/s",
+    "sliding_log 5/s",
+    "smooth_bursty 2/s",
+    "smooth_bursty 3/s max_burst 300ms",
+    "smooth_bursty 3/s start_full",
+    "smooth_bursty 7/s max_burst 2s start_full",
+    "smooth_warming_up 2/s warm_up 1s",
+    "smooth_warming_up 5/s warm_up 3s",
+    "smooth_warming_up 5/s warm_up 3s start_warm",
+    "smooth_warming_up 5/s warm_up 3s start_warm cool_at_once",
+    "blocked",
+];
+
+#[test]
+fn each_of_the_policies_is_one() {
+    for text in POLICIES {
+        assert!(text.parse::<AnyPolicy>().is_ok(), "{text}: {:?}", text.parse::<AnyPolicy>().err());
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Try,
+    Debit(u32),
+    Advance(u64),
+    Change(u64),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        8 => Just(Act::Try),
+        1 => (1..4u32).prop_map(Act::Debit),
+        // Short and long times, also such as are no multiple of anything.
+        4 => (0..400_000_000u64).prop_map(Act::Advance),
+        2 => (0..5_000_000_000u64).prop_map(Act::Advance),
+        1 => (0..10u64).prop_map(|tenths| Act::Advance(tenths * 100_000_000)),
+        1 => (0..3u64).prop_map(Act::Change),
+    ];
+    proptest::collection::vec(act, 1..120)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Against a plain limiter that asks for the same permits: after each request, a key that was
+    /// forgotten whenever it could be has got no more than a limiter that forgets nothing. The plain
+    /// limiter is the one that starts as a key at rest does.
+    #[test]
+    fn a_key_that_is_forgotten_gains_nothing(
+        number in 0..POLICIES.len(),
+        acts in acts(),
+        max_keys in 1..4usize,
+        share in any::<bool>(),
+    ) {
+        let text = POLICIES[number];
+        let mut tight = Tight::new(text, max_keys);
+        if share {
+            tight.keys = tight.keys.when_full(WhenKeysFull::ShareOne);
+        }
+        let plain: AnyPolicy = text.replace(" start_warm", "").parse().expect("a policy");
+        let plain = RateLimiter::with_clock(plain, tight.clock.clone());
+        let (mut granted, mut plainly) = (0, 0);
+        for act in acts {
+            match act {
+                Act::Try => {
+                    granted += u32::from(tight.keys.try_acquire(&1).is_ok());
+                    plainly += u32::from(plain.try_acquire().is_ok());
+                }
+                Act::Debit(n) => {
+                    let _ = tight.keys.debit(&1, n);
+                    plain.debit(n);
+                }
+                Act::Advance(nanos) => tight.clock.advance(Duration::from_nanos(nanos)),
+                // A key that is not known begins with the new terms. That is no gain by forgetting.
+                Act::Change(_) if tight.keys.is_empty() => {}
+                // Zero, and two others.
+                Act::Change(rate) => {
+                    let rate = if rate == 0 { Rate::ZERO } else { Rate::per_second(rate * 3) };
+                    let _ = tight.keys.change_all(Change::rate(rate));
+                    let _ = plain.change(Change::rate(rate));
+                }
+            }
+            tight.press();
+            prop_assert!(granted <= plainly, "{text}: {granted} of {plainly} after {act:?}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What keys cost in memory when requests no longer wait for them, and when they are forgotten.
+#![cfg(feature = "keyed")]
+
+use std::time::Duration;
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
+
+/// Without optimization it takes ten times as long.
+const KEYS: usize = if cfg!(debug_assertions) { 5_000 } else { 50_000 };
+
+/// Bytes for each key that small tables, which stay, may come to.
+const SLACK: i64 = 4;
+
+type Keys = KeyedRateLimiter<usize, TokenBucket, ManualClock>;
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// By how many bytes for each key the heap grows while `work` runs.
+fn grown(work: impl FnOnce()) -> i64 {
+    let region = Region::new(ALLOCATOR);
+    work();
+    let change = region.change();
+    (signed(change.bytes_allocated) - signed(change.bytes_deallocated)) / signed(KEYS)
+}
+
+/// All keys are known, and took their permit.
+fn limited() -> (Keys, ManualClock) {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(1), 1);
+    let keys = KeyedRateLimiter::with_clock(policy, KEYS, clock.clone());
+    assert!((0..KEYS).all(|key| keys.try_acquire(&key).is_ok()));
+    (keys, clock)
+}
+
+/// One test, since the allocator counts for all.
+#[test]
+fn memory_is_given_back() {
+    let (keys, clock) = limited();
+    let wait = |key| {
+        let mut wait = spawn(keys.acquire(&key));
+        assert_pending!(wait.poll());
+        drop(wait);
+    };
+    let waited = grown(|| (0..KEYS).for_each(wait));
+    assert!(waited <= SLACK, "{waited} bytes after cancelled waits, one after the other");
+
+    let waited = grown(|| {
+        let all: Vec<usize> = (0..KEYS).collect();
+        let mut waits: Vec<_> = all.iter().map(|key| spawn(keys.acquire(key))).collect();
+        waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+        clock.advance(Duration::from_secs(1));
+        waits.iter_mut().for_each(|wait| _ = assert_ready!(wait.poll()));
+    });
+    assert!(waited <= SLACK, "{waited} bytes after served waits, all at the same time");
+    assert_eq!(keys.len(), KEYS, "each is known, and limited");
+    assert!((0..KEYS).all(|key| keys.try_acquire(&key).is_err()));
+
+    let debited = grown(|| (0..KEYS).for_each(|key| keys.debit(&key, 1).expect("it is known")));
+    assert!(debited <= SLACK, "{debited} bytes after debits");
+
+    // A handle ends without a look at the table. New lines settle what it leaves.
+    let handles = grown(|| {
+        for key in 0..KEYS {
+            drop(keys.limiter(&key));
+        }
+        (0..KEYS).for_each(wait);
+    });
+    assert!(handles <= SLACK, "{handles} bytes after handles and waits");
+
+    clock.advance(Duration::from_secs(3));
+    let swept = grown(|| keys.sweep());
+    assert!(keys.is_empty() && swept <= -20, "{swept} bytes for each forgotten key");
+}
