@@ -90,6 +90,7 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
         let Single { policy, state } = &self.rule;
         self.with_queue(|queue, now, after| {
             policy.debit(state, now, n);
+            queue.debited();
             self.retime(queue, now, after);
         });
     }
@@ -121,9 +122,8 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
         let Single { policy, state } = &self.rule;
         let resumed = self.with_queue(|queue, now, after| {
             let resumed = queue.resume(now);
-            if let Ok(level) = policy.change(state, now, Change::reset()) {
-                queue.note(level);
-            }
+            // No policy refuses it.
+            let _ = queue.change(&self.rule, || policy.change(state, now, Change::reset()));
             self.retime(queue, now, after);
             resumed
         });

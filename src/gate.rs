@@ -122,13 +122,13 @@ impl<Charge> Pass<Charge> {
 
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
     pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
-        let queue = Queue::new();
+        let queue = Queue::new(&rule);
         Gate {
             rule,
             clock,
             number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             front: AtomicUsize::new(0),
-            levels: AtomicU64::new(queue.levels()),
+            levels: AtomicU64::new(queue.number()),
             changes: AtomicU64::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
             queue: Mutex::new(queue),
@@ -354,8 +354,8 @@ pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
     gate: &'a Gate<R, C>,
     /// `None` when the caller has it.
     charge: Option<R::Charge>,
-    /// The number of levels when it was taken.
-    levels: u64,
+    /// The [number](Queue::number) when it was taken, if it is not to be undone in part later.
+    since: u64,
     /// Not 0 if it may be undone in part later: then what to [end](Queue::end) it with.
     pub(crate) begun: u64,
 }
@@ -363,12 +363,13 @@ pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
 impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
     /// What was taken just now, under the lock.
     pub(crate) fn new(gate: &'a Gate<R, C>, queue: &Queue<R, C>, charge: R::Charge) -> Self {
-        Held { gate, charge: Some(charge), levels: queue.levels(), begun: 0 }
+        Held { gate, charge: Some(charge), since: queue.number(), begun: 0 }
     }
 
     /// The same for what may be undone in part later.
     pub(crate) fn begin(gate: &'a Gate<R, C>, queue: &mut Queue<R, C>, charge: R::Charge) -> Self {
-        Held { gate, charge: Some(charge), levels: queue.levels(), begun: queue.begin() }
+        let begun = queue.begin(&gate.rule, &charge);
+        Held { gate, charge: Some(charge), since: 0, begun }
     }
 
     /// The caller has it.
@@ -384,13 +385,9 @@ impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(charge) = self.charge.take() else { return };
         run_in_drop(|| {
-            self.gate.locked(|queue, _, after| {
-                if self.begun > 0 {
-                    queue.end(self.begun);
-                }
-                let lowest = queue.lowest_since(self.levels);
-                let level = self.gate.rule.undo(queue.latest(), charge, lowest, after);
-                queue.note(level);
+            self.gate.locked(|queue, _, after| match self.begun {
+                0 => queue.undo_since(&self.gate.rule, charge, self.since, after),
+                begun => queue.undo(&self.gate.rule, charge, begun, after),
             });
         });
     }
@@ -418,7 +415,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
         self.front.store(queue.front(), Ordering::Relaxed);
         // Whoever reads it finds in the policy's state what was given back before: see `compose/member.rs`.
-        self.levels.store(queue.levels(), Ordering::Release);
+        self.levels.store(queue.number(), Ordering::Release);
     }
 }
 
@@ -426,14 +423,17 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&self, n: u32) {
         let Single { policy, state } = &self.rule;
-        self.with_queue(|queue, _, _| queue.note(policy.refund(state, queue.latest(), n)));
+        self.with_queue(|queue, _, _| {
+            let at = queue.latest();
+            queue.refund(&self.rule, || policy.refund(state, at, n));
+        });
     }
 
     /// Changes the rate or the burst, and with it the times of all who wait.
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
         self.with_queue(|queue, now, after| {
-            queue.note(policy.change(state, now, change)?);
+            queue.change(&self.rule, || policy.change(state, now, change))?;
             self.retime(queue, now, after);
             Ok(())
         })

@@ -85,8 +85,17 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// Foresees many requests of which only sums are known.
     fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
 
-    /// Puts back what a grant took that nobody saw; see [`Policy::undo`].
-    fn undo(&self, now: Nanos, charge: Self::Charge, lowest: u64, after: &mut After<C>) -> u64;
+    /// Puts back what a grant took; see [`Policy::undo`].
+    fn undo(&self, now: Nanos, charge: Self::Charge, most: u64, after: &mut After<C>) -> u64;
+
+    /// See [`Policy::moved`].
+    fn moved(&self, charge: &Self::Charge) -> (u64, u64);
+
+    /// See [`Policy::full_level`].
+    fn full_level(&self, now: Nanos) -> u64;
+
+    /// See [`Policy::level_unit`].
+    fn level_unit(&self) -> (u64, u64);
 
     /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is in line. Called whenever the line was
     /// served. Returns when the line is to be looked at, should that be earlier.
@@ -264,8 +273,22 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
     }
 
-    fn undo(&self, now: Nanos, charge: P::Charge, lowest: u64, _after: &mut After<C>) -> u64 {
-        self.policy.undo(&self.state, now, charge, lowest)
+    fn undo(&self, now: Nanos, charge: P::Charge, most: u64, _after: &mut After<C>) -> u64 {
+        self.policy.undo(&self.state, now, charge, most)
+    }
+
+    #[inline]
+    fn moved(&self, charge: &P::Charge) -> (u64, u64) {
+        self.policy.moved(*charge)
+    }
+
+    #[inline]
+    fn full_level(&self, now: Nanos) -> u64 {
+        self.policy.full_level(now)
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        self.policy.level_unit()
     }
 
     fn catches_up(&self) -> bool {

@@ -408,8 +408,8 @@ fn a_watched_limiter_takes_no_lock_while_nobody_waits() {
             self.0.ready_at(state, at, ahead, n)
         }
 
-        fn undo(&self, state: &(), at: tidegate::Nanos, charge: (), lowest: u64) -> u64 {
-            self.0.undo(state, at, charge, lowest)
+        fn undo(&self, state: &(), at: tidegate::Nanos, charge: (), most: u64) -> u64 {
+            self.0.undo(state, at, charge, most)
         }
 
         /// Called with the lock held.

@@ -6,6 +6,8 @@ mod allowance;
 #[allow(dead_code)] // The rest is used by the replay.
 #[path = "support/guava.rs"]
 mod guava;
+#[path = "support/room.rs"]
+mod room;
 
 use std::error::Error;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use tidegate::{Nanos, Policy, Rate, Refusal, SmoothBursty, SmoothWarmingUp};
 
 use allowance::Allowance;
 use guava::{Guava, Kind, Ticks};
+use room::Rooms;
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -235,7 +238,7 @@ fn some_grabs_of(jumps_back: bool, undoes: bool, refunds: bool) -> impl Strategy
 struct Passed<Charge> {
     at: i128,
     permits: i128,
-    /// With how often something had been given back before.
+    /// With what it is undone with.
     charge: Option<(Charge, usize)>,
 }
 
@@ -253,7 +256,7 @@ fn bounded<P: Policy>(
     let mut now = Nanos::new(10 * SECOND);
     let state = policy.start(now);
     let mut log: Vec<Passed<P::Charge>> = Vec::new();
-    let mut levels: Vec<u64> = Vec::new();
+    let mut rooms = Rooms::default();
     for grab in grabs {
         let (at, n) = match *grab {
             Grab::Pass(time) => {
@@ -266,21 +269,21 @@ fn bounded<P: Policy>(
             }
             Grab::SetRate(percent) => {
                 let permits = (permits * percent / 100).max(1);
-                levels.push(policy.set_rate(&state, now, Rate::new(permits, Duration::from_nanos(period))?));
+                let rate = Rate::new(permits, Duration::from_nanos(period))?;
+                rooms.touch(policy, now, || policy.set_rate(&state, now, rate));
                 continue;
             }
             Grab::Refund(n) => {
-                levels.push(policy.refund(&state, now, n));
+                rooms.touch(policy, now, || policy.refund(&state, now, n));
                 log.push(Passed { at: now.as_u64().into(), permits: -i128::from(n), charge: None });
                 continue;
             }
             Grab::Undo(ago) => {
                 let mut made = log.iter_mut().rev().filter(|entry| entry.charge.is_some());
                 if let Some(entry) = made.nth(ago)
-                    && let Some((charge, before)) = entry.charge.take()
+                    && let Some(grant) = entry.charge.take()
                 {
-                    let lowest = levels[before..].iter().copied().min().unwrap_or(u64::MAX);
-                    levels.push(policy.undo(&state, now, charge, lowest));
+                    rooms.undo(policy, &state, now, grant);
                     entry.permits = 0;
                 }
                 continue;
@@ -293,7 +296,7 @@ fn bounded<P: Policy>(
             log.push(Passed {
                 at: at.as_u64().into(),
                 permits: n.into(),
-                charge: Some((charge, levels.len())),
+                charge: Some((charge, rooms.granted(policy, now, charge))),
             });
         }
     }
@@ -386,13 +389,16 @@ fn a_second_undone_grant_gives_back_no_more_than_was_missed() -> Result<(), Box<
     // which, without both, the stock would have been full and would have saved nothing.
     let policy = SmoothBursty::new(Rate::per_second(1));
     let (undone, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
+    let mut rooms = Rooms::default();
     let first = policy.try_acquire(&undone, Nanos::ZERO, 1)?;
+    let first = (first, rooms.granted(&policy, Nanos::ZERO, first));
     let second = policy.try_acquire(&undone, secs(1.0), 1)?;
-    let level = policy.undo(&undone, secs(1.0), first, u64::MAX);
+    let second = (second, rooms.granted(&policy, secs(1.0), second));
+    rooms.undo(&policy, &undone, secs(1.0), first);
     for state in [&undone, &never] {
         policy.try_acquire(state, secs(2.0), 3)?;
     }
-    policy.undo(&undone, secs(2.0), second, level);
+    rooms.undo(&policy, &undone, secs(2.0), second);
     // One second saved at 2 s, so three permits are paid for at 4 s.
     assert_eq!(due(&policy, &never, secs(2.0)), secs(4.0));
     assert_eq!(due(&policy, &undone, secs(2.0)), secs(4.0));

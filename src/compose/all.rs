@@ -429,11 +429,24 @@ impl<C: Timer> Rule<C> for All<C> {
 
     fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<u128>) {}
 
-    fn undo(&self, _now: Nanos, charge: AllCharge<C>, _lowest: u64, after: &mut After<C>) -> u64 {
+    fn undo(&self, _now: Nanos, charge: AllCharge<C>, _most: u64, after: &mut After<C>) -> u64 {
         let AllCharge { taken, permits } = charge;
         taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
         after.drops.push(Box::new(permits));
         u64::MAX
+    }
+
+    /// There is always room: the members' queues see to theirs.
+    fn moved(&self, _charge: &AllCharge<C>) -> (u64, u64) {
+        (0, u64::MAX)
+    }
+
+    fn full_level(&self, _now: Nanos) -> u64 {
+        0
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        (1, 1)
     }
 
     fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, after: &mut After<C>) -> Nanos {

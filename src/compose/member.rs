@@ -6,10 +6,10 @@
 //!
 //! # Taking without the lock
 //!
-//! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails it puts back exactly that. For this the
-//! policy has to know the lowest level since the grant, which the queue keeps only for grants made under its lock. So the gate counts
-//! how often permits were given back (`levels`), and keeps the last levels: the lowest of those since the number that was read before the
-//! take is the one. If they were more than are kept, the level counts as the lowest there is, so that nothing is invented.
+//! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails it puts back exactly that, as far as
+//! there was room since (`wait/room.rs`). The queue knows that only of grants that were made under its lock. So the gate publishes a number (`levels`)
+//! that changes each time permits are given back, and the queue keeps how much that was the last times. The room since the number that was read before
+//! the take follows from that. If permits were given back more often than is kept, or the terms were changed, nothing is put back.
 //!
 //! | operation | ordering | pairs with | what for |
 //! |---|---|---|---|
@@ -247,7 +247,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             gate.rule.try_take(gate.clock.now(), &n).map(|charge| (charge, levels))
         } else {
             gate.with_queue(|queue, now, after| {
-                Ok((gate.take_in_line(queue, now, &n, priority, after)?, queue.begin()))
+                let charge = gate.take_in_line(queue, now, &n, priority, after)?;
+                let begun = queue.begin(&gate.rule, &charge);
+                Ok((charge, begun))
             })
         };
         let (charge, since) = match taken {
@@ -264,13 +266,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             }
             return Ok(());
         }
-        gate.with_queue(|queue, _, after| {
-            let lowest = match without_lock {
-                true => queue.lowest_since(since),
-                false => queue.end(since),
-            };
-            let level = gate.rule.undo(queue.latest(), charge, lowest, after);
-            queue.note(level);
+        gate.with_queue(|queue, _, after| match without_lock {
+            true => queue.undo_since(&gate.rule, charge, since, after),
+            false => queue.undo(&gate.rule, charge, since, after),
         });
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -359,7 +357,10 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             false => Err(limited(due, now)),
         };
         let part = match charge {
-            Ok(charge) => Ok(Some((charge, queue.begin()))),
+            Ok(charge) => {
+                let begun = queue.begin(&gate.rule, &charge);
+                Ok(Some((charge, begun)))
+            }
             // It would have refused, and lets pass.
             Err(_) if queue.control.shadow => Ok(None),
             Err(refusal) => Err(refusal),
@@ -392,9 +393,7 @@ impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     fn undo(mut self: Box<Self>, after: &mut After<C>) {
         let Some((charge, begun)) = self.part.take() else { return };
         let (mut queue, _) = self.gate.reach();
-        let lowest = queue.end(begun);
-        let level = self.gate.rule.undo(queue.latest(), charge, lowest, after);
-        queue.note(level);
+        queue.undo(&self.gate.rule, charge, begun, after);
         self.gate.let_go(queue, true, 0, after);
     }
 }
@@ -404,15 +403,17 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
         let Some((charge, begun)) = self.part.take() else { return };
         let Share { gate, n, .. } = &*self;
         gate.with_queue(|queue, now, after| {
-            let (lowest, at) = (queue.end(begun), queue.latest());
-            if let Some(more) = used.checked_sub(*n) {
-                if more > 0 {
-                    gate.rule.debit(at, more);
-                    gate.retime(queue, now, after);
-                }
-            } else if let Some(unused) = gate.rule.unused(charge, *n, used) {
-                let level = gate.rule.undo(at, unused, lowest, after);
-                queue.note(level);
+            if used < *n
+                && let Some(unused) = gate.rule.unused(charge, *n, used)
+            {
+                queue.undo(&gate.rule, unused, begun, after);
+                return;
+            }
+            queue.end(begun);
+            if used > *n {
+                gate.rule.debit(queue.latest(), used - *n);
+                queue.debited();
+                gate.retime(queue, now, after);
             }
         });
     }

@@ -106,8 +106,7 @@ impl<P: Policy, C: Timer> Gate<Single<ForKey<P>>, C> {
         let (source, now) = (self.source(), self.clock.now());
         queue.tell(now);
         queue.serve(&source, now, after);
-        if let Ok(level) = policy.policy().change(state, at, change) {
-            queue.note(level);
+        if queue.change(&self.rule, || policy.policy().change(state, at, change)).is_ok() {
             self.retime(&mut queue, now, after);
         }
         if queue.serve(&source, now, after).is_some() {

@@ -87,8 +87,20 @@ impl<P: Policy> Policy for ForKey<P> {
         self.policy.foresee_many(state, forecast, crowd);
     }
 
-    fn undo(&self, state: &P::State, at: Nanos, charge: P::Charge, lowest: u64) -> u64 {
-        self.policy.undo(state, at, charge, lowest)
+    fn undo(&self, state: &P::State, at: Nanos, charge: P::Charge, most: u64) -> u64 {
+        self.policy.undo(state, at, charge, most)
+    }
+
+    fn moved(&self, charge: P::Charge) -> (u64, u64) {
+        self.policy.moved(charge)
+    }
+
+    fn full_level(&self, at: Nanos) -> u64 {
+        self.policy.full_level(at)
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        self.policy.level_unit()
     }
 
     fn refund(&self, state: &P::State, at: Nanos, n: u32) -> u64 {

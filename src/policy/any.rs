@@ -168,34 +168,53 @@ impl Policy for AnyPolicy {
         each!(self, state, policy, state, plain => policy.foresee_many(state, forecast, crowd), else ());
     }
 
-    fn undo(&self, state: &AnyState, at: Nanos, charge: AnyCharge, lowest: u64) -> u64 {
+    fn undo(&self, state: &AnyState, at: Nanos, charge: AnyCharge, most: u64) -> u64 {
         match (self, &state.0, charge.0) {
             (AnyPolicy::SmoothBursty(policy), State::Bursty(state), Charge::Bursty(charge)) => {
-                policy.undo(state, at, charge, lowest)
+                policy.undo(state, at, charge, most)
             }
             (AnyPolicy::SmoothWarmingUp(policy), State::WarmingUp(state), Charge::WarmingUp(charge)) => {
-                policy.undo(state, at, charge, lowest)
+                policy.undo(state, at, charge, most)
             }
             (AnyPolicy::TokenBucket(policy), State::Bucket(state), Charge::Bucket(charge)) => {
-                policy.undo(state, at, charge, lowest)
+                policy.undo(state, at, charge, most)
             }
             (AnyPolicy::LeakyBucket(policy), State::Bucket(state), Charge::Bucket(charge)) => {
-                policy.undo(state, at, charge, lowest)
+                policy.undo(state, at, charge, most)
             }
             (AnyPolicy::FixedWindow(policy), State::Fixed(state), Charge::Fixed(charge)) => {
-                policy.undo(state, at, charge, lowest)
+                policy.undo(state, at, charge, most)
             }
             (AnyPolicy::SlidingWindow(policy), State::Sliding(state), Charge::Sliding(charge)) => {
-                policy.undo(state, at, charge, lowest)
+                policy.undo(state, at, charge, most)
             }
             (AnyPolicy::SlidingEstimate(policy), State::Estimate(state), Charge::Estimate(charge)) => {
-                policy.undo(state, at, charge, lowest)
+                policy.undo(state, at, charge, most)
             }
             (AnyPolicy::SlidingLog(policy), State::Log(state), Charge::Log(charge)) => {
-                policy.undo(state, at, charge, lowest)
+                policy.undo(state, at, charge, most)
             }
             _ => u64::MAX,
         }
+    }
+
+    fn moved(&self, charge: AnyCharge) -> (u64, u64) {
+        match (self, charge.0) {
+            (AnyPolicy::SmoothBursty(policy), Charge::Bursty(charge)) => policy.moved(charge),
+            (AnyPolicy::SmoothWarmingUp(policy), Charge::WarmingUp(charge)) => policy.moved(charge),
+            (AnyPolicy::TokenBucket(policy), Charge::Bucket(charge)) => policy.moved(charge),
+            (AnyPolicy::LeakyBucket(policy), Charge::Bucket(charge)) => policy.moved(charge),
+            // All others count.
+            _ => (0, u64::MAX),
+        }
+    }
+
+    fn full_level(&self, at: Nanos) -> u64 {
+        each!(self, policy => policy.full_level(at))
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        each!(self, policy => policy.level_unit())
     }
 
     fn refund(&self, state: &AnyState, at: Nanos, n: u32) -> u64 {

@@ -46,7 +46,7 @@ impl Policy for Blocked {
         Nanos::MAX
     }
 
-    fn undo(&self, _state: &(), _at: Nanos, _charge: (), _lowest: u64) -> u64 {
+    fn undo(&self, _state: &(), _at: Nanos, _charge: (), _most: u64) -> u64 {
         u64::MAX
     }
 

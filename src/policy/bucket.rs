@@ -463,34 +463,69 @@ impl Bucket {
             numbers.word(numbers.own(forecast.numbers[0]).max(floor).saturating_add(weight));
     }
 
-    pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {
-        // Without the grant the bucket might have been full for a while by now, and what came in then would be lost. It
-        // surely was not full while the lowest state since the grant, less what is given back, lies above the floor.
+    pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, most: u64) -> u64 {
         let whole = charge.n > 0 && charge.used == 0;
         move_to(state, |zero| {
-            if zero == charge.after && whole && lowest >= charge.after {
-                // Nothing happened since: as if it had not been.
-                return charge.before;
-            }
             let (numbers, more) = self.settled();
-            let mut price = numbers.price(&more, charge.n);
-            if charge.used > 0 {
-                // A smaller request would not have found more than a full bucket.
-                let used = numbers.price(&more, charge.used);
-                price = price.min(numbers.saved).saturating_sub(used);
+            if zero == charge.after && whole && most == u64::MAX {
+                // Nothing happened since: as if it had not been.
+                return (charge.before, numbers.own(charge.before));
             }
-            let floor = numbers.tick(at).saturating_sub(numbers.saved);
-            let back = price.min(numbers.own(charge.after.min(lowest)).saturating_sub(floor));
-            numbers.word(numbers.own(zero).saturating_sub(back))
+            let own = numbers.own(zero);
+            if own == ticks::NEVER {
+                // How much is owed is not known any more.
+                return (zero, own);
+            }
+            let price = paid(&numbers, &more, charge);
+            let room = match most {
+                u64::MAX => numbers.own(charge.after).saturating_sub(self.floor(&numbers, at)),
+                most => most,
+            };
+            let own = own.saturating_sub(price.min(room));
+            (numbers.word(own), own)
         })
+    }
+
+    /// See [`Policy::moved`](super::Policy::moved). Levels are the bucket's own clock.
+    #[inline]
+    pub(crate) fn moved(&self, charge: BucketCharge) -> (u64, u64) {
+        if charge.n == 0 {
+            return (0, 0);
+        }
+        if charge.used == 0 {
+            let (numbers, price) = self.price(charge.n);
+            let after = numbers.own(charge.after);
+            return (after.saturating_sub(price), after);
+        }
+        let (numbers, more) = self.numbers_and_more();
+        let after = numbers.own(charge.after);
+        (after.saturating_sub(paid(&numbers, &more, charge)), after)
+    }
+
+    /// See [`Policy::full_level`](super::Policy::full_level).
+    #[inline]
+    pub(crate) fn full_level(&self, at: Nanos) -> u64 {
+        self.floor(&self.price(1).0, at)
+    }
+
+    /// See [`Policy::level_unit`](super::Policy::level_unit).
+    pub(crate) fn level_unit(&self) -> (u64, u64) {
+        let [_, ticks, permits] = self.numbers_and_more().1.interval.to_words();
+        (ticks, permits)
+    }
+
+    /// When a bucket that is full was empty, by its own clock.
+    #[inline]
+    fn floor(&self, numbers: &Numbers, at: Nanos) -> u64 {
+        numbers.tick(at).saturating_sub(numbers.saved)
     }
 
     pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
         move_to(state, |word| {
             let (numbers, more) = self.settled();
-            let (floor, worth) = (numbers.tick(at).saturating_sub(numbers.saved), more.interval.worth(n));
-            let zero = numbers.own(word);
-            numbers.word(zero.saturating_sub(worth).max(floor)).min(word)
+            let (floor, zero) = (self.floor(&numbers, at), numbers.own(word));
+            let new = numbers.word(zero.saturating_sub(more.interval.worth(n)).max(floor)).min(word);
+            (new, numbers.own(new))
         })
     }
 
@@ -502,11 +537,11 @@ impl Bucket {
         move_to(state, |zero| {
             let (numbers, more) = self.settled();
             if numbers.is_unlimited() || n == 0 {
-                return zero;
+                return (zero, 0);
             }
             let price = numbers.price(&more, n);
             let floor = numbers.tick(at).saturating_sub(self.reach(&numbers, price));
-            numbers.word(numbers.own(zero).max(floor).saturating_add(price))
+            (numbers.word(numbers.own(zero).max(floor).saturating_add(price)), 0)
         });
     }
 
@@ -527,12 +562,13 @@ impl Bucket {
         // Published by the conversion.
         self.hot.way.store(CLOSED, Ordering::Relaxed);
         let Ok(level) = convert(&state.zero, |zero| {
-            let new = match change.keep.unwrap_or(Keep::Count) {
-                Keep::Reset => self.starting_word(new, at),
-                _ if filled => new.0.word(new.0.tick(at).saturating_sub(new.0.saved)),
-                keep => carried_over(zero, at, old, new, keep),
+            // Without a limit, and where no permits are kept, what grants took before is not told apart any more.
+            let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
+                Keep::Reset => (self.starting_word(new, at), false),
+                _ if filled => (new.0.word(new.0.tick(at).saturating_sub(new.0.saved)), false),
+                keep => (carried_over(zero, at, old, new, keep), keep == Keep::Count),
             };
-            Ok::<_, Infallible>((new, new))
+            Ok::<_, Infallible>((word, if kept { new.0.own(word) } else { 0 }))
         });
         writer.publish(words(terms, new));
         self.hot.open(&new.0);
@@ -582,13 +618,20 @@ impl Bucket {
     }
 }
 
-/// Moves the state, whatever it is, and returns where to.
-fn move_to(state: &BucketState, target: impl Fn(u64) -> u64) -> u64 {
-    let Ok(zero) = update(&state.zero, |zero| {
-        let new = target(zero);
-        Ok::<_, Infallible>((new, new))
-    });
-    zero
+/// Moves the state, whatever it is, and returns the level that belongs to it.
+fn move_to(state: &BucketState, target: impl Fn(u64) -> (u64, u64)) -> u64 {
+    let Ok(level) = update(&state.zero, |zero| Ok::<_, Infallible>(target(zero)));
+    level
+}
+
+/// What the part of a grant costs that is to be given back.
+fn paid(numbers: &Numbers, more: &More, charge: BucketCharge) -> u64 {
+    let price = numbers.price(more, charge.n);
+    if charge.used == 0 {
+        return price;
+    }
+    // A smaller request would not have found more than a full bucket.
+    price.min(numbers.saved).saturating_sub(numbers.price(more, charge.used))
 }
 
 impl Clone for Bucket {

@@ -301,7 +301,7 @@ impl Policy for FixedWindow {
         forecast.numbers = [beginning, window.limit.into(), 0];
     }
 
-    fn undo(&self, state: &FixedState, _at: Nanos, charge: FixedCharge, _lowest: u64) -> u64 {
+    fn undo(&self, state: &FixedState, _at: Nanos, charge: FixedCharge, _most: u64) -> u64 {
         replace(state, |word| {
             match word.beginning == charge.beginning && charge.version == self.window.version() {
                 true => Word { used: word.used.saturating_sub(u64::from(charge.n)), ..word },

@@ -161,14 +161,42 @@ pub trait Policy: Debug + Send + Sync + 'static {
         forecast.ahead = forecast.ahead.saturating_add(crowd.weight);
     }
 
-    /// Puts back what one grant took, as if it had not been. Returns the level that the state is left at.
+    /// Puts back what one grant took, as if the grant had not been made, but at most `most` of it. Returns the level that the state is left at.
     ///
-    /// What would have been lost by now, because the limiter would have been full without this grant, is not given back:
-    /// permits are never invented. To judge that, the policy has to know the `lowest` level that [`undo`](Policy::undo),
-    /// [`refund`](Policy::refund) and [`set_rate`](Policy::set_rate) have left this state at since the grant, or `u64::MAX`
-    /// if there was none. A level is the policy's own measure: the lower, the fuller the limiter; grants and time alone never
-    /// lower it.
-    fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge, lowest: u64) -> u64;
+    /// Without the grant the limiter would have been fuller. What came in while it would have been full would have been lost, and
+    /// must not be given back: permits are never invented. The caller judges that by levels. A level is the policy's own measure of how
+    /// full a state is: the lower, the fuller. Grants raise it, and time does not change it. The room in a state is its level less
+    /// the level of a full one, [`full_level`](Policy::full_level). `most` is the least room in the state at any moment since the grant, less
+    /// all that was undone since. With each undone grant, the caller lowers that number for all others.
+    /// [`RateLimiter`](crate::RateLimiter) keeps these numbers for dropped waits, for estimates and for limits among several.
+    ///
+    /// `u64::MAX` says that nothing was undone, refunded, changed or debited since the grant. Then the policy judges by the time alone. A
+    /// caller that undoes no more than its last grant needs no other number.
+    ///
+    /// A policy that counts ignores `most`: it loses nothing by being full.
+    fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge, most: u64) -> u64;
+
+    /// The levels that a grant moved its state between, by the terms in force: before, and after. The difference is the most that
+    /// [`undo`](Policy::undo) can put back.
+    ///
+    /// A policy that loses what comes in while it is full has to implement this and [`full_level`](Policy::full_level). Unless a policy says
+    /// otherwise, there is always room.
+    fn moved(&self, charge: Self::Charge) -> (u64, u64) {
+        let _ = charge;
+        (0, u64::MAX)
+    }
+
+    /// The level of a full limiter at the time `at`. It rises with time.
+    fn full_level(&self, at: Nanos) -> u64 {
+        let _ = at;
+        0
+    }
+
+    /// So many levels are so many permits, by the terms in force, if a change of terms keeps permits. Numbers that never change, if it
+    /// keeps levels.
+    fn level_unit(&self) -> (u64, u64) {
+        (1, 1)
+    }
 
     /// Gives back `n` permits that were acquired and not used. Returns the level that the state is left at. The limiter
     /// never becomes fuller than full.
@@ -208,8 +236,10 @@ pub trait Policy: Debug + Send + Sync + 'static {
         }
     }
 
-    /// Changes the rate, the burst or what else there is. Returns the level that the state is left at. Each policy states what happens to
-    /// saved permits and debts, unless the change says it.
+    /// Changes the rate, the burst or what else there is. Each policy states what happens to saved permits and debts, unless the change says it.
+    ///
+    /// Returns the level that the state is left at, by the new terms. 0 says that grants from before the change give back nothing any
+    /// more: the policy did not convert its levels by their [unit](Policy::level_unit).
     ///
     /// # Errors
     ///

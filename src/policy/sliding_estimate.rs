@@ -355,7 +355,7 @@ impl Policy for SlidingEstimate {
         forecast.numbers = [beginning, full, full];
     }
 
-    fn undo(&self, state: &EstimateState, _at: Nanos, charge: EstimateCharge, _lowest: u64) -> u64 {
+    fn undo(&self, state: &EstimateState, _at: Nanos, charge: EstimateCharge, _most: u64) -> u64 {
         if charge.version != self.window.version() {
             return u64::MAX;
         }

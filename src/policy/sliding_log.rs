@@ -544,7 +544,7 @@ impl Policy for SlidingLog {
         forecast.comes_back(time.saturating_add(window.length), limit);
     }
 
-    fn undo(&self, state: &LogState, at: Nanos, charge: LogCharge, _lowest: u64) -> u64 {
+    fn undo(&self, state: &LogState, at: Nanos, charge: LogCharge, _most: u64) -> u64 {
         // What is over by now would be back already.
         if end(charge.time, &self.window()) > stamp(at) {
             let _one_at_a_time = lock(&state.giving_back);

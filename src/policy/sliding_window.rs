@@ -524,7 +524,7 @@ impl Policy for SlidingWindow {
         forecast.comes_back(now.saturating_add(cut.span), limit);
     }
 
-    fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _lowest: u64) -> u64 {
+    fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _most: u64) -> u64 {
         let cut = self.cut();
         if charge.n > 0 && charge.version == cut.version {
             let (beginning, index) = self.place(charge.beginning, &cut);

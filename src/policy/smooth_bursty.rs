@@ -183,6 +183,17 @@ impl SmoothBursty {
         // Every tick of a time lies further than any burst from zero.
         at - self.saved
     }
+
+    /// Takes a state back by what was given back. Where it is owed for ever, how much is owed is not known any more.
+    fn move_back(state: &BurstyState, charge: BurstyCharge, most: u64, floor: u64) -> u64 {
+        move_to(state, |zero| match most {
+            u64::MAX if zero == charge.after || zero < ticks::NEVER => {
+                zero.saturating_sub(charge.price.min(charge.after.saturating_sub(floor)))
+            }
+            _ if zero == ticks::NEVER => zero,
+            most => zero.saturating_sub(charge.price.min(most)),
+        })
+    }
 }
 
 /// The rule, for a request that is due: the state after it, and what it took.
@@ -209,6 +220,14 @@ impl fmt::Debug for SmoothBursty {
             .field("max_burst", &max_burst)
             .finish_non_exhaustive()
     }
+}
+
+/// How long a debt takes at another rate. Without permits, or without a limit, nothing tells how many they are: then it stays a time.
+pub(super) fn owed(old: Interval, debt: u64, new: Interval) -> u64 {
+    if [old, new].iter().any(|interval| interval.is_zero() || interval.is_unlimited()) {
+        return debt;
+    }
+    old.convert(debt, new, true)
 }
 
 /// What is left of `paid` for `n` permits if only `used` of them were, at today's price of either; or a share, if that was another.
@@ -293,12 +312,19 @@ impl Policy for SmoothBursty {
         forecast.numbers[0] = grant(forecast.numbers[0], floor, crowd.weight).0;
     }
 
-    fn undo(&self, state: &BurstyState, at: Nanos, charge: BurstyCharge, lowest: u64) -> u64 {
-        // Without the grant the stock might have been full for a while by now, and what came in then would be lost.
-        // It surely was not full while the lowest state since the grant, less what is given back, lies above the floor.
-        let floor = self.floor(ticks::from_nanos(at));
-        let back = charge.price.min(charge.after.min(lowest).saturating_sub(floor));
-        move_to(state, |zero| zero.saturating_sub(back))
+    fn undo(&self, state: &BurstyState, at: Nanos, charge: BurstyCharge, most: u64) -> u64 {
+        SmoothBursty::move_back(state, charge, most, self.full_level(at))
+    }
+
+    #[inline]
+    fn moved(&self, charge: BurstyCharge) -> (u64, u64) {
+        (charge.after - charge.price, charge.after)
+    }
+
+    #[inline]
+    fn full_level(&self, at: Nanos) -> u64 {
+        // Nothing comes in, and nothing overflows, while the rate is zero.
+        self.floor(ticks::from_nanos(at).min(self.stopped.load(Ordering::Relaxed)))
     }
 
     fn refund(&self, state: &BurstyState, at: Nanos, n: u32) -> u64 {
@@ -329,7 +355,10 @@ impl Policy for SmoothBursty {
             (true, false) => self.stopped.swap(ticks::NEVER, Ordering::Relaxed),
             _ => ticks::NEVER,
         };
+        // Whether the state was moved as a time: only then it is known what grants from before are worth.
+        let mut kept = !old.is_unlimited() || new.is_unlimited();
         if stopped < at {
+            kept &= Cell::load(&state.zero) <= stopped;
             // Nothing came in meanwhile: the stock is what it was. A debt was paid as far as the time goes.
             move_to(state, |zero| match stopped.checked_sub(zero.max(stopped - self.saved)) {
                 Some(stock) => at - stock,
@@ -337,20 +366,28 @@ impl Policy for SmoothBursty {
             });
         }
         let level = match change.keep.unwrap_or(Keep::Ratio) {
-            Keep::Reset => move_to(state, |_| if self.start_full { at - self.max_burst } else { at }),
+            Keep::Reset => {
+                kept = false;
+                move_to(state, |_| if self.start_full { at - self.max_burst } else { at })
+            }
             // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.
             _ if old.is_unlimited() && !new.is_unlimited() => {
                 move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) })
             }
             // The word is a time: it says the same at any rate.
             Keep::Ratio => Cell::load(&state.zero),
-            Keep::Count => move_to(state, |zero| match zero.checked_sub(at) {
-                Some(debt) => at.saturating_add(old.convert(debt, new, true)),
-                None => at - old.convert(at - zero.max(self.floor(at)), new, false).min(self.saved),
-            }),
+            Keep::Count => {
+                kept = false;
+                move_to(state, |zero| match zero.checked_sub(at) {
+                    // Nobody knows any more how much is owed, so no other rate makes it less.
+                    _ if zero == ticks::NEVER => zero,
+                    Some(debt) => at.saturating_add(owed(old, debt, new)),
+                    None => at - old.convert(at - zero.max(self.floor(at)), new, false).min(self.saved),
+                })
+            }
         };
         self.rate.set(rate);
-        Ok(level)
+        Ok(if kept { level } else { 0 })
     }
 
     fn rate(&self) -> Rate {

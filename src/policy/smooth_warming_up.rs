@@ -71,7 +71,7 @@ use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
-use crate::policy::smooth_bursty::unused_share;
+use crate::policy::smooth_bursty::{owed, unused_share};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
@@ -277,6 +277,12 @@ impl SmoothWarmingUp {
         (base.saturating_add(surcharge), worked_off)
     }
 
+    /// The surcharge for a coldness that was worked off down to `left`.
+    fn surcharge(&self, left: u64, worked_off: u64) -> u64 {
+        let from = left.saturating_add(worked_off).min(self.warm_up);
+        self.curve.surcharge(from).saturating_sub(self.curve.surcharge(left))
+    }
+
     /// The rule. The error is the tick at which the request is due.
     fn step(&self, word: Word, at: u64, n: u32, interval: Interval) -> Result<(Word, WarmingUpCharge), u64> {
         if word.next > at {
@@ -431,21 +437,38 @@ impl Policy for SmoothWarmingUp {
         forecast.numbers = [coldness - worked_off, next.saturating_add(price), 0];
     }
 
-    fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge, lowest: u64) -> u64 {
+    fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge, most: u64) -> u64 {
         let at = ticks::from_nanos(at);
-        // Of the time taken, the future part is given back. In the past part the limiter would have been idle and would
-        // have cooled. What was given back since may have moved the state back already.
-        let back = charge.price.min(charge.left.next.min(lowest).saturating_sub(at));
+        // Of the time taken, the future part is given back. In the past part the limiter would have been idle and would have cooled.
+        let room = if most == u64::MAX { charge.left.next.saturating_sub(at) } else { most };
+        let back = charge.price.min(room);
+        let idle = charge.price - back;
+        let idle = if self.cools(idle, self.rate.interval()) { idle } else { 0 };
         replace(state, |word| {
-            if word == charge.left {
+            if word == charge.left && most == u64::MAX {
                 // Nothing happened since: as if it had not been.
                 return charge.found;
             }
-            let idle = charge.price - back;
-            let idle = if self.cools(idle, self.rate.interval()) { idle } else { 0 };
+            if word.next == ticks::NEVER {
+                // How much is owed is not known any more.
+                return word;
+            }
+            // The permits since would have been the colder ones, and dearer: so the cheapest part of the surcharge is given back.
+            let warmed = self.surcharge(charge.left.coldness, charge.coldness);
+            let dearer = warmed.saturating_sub(self.surcharge(word.coldness, charge.coldness));
             let coldness = word.coldness.saturating_add(charge.coldness).saturating_add(idle);
+            let back = back.min(charge.price.saturating_sub(dearer));
             Word { coldness: coldness.min(self.warm_up), next: word.next.saturating_sub(back) }
         })
+    }
+
+    fn moved(&self, charge: WarmingUpCharge) -> (u64, u64) {
+        (charge.left.next.saturating_sub(charge.price), charge.left.next)
+    }
+
+    /// Nothing is saved: it is full when nothing is owed.
+    fn full_level(&self, at: Nanos) -> u64 {
+        ticks::from_nanos(at)
     }
 
     fn refund(&self, state: &WarmingUpState, at: Nanos, n: u32) -> u64 {
@@ -499,13 +522,21 @@ impl Policy for SmoothWarmingUp {
             Keep::Ratio => Word::decode(Cell::load(&state.word)).next,
             Keep::Count => replace(state, |word| {
                 let Word { coldness, next } = self.idled(word, at, old);
-                let debt = old.convert(next.saturating_sub(at), new, true);
-                let coldness = old.convert(coldness, new, true).min(self.warm_up);
-                Word { coldness, next: if next > at { at.saturating_add(debt) } else { next } }
+                let coldness = owed(old, coldness, new).min(self.warm_up);
+                let next = match next.checked_sub(at) {
+                    // Nobody knows any more how much is owed, so no other rate makes it less.
+                    _ if next == ticks::NEVER => next,
+                    Some(debt) if debt > 0 => at.saturating_add(owed(old, debt, new)),
+                    _ => next,
+                };
+                Word { coldness, next }
             }),
         };
         self.rate.set(rate);
-        Ok(level)
+        // A time is worth the same at any rate. Where it does not stay one, grants from before give back nothing.
+        let kept =
+            change.keep.unwrap_or(Keep::Ratio) == Keep::Ratio && (!old.is_unlimited() || new.is_unlimited());
+        Ok(if kept { level } else { 0 })
     }
 
     fn rate(&self) -> Rate {

@@ -242,8 +242,20 @@ impl Policy for TokenBucket {
         self.bucket.foresee_many(forecast, crowd);
     }
 
-    fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, lowest: u64) -> u64 {
-        self.bucket.undo(state, at, charge, lowest)
+    fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, most: u64) -> u64 {
+        self.bucket.undo(state, at, charge, most)
+    }
+
+    fn moved(&self, charge: BucketCharge) -> (u64, u64) {
+        self.bucket.moved(charge)
+    }
+
+    fn full_level(&self, at: Nanos) -> u64 {
+        self.bucket.full_level(at)
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        self.bucket.level_unit()
     }
 
     fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {

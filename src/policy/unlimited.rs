@@ -45,7 +45,7 @@ impl Policy for Unlimited {
         at
     }
 
-    fn undo(&self, _state: &(), _at: Nanos, _charge: (), _lowest: u64) -> u64 {
+    fn undo(&self, _state: &(), _at: Nanos, _charge: (), _most: u64) -> u64 {
         u64::MAX
     }
 

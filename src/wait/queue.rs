@@ -32,7 +32,7 @@ use crate::wait::after::After;
 use crate::wait::alarm::Alarms;
 use crate::wait::control::Control;
 use crate::wait::levels::{Levels, NONE};
-use crate::wait::lows::Lows;
+use crate::wait::room::Room;
 use crate::wait::seats::{Seats, end_of};
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
@@ -56,7 +56,8 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     round: u32,
     /// When this round began.
     began: Nanos,
-    lows: Lows,
+    /// How much of each grant can still be given back.
+    room: Room,
     /// Places held for those who wait for other limiters as well.
     pub(crate) seats: Seats<R, C>,
     pub(crate) alarms: Alarms<C>,
@@ -121,7 +122,7 @@ pub(super) enum State<Charge> {
 #[derive(Debug)]
 pub(super) struct Grant<Charge> {
     charge: Charge,
-    /// What the lowest level since is asked for with.
+    /// What it is ended or undone with.
     begun: u64,
     /// The round in which it is counted as unseen.
     round: u32,
@@ -134,7 +135,7 @@ pub(crate) struct Source<'a, R> {
 }
 
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(rule: &R) -> Self {
         Queue {
             entries: Slab::new(),
             head: NONE,
@@ -146,7 +147,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             unseen: [0, 0],
             round: 0,
             began: Nanos::ZERO,
-            lows: Lows::new(),
+            room: Room::new(rule.level_unit()),
             seats: Seats::new(),
             alarms: Alarms::new(),
             control: Control::new(),
@@ -363,7 +364,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 self.was_seen(kind, &grant);
                 match keep {
                     Some(begun) => *begun = grant.begun,
-                    None => drop(self.lows.end(grant.begun)),
+                    None => self.room.end(grant.begun),
                 }
                 Some(Ok(Pass::Granted(grant.charge)))
             }
@@ -373,8 +374,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// A grant is made that its future has still to see.
-    pub(super) fn grant(&mut self, charge: R::Charge, kind: Kind<C::Domain>) -> Grant<R::Charge> {
-        let grant = Grant { charge, begun: self.lows.begin(), round: self.round };
+    pub(super) fn grant(&mut self, rule: &R, charge: R::Charge, kind: Kind<C::Domain>) -> Grant<R::Charge> {
+        let begun = self.begin(rule, &charge);
+        let grant = Grant { charge, begun, round: self.round };
         if !matches!(kind, Kind::Nobody) {
             if self.unseen == [0, 0] {
                 self.began = self.latest;
@@ -408,29 +410,50 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.latest
     }
 
-    /// A grant is made that may be undone later. Returns what to [end](Queue::end) it with.
-    pub(crate) fn begin(&mut self) -> u64 {
-        self.lows.begin()
+    /// A grant is made that may be undone later. Returns what to [end](Queue::end) or [undo](Queue::undo) it with.
+    pub(crate) fn begin(&mut self, rule: &R, charge: &R::Charge) -> u64 {
+        self.room.begin(rule.moved(charge), rule.full_level(self.latest))
     }
 
-    /// A grant is final, or undone. Returns the lowest level since it was made.
-    pub(crate) fn end(&mut self, begun: u64) -> u64 {
-        self.lows.end(begun)
+    /// A grant is final.
+    pub(crate) fn end(&mut self, begun: u64) {
+        self.room.end(begun);
     }
 
-    /// The lowest level since there were so many [`levels`](Queue::levels), or 0 if that is too long ago.
-    pub(crate) fn lowest_since(&self, levels: u64) -> u64 {
-        self.lows.lowest_since(levels)
+    /// Undoes a grant, or the part of it that this charge says.
+    pub(crate) fn undo(&mut self, rule: &R, charge: R::Charge, begun: u64, after: &mut After<C>) {
+        // At the latest time: what overflowed by then is lost, also if the clock went back.
+        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
+        self.room.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, after));
+    }
+
+    /// Undoes a grant that was made without the lock, after the [`number`](Queue::number) was read as `since`.
+    pub(crate) fn undo_since(&mut self, rule: &R, charge: R::Charge, since: u64, after: &mut After<C>) {
+        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
+        self.room.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, after));
     }
 
     /// A number that is another one each time permits are given back.
-    pub(crate) fn levels(&self) -> u64 {
-        self.lows.levels()
+    pub(crate) fn number(&self) -> u64 {
+        self.room.number()
     }
 
-    /// Something gave permits back, and left the state at this level.
-    pub(crate) fn note(&mut self, level: u64) {
-        self.lows.note(level);
+    /// Gives back permits by number, and notes the level that it leaves.
+    pub(crate) fn refund(&mut self, rule: &R, refund: impl FnOnce() -> u64) {
+        self.room.refund(rule.full_level(self.latest), refund);
+    }
+
+    /// Changes the terms, and notes the level that it leaves.
+    pub(crate) fn change<E>(&mut self, rule: &R, change: impl FnOnce() -> Result<u64, E>) -> Result<(), E> {
+        let full = rule.full_level(self.latest);
+        let level = change()?;
+        self.room.changed(full, rule.level_unit(), level);
+        Ok(())
+    }
+
+    /// Permits are charged that were not asked for.
+    pub(crate) fn debited(&mut self) {
+        self.room.touch();
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.
@@ -443,10 +466,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             State::Waiting(waker) => after.discard.extend(waker),
             State::Granted(grant) => {
                 self.was_seen(kind, &grant);
-                let lowest = self.lows.end(grant.begun);
-                // At the latest time: what overflowed by then is lost, also if the clock went back.
-                let level = from.rule.undo(self.latest, grant.charge, lowest, after);
-                self.lows.note(level);
+                self.undo(from.rule, grant.charge, grant.begun, after);
             }
             State::Passed(_) | State::Refused(_) => {}
         }

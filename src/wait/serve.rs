@@ -82,7 +82,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             // The clock may have gone back since it joined.
             match from.rule.take(due.max(oldest).min(now), now, &ask, after) {
                 Ok(charge) => {
-                    let grant = self.grant(charge, kind);
+                    let grant = self.grant(from.rule, charge, kind);
                     self.settle(from.rule, key, State::Granted(grant), after);
                 }
                 Err(Refusal::Limited { .. }) => {

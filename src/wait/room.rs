@@ -1,0 +1,437 @@
+//! How much of each grant can still be given back.
+//!
+//! A grant is undone as if it had never been made. Without it the limiter would have been fuller, by what the grant took, and what
+//! came in while it was full would have been lost. So the grant gives back the *least room* there was at any moment since, at
+//! most; the room is what a limiter lacks to be full. And an undone grant takes room away from all others that were there
+//! when it was: without it, the history of these was fuller, too.
+//!
+//! # What is known
+//!
+//! Two numbers say how full a limiter is: its [level](crate::Policy::moved), which only grants and debits raise, and the [level
+//! of a full one](crate::Policy::full_level), which rises with time. The room is their difference. Grants without the lock are not seen
+//! here, but these raise the level. So between two looks the room is never less than the level at the first one less the level of a full
+//! limiter at the second one. Every grant, undoing, refund and change under the lock is a look, and says what level it left.
+//!
+//! # State
+//!
+//! | | is |
+//! |---|---|
+//! | a mark | the least room from one look to another, and the grants made since the mark before it that may still be undone |
+//! | its gap | its room less the room of the mark before it: rooms rise from mark to mark, since a mark with no less room than a later one is left out |
+//! | recent | how many grants were made since the last mark |
+//! | level | no more than the level of the state at any moment since the last look |
+//! | base | no more than the level less all that recent grants took |
+//!
+//! The room of a mark is the sum of the gaps up to it, and the least room since each of its grants. Undoing one of these grants lowers the room
+//! of its mark and of all later marks, and cuts earlier marks to that. In gaps: it takes from the mark's own gap, and then from the gaps before
+//! it. A mark whose gap is used up becomes one with the mark before it. So an undoing costs O(log n) for n grants, amortized,
+//! in whatever order.
+//!
+//! # Why no permit is invented
+//!
+//! Claim: the marks never say more than the least room in a replay of history without the grants undone so far. A look keeps it, as said above. An
+//! undoing keeps it: the grant gives back *b*, no more than the room of its mark. In a replay without this grant as well, the room at each moment since is
+//! smaller by what of the grant had not overflowed by then. That is *b*, or more where the room shrank to *b* later; but at
+//! that later moment, which all older grants have seen as well, no room is left. So marks that are lowered by *b* say no more than the replay.
+//!
+//! A look writes no mark while the base lies as far above a full limiter as the last mark's room: then all grants could be undone
+//! and the room at this moment would suffice. So grants that wait to be seen cost nothing while the limiter is far from full.
+//!
+//! Where the queue sees every grant, what is given back is exact: then each look is a moment at which the replay is cut, too.
+//!
+//! **A change of terms** is a look by the old terms. Rooms are converted as the policy converts its stock, rounded down. A policy
+//! that does not convert by a factor returns level 0, and grants from before the change give back nothing.
+//!
+//! **A clock that goes back** is not followed: the time of a look is the latest that the queue was told. What a grant without the lock found at a
+//! later time than that is not seen here.
+//!
+//! **What is left.** A taker without the lock may read a later time than the thread that holds the lock, if this thread is kept off its
+//! processor between reading the clock and looking at the state. By what comes in within that time, too much may be given back, once.
+//!
+//! **Checked by** the test below, by `tests/undo.rs` against replays of history, and by `loom-tests/compose.rs`.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::policy::interval::Interval;
+
+/// So many looks are kept for grants that were made without the lock.
+const KEPT: usize = 32;
+
+#[derive(Debug)]
+pub(crate) struct Room {
+    /// By number.
+    marks: BTreeMap<u64, Mark>,
+    /// The room of the last mark, or a little more: see [`Room::changed`].
+    top: u64,
+    /// The number of what is noted next, a mark or a giving back. The first one is 1, so that no grant begins with 0.
+    next: u64,
+    recent: usize,
+    base: u64,
+    level: u64,
+    /// The unit of levels; see [`Policy::level_unit`](crate::Policy::level_unit).
+    unit: (u64, u64),
+    /// The number of the last thing noted but grants.
+    touched: u64,
+    /// The last looks, for grants that were made without the lock.
+    looks: VecDeque<Look>,
+    /// The number of the last look that is not among them.
+    forgotten: u64,
+}
+
+#[derive(Debug)]
+struct Mark {
+    /// In the unit that was in force when it was last looked at.
+    gap: u64,
+    unit: (u64, u64),
+    grants: usize,
+}
+
+#[derive(Debug)]
+struct Look {
+    number: u64,
+    /// The least room up to it, less what was undone since.
+    room: u64,
+    /// How much of a grant was undone. That lowers all levels since the grant.
+    back: u64,
+    /// The level that was left.
+    level: u64,
+}
+
+/// The levels that a grant moved the state between.
+pub(crate) type Moved = (u64, u64);
+
+impl Mark {
+    /// Puts the gap into this unit.
+    fn convert(&mut self, unit: (u64, u64)) {
+        if self.unit != unit {
+            let interval = |(ticks, permits)| Interval::from_words([0, ticks, permits]);
+            self.gap = interval(self.unit).convert(self.gap, interval(unit), false);
+            self.unit = unit;
+        }
+    }
+}
+
+impl Room {
+    /// For a state whose levels have this unit.
+    pub(crate) fn new(unit: (u64, u64)) -> Room {
+        Room {
+            marks: BTreeMap::new(),
+            top: 0,
+            next: 1,
+            recent: 0,
+            base: 0,
+            level: 0,
+            unit,
+            touched: 0,
+            looks: VecDeque::new(),
+            forgotten: 0,
+        }
+    }
+
+    /// A number that is another one each time something is given back.
+    pub(crate) fn number(&self) -> u64 {
+        self.next
+    }
+
+    /// A grant is made, at a time at which a full limiter has the level `full`. Returns what to ask with.
+    pub(crate) fn begin(&mut self, (before, after): Moved, full: u64) -> u64 {
+        let room = self.look(full);
+        if self.recent == 0 {
+            self.base = before.min(after);
+        }
+        self.recent += 1;
+        self.leave(room, 0, after);
+        self.next
+    }
+
+    /// A grant is final.
+    pub(crate) fn end(&mut self, begun: u64) {
+        let Some((&number, mark)) = self.marks.range_mut(begun..).next() else {
+            self.recent = self.recent.saturating_sub(1);
+            return;
+        };
+        mark.grants = mark.grants.saturating_sub(1);
+        if mark.grants > 0 {
+            return;
+        }
+        mark.convert(self.unit);
+        let gap = mark.gap;
+        self.marks.remove(&number);
+        match self.marks.range_mut(number..).next() {
+            Some((_, later)) => {
+                later.convert(self.unit);
+                later.gap = later.gap.saturating_add(gap);
+            }
+            None => self.top = self.top.saturating_sub(gap),
+        }
+        if self.marks.is_empty() {
+            self.top = 0;
+        }
+    }
+
+    /// Undoes a grant by `put_back`, which is told what [`Policy::undo`](crate::Policy::undo) has to know, and returns the level it left.
+    pub(crate) fn undo(
+        &mut self,
+        begun: u64,
+        (before, after): Moved,
+        full: u64,
+        put_back: impl FnOnce(u64) -> u64,
+    ) {
+        let (price, alone) = (after.saturating_sub(before), self.touched < begun && self.level == after);
+        let room = self.look(full);
+        let back = if let Some((&number, _)) = self.marks.range(begun..).next() {
+            self.take(number, price)
+        } else {
+            let back = price.min(room);
+            // Recent grants took so much less.
+            self.level -= back;
+            back
+        };
+        self.end(begun);
+        self.lower_looks(begun, back);
+        self.gave(room, back, put_back(if alone { u64::MAX } else { back }));
+    }
+
+    /// The same for a grant that was made without telling, after this number was read.
+    pub(crate) fn undo_since(
+        &mut self,
+        since: u64,
+        (before, after): Moved,
+        full: u64,
+        put_back: impl FnOnce(u64) -> u64,
+    ) {
+        let room = self.look(full);
+        let (mut least, mut seen) = (if since > self.forgotten { after } else { 0 }, u64::MAX);
+        for look in self.looks.iter().filter(|look| look.number >= since) {
+            least = least.saturating_sub(look.back).min(look.level);
+            seen = seen.min(look.room);
+        }
+        let back = after.saturating_sub(before).min(least.saturating_sub(full));
+        if let Some((&number, _)) = self.marks.range(since..).next() {
+            let taken = self.take(number, back);
+            self.take_after(number, back - taken);
+        }
+        self.lower_looks(since, back);
+        if seen < u64::MAX {
+            // Looks that wrote no mark would have written one, had they seen so much less room.
+            self.mark(room.min(seen).saturating_sub(back));
+        }
+        self.gave(room, back, put_back(if self.touched < since { u64::MAX } else { back }));
+    }
+
+    /// Gives back permits that belong to no grant here, by `refund`, which returns the level it left.
+    pub(crate) fn refund(&mut self, full: u64, refund: impl FnOnce() -> u64) {
+        let room = self.look(full);
+        self.gave(room, 0, refund());
+    }
+
+    /// Something was taken or owed that cannot be undone.
+    pub(crate) fn touch(&mut self) {
+        self.touched = self.next;
+        self.next += 1;
+    }
+
+    /// So much of a grant was given back, or nothing of a grant but of a refund. That left the state at this level.
+    fn gave(&mut self, room: u64, back: u64, level: u64) {
+        // Below the new level by what recent grants took.
+        self.base = self.base.min(level.saturating_sub(self.level.saturating_sub(self.base)));
+        self.leave(room, back, level);
+        self.touch();
+    }
+
+    /// Ends a look that found so much room.
+    fn leave(&mut self, room: u64, back: u64, level: u64) {
+        self.level = level;
+        if self.looks.len() == KEPT
+            && let Some(oldest) = self.looks.pop_front()
+        {
+            self.forgotten = oldest.number;
+        }
+        self.looks.push_back(Look { number: self.next, room, back, level });
+        self.next += 1;
+    }
+
+    fn lower_looks(&mut self, since: u64, back: u64) {
+        for look in self.looks.iter_mut().rev().take_while(|look| look.number >= since) {
+            look.room = look.room.saturating_sub(back);
+        }
+    }
+
+    /// The least room since the last look. Writes a mark if that matters.
+    fn look(&mut self, full: u64) -> u64 {
+        let room = self.level.saturating_sub(full);
+        if self.base < full.saturating_add(self.top) {
+            self.mark(room);
+        }
+        room
+    }
+
+    /// The terms have changed: `full` is by the old ones, all else by the new ones.
+    ///
+    /// Gaps are converted when they are looked at, each rounded down; the last mark's room at once. So it may be more than the sum
+    /// of the gaps, by a tick for each. The next mark's gap is the smaller for it.
+    pub(crate) fn changed(&mut self, full: u64, unit: (u64, u64), level: u64) {
+        self.mark(self.level.saturating_sub(full));
+        let mut last = Mark { gap: self.top, unit: self.unit, grants: 0 };
+        last.convert(unit);
+        (self.top, self.unit) = (last.gap, unit);
+        (self.level, self.base) = (level, level);
+        self.looks.clear();
+        self.forgotten = self.next;
+        self.touch();
+    }
+
+    /// Writes a mark for the grants made so far.
+    fn mark(&mut self, room: u64) {
+        let mut grants = std::mem::take(&mut self.recent);
+        while self.top >= room
+            && let Some((_, mut last)) = self.marks.pop_last()
+        {
+            last.convert(self.unit);
+            self.top = self.top.saturating_sub(last.gap);
+            grants += last.grants;
+        }
+        if self.marks.is_empty() {
+            self.top = 0;
+        }
+        if grants > 0 {
+            let gap = room.saturating_sub(self.top);
+            self.marks.insert(self.next, Mark { gap, unit: self.unit, grants });
+            self.top = room;
+            self.next += 1;
+        }
+        self.base = self.level;
+    }
+
+    /// Takes so much of the room of this mark, or what there is, and of all later ones. Returns how much.
+    fn take(&mut self, number: u64, wanted: u64) -> u64 {
+        let mut left = wanted;
+        while let Some(mark) = self.marks.get_mut(&number) {
+            mark.convert(self.unit);
+            let part = left.min(mark.gap);
+            mark.gap -= part;
+            left -= part;
+            if left == 0 {
+                break;
+            }
+            let Some((&earlier, _)) = self.marks.range(..number).next_back() else { break };
+            let Some(earlier) = self.marks.remove(&earlier) else { break };
+            if let Some(mark) = self.marks.get_mut(&number) {
+                mark.gap = earlier.gap;
+                mark.unit = earlier.unit;
+                mark.grants += earlier.grants;
+            }
+        }
+        self.top = self.top.saturating_sub(wanted - left);
+        wanted - left
+    }
+
+    /// Takes so much of the room of all marks after this one, which has none left.
+    fn take_after(&mut self, number: u64, wanted: u64) {
+        let (mut number, mut left) = (number, wanted);
+        while left > 0
+            && let Some((&later, mark)) = self.marks.range_mut(number + 1..).next()
+        {
+            mark.convert(self.unit);
+            let part = left.min(mark.gap);
+            mark.gap -= part;
+            left -= part;
+            if mark.gap == 0 {
+                let without = self.marks.remove(&number).map_or(0, |mark| mark.grants);
+                if let Some(mark) = self.marks.get_mut(&later) {
+                    mark.grants += without;
+                }
+            }
+            number = later;
+        }
+        self.top = self.top.saturating_sub(wanted - left);
+    }
+}
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The size of the bucket.
+    const SIZE: u64 = 50;
+
+    /// A grant that may be undone: its place in history, what it is undone with, and the levels it moved.
+    struct Grant {
+        place: usize,
+        with: u64,
+        moved: Moved,
+        told: bool,
+    }
+
+    /// The level after a history of prices and, where they are given back, negative ones.
+    fn replay(history: &[(u64, i64)]) -> u64 {
+        history.iter().fold(0, |level, (now, price)| {
+            let full = now - SIZE;
+            match u64::try_from(*price) {
+                Ok(price) => level.max(full) + price,
+                Err(_) => level.saturating_sub(price.unsigned_abs()).max(full),
+            }
+        })
+    }
+
+    proptest! {
+        /// Grants under the lock and without it, undone in any order. Marks are no more than grants.
+        #[test]
+        fn a_bucket_is_never_fuller_than_in_a_replay(
+            acts in proptest::collection::vec((0..7u8, 0..30u64, any::<usize>()), 1..120),
+        ) {
+            let mut room = Room::new((1, 1));
+            let (mut now, mut level, mut grants) = (1000, 0u64, Vec::<Grant>::new());
+            let mut history = Vec::<(u64, i64)>::new();
+            for (act, number, index) in acts {
+                let full = now - SIZE;
+                match act {
+                    0 | 1 => now += number,
+                    // The last one was not told of, and is not undone either.
+                    2..=4 => {
+                        let since = room.number();
+                        let before = level.max(full);
+                        level = before + number;
+                        history.push((now, i64::try_from(number)?));
+                        let (place, moved, told) = (history.len() - 1, (before, level), act == 2);
+                        let with = if told { room.begin(moved, full) } else { since };
+                        if act < 4 {
+                            grants.push(Grant { place, with, moved, told });
+                        }
+                    }
+                    5 => {
+                        level = level.saturating_sub(number).max(full).min(level);
+                        room.refund(full, || level);
+                        history.push((now, -i64::try_from(number)?));
+                    }
+                    _ if grants.is_empty() => {}
+                    _ => {
+                        let Grant { place, with, moved, told } = grants.swap_remove(index % grants.len());
+                        if number == 0 && told {
+                            room.end(with);
+                        } else {
+                            let put_back = |most: u64| {
+                                level -= most.min(moved.1 - moved.0).min(match most {
+                                    u64::MAX => moved.1.saturating_sub(full),
+                                    most => most,
+                                });
+                                level
+                            };
+                            match told {
+                                true => room.undo(with, moved, full, put_back),
+                                false => room.undo_since(with, moved, full, put_back),
+                            }
+                            history[place].1 = 0;
+                        }
+                    }
+                }
+                let full = now - SIZE;
+                prop_assert!(level.max(full) >= replay(&history).max(full), "{level} {}", replay(&history));
+                prop_assert!(room.marks.len() <= grants.len());
+                let gaps: u64 = room.marks.values().map(|mark| mark.gap).sum();
+                prop_assert_eq!(gaps, room.top);
+            }
+        }
+    }
+}
