@@ -3,7 +3,8 @@
 use std::error::Error;
 use std::time::Duration;
 
-use tidegate::policy::AnyPolicy;
+use proptest::prelude::*;
+use tidegate::policy::{AnyPolicy, Change, Keep};
 use tidegate::{
     FixedWindow, LeakyBucket, Nanos, Policy, Rate, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
     SmoothWarmingUp, TokenBucket,
@@ -143,4 +144,91 @@ fn without_a_limit_nothing_is_owed() -> Result<(), Box<dyn Error>> {
         assert_eq!(policy.status(&state, at(10)), policy.status(&plain, at(10)), "{policy:?}");
     }
     Ok(())
+}
+
+/// What is owed beyond what a state can tell: once a new rate took the largest number for the debt, and a debit of a million at one per
+/// hour was paid in 300 s at a thousand per second.
+#[test]
+fn no_rate_makes_a_debt_less_that_is_owed_for_ever() -> Result<(), Box<dyn Error>> {
+    let slow = [Rate::per_hour(1), Rate::new(1, Duration::from_secs(1 << 29))?, Rate::from_per_second(1e-9)?];
+    let fast = [Rate::per_second(1000), Rate::per_second(1 << 34), Rate::from_per_second(0.5)?];
+    for (slow, fast) in slow.into_iter().flat_map(|slow| fast.map(|fast| (slow, fast))) {
+        for policy in [
+            AnyPolicy::from(TokenBucket::try_new(slow, 1).unwrap_or(TokenBucket::new(Rate::per_hour(1), 1))),
+            LeakyBucket::new(slow).into(),
+            TokenBucket::new(Rate::per_hour(1), 1).in_steps()?.into(),
+            SmoothBursty::new(slow).into(),
+            SmoothWarmingUp::new(slow, Duration::from_secs(4)).into(),
+        ] {
+            for keep in [Keep::Count, Keep::Ratio] {
+                let policy = policy.clone();
+                let state = policy.start(at(10));
+                policy.debit(&state, at(10), u32::MAX);
+                policy.debit(&state, at(10), u32::MAX);
+                assert_eq!(policy.ready_at(&state, at(10), 0, 1), Nanos::MAX, "{policy:?}");
+                for rate in [fast, Rate::ZERO, slow, fast] {
+                    policy.change(&state, at(11), Change::rate(rate).keep(keep))?;
+                    assert_eq!(policy.ready_at(&state, at(11), 0, 1), Nanos::MAX, "{policy:?} {keep:?}");
+                }
+                policy.change(&state, at(11), Change::reset())?;
+                assert!(policy.ready_at(&state, at(11), 0, 1) < Nanos::MAX, "{policy:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A debt in permits was nothing at a rate whose permits outlast the clock, and after that at every rate.
+#[test]
+fn a_debt_is_owed_at_a_rate_that_is_as_good_as_none() -> Result<(), Box<dyn Error>> {
+    let never = Rate::from_per_second(1e-200)?;
+    let rate = Rate::per_second(10);
+    for policy in [
+        AnyPolicy::from(TokenBucket::new(rate, 1)),
+        LeakyBucket::new(rate).into(),
+        SmoothBursty::new(rate).into(),
+        SmoothWarmingUp::new(rate, Duration::from_secs(4)).start_warm().into(),
+    ] {
+        for between in [never, Rate::ZERO] {
+            let policy = policy.clone();
+            let state = policy.start(at(10));
+            policy.debit(&state, at(10), 1000);
+            let before = policy.ready_at(&state, at(10), 0, 1);
+            for rate in [between, rate] {
+                policy.change(&state, at(10), Change::rate(rate).keep(Keep::Count))?;
+                assert!(policy.ready_at(&state, at(10), 0, 1) >= before, "{policy:?} by {between}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Permits and nanoseconds: as slow as one in 30 years, and as fast as 2^34 a second.
+fn some_quotient() -> impl Strategy<Value = (u64, u64)> {
+    prop_oneof![
+        (1u64..4, 1u64..1_000_000_000).prop_map(|(permits, secs)| (permits, secs * SECOND)),
+        (1u64..1 << 34, Just(SECOND)),
+    ]
+}
+
+proptest! {
+    /// A bucket in debt, changed from rate to rate: it is in debt for no less than the permits take that it owes.
+    #[test]
+    fn no_change_of_the_rate_forgives_a_debt(
+        rates in proptest::collection::vec(some_quotient(), 2..7), n in prop_oneof![1u32..1000, 1u32..],
+    ) {
+        let rate = |(permits, nanos)| Rate::new(permits, Duration::from_nanos(nanos));
+        let policy = LeakyBucket::new(rate(rates[0])?);
+        let state = policy.start(at(10));
+        policy.debit(&state, at(10), n);
+        for (permits, nanos) in rates {
+            policy.set_rate(&state, at(10), rate((permits, nanos))?);
+            let due = policy.ready_at(&state, at(10), 0, 1);
+            if due < Nanos::MAX {
+                // One was there, and one more is asked for. The bucket holds a little more than one, by which roundings are made good.
+                let span = u128::from(due.as_u64() - at(10).as_u64());
+                prop_assert!(span * u128::from(permits) >= u128::from(n - 1) * u128::from(nanos), "{span} ns at {permits} in {nanos} ns");
+            }
+        }
+    }
 }

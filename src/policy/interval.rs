@@ -68,10 +68,17 @@ impl Interval {
     }
 
     /// The span that holds as many permits of another interval as `span` holds of this one, rounded down, or up if it is a debt.
-    /// Nothing if either is unlimited or none at all.
+    /// No stock if either is unlimited or none at all, nor a debt if either is unlimited.
     pub(crate) fn convert(self, span: u64, other: Interval, up: bool) -> u64 {
-        if self.ticks == 0 || self.permits == 0 || other.permits == 0 {
+        if self.ticks == 0 || (!up && (self.permits == 0 || other.permits == 0)) || span == 0 {
             return 0;
+        }
+        if self.permits == 0 {
+            // Less than one permit, however long.
+            return other.price(1);
+        }
+        if other.permits == 0 {
+            return ticks::NEVER;
         }
         let [span, ticks, permits] = [span, self.ticks, self.permits].map(u128::from);
         let [new_ticks, new_permits] = [other.ticks, other.permits].map(u128::from);

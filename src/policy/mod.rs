@@ -223,7 +223,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// - [`SmoothBursty`] and [`SmoothWarmingUp`] charge nothing, since their stock and debt are times, and there a permit has none.
     ///
     /// No debit overflows. One that a bucket would pay off later than a state can tell, some 34 years after the clock's beginning, is
-    /// owed for ever; a window's counter stays at its largest number until the window is over. A log remembers as many as it has room for.
+    /// owed for ever: no other rate makes it less, only a refund or a reset ends it. A window's counter stays at its largest number until the window is over. A log remembers as many as it has room for.
     ///
     /// A policy that does not implement it takes as much as is there, and nobody owes the rest.
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {

@@ -138,7 +138,7 @@ impl Numbers {
     /// The tick of the bucket's own clock for a word.
     #[inline]
     pub(super) fn own(&self, word: u64) -> u64 {
-        if self.step == 0 {
+        if self.step == 0 || word == ticks::NEVER {
             return word;
         }
         let word = word.saturating_add(self.shift);
@@ -148,11 +148,12 @@ impl Numbers {
     /// The word for a tick of the bucket's own clock.
     #[inline]
     pub(super) fn word(&self, own: u64) -> u64 {
-        if self.step == 0 {
+        if self.step == 0 || own == ticks::NEVER {
             return own;
         }
         let gain = self.gain.max(1);
-        (own / gain).saturating_mul(self.step).saturating_add(own % gain).saturating_sub(self.shift)
+        let word = (own / gain).checked_mul(self.step).and_then(|word| word.checked_add(own % gain));
+        word.map_or(ticks::NEVER, |word| word.saturating_sub(self.shift))
     }
 
     /// The first time at which the bucket's own clock shows a tick.
@@ -196,6 +197,10 @@ pub(super) fn carried_over(
 ) -> u64 {
     let (old_tick, tick, zero) = (old.0.tick(at), new.0.tick(at), old.0.own(zero));
     let (from, to) = (old.1.interval, new.1.interval);
+    if zero == ticks::NEVER {
+        // Nobody knows any more how much is owed, so no other rate makes it less.
+        return zero;
+    }
     if let Some(debt) = zero.checked_sub(old_tick) {
         let debt = if keep == Keep::Ratio { debt } else { from.convert(debt, to, true) };
         return new.0.word(tick.saturating_add(debt));
