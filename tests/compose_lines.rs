@@ -112,45 +112,73 @@ impl Side {
     }
 }
 
+/// Does everything on both sides, and finds them alike after each act.
+fn compare(policy: &AnyPolicy, acts: Vec<Act>) -> Result<(), TestCaseError> {
+    let clock = ManualClock::new();
+    let [mut left, mut right] = [0, 1].map(|_| Side::new(policy, &clock));
+    let sides = |left: &mut Side, right: &mut Side, act: &dyn Fn(&mut Side)| {
+        act(left);
+        act(right);
+    };
+    for (number, act) in acts.into_iter().enumerate() {
+        match act {
+            Act::Join(n) => {
+                left.join(number, left.several(n));
+                right.join(number, right.plain(n));
+            }
+            Act::JoinPlain(n) => sides(&mut left, &mut right, &|side| side.join(number, side.plain(n))),
+            Act::Drop(_) if left.waits.is_empty() => {}
+            Act::Drop(which) => sides(&mut left, &mut right, &|side| {
+                side.waits.remove(which % side.waits.len());
+            }),
+            Act::Try(n) => {
+                let answers = [&left, &right].map(|side| side.limiter.try_acquire_many(n));
+                match policy {
+                    // Behind composites the time is told by a sum, which does not tell where whole requests fit into a window.
+                    AnyPolicy::FixedWindow(_) | AnyPolicy::SlidingLog(_) => {
+                        prop_assert_eq!(answers[0].is_ok(), answers[1].is_ok());
+                    }
+                    _ => prop_assert_eq!(answers[0], answers[1]),
+                }
+            }
+            Act::Refund(n) => sides(&mut left, &mut right, &|side| side.limiter.refund(n)),
+            Act::SetRate(rate) => {
+                sides(&mut left, &mut right, &|side| side.limiter.set_rate(Rate::per_second(rate)));
+            }
+            Act::Pass(span) => clock.advance(Duration::from_nanos(span)),
+        }
+        sides(&mut left, &mut right, &|side| side.poll());
+        prop_assert_eq!(&left.over, &right.over);
+    }
+    Ok(())
+}
+
+/// The same with many waiters, at rates at which many are served.
+fn many_acts() -> impl Strategy<Value = Vec<Act>> {
+    let joins = vec((1..3u32).prop_map(Act::Join), 300..600);
+    let act = some_act().prop_map(|act| match act {
+        Act::SetRate(rate) => Act::SetRate(rate * 50),
+        act => act,
+    });
+    (joins, vec(act, 1..200)).prop_map(|(mut joins, acts)| {
+        joins.extend(acts);
+        joins
+    })
+}
+
 proptest! {
     #[test]
     fn who_is_short_of_one_limiter_waits_as_any_other(policy in some_policy(), acts in vec(some_act(), 1..150)) {
-        let clock = ManualClock::new();
-        let [mut left, mut right] = [0, 1].map(|_| Side::new(&policy, &clock));
-        let sides = |left: &mut Side, right: &mut Side, act: &dyn Fn(&mut Side)| {
-            act(left);
-            act(right);
-        };
-        for (number, act) in acts.into_iter().enumerate() {
-            match act {
-                Act::Join(n) => {
-                    left.join(number, left.several(n));
-                    right.join(number, right.plain(n));
-                }
-                Act::JoinPlain(n) => sides(&mut left, &mut right, &|side| side.join(number, side.plain(n))),
-                Act::Drop(_) if left.waits.is_empty() => {}
-                Act::Drop(which) => sides(&mut left, &mut right, &|side| {
-                    side.waits.remove(which % side.waits.len());
-                }),
-                Act::Try(n) => {
-                    let answers = [&left, &right].map(|side| side.limiter.try_acquire_many(n));
-                    match policy {
-                        // Behind composites the time is told by a sum, which does not tell where whole requests fit into a window.
-                        AnyPolicy::FixedWindow(_) | AnyPolicy::SlidingLog(_) => {
-                            prop_assert_eq!(answers[0].is_ok(), answers[1].is_ok());
-                        }
-                        _ => prop_assert_eq!(answers[0], answers[1]),
-                    }
-                }
-                Act::Refund(n) => sides(&mut left, &mut right, &|side| side.limiter.refund(n)),
-                Act::SetRate(rate) => {
-                    sides(&mut left, &mut right, &|side| side.limiter.set_rate(Rate::per_second(rate)));
-                }
-                Act::Pass(span) => clock.advance(Duration::from_nanos(span)),
-            }
-            sides(&mut left, &mut right, &|side| side.poll());
-            prop_assert_eq!(&left.over, &right.over);
-        }
+        compare(&policy, acts)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn many_that_are_short_of_one_limiter_wait_as_any_others(rate in 300..1000u64, acts in many_acts()) {
+        compare(&TokenBucket::new(Rate::per_second(rate), 4).into(), acts)?;
     }
 }
 
@@ -252,4 +280,43 @@ fn who_waits_here_alone_by_now_is_told_of_a_refund() {
     assert!(!two.is_woken());
     all.refund(1);
     assert!(two.is_woken() && two.poll().is_ready());
+}
+
+/// Of the seats that are away those are judged whose times come first. It used to be those that came first: a hundred that wait for an
+/// hour elsewhere then left all behind them to chance.
+#[test]
+fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
+    let clock = ManualClock::new();
+    let a = bucket(&clock, 1, 1);
+    assert!(a.try_acquire().is_ok());
+    clock.advance(SECOND / 2);
+    let b = bucket(&clock, 1, 1);
+    assert!(b.try_acquire().is_ok());
+    let hour = RateLimiter::with_clock(TokenBucket::new("1/h".parse().expect("a rate"), 200), clock.clone());
+    assert!(hour.try_acquire_many(200).is_ok());
+    let _far: Vec<_> = (0..100)
+        .map(|_| {
+            let all = AllOf::new("hour", &hour).with("a", &a).with("b", &b);
+            let mut wait = spawn(all.acquire_weighted(&[200, 1, 1]));
+            assert!(wait.poll().is_pending());
+            wait
+        })
+        .collect();
+    let mut wait = spawn(AllOf::new("a", &a).with("b", &b).acquire());
+    assert!(wait.poll().is_pending());
+    let mut crowd: Vec<_> = (0..6).map(|which| spawn([&a, &b][which % 2].acquire_owned())).collect();
+    crowd.iter_mut().for_each(|wait| assert!(wait.poll().is_pending()));
+    for _ in 0..100 {
+        clock.advance(SECOND / 10);
+        if wait.is_woken() {
+            return assert!(wait.poll().is_ready());
+        }
+        for (which, other) in crowd.iter_mut().enumerate() {
+            if other.is_woken() && other.poll().is_ready() {
+                *other = spawn([&a, &b][which % 2].acquire_owned());
+                assert!(other.poll().is_pending());
+            }
+        }
+    }
+    panic!("it starves");
 }

@@ -19,9 +19,14 @@
 //!
 //! # What a look costs
 //!
-//! Seats that are here are a sum. Of those that are away the first [`DEPTH`] are judged, one by one; schedulers bound it so, too. One that
-//! stands further back may find at its time that others have taken what it needs. Then it is here, with the same place as before, and so nobody
-//! waits for ever: those before it leave, and it comes among the first.
+//! Seats that are here are a sum. Of the seats that are away, the [`DEPTH`] whose times come first are judged, one by one; schedulers bound
+//! it so, too. A seat whose time is later loses nothing yet. If many times come at once, a seat may find at its time that other requests have
+//! taken what it needs. Then it is here, at its old place, until a time that is at most its turn away, and at its other limiters its
+//! time is among the first. So a seat does not wait for ever.
+//!
+//! What stands before a seat is a sum, too, and a request that leaves changes the sums of all seats behind it. So seats lie in blocks of
+//! about [`BLOCK`], in the order of their places. A block keeps what is to be added to the sums of all its seats, and hands it down
+//! when one of them is touched by itself: a change costs one block, and an addition for each block behind.
 //!
 //! # When a time moves
 //!
@@ -64,7 +69,10 @@ pub(crate) fn priority_of(place: u64) -> i8 {
 }
 
 /// So many seats that are away are judged one by one.
-const DEPTH: usize = 64;
+const DEPTH: usize = 8;
+
+/// So many seats share what is added to their sums, up to twice as many: about the root of the most that are expected.
+const BLOCK: usize = 128;
 
 /// The seats in one line.
 pub(crate) struct Seats<R: Rule<C>, C: Timer> {
@@ -74,8 +82,10 @@ pub(crate) struct Seats<R: Rule<C>, C: Timer> {
     here: BTreeMap<u64, R::Ask>,
     /// The sum of it.
     here_sum: R::Ahead,
-    /// Of those that are away: until when, and what they ask for.
-    away: BTreeMap<u64, (Nanos, R::Ask)>,
+    /// The blocks, by the place from which on they hold all seats up to the next block.
+    blocks: BTreeMap<u64, Block<R::Ahead>>,
+    /// The seats that are away, by the time until which they are.
+    away: BTreeSet<(Nanos, u64)>,
     /// When those are to be rung that were not yet.
     bells: BTreeSet<(Nanos, u64)>,
     /// All that went before all seats and left, since the sums of the seats were made.
@@ -88,9 +98,16 @@ pub(crate) struct Seats<R: Rule<C>, C: Timer> {
     pub(crate) reserve: Option<(u32, i8)>,
 }
 
+struct Block<Ahead> {
+    seats: usize,
+    /// To be added to the sums of all its seats, and then to be taken off.
+    more: Ahead,
+    less: Ahead,
+}
+
 struct Seat<Ask, Ahead> {
     ask: Ask,
-    /// All in line before it, summed, and those that are gone; without seats that are not here.
+    /// All in line before it, summed, and those that are gone; without seats that are not here, and without what its block keeps.
     ahead: Ahead,
     /// When it expects to have permits of all limiters.
     at: Nanos,
@@ -105,7 +122,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             list: BTreeMap::new(),
             here: BTreeMap::new(),
             here_sum: R::Ahead::default(),
-            away: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            away: BTreeSet::new(),
             bells: BTreeSet::new(),
             gone: R::Ahead::default(),
             // Zero is no place.
@@ -127,8 +145,12 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// An entry of the queue, or a seat that is here, has joined the line.
     pub(crate) fn joined(&mut self, rule: &R, place: u64, ask: &R::Ask) {
-        for (_, seat) in self.list.range_mut(place + 1..) {
+        let behind = self.open_block(rule, place);
+        for (_, seat) in self.list.range_mut(place + 1..behind) {
             rule.add(&mut seat.ahead, ask);
+        }
+        for (_, block) in self.blocks.range_mut(behind..) {
+            rule.add(&mut block.more, ask);
         }
     }
 
@@ -138,13 +160,64 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             // As nearly always. Then it is one sum, however many seats there are.
             return rule.add(&mut self.gone, ask);
         }
-        for (_, seat) in self.list.range_mut(place + 1..) {
+        let behind = self.open_block(rule, place);
+        for (_, seat) in self.list.range_mut(place + 1..behind) {
             rule.subtract(&mut seat.ahead, ask);
         }
+        for (_, block) in self.blocks.range_mut(behind..) {
+            rule.add(&mut block.less, ask);
+        }
+    }
+
+    /// Hands down what the block of this place keeps. Returns where the next block begins, after the place at least.
+    fn open_block(&mut self, rule: &R, place: u64) -> u64 {
+        let behind = self.blocks.range(place + 1..).next().map_or(END, |(behind, _)| *behind);
+        if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() {
+            let (more, less) = (std::mem::take(&mut block.more), std::mem::take(&mut block.less));
+            for (_, seat) in self.list.range_mut(begin..behind) {
+                rule.merge(&mut seat.ahead, &more);
+                rule.unmerge(&mut seat.ahead, &less);
+            }
+        }
+        behind
+    }
+
+    /// Adds a seat, and divides a block that is twice as large as it should be.
+    fn insert(&mut self, rule: &R, place: u64, seat: Seat<R::Ask, R::Ahead>) {
+        let behind = self.open_block(rule, place);
+        self.list.insert(place, seat);
+        let new = || Block { seats: 0, more: R::Ahead::default(), less: R::Ahead::default() };
+        let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() else {
+            self.blocks.insert(place, Block { seats: 1, ..new() });
+            return;
+        };
+        block.seats += 1;
+        if block.seats >= 2 * BLOCK
+            && let Some((&middle, _)) = self.list.range(begin..behind).nth(BLOCK)
+        {
+            let seats = block.seats - BLOCK;
+            block.seats = BLOCK;
+            self.blocks.insert(middle, Block { seats, ..new() });
+        }
+    }
+
+    /// Removes a seat, and its block if that was the last one in it.
+    fn remove(&mut self, place: u64) -> Option<Seat<R::Ask, R::Ahead>> {
+        let seat = self.list.remove(&place)?;
+        if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() {
+            block.seats -= 1;
+            if block.seats == 0 {
+                self.blocks.remove(&begin);
+            }
+        }
+        Some(seat)
     }
 
     /// Before all are counted anew.
     pub(crate) fn begin_reweighing(&mut self, rule: &R) {
+        for block in self.blocks.values_mut() {
+            (block.more, block.less) = Default::default();
+        }
         self.here_sum = R::Ahead::default();
         for ask in self.here.values() {
             rule.add(&mut self.here_sum, ask);
@@ -216,6 +289,10 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         ask: &R::Ask,
     ) -> Option<Nanos> {
         let mut ahead = self.list.get(&place)?.ahead.clone();
+        if let Some((_, block)) = self.blocks.range(..=place).next_back() {
+            rule.merge(&mut ahead, &block.more);
+            rule.unmerge(&mut ahead, &block.less);
+        }
         rule.unmerge(&mut ahead, &self.gone);
         Some(self.due_among(rule, times, (place, place), &ahead, ask))
     }
@@ -238,9 +315,9 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         if self.away.is_empty() {
             return due;
         }
-        let before = self.away.range(..place).filter(|(place, _)| **place != own);
-        let mut seats: Vec<_> = before.take(DEPTH).collect();
-        seats.sort_by_key(|(_, (at, _))| *at);
+        let first = self.away.iter().take(DEPTH);
+        let before = first.filter(|(_, other)| *other < place && *other != own);
+        let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
         // A policy tells what it is like if requests go first as soon as they can, or at a given time all at once. The truth is
         // in between, so the later of the two counts.
         let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
@@ -249,20 +326,20 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         let (mut first, mut last, mut last_at) = (ahead.clone(), R::Ahead::default(), Nanos::ZERO);
         let mut all = ahead.clone();
         rule.add(&mut all, ask);
-        for (&seat, (seat_at, seat_ask)) in seats {
+        for (seat, seat_at, seat_ask) in seats {
             let held_up = || {
                 let ready_at = |at, ahead| self.ready_at(rule, at, seat, ahead, seat_ask);
-                ready_at(now, &all).max(ready_at(due.max(now), &one)) > *seat_at
+                ready_at(now, &all).max(ready_at(due.max(now), &one)) > seat_at
             };
-            if *seat_at <= due.max(now) || held_up() {
-                let begins = now.max(*seat_at);
+            if seat_at <= due.max(now) || held_up() {
+                let begins = now.max(seat_at);
                 if begins > last_at {
                     (last, last_at) = (R::Ahead::default(), begins);
                 }
                 rule.add(&mut first, seat_ask);
                 rule.add(&mut last, seat_ask);
                 let ready_at = |at, ahead| self.ready_at(rule, at, place, ahead, ask);
-                due = due.max(ready_at(now, &first)).max(ready_at(begins, &last)).max(*seat_at);
+                due = due.max(ready_at(now, &first)).max(ready_at(begins, &last)).max(seat_at);
             }
             rule.add(&mut all, seat_ask);
         }
@@ -301,7 +378,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         rule.merge(&mut ahead, &self.here_before(rule, place));
         rule.merge(&mut ahead, &self.gone);
         // Idle until it is told a time.
-        self.list.insert(place, Seat { ask, ahead, at: Nanos::MAX, due: Nanos::ZERO, gate });
+        self.insert(rule, place, Seat { ask, ahead, at: Nanos::MAX, due: Nanos::ZERO, gate });
         place
     }
 
@@ -344,10 +421,10 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             self.joined(rule, place, ask);
             self.here.insert(place, ask.clone());
         }
-        match is_here || at == Nanos::MAX {
-            true => self.away.remove(&place),
-            false => self.away.insert(place, (at, ask.clone())),
-        };
+        self.away.remove(&(old_at, place));
+        if !is_here && at < Nanos::MAX {
+            self.away.insert((at, place));
+        }
         moved || was_here != is_here
     }
 
@@ -360,9 +437,9 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// Gives up a seat. Returns whether it was there.
     pub(crate) fn rise(&mut self, rule: &R, place: u64) -> bool {
-        let Some(seat) = self.list.remove(&place) else { return false };
+        let Some(seat) = self.remove(place) else { return false };
         self.bells.remove(&(seat.at, place));
-        self.away.remove(&place);
+        self.away.remove(&(seat.at, place));
         if self.here.contains_key(&place) {
             self.leave(rule, place, &seat.ask);
         }
