@@ -4,6 +4,7 @@ mod cell;
 mod change;
 mod compose;
 mod control;
+mod counting;
 mod gate;
 #[cfg(feature = "keyed")]
 mod keyed;

@@ -156,6 +156,10 @@ impl Woken {
     pub(crate) fn new() -> Arc<Woken> {
         Arc::new(Woken(AtomicBool::new(false)))
     }
+
+    pub(crate) fn is_woken(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 impl Wake for Woken {

@@ -48,7 +48,7 @@
 //! | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window | two | for nearly any span, in little memory |
 //! | [`SlidingEstimate`] | `2 * limit - 1` in a window | one of 128 bits | for about any span, in least memory |
 //! | [`SlidingLog`] | `limit` in any window, exactly | one of 128 bits and a store | where nothing more may pass, ever |
-//! | [`CountingLimit`] | so many at the same time | tokio's semaphore | for calls in flight; also with a rate |
+//! | [`CountingLimit`] | so many at the same time | a fair semaphore | for calls in flight; also with a rate |
 //! | [`AllOf`] | what all its members allow | two looks at each member | for several of these at once |
 //!
 //! [`algorithms`] has the whole table, pictures, and what to ask yourself. [`AnyPolicy`] is any of them, from a configuration.

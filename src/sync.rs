@@ -5,7 +5,7 @@ pub(crate) use loom::hint::spin_loop;
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::thread::{Thread, current as current_thread};
@@ -21,7 +21,7 @@ pub(crate) use std::hint::spin_loop;
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread::{Thread, current as current_thread};

@@ -1,10 +1,18 @@
 //! The counting limit: permits given back on drop, limits changed while they are out, and together with a rate.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 use std::time::Duration;
 
-use tidegate::{CountingLimit, ManualClock, Rate, RateLimiter, Refusal, TokenBucket};
-use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::{CountingLimit, CountingPermit, ManualClock, Rate, RateLimiter, Refusal, TokenBucket};
+use tokio_test::task::{Spawn, spawn};
+use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -115,4 +123,349 @@ fn together_with_a_rate_it_is_both_or_neither() {
     assert_eq!(limit.try_acquire_with(&rate).expect_err("refused"), Refusal::InUse { limit: 2 });
     drop((first, second));
     assert!(limit.try_acquire_with(&rate).is_ok());
+}
+
+/// A limit that was lowered below a waiter's size used to keep that waiter, and all behind it, waiting.
+#[test]
+fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
+    let limit = CountingLimit::new(4);
+    let held = limit.try_acquire().expect("one");
+    let mut large = spawn(limit.acquire_many(4));
+    let mut middle = spawn(limit.acquire_many(2));
+    let mut small = spawn(limit.acquire());
+    assert_pending!(large.poll());
+    assert_pending!(middle.poll());
+    assert_pending!(small.poll());
+    limit.set_limit(3);
+    assert!(large.is_woken() && middle.is_woken() && !small.is_woken());
+    let refusal = assert_ready_err!(large.poll());
+    assert_eq!(refusal, Refusal::ExceedsBurst { requested: 4, burst: 3 });
+    let middle = assert_ready_ok!(middle.poll());
+    assert_pending!(small.poll());
+    drop(middle);
+    drop(assert_ready!(small.poll()));
+    drop(held);
+    assert_eq!(limit.available(), 3);
+}
+
+#[test]
+fn a_refusal_by_a_lower_limit_stands_when_the_limit_is_raised() {
+    let limit = CountingLimit::new(4);
+    let held = limit.try_acquire_many(4).expect("all");
+    let mut refused = spawn(limit.acquire_many(3));
+    let dropped = spawn(limit.acquire_many(3));
+    assert_pending!(refused.poll());
+    limit.set_limit(2);
+    limit.set_limit(4);
+    drop(held);
+    assert_eq!(assert_ready_err!(refused.poll()), Refusal::ExceedsBurst { requested: 3, burst: 2 });
+    drop(dropped);
+    assert_eq!(limit.available(), 4);
+}
+
+#[test]
+fn one_permit_waits_through_a_limit_of_zero() {
+    let limit = CountingLimit::new(2);
+    let held = limit.try_acquire_many(2).expect("both");
+    let mut two = spawn(limit.acquire_many(2));
+    let mut one = spawn(limit.acquire());
+    assert_pending!(two.poll());
+    assert_pending!(one.poll());
+    limit.set_limit(0);
+    assert_eq!(assert_ready_err!(two.poll()), Refusal::ExceedsBurst { requested: 2, burst: 0 });
+    drop(held);
+    assert_pending!(one.poll());
+    assert_eq!(limit.available(), 0);
+    limit.set_limit(1);
+    let one = assert_ready!(one.poll());
+    assert!(limit.try_acquire().is_err());
+    drop(one);
+    assert_eq!(limit.available(), 1);
+}
+
+/// A grant that its future has not seen is out already: a lower limit does not take it back.
+#[test]
+fn a_lower_limit_leaves_grants_alone() {
+    let limit = CountingLimit::new(3);
+    let held = limit.try_acquire_many(3).expect("all");
+    let mut granted = spawn(limit.acquire_many(3));
+    assert_pending!(granted.poll());
+    drop(held);
+    limit.set_limit(1);
+    let granted = assert_ready_ok!(granted.poll());
+    assert_eq!((granted.permits(), limit.available()), (3, 0));
+    drop(granted);
+    assert_eq!(limit.available(), 1);
+}
+
+#[test]
+fn a_refused_wait_that_is_dropped_unseen_leaves_no_trace() {
+    let limit = CountingLimit::new(2);
+    let held = limit.try_acquire_many(2).expect("both");
+    let mut refused = spawn(limit.acquire_many(2));
+    assert_pending!(refused.poll());
+    limit.set_limit(1);
+    drop(refused);
+    drop(held);
+    assert_eq!(limit.available(), 1);
+    assert!(limit.try_acquire().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_with_a_time_limit_is_refused_by_a_lower_limit_at_once() {
+    let limit = CountingLimit::new(2);
+    let _held = limit.acquire().await;
+    let start = tokio::time::Instant::now();
+    let wait = async { limit.try_acquire_many_within(2, SECOND).await.map(drop) };
+    let lower = async { limit.set_limit(1) };
+    let (refused, ()) = tokio::join!(wait, lower);
+    assert_eq!(refused, Err(Refusal::ExceedsBurst { requested: 2, burst: 1 }));
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+/// A waker that panics, and one that comes back into the limit: neither costs other waiters anything.
+#[test]
+fn wakers_may_panic_or_call_back() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("foreign code");
+        }
+    }
+    struct CallsBack(CountingLimit);
+    impl Wake for CallsBack {
+        fn wake(self: Arc<Self>) {
+            assert!(self.0.try_acquire().is_err());
+            self.0.set_limit(self.0.limit());
+        }
+    }
+    let limit = CountingLimit::new(3);
+    let held = limit.try_acquire_many(3).expect("all");
+    let mut bad = Box::pin(limit.acquire());
+    let mut back = Box::pin(limit.acquire());
+    let mut good = spawn(limit.acquire());
+    let panics = Waker::from(Arc::new(Panics));
+    let calls_back = Waker::from(Arc::new(CallsBack(limit.clone())));
+    assert!(bad.as_mut().poll(&mut Context::from_waker(&panics)).is_pending());
+    assert!(back.as_mut().poll(&mut Context::from_waker(&calls_back)).is_pending());
+    assert_pending!(good.poll());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(held))).is_err());
+    assert!(good.is_woken());
+    drop(assert_ready!(good.poll()));
+    drop((bad, back));
+    assert_eq!(limit.available(), 3);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Join(u32),
+    Try(u32),
+    Drop(usize),
+    GiveBack(usize),
+    SetLimit(u32),
+}
+
+fn some_act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        4 => (1..6u32).prop_map(Act::Join),
+        2 => (1..6u32).prop_map(Act::Try),
+        2 => any::<usize>().prop_map(Act::Drop),
+        3 => any::<usize>().prop_map(Act::GiveBack),
+        2 => (0..7u32).prop_map(Act::SetLimit),
+    ]
+}
+
+type Waiting = Spawn<Pin<Box<dyn Future<Output = Result<CountingPermit, Refusal>>>>>;
+
+/// The limit as a list of waiters and a number of permits that are out.
+struct Model {
+    limit: u32,
+    out: u32,
+    line: Vec<(usize, u32)>,
+    answers: Vec<(usize, Result<u32, Refusal>)>,
+}
+
+impl Model {
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        match n > 1 && n > self.limit {
+            true => Err(Refusal::ExceedsBurst { requested: n, burst: self.limit }),
+            false => Ok(()),
+        }
+    }
+
+    fn join(&mut self, number: usize, n: u32) {
+        match self.check(n) {
+            Ok(()) => self.line.push((number, n)),
+            Err(refusal) => self.answers.push((number, Err(refusal))),
+        }
+        self.serve();
+    }
+
+    fn set_limit(&mut self, limit: u32) {
+        self.limit = limit;
+        for (number, n) in std::mem::take(&mut self.line) {
+            match self.check(n) {
+                Ok(()) => self.line.push((number, n)),
+                Err(refusal) => self.answers.push((number, Err(refusal))),
+            }
+        }
+        self.serve();
+    }
+
+    fn serve(&mut self) {
+        while let Some(&(number, n)) = self.line.first().filter(|(_, n)| self.out + n <= self.limit) {
+            self.line.remove(0);
+            self.out += n;
+            self.answers.push((number, Ok(n)));
+        }
+    }
+
+    fn available(&self) -> u32 {
+        if self.line.is_empty() { self.limit.saturating_sub(self.out) } else { 0 }
+    }
+}
+
+proptest! {
+    /// Waits, drops, permits given back and other limits at random, beside a slow model.
+    #[test]
+    fn it_is_a_list_of_waiters_and_a_number(acts in vec(some_act(), 1..120)) {
+        let limit = CountingLimit::new(4);
+        let mut model = Model { limit: 4, out: 0, line: Vec::new(), answers: Vec::new() };
+        let (mut waits, mut permits): (Vec<(usize, Waiting)>, Vec<CountingPermit>) = Default::default();
+        for (number, act) in acts.into_iter().enumerate() {
+            match act {
+                Act::Join(n) => {
+                    let limit = limit.clone();
+                    let wait: Pin<Box<dyn Future<Output = _>>> =
+                        Box::pin(async move { limit.acquire_many(n).await });
+                    let mut wait = spawn(wait);
+                    model.join(number, n);
+                    if let Poll::Ready(answer) = wait.poll() {
+                        let expected = model.answers.pop().map(|(_, answer)| answer);
+                        prop_assert_eq!(Some(answer.as_ref().map(CountingPermit::permits).map_err(|no| *no)), expected);
+                        permits.extend(answer);
+                    } else {
+                        waits.push((number, wait));
+                    }
+                }
+                Act::Try(n) => {
+                    let expected = model.check(n).and_then(|()| match n <= model.available() {
+                        true => Ok(n),
+                        false => Err(Refusal::InUse { limit: model.limit }),
+                    });
+                    let answer = limit.try_acquire_many(n);
+                    prop_assert_eq!(answer.as_ref().map(CountingPermit::permits).map_err(|no| *no), expected);
+                    model.out += expected.unwrap_or(0);
+                    permits.extend(answer);
+                }
+                Act::Drop(_) if waits.is_empty() => {}
+                // Some of them have their answer, and have not seen it.
+                Act::Drop(which) => {
+                    let (number, wait) = waits.swap_remove(which % waits.len());
+                    drop(wait);
+                    model.line.retain(|(other, _)| *other != number);
+                    if let Some(at) = model.answers.iter().position(|(other, _)| *other == number) {
+                        model.out -= model.answers.remove(at).1.unwrap_or(0);
+                    }
+                    model.serve();
+                }
+                Act::GiveBack(_) if permits.is_empty() => {}
+                Act::GiveBack(which) => {
+                    let permit = permits.swap_remove(which % permits.len());
+                    model.out -= permit.permits();
+                    drop(permit);
+                    model.serve();
+                }
+                Act::SetLimit(new) => {
+                    limit.set_limit(new);
+                    model.set_limit(new);
+                }
+            }
+            // Every other time, so that answers are unseen meanwhile.
+            for (number, mut wait) in std::mem::take(&mut waits) {
+                let expected = model.answers.iter().position(|(other, _)| *other == number);
+                prop_assert_eq!(wait.is_woken(), expected.is_some());
+                let seen = expected.filter(|_| number % 2 == 0);
+                match seen.map(|at| model.answers.remove(at).1) {
+                    None => waits.push((number, wait)),
+                    Some(expected) => {
+                        let Poll::Ready(answer) = wait.poll() else { panic!("it has its answer") };
+                        prop_assert_eq!(answer.as_ref().map(CountingPermit::permits).map_err(|no| *no), expected);
+                        permits.extend(answer);
+                    }
+                }
+            }
+            prop_assert_eq!((limit.limit(), limit.available()), (model.limit, model.available()));
+        }
+        drop((waits, permits));
+        prop_assert_eq!(limit.available(), limit.limit());
+    }
+}
+
+/// Threads take, wait, leave and give back while one changes the limit. In the end all permits are there, and none more.
+#[test]
+fn permits_are_neither_lost_nor_invented_among_threads() {
+    const MOST: u32 = 6;
+    let limit = CountingLimit::new(MOST);
+    let out = AtomicU32::new(0);
+    let start = Barrier::new(4);
+    let held = |permit: CountingPermit| {
+        let n = permit.permits();
+        assert!(out.fetch_add(n, Ordering::Relaxed) + n <= MOST, "never more than the largest limit");
+        thread::yield_now();
+        out.fetch_sub(n, Ordering::Relaxed);
+    };
+    let takes = |thread: u32| {
+        start.wait();
+        for attempt in 0..4_000u32 {
+            let n = (attempt + thread) % 4 + 1;
+            match attempt % 3 {
+                0 => drop(limit.try_acquire_many(n).map(held)),
+                1 => drop(block_on(limit.acquire_many(n)).map(held)),
+                _ => {
+                    // Leaves at some stage: in line, granted, or refused.
+                    let mut wait = spawn(limit.acquire_many(n));
+                    if let Poll::Ready(Ok(permit)) = wait.poll() {
+                        held(permit);
+                    } else {
+                        thread::yield_now();
+                    }
+                }
+            }
+        }
+    };
+    let changes = || {
+        start.wait();
+        for change in 0..8_000u32 {
+            limit.set_limit(change * 5 % (MOST + 1));
+        }
+        // Nobody waits for ever at a limit of zero.
+        limit.set_limit(MOST);
+    };
+    thread::scope(|scope| {
+        let takes = &takes;
+        for thread in 0..3 {
+            scope.spawn(move || takes(thread));
+        }
+        scope.spawn(changes);
+    });
+    assert_eq!((limit.available(), out.into_inner()), (MOST, 0));
+}
+
+/// Parks the thread until the future is ready.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let mut future = std::pin::pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        thread::park();
+    }
 }

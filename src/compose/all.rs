@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::clock::Timer;
+use crate::compose::counting::Counting;
 use crate::compose::member::{Member, Span, Taken, span, time};
 use crate::compose::weights::Weights;
 use crate::counting::{CountingLimit, CountingPermit};
@@ -18,7 +17,7 @@ use crate::policy::{Crowd, Forecast, limited};
 use crate::rule::Rule;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::wait::after::After;
-use crate::wait::ring::{Ring, ring_all};
+use crate::wait::ring::Ring;
 use crate::wait::seats::UNSURE;
 use crate::wait::sizes::Sizes;
 
@@ -32,15 +31,13 @@ pub(crate) struct All<C: Timer> {
     /// at their last permits one gets them. Those that count come last.
     order: Vec<usize>,
     /// The places in the lines of the members. Used under the gate's lock.
-    seats: Mutex<Seats>,
+    pub(super) seats: Mutex<Seats>,
     /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due earlier, so it is not charged as of a time
     /// before, however long its own rates were due. Changed under the gate's lock.
     last: AtomicU64,
-    /// What the first waiter holds of those that count, or waits for. Used under the gate's lock.
-    counting: Mutex<Vec<Slot>>,
     /// How often members had moved those who wait when the sums of those who wait were made. Changed under the gate's lock.
     changes: AtomicU64,
-    gate: Weak<Gate<All<C>, C>>,
+    pub(super) gate: Weak<Gate<All<C>, C>>,
 }
 
 pub(crate) struct Entry<C: Timer> {
@@ -54,30 +51,19 @@ pub(crate) enum Kind<C: Timer> {
 }
 
 /// The first waiter of each priority keeps its places while a more important one is first.
-struct Seats {
+pub(super) struct Seats {
     /// Of each priority for which somebody waits and was first, in the line of each member; 0 where there is none.
-    places: BTreeMap<i8, Vec<u64>>,
+    pub(super) places: BTreeMap<i8, Vec<u64>>,
     /// The priority of the first waiter, as long as it has places.
     first: i8,
+    /// What the first waiter does at the members that count.
+    pub(super) counting: Counting,
 }
 
 impl Seats {
-    fn place(&self, index: usize, priority: i8) -> u64 {
+    pub(super) fn place(&self, index: usize, priority: i8) -> u64 {
         self.places.get(&priority).map_or(0, |places| places[index])
     }
-}
-
-/// Permits of one member that counts, for the first waiter.
-struct Slot {
-    n: u32,
-    hold: Hold,
-}
-
-enum Hold {
-    Nothing,
-    /// A place in the semaphore's own line.
-    Waiting(Pin<Box<dyn Future<Output = Result<CountingPermit, Refusal>> + Send>>),
-    Permit(CountingPermit),
 }
 
 /// Permits of those that count. Nearly always there is one at most, which is kept without allocating.
@@ -105,7 +91,7 @@ impl Permits {
         self.first.iter().chain(&self.more)
     }
 
-    fn add(&mut self, permit: CountingPermit) {
+    pub(super) fn add(&mut self, permit: CountingPermit) {
         match self.first {
             None => self.first = Some(permit),
             Some(_) => self.more.push(permit),
@@ -146,17 +132,9 @@ impl<C: Timer> All<C> {
     pub(crate) fn new(members: Vec<Entry<C>>, gate: Weak<Gate<All<C>, C>>) -> All<C> {
         let mut order: Vec<_> = (0..members.len()).collect();
         order.sort_by_key(|&index| members[index].rank());
-        let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0 });
-        let slots = members.iter().map(|_| Slot { n: 0, hold: Hold::Nothing }).collect();
-        All {
-            members,
-            order,
-            seats,
-            last: AtomicU64::new(0),
-            counting: Mutex::new(slots),
-            changes: AtomicU64::new(0),
-            gate,
-        }
+        let counting = Counting::new(members.len());
+        let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0, counting });
+        All { members, order, seats, last: AtomicU64::new(0), changes: AtomicU64::new(0), gate }
     }
 
     /// Those with a rate that are asked, in order.
@@ -168,7 +146,10 @@ impl<C: Timer> All<C> {
     }
 
     /// Those that count and are asked, in order.
-    fn counting<'a>(&'a self, ask: &'a [u32]) -> impl Iterator<Item = (usize, &'a CountingLimit, u32)> {
+    pub(super) fn counting<'a>(
+        &'a self,
+        ask: &'a [u32],
+    ) -> impl Iterator<Item = (usize, &'a CountingLimit, u32)> {
         self.order.iter().filter_map(|&index| match (&self.members.get(index)?.kind, *ask.get(index)?) {
             (_, 0) | (Kind::Rate(_), _) => None,
             (Kind::Counting(limit), n) => Some((index, limit, n)),
@@ -203,53 +184,6 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// Sees that the first waiter holds what it needs of those that count, or waits for it in their lines. Returns whether it came just now,
-    /// after a wait.
-    fn hold(&self, ask: &[u32], after: &mut After<C>) -> Result<bool, Refusal> {
-        let mut slots = lock(&self.counting);
-        let mut came = false;
-        for (index, limit, n) in self.counting(ask) {
-            let Slot { n: before, hold } = &mut slots[index];
-            if *before != n {
-                *before = n;
-                hold.clear(after);
-            }
-            let new = matches!(hold, Hold::Nothing);
-            if new {
-                let limit = limit.clone();
-                let wait = async move { limit.acquire_many(n).await };
-                // Without tokio's budget: it would have the waker called here, under the lock.
-                *hold = Hold::Waiting(Box::pin(tokio::task::unconstrained(wait)));
-            }
-            let Hold::Waiting(wait) = hold else { continue };
-            let bell = Waker::from(Arc::new(Bell(self.gate.clone())));
-            match wait.as_mut().poll(&mut Context::from_waker(&bell)) {
-                Poll::Ready(Ok(permit)) => {
-                    *hold = Hold::Permit(permit);
-                    came |= !new;
-                }
-                Poll::Ready(Err(refusal)) => {
-                    *hold = Hold::Nothing;
-                    return Err(refusal);
-                }
-                Poll::Pending => return Err(Refusal::InUse { limit: limit.limit() }),
-            }
-        }
-        Ok(came)
-    }
-
-    /// What the first waiter holds of those that count is its own.
-    fn held(&self) -> Permits {
-        let mut permits = Permits::default();
-        for slot in &mut *lock(&self.counting) {
-            match std::mem::replace(&mut slot.hold, Hold::Nothing) {
-                Hold::Permit(permit) => permits.add(permit),
-                other => slot.hold = other,
-            }
-        }
-        permits
-    }
-
     /// Gives up seats in the lines of the members.
     fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, after: &mut After<C>) {
         for places in places {
@@ -262,33 +196,10 @@ impl<C: Timer> All<C> {
 
 impl<C: Timer> Entry<C> {
     fn rise(&self, place: u64, after: &mut After<C>) {
-        if let (Kind::Rate(member), 1..) = (&self.kind, place) {
-            member.rise(place, after);
-        }
-    }
-}
-
-impl Hold {
-    /// Gives it up when no lock is held: that may wake others.
-    fn clear<C: Timer>(&mut self, after: &mut After<C>) {
-        match std::mem::replace(self, Hold::Nothing) {
-            Hold::Nothing => {}
-            Hold::Waiting(wait) => after.drops.push(Box::new(wait)),
-            Hold::Permit(permit) => after.drops.push(Box::new(permit)),
-        }
-    }
-}
-
-/// Rings the gate when a permit of a member that counts is free.
-struct Bell<C: Timer>(Weak<Gate<All<C>, C>>);
-
-impl<C: Timer> Wake for Bell<C> {
-    fn wake(self: Arc<Self>) {
-        if let Some(gate) = self.0.upgrade()
-            && let Some(panic) = ring_all(vec![gate])
-            && !std::thread::panicking()
-        {
-            std::panic::resume_unwind(panic);
+        match (&self.kind, place) {
+            (_, 0) => {}
+            (Kind::Rate(member), _) => member.rise(place, after),
+            (Kind::Counting(limit), _) => limit.rise(place, after),
         }
     }
 }
@@ -360,10 +271,11 @@ impl<C: Timer> Rule<C> for All<C> {
             return Err(limited(due, now));
         }
         // What counts comes first here: no permit of a rate is spent on somebody who cannot begin.
-        let came = self.hold(ask, after)?;
+        let permits = self.take_counting(ask, after)?;
         // If it was that for which it waited, the rates were not late.
         let last = Nanos::new(self.last.load(Ordering::Relaxed));
-        let at = if came { now } else { at.max(last).min(now) };
+        let waited_for_permits = lock(&self.seats).counting.was_short(ask.priority);
+        let at = if waited_for_permits { now } else { at.max(last).min(now) };
         let late = now.saturating_since(at);
         let mut taken = Vec::with_capacity(self.members.len());
         for (index, member, n) in self.rates(ask) {
@@ -372,6 +284,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 Ok(share) => taken.push((index, share)),
                 Err(refusal) => {
                     taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
+                    after.drops.push(Box::new(permits));
                     return Err(refusal);
                 }
             }
@@ -379,7 +292,7 @@ impl<C: Timer> Rule<C> for All<C> {
         self.last.store(at.as_u64(), Ordering::Relaxed);
         // The next one of this priority sits down behind others.
         self.nobody_waits(ask.priority, after);
-        Ok(AllCharge { taken, permits: self.held() })
+        Ok(AllCharge { taken, permits })
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
@@ -453,21 +366,21 @@ impl<C: Timer> Rule<C> for All<C> {
         let Some((ask, priority, due)) = first else {
             let places = std::mem::take(&mut lock(&self.seats).places);
             self.rise(places.into_values(), after);
-            lock(&self.counting).iter_mut().for_each(|slot| slot.hold.clear(after));
+            lock(&self.seats).counting.begin();
             return Nanos::MAX;
         };
-        for (slot, _) in lock(&self.counting).iter_mut().zip(ask.iter()).filter(|(_, n)| **n == 0) {
-            slot.hold.clear(after);
-        }
         let at = span(due, now);
         let mut seats = lock(&self.seats);
         if seats.first != priority {
             for (index, entry) in self.members.iter().enumerate() {
-                if let (Kind::Rate(member), place @ 1..) = (&entry.kind, seats.place(index, seats.first)) {
-                    member.stand_by(place, after);
+                match (&entry.kind, seats.place(index, seats.first)) {
+                    (_, 0) => {}
+                    (Kind::Rate(member), place) => member.stand_by(place, after),
+                    (Kind::Counting(limit), place) => limit.park(place, after),
                 }
             }
             seats.first = priority;
+            seats.counting.begin();
         }
         let places = seats.places.entry(priority).or_insert_with(|| vec![0; self.members.len()]);
         let (mut new, mut alone_from) = (false, Span::MIN);
@@ -483,6 +396,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 }
             }
         }
+        let look_at = self.place_counting(&mut seats, now, (ask, due), after);
         drop(seats);
         // Before there was a seat to ring, a time may have moved.
         if new && self.ready_at(now, &Vec::new(), ask) < due {
@@ -491,21 +405,31 @@ impl<C: Timer> Rule<C> for All<C> {
         // If it is due later than by each of the members for itself, others will go first somewhere who do not now: it is away everywhere
         // until then, and waits for one member alone from then on.
         let alone_from = time(now, alone_from);
-        if alone_from > now && alone_from.saturating_add(UNSURE) < due { alone_from } else { Nanos::MAX }
+        if alone_from > now && alone_from.saturating_add(UNSURE) < due {
+            alone_from.min(look_at)
+        } else {
+            look_at
+        }
     }
 
     fn nobody_waits(&self, priority: i8, after: &mut After<C>) {
-        let places = lock(&self.seats).places.remove(&priority);
+        let mut seats = lock(&self.seats);
+        let places = seats.places.remove(&priority);
+        if seats.first == priority {
+            seats.counting.begin();
+        }
+        drop(seats);
         self.rise(places, after);
     }
 
     /// What a request weighs is told by its members' terms.
     fn has_changed(&self) -> bool {
-        let rates = self.members.iter().filter_map(|entry| match &entry.kind {
-            Kind::Rate(member) => Some(member.changes()),
-            Kind::Counting(_) => None,
+        let changes = self.members.iter().map(|entry| match &entry.kind {
+            Kind::Rate(member) => member.changes(),
+            // A lower limit may be less than a request weighs.
+            Kind::Counting(limit) => limit.lowered(),
         });
-        let changes = rates.fold(0, u64::wrapping_add);
+        let changes = changes.fold(0, u64::wrapping_add);
         changes != self.changes.swap(changes, Ordering::Relaxed)
     }
 
@@ -529,7 +453,7 @@ impl<C: Timer> All<C> {
         self.gate.upgrade().map_or(Duration::ZERO, |gate| gate.paused_for())
     }
 
-    fn waker(&self) -> Weak<dyn Ring> {
+    pub(super) fn waker(&self) -> Weak<dyn Ring> {
         self.gate.clone()
     }
 }

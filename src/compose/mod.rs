@@ -19,15 +19,16 @@
 //! | the first waiter | its seats | what it holds |
 //! |---|---|---|
 //! | is due at *T*, the latest of its members' times | say *T*; those behind pass as long as that does not delay it | nothing |
-//! | *T* has come, and all rates are due | | takes its place in the lines of those that count |
-//! | no permit is free in one of those | say its deadline, or never | the permits of those that count and come before in order |
+//! | *T* has come, and no permit is free at a limit of what is in use | say its deadline, or never | nothing |
 //! | all is there | are given up | everything: it is granted and woken |
 //! | is dropped | are the next waiter's of this priority, or given up | nothing |
 //! | is no longer the first, since a more important one came | keep their places and hold up nobody, until it is the first again | nothing |
 //!
+//! At limits of what is in use it has places of another kind: `src/compose/counting.rs`.
+//!
 //! # Locks
 //!
-//! The lock of an `AllOf` comes before those of its members, of which one at a time is held for a moment. With the former held no foreign code
+//! The lock of an `AllOf` comes before those of its members, rates and limits alike, of which one at a time is held for a moment. With the former held no foreign code
 //! runs: wakers, rings, and what calls code when dropped, are left in the list that a gate works off when it has unlocked.
 //! A member never locks an `AllOf`: it *rings* it, from the same list, when no lock is held. So there is no order of locks in which two threads wait for each
 //! other, and a chain of rings is a loop, not a recursion (`src/wait/ring.rs`).
@@ -48,6 +49,7 @@
 
 pub(crate) mod all;
 mod control;
+mod counting;
 mod estimate;
 pub(crate) mod member;
 pub(crate) mod weights;
@@ -291,8 +293,13 @@ impl<C: Timer + Clone> AllOf<C> {
 
     /// Adds a limit of what is in use at the same time.
     ///
-    /// A request waits for its permit last, when all rates are due. When somebody else has got ahead at a rate meanwhile, it keeps the
-    /// permit until the rate is due again. With two such limits it keeps a permit of one while it waits for the other.
+    /// A request that waits holds no permit: it takes from all members at one moment, when all permits are there. While the rates are not
+    /// due, other callers of the limit go first. Where the permits of two busy members do not come at one moment, the request may keep
+    /// a free permit from callers behind it, until the rates are due or another such limit has come, but never for longer than it has
+    /// waited for permits in use before. A request for more than a lowered limit has is refused at once, as by a rate.
+    ///
+    /// A request that is granted holds its permits until its future, or the [`AllPermits`] it returned, is dropped, whether the future is
+    /// polled or not.
     ///
     /// # Panics
     ///

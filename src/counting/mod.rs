@@ -1,28 +1,38 @@
 //! [`CountingLimit`]: so many at the same time, however long each takes.
 
+pub(crate) mod line;
+
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
-
 use crate::clock::Timer;
+use crate::counting::line::{Later, Shared};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::policy::Policy;
-use crate::sync::{Mutex, lock};
+use crate::wait::after::After;
+use crate::wait::ring::Ring;
 
 /// At most so many at the same time: connections, calls in flight, jobs. A permit is given back when it is dropped.
 ///
-/// It knows no time, so a refusal cannot tell when to retry. It is tokio's [`Semaphore`] with the calls of this crate, and can be
-/// changed while permits are out. To limit the rate as well, see [`acquire_with`](CountingLimit::acquire_with), or [`AllOf`](crate::AllOf) for several.
+/// It knows no time, so a refusal cannot tell when to retry. It is a fair semaphore with the calls of this crate, and its limit can
+/// be changed while permits are out. To limit the rate as well, see [`acquire_with`](CountingLimit::acquire_with), or
+/// [`AllOf`](crate::AllOf) for several.
+///
+/// While no request waits, taking and giving back are one atomic operation each. What a holder does before it gives a permit back
+/// happens before anything that the next holder of it does.
 ///
 /// Clones share one limit.
 ///
 /// # Fairness
 ///
-/// First come, first served, whatever the size; nobody overtakes.
+/// First come, first served, whatever the size: a request is never overtaken. A request for more permits than a lowered limit has is
+/// refused at once, and those behind it go on.
+///
+/// A wait is granted whether its future is polled or not, and holds its permits from then on: drop futures that are no longer wanted.
 ///
 /// # Cancel safety
 ///
@@ -47,66 +57,44 @@ use crate::sync::{Mutex, lock};
 /// The semaphore of E. W. Dijkstra, 1962/63; bulkheads of Hystrix and resilience4j.
 #[derive(Clone)]
 pub struct CountingLimit {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    semaphore: Arc<Semaphore>,
-    limit: AtomicU32,
-    /// Permits that are out beyond a limit that was lowered: so many are not given back.
-    surplus: AtomicU32,
-    /// One change at a time.
-    changing: Mutex<()>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// Permits of a [`CountingLimit`]: given back when dropped.
 #[must_use = "dropping it gives the permits back"]
 pub struct CountingPermit {
     shared: Arc<Shared>,
-    /// `None` only while it is dropped.
-    permit: Option<OwnedSemaphorePermit>,
+    n: u32,
 }
 
 impl CountingLimit {
     /// The largest limit.
-    pub const MAX_LIMIT: u32 = {
-        let most = Semaphore::MAX_PERMITS;
-        // Compared before it is cut.
-        #[allow(clippy::cast_possible_truncation)]
-        if most > u32::MAX as usize { u32::MAX } else { most as u32 }
-    };
+    pub const MAX_LIMIT: u32 = u32::MAX;
 
-    /// At most `limit` permits at the same time. With 0 there are none, until the limit is changed. More than
-    /// [`MAX_LIMIT`](CountingLimit::MAX_LIMIT) is cut to that.
+    /// At most `limit` permits at the same time. With 0 there are none, until the limit is changed.
     #[must_use]
     pub fn new(limit: u32) -> CountingLimit {
-        let limit = cut(limit);
-        CountingLimit {
-            shared: Arc::new(Shared {
-                semaphore: Arc::new(Semaphore::new(limit as usize)),
-                limit: AtomicU32::new(limit),
-                surplus: AtomicU32::new(0),
-                changing: Mutex::new(()),
-            }),
-        }
+        CountingLimit { shared: Arc::new(Shared::new(limit)) }
     }
 
     /// Waits until one permit is free.
     pub async fn acquire(&self) -> CountingPermit {
-        self.wait(1).await
+        match self.wait(1).await {
+            Ok(permit) => permit,
+            // One permit is never refused: another limit may allow it.
+            Err(_) => std::future::pending().await,
+        }
     }
 
     /// Waits until `n` permits are free at once.
     ///
-    /// A limit that is lowered below `n` meanwhile keeps it waiting, and those behind it, until it is raised again or the wait is dropped.
-    ///
     /// # Errors
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if `n` is more than the limit.
+    /// - [`Refusal::ExceedsBurst`] if `n` is more than the limit, or the limit is lowered below `n` meanwhile.
     pub async fn acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
-        Ok(self.wait(n).await)
+        self.wait(n).await
     }
 
     /// Takes one permit now, or refuses.
@@ -126,11 +114,9 @@ impl CountingLimit {
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub fn try_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
-        match self.shared.semaphore.clone().try_acquire_many_owned(n) {
-            Ok(permit) => Ok(self.permit(permit)),
-            Err(TryAcquireError::NoPermits | TryAcquireError::Closed) => {
-                Err(Refusal::InUse { limit: self.limit() })
-            }
+        match self.shared.try_take(n) {
+            true => Ok(self.permit(n)),
+            false => Err(Refusal::InUse { limit: self.limit() }),
         }
     }
 
@@ -157,7 +143,7 @@ impl CountingLimit {
     pub async fn try_acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
         let in_time = tokio::time::timeout(within, self.wait(n)).await;
-        in_time.map_err(|_| Refusal::InUse { limit: self.limit() })
+        in_time.unwrap_or_else(|_| Err(Refusal::InUse { limit: self.limit() }))
     }
 
     /// Waits for one permit of this limit, and then for one of a rate: so many at the same time *and* so many per second.
@@ -202,16 +188,17 @@ impl CountingLimit {
     /// The limit.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        self.shared.limit.load(Ordering::Relaxed)
+        self.shared.limit()
     }
 
-    /// How many permits are free.
+    /// How many permits a request would find now: 0 while other requests wait.
     #[must_use]
     pub fn available(&self) -> u32 {
-        u32::try_from(self.shared.semaphore.available_permits()).unwrap_or(u32::MAX)
+        self.shared.available()
     }
 
-    /// Changes the limit, at once for those who wait.
+    /// Changes the limit, at once for requests that wait: a request for more than one permit and for more than the new limit is
+    /// refused with [`Refusal::ExceedsBurst`], and the others go on.
     ///
     /// Permits that are out stay out: after the limit was lowered there may be more than it for a while.
     ///
@@ -230,18 +217,7 @@ impl CountingLimit {
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     pub fn set_limit(&self, limit: u32) {
-        let Shared { semaphore, surplus, changing, .. } = &*self.shared;
-        let _one_at_a_time = lock(changing);
-        let limit = cut(limit);
-        let before = self.shared.limit.swap(limit, Ordering::Relaxed);
-        if let Some(more) = limit.checked_sub(before) {
-            let forgiven = take_from(surplus, more);
-            semaphore.add_permits((more - forgiven) as usize);
-            return;
-        }
-        // What is out is kept back when it comes. Announced first: whoever gives back in between looks at it afterwards.
-        surplus.fetch_add(before - limit, Ordering::Relaxed);
-        self.shared.settle();
+        self.shared.set_limit(limit);
     }
 
     /// Where it is in memory: the same for all clones.
@@ -260,73 +236,104 @@ impl CountingLimit {
         }
     }
 
-    async fn wait(&self, n: u32) -> CountingPermit {
-        match self.shared.semaphore.clone().acquire_many_owned(n).await {
-            Ok(permit) => self.permit(permit),
-            // Nobody closes it.
-            Err(_) => std::future::pending().await,
+    fn wait(&self, n: u32) -> Turn<'_> {
+        Turn { limit: self, n, number: None }
+    }
+
+    fn permit(&self, n: u32) -> CountingPermit {
+        CountingPermit { shared: self.shared.clone(), n }
+    }
+}
+
+/// For composites, which hold a place in the line; see `counting/line.rs`. A place with the number 0 is
+/// a newcomer.
+impl CountingLimit {
+    /// How often the limit was lowered.
+    pub(crate) fn lowered(&self) -> u64 {
+        self.shared.lowered()
+    }
+
+    pub(crate) fn sit(&self, composite: Weak<dyn Ring>) -> u64 {
+        self.shared.sit(composite)
+    }
+
+    pub(crate) fn has_turn(&self, place: u64, n: u32) -> bool {
+        self.shared.has_turn(place, n)
+    }
+
+    pub(crate) fn take_turn(&self, place: u64, n: u32) -> Option<CountingPermit> {
+        self.shared.take_turn(place, n).then(|| self.permit(n))
+    }
+
+    pub(crate) fn stand<C: Timer>(&self, place: u64, n: u32, after: &mut After<C>) -> bool {
+        self.shared.stand(place, n, after)
+    }
+
+    pub(crate) fn park<C: Timer>(&self, place: u64, after: &mut After<C>) {
+        self.shared.park(place, after);
+    }
+
+    pub(crate) fn rise<C: Timer>(&self, place: u64, after: &mut After<C>) {
+        self.shared.rise(place, after);
+    }
+}
+
+/// A wait for permits.
+struct Turn<'a> {
+    limit: &'a CountingLimit,
+    n: u32,
+    /// Its number in the line, from its first poll to its answer.
+    number: Option<u64>,
+}
+
+impl Future for Turn<'_> {
+    type Output = Result<CountingPermit, Refusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Turn { limit, n, number } = self.get_mut();
+        let shared = &limit.shared;
+        if number.is_none() && shared.try_take(*n) {
+            return Poll::Ready(Ok(limit.permit(*n)));
+        }
+        // Cloned without the lock: it is foreign code.
+        let (waker, mut after) = (context.waker().clone(), Later::new());
+        let answer = match *number {
+            Some(number) => ready!(shared.look(number, waker, &mut after)),
+            None => match shared.join(*n, waker, &mut after) {
+                Ok(()) => Ok(()),
+                Err(joined) => {
+                    *number = Some(joined);
+                    return Poll::Pending;
+                }
+            },
+        };
+        *number = None;
+        let answer = answer.map(|()| limit.permit(*n));
+        // Other waiters' wakers run here. One that panics finds the number and the permit where they belong.
+        drop(after);
+        Poll::Ready(answer)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.limit.shared.leave(number, self.n);
         }
     }
-
-    fn permit(&self, permit: OwnedSemaphorePermit) -> CountingPermit {
-        CountingPermit { shared: self.shared.clone(), permit: Some(permit) }
-    }
-}
-
-impl Shared {
-    /// Takes back what is free beyond the limit.
-    fn settle(&self) {
-        loop {
-            let surplus = self.surplus.load(Ordering::Relaxed);
-            if surplus == 0 {
-                return;
-            }
-            let forgotten = u32::try_from(self.semaphore.forget_permits(surplus as usize)).unwrap_or(surplus);
-            if forgotten == 0 {
-                return;
-            }
-            // Somebody else may have settled meanwhile.
-            let settled = take_from(&self.surplus, forgotten);
-            self.semaphore.add_permits((forgotten - settled) as usize);
-        }
-    }
-}
-
-/// A limit that the semaphore can have.
-fn cut(limit: u32) -> u32 {
-    // With 64 bits it can have any.
-    #[allow(clippy::unnecessary_min_or_max)]
-    limit.min(CountingLimit::MAX_LIMIT)
-}
-
-/// Takes up to `n` from a number. Returns how many.
-fn take_from(number: &AtomicU32, n: u32) -> u32 {
-    let left = |number: u32| Some(number.saturating_sub(n));
-    let before = number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
-    before.unwrap_or_default().min(n)
 }
 
 impl CountingPermit {
     /// How many permits these are.
     #[must_use]
     pub fn permits(&self) -> u32 {
-        self.permit.as_ref().map_or(0, |permit| u32::try_from(permit.num_permits()).unwrap_or(u32::MAX))
+        self.n
     }
 }
 
 impl Drop for CountingPermit {
     fn drop(&mut self) {
-        if self.shared.surplus.load(Ordering::Relaxed) > 0 {
-            let kept_back = take_from(&self.shared.surplus, self.permits());
-            if let Some(kept_back) = self.permit.as_mut().and_then(|permit| permit.split(kept_back as usize))
-            {
-                kept_back.forget();
-            }
-        }
-        drop(self.permit.take());
-        // The limit may have been lowered just before: then this came too late to be found free, and is free now. The semaphore's
-        // own lock puts one before the other.
-        self.shared.settle();
+        self.shared.give_back(self.n);
     }
 }
 

@@ -1,0 +1,187 @@
+//! The counting limit: waiters and places of composites against permits that are given back, and limits that are lowered.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+
+use super::support::{LoomClock, Woken, model, model_of_three};
+use crate::counting::line::{LINE, weight};
+use crate::counting::{CountingLimit, CountingPermit};
+use crate::error::Refusal;
+use crate::wait::after::After;
+use crate::wait::ring::Ring;
+
+/// A wait that was polled once.
+struct Waiting {
+    future: Pin<Box<dyn Future<Output = Result<CountingPermit, Refusal>>>>,
+    woken: Arc<Woken>,
+    answer: Option<Result<CountingPermit, Refusal>>,
+}
+
+impl Waiting {
+    fn new(limit: &CountingLimit, n: u32) -> Waiting {
+        let (limit, woken) = (limit.clone(), Woken::new());
+        let future = Box::pin(async move { limit.acquire_many(n).await });
+        let mut wait = Waiting { future, woken, answer: None };
+        wait.poll();
+        wait
+    }
+
+    fn poll(&mut self) {
+        let waker = Waker::from(self.woken.clone());
+        if let Poll::Ready(answer) = self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            self.answer = Some(answer);
+        }
+    }
+
+    /// The answer that it has by now; a waker must have said so.
+    fn answer(mut self) -> Result<CountingPermit, Refusal> {
+        if self.answer.is_none() {
+            assert!(self.woken.is_woken(), "the wake-up is lost");
+            self.poll();
+        }
+        self.answer.expect("its answer")
+    }
+}
+
+/// A waiter joins while the only permit is given back.
+fn joining_against_giving_back(give_back: fn(&CountingLimit, CountingPermit)) {
+    model(move || {
+        let limit = CountingLimit::new(1);
+        let held = limit.try_acquire().expect("the only one");
+        let other = {
+            let limit = limit.clone();
+            thread::spawn(move || give_back(&limit, held))
+        };
+        let wait = Waiting::new(&limit, 1);
+        other.join().expect("no panic");
+        drop(wait.answer().expect("granted"));
+        assert_eq!(limit.available(), 1);
+    });
+}
+
+#[test]
+fn a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
+    joining_against_giving_back(|_, held| drop(held));
+}
+
+/// The broken twin: looks whether the line has an entry, and then gives back.
+#[test]
+#[should_panic(expected = "the wake-up is lost")]
+fn broken_a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
+    joining_against_giving_back(|limit, held| {
+        std::mem::forget(held);
+        let line = limit.shared.word.load(crate::sync::Ordering::Acquire) & LINE;
+        limit.shared.word.fetch_add(weight(1), crate::sync::Ordering::AcqRel);
+        if line != 0 {
+            limit.shared.serve_line();
+        }
+    });
+}
+
+/// Three callers and two permits: never more than two are out, and the one that waits is served.
+#[test]
+fn a_waiter_and_two_takers_share_two_permits() {
+    model_of_three(|| {
+        let limit = CountingLimit::new(2);
+        let take = |limit: &CountingLimit| {
+            let limit = limit.clone();
+            thread::spawn(move || drop(limit.try_acquire()))
+        };
+        let others = [take(&limit), take(&limit)];
+        let wait = Waiting::new(&limit, 2);
+        others.into_iter().for_each(|other| other.join().expect("no panic"));
+        let permit = wait.answer().expect("granted");
+        assert_eq!(limit.available(), 0);
+        drop(permit);
+        assert_eq!(limit.available(), 2);
+    });
+}
+
+/// What a waiter holds when it is dropped goes to the next one, whenever that happens.
+#[test]
+fn a_waiter_dropped_against_its_grant_leaves_no_trace() {
+    model(|| {
+        let limit = CountingLimit::new(1);
+        let held = limit.try_acquire().expect("the only one");
+        let (first, second) = (Waiting::new(&limit, 1), Waiting::new(&limit, 1));
+        let other = thread::spawn(move || drop(held));
+        drop(first);
+        other.join().expect("no panic");
+        drop(second.answer().expect("granted"));
+        assert_eq!(limit.available(), 1);
+    });
+}
+
+/// A waiter of two joins while the limit is lowered to one, and raised: it is granted before, or refused, and never left.
+#[test]
+fn a_waiter_above_a_limit_that_is_lowered_meanwhile_is_answered() {
+    model(|| {
+        let limit = CountingLimit::new(2);
+        let held = limit.try_acquire().expect("one of two");
+        let other = {
+            let limit = limit.clone();
+            thread::spawn(move || limit.set_limit(1))
+        };
+        let wait = Waiting::new(&limit, 2);
+        other.join().expect("no panic");
+        assert_eq!(wait.answer().err(), Some(Refusal::ExceedsBurst { requested: 2, burst: 1 }));
+        assert_eq!(limit.available(), 0);
+        drop(held);
+        assert_eq!(limit.available(), 1);
+    });
+}
+
+/// The limit is lowered while a permit is given back: what is out beyond it is kept back, and the rest reaches a waiter.
+#[test]
+fn a_limit_lowered_against_giving_back_keeps_the_right_number() {
+    model(|| {
+        let limit = CountingLimit::new(2);
+        let (one, two) = (limit.try_acquire().expect("one"), limit.try_acquire().expect("the other"));
+        let wait = Waiting::new(&limit, 1);
+        let other = {
+            let limit = limit.clone();
+            thread::spawn(move || limit.set_limit(1))
+        };
+        drop(one);
+        other.join().expect("no panic");
+        // It was granted before the limit was lowered, or is now, by the second one.
+        drop(two);
+        drop(wait.answer().expect("granted"));
+        assert_eq!(limit.available(), 1);
+    });
+}
+
+/// Counts nothing, and knows whether it was rung.
+struct Bell(AtomicBool);
+
+impl Ring for Bell {
+    fn ring(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The place of a composite stands up while the permit is given back: it is told, or rung.
+#[test]
+fn a_permit_given_back_reaches_a_place_that_stands_up_meanwhile() {
+    model(|| {
+        let limit = CountingLimit::new(1);
+        let held = limit.try_acquire().expect("the only one");
+        let bell = Arc::new(Bell(AtomicBool::new(false)));
+        let ring: Arc<dyn Ring> = bell.clone();
+        let place = limit.sit(Arc::downgrade(&ring));
+        let other = thread::spawn(move || drop(held));
+        let mut after = After::<LoomClock>::new();
+        let turn = limit.stand(place, 1, &mut after);
+        drop(after);
+        other.join().expect("no panic");
+        assert!(turn || bell.0.load(Ordering::Relaxed), "the ring is lost");
+        let permit = limit.take_turn(place, 1).expect("its turn");
+        limit.rise(place, &mut After::<LoomClock>::new());
+        drop(permit);
+        assert_eq!(limit.available(), 1);
+    });
+}
