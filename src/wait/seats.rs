@@ -100,9 +100,8 @@ pub(crate) struct Seats<R: Rule<C>, C: Timer> {
 
 struct Block<Ahead> {
     seats: usize,
-    /// To be added to the sums of all its seats, and then to be taken off.
-    more: Ahead,
-    less: Ahead,
+    /// What is to be added to the sums of all its seats, and then what is to be taken off. Mostly nothing.
+    kept: Option<(Ahead, Ahead)>,
 }
 
 struct Seat<Ask, Ahead> {
@@ -150,7 +149,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             rule.add(&mut seat.ahead, ask);
         }
         for (_, block) in self.blocks.range_mut(behind..) {
-            rule.add(&mut block.more, ask);
+            rule.add(&mut block.kept.get_or_insert_default().0, ask);
         }
     }
 
@@ -165,15 +164,16 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             rule.subtract(&mut seat.ahead, ask);
         }
         for (_, block) in self.blocks.range_mut(behind..) {
-            rule.add(&mut block.less, ask);
+            rule.add(&mut block.kept.get_or_insert_default().1, ask);
         }
     }
 
     /// Hands down what the block of this place keeps. Returns where the next block begins, after the place at least.
     fn open_block(&mut self, rule: &R, place: u64) -> u64 {
         let behind = self.blocks.range(place + 1..).next().map_or(END, |(behind, _)| *behind);
-        if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() {
-            let (more, less) = (std::mem::take(&mut block.more), std::mem::take(&mut block.less));
+        if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back()
+            && let Some((more, less)) = block.kept.take()
+        {
             for (_, seat) in self.list.range_mut(begin..behind) {
                 rule.merge(&mut seat.ahead, &more);
                 rule.unmerge(&mut seat.ahead, &less);
@@ -186,9 +186,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     fn insert(&mut self, rule: &R, place: u64, seat: Seat<R::Ask, R::Ahead>) {
         let behind = self.open_block(rule, place);
         self.list.insert(place, seat);
-        let new = || Block { seats: 0, more: R::Ahead::default(), less: R::Ahead::default() };
         let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() else {
-            self.blocks.insert(place, Block { seats: 1, ..new() });
+            self.blocks.insert(place, Block { seats: 1, kept: None });
             return;
         };
         block.seats += 1;
@@ -197,7 +196,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         {
             let seats = block.seats - BLOCK;
             block.seats = BLOCK;
-            self.blocks.insert(middle, Block { seats, ..new() });
+            self.blocks.insert(middle, Block { seats, kept: None });
         }
     }
 
@@ -216,7 +215,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// Before all are counted anew.
     pub(crate) fn begin_reweighing(&mut self, rule: &R) {
         for block in self.blocks.values_mut() {
-            (block.more, block.less) = Default::default();
+            block.kept = None;
         }
         self.here_sum = R::Ahead::default();
         for ask in self.here.values() {
@@ -289,9 +288,9 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         ask: &R::Ask,
     ) -> Option<Nanos> {
         let mut ahead = self.list.get(&place)?.ahead.clone();
-        if let Some((_, block)) = self.blocks.range(..=place).next_back() {
-            rule.merge(&mut ahead, &block.more);
-            rule.unmerge(&mut ahead, &block.less);
+        if let Some((_, Block { kept: Some((more, less)), .. })) = self.blocks.range(..=place).next_back() {
+            rule.merge(&mut ahead, more);
+            rule.unmerge(&mut ahead, less);
         }
         rule.unmerge(&mut ahead, &self.gone);
         Some(self.due_among(rule, times, (place, place), &ahead, ask))
