@@ -86,6 +86,30 @@ fn a_state_of_another_policy_is_never_free() -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// A cold factor as a configuration may have it by mistake: refused with its value, and equal to itself.
+#[test]
+fn a_number_that_is_none_is_refused_by_each_way_in() {
+    for factor in
+        [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 0.999, -3.0, 1e7, f64::MAX, f64::MIN_POSITIVE]
+    {
+        let config = PolicyConfig {
+            warm_up: Some(Duration::from_secs(1)),
+            cold_factor: Some(factor),
+            ..PolicyConfig::new(PolicyKind::SmoothWarmingUp, Rate::per_second(5))
+        };
+        assert_eq!(config, config.clone(), "{factor}");
+        let error = AnyPolicy::try_from(config.clone()).expect_err("out of range").to_string();
+        assert_eq!(error, format!("cold factor {factor} is not between 1 and 1000000"));
+        let text = config.to_string();
+        if factor.is_finite() {
+            assert_eq!(text.parse(), Ok(config));
+        } else {
+            let error = text.parse::<PolicyConfig>().expect_err("no number").to_string();
+            assert_eq!(error, format!("cold_factor \"{factor}\" is not a number from 1 to 1000000"));
+        }
+    }
+}
+
 fn some_span() -> impl Strategy<Value = Duration> {
     any::<u32>().prop_map(|nanos| Duration::from_nanos(nanos.into()))
 }
@@ -134,6 +158,30 @@ mod with_serde {
             serde_json::to_string(&PolicyConfig::new(PolicyKind::SlidingLog, Rate::per_hour(5)))?,
             r#"{"policy":"sliding_log","rate":"5/h"}"#
         );
+        Ok(())
+    }
+
+    /// JSON has no such numbers: they were written as nothing, and nothing was read as the default.
+    #[test]
+    fn a_number_that_json_does_not_have_is_not_written() -> Result<(), serde_json::Error> {
+        for factor in
+            [1.0, 3.0, 1e6, 1.0 + f64::EPSILON, -0.0, 0.1, f64::MAX, f64::MIN_POSITIVE, f64::from_bits(1)]
+        {
+            let config = PolicyConfig {
+                cold_factor: Some(factor),
+                ..PolicyConfig::new(PolicyKind::SmoothWarmingUp, Rate::per_second(5))
+            };
+            let text = serde_json::to_string(&config)?;
+            assert_eq!(serde_json::from_str::<PolicyConfig>(&text)?, config);
+        }
+        for factor in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let config = PolicyConfig {
+                cold_factor: Some(factor),
+                ..PolicyConfig::new(PolicyKind::SmoothWarmingUp, Rate::per_second(5))
+            };
+            let error = serde_json::to_string(&config).expect_err("no number").to_string();
+            assert_eq!(error, format!("cold_factor {factor} is not finite"));
+        }
         Ok(())
     }
 

@@ -73,7 +73,7 @@ pub enum PolicyKind {
 /// assert_eq!(error.to_string(), "burst 20: sliding_log has only room_for");
 /// # Ok::<(), tidegate::policy::ConfigError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct PolicyConfig {
     /// Which policy.
@@ -91,7 +91,7 @@ pub struct PolicyConfig {
     #[cfg_attr(feature = "serde", serde(default, with = "spans", skip_serializing_if = "Option::is_none"))]
     pub warm_up: Option<Duration>,
     /// How many times slower it is when cold: [`SmoothWarmingUp::try_new`].
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    #[cfg_attr(feature = "serde", serde(default, with = "factor", skip_serializing_if = "Option::is_none"))]
     pub cold_factor: Option<f64>,
     /// [`SmoothWarmingUp::start_warm`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_false"))]
@@ -227,6 +227,15 @@ impl FromStr for PolicyKind {
     }
 }
 
+/// Equal if each field is, and a [`cold_factor`](PolicyConfig::cold_factor) that is not a number is equal to itself.
+impl PartialEq for PolicyConfig {
+    fn eq(&self, other: &PolicyConfig) -> bool {
+        self.policy == other.policy && self.rate == other.rate && self.fields() == other.fields()
+    }
+}
+
+impl Eq for PolicyConfig {}
+
 impl PolicyConfig {
     /// A policy with this rate, and nothing else set.
     #[must_use]
@@ -334,7 +343,8 @@ impl PolicyConfig {
             "max_burst" => self.max_burst = Some(span()?),
             "warm_up" => self.warm_up = Some(span()?),
             "cold_factor" => {
-                self.cold_factor = Some(value.parse().map_err(|_| bad("a number from 1 to 1000000"))?);
+                let factor = value.parse().ok().filter(|factor: &f64| factor.is_finite());
+                self.cold_factor = Some(factor.ok_or(bad("a number from 1 to 1000000"))?);
             }
             "burst" => self.burst = Some(number()?),
             "start_with" => self.start_with = Some(number()?),
@@ -550,6 +560,30 @@ impl Error for ConfigError {}
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_false(flag: &bool) -> bool {
     !flag
+}
+
+/// A number that is finite: some formats write others as nothing, which would read back as the default.
+#[cfg(feature = "serde")]
+mod factor {
+    use serde::{Deserialize, Deserializer, Serializer, de, ser};
+
+    #[allow(clippy::ref_option)] // serde passes it so.
+    pub(super) fn serialize<S: Serializer>(factor: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+        match factor {
+            None => serializer.serialize_none(),
+            Some(factor) if factor.is_finite() => serializer.serialize_some(factor),
+            Some(factor) => Err(ser::Error::custom(format_args!("cold_factor {factor} is not finite"))),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+        match Option::<f64>::deserialize(deserializer)? {
+            Some(factor) if !factor.is_finite() => {
+                Err(de::Error::custom(format_args!("cold_factor {factor} is not finite")))
+            }
+            factor => Ok(factor),
+        }
+    }
 }
 
 /// Spans as text.
