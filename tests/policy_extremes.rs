@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tidegate::policy::Policy;
 use tidegate::{
-    AnyPolicy, Change, FixedWindow, Keep, ManualClock, Nanos, Rate, RateLimiter, SlidingEstimate, SlidingLog,
-    SlidingWindow, TokenBucket,
+    AnyPolicy, Change, FixedWindow, Keep, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter,
+    SlidingEstimate, SlidingLog, SlidingWindow, TokenBucket,
 };
 
 const T: Nanos = Nanos::new(1_000_000_000);
@@ -127,4 +127,42 @@ fn fixed_window_undo_after_a_turn_and_a_change() {
     policy.set_rate(&state, at(61), Rate::per_hour(10));
     policy.undo(&state, at(61), charge, u64::MAX);
     assert!(policy.try_acquire(&state, at(61), 1).is_err(), "ten are used");
+}
+
+/// Above 16 permits a nanosecond, a tick is more than one permit: a burst of 50 let 75 through.
+#[test]
+fn a_burst_is_a_burst_at_any_rate() {
+    for rate in
+        [16_000_000_000, 16_000_000_001, 24_000_000_000, 32_000_000_000, 48_000_000_000, 1 << 40, u64::MAX]
+    {
+        for burst in [1, 2, 3, 50, 1000] {
+            for each in [1, 3, burst.min(7)] {
+                let policy = TokenBucket::new(Rate::per_second(rate), burst);
+                let state = policy.start(T);
+                let mut taken = 0;
+                while policy.try_acquire(&state, T, each).is_ok() {
+                    taken += each;
+                }
+                let leaky = LeakyBucket::new(Rate::per_second(rate)).undelayed(burst - 1);
+                let state = leaky.start(T);
+                let mut passed = 0;
+                while passed <= 2 * burst && leaky.try_acquire(&state, T, 1).is_ok() {
+                    passed += 1;
+                }
+                assert!(
+                    taken <= burst && passed <= burst,
+                    "{taken} and {passed} of {burst} at {rate}/s by {each}"
+                );
+                // As many as fit into a bucket that was not changed.
+                let other = TokenBucket::new(Rate::per_second(1), burst);
+                let state = other.start(T);
+                other.set_rate(&state, T, Rate::per_second(rate));
+                let mut taken = 0;
+                while other.try_acquire(&state, T, each).is_ok() {
+                    taken += each;
+                }
+                assert!(taken <= burst, "{taken} of {burst} after a change to {rate}/s by {each}");
+            }
+        }
+    }
 }

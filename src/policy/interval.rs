@@ -131,6 +131,11 @@ impl Interval {
         self == NONE
     }
 
+    /// This interval, or a tick if it is shorter.
+    pub(crate) fn of_a_tick_at_least(self) -> Interval {
+        if self.ticks < self.permits { Interval::of_ticks(1) } else { self }
+    }
+
     /// An interval of so many ticks.
     pub(crate) fn of_ticks(ticks: u64) -> Interval {
         Interval { one: ticks, ticks, permits: 1 }

@@ -127,7 +127,7 @@ impl Height {
 }
 
 impl LeakyBucket {
-    /// An outflow of `rate`, and a bucket without end.
+    /// An outflow of `rate`, and a bucket without end. A rate above 16,000,000,000 per second counts as that.
     #[must_use]
     pub fn new(rate: Rate) -> LeakyBucket {
         LeakyBucket { bucket: Self::outflow(rate, 0), height: AtomicU64::new(u64::MAX), undelayed: 0 }

@@ -76,7 +76,8 @@ impl Terms {
             _ if still => before,
             // A price that adds up to a step without rounding.
             (permits, 0, _) if stepped => Interval::of_ticks((step / permits).max(1)),
-            _ => Interval::new(self.rate),
+            // Where a tick is several permits, one permit costs a tick, and larger requests would cost less.
+            _ => Interval::new(self.rate).of_a_tick_at_least(),
         };
         let saved = self.fill(interval).min(ticks::ORIGIN - step);
         let gain = match self.rate.parts() {

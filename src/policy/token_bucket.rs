@@ -79,7 +79,8 @@ impl TokenBucket {
 
     /// A bucket for `burst` permits that come in at `rate`. It starts full.
     ///
-    /// With a burst of 0 nothing is ever granted, except at [`Rate::UNLIMITED`].
+    /// With a burst of 0 nothing is ever granted, except at [`Rate::UNLIMITED`]. Tokens come in no faster than one in a 16th of a
+    /// nanosecond: a higher rate counts as 16,000,000,000 per second.
     ///
     /// # Panics
     ///
