@@ -113,11 +113,11 @@ fn two_first_takes_find_one_key() {
 #[should_panic = "one of two"]
 fn broken_two_first_takes_find_one_key() {
     two_first_takes(|keys| {
-        let take = |policy: &TokenBucket, state: &_| policy.try_acquire(state, Nanos::ZERO, 1).is_ok();
+        let take = |policy: &Arc<TokenBucket>, state: &_| policy.try_acquire(state, Nanos::ZERO, 1).is_ok();
         if let Found::Known(taken) = keys.find(&1, take) {
             return taken;
         }
-        let policy = keys.policy();
+        let policy = Arc::new(keys.policy());
         let state = policy.start(Nanos::ZERO);
         let taken = take(&policy, &state);
         let mut shard = write(&keys.shards[0]);
@@ -211,7 +211,7 @@ fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
         };
         leave(&keys, mine);
         other.join().expect("no panic");
-        assert!(read(&keys.shards[0]).lines.is_empty(), "settled");
+        assert!(read(&keys.shards[0]).lines().is_none(), "settled");
         assert!(keys.try_acquire(&1, 1).is_err());
         assert_eq!(keys.len(), 1);
     });
@@ -353,7 +353,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
     changing_against_lines(
         |keys| {
             let mut after = After::new();
-            for (_, line) in write(&keys.shards[0]).lines.iter() {
+            for (_, line) in write(&keys.shards[0]).all_lines() {
                 line.gate().follow(Change::rate(SLOWER), Nanos::ZERO, &mut after);
             }
             let old = keys.policy();

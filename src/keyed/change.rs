@@ -82,7 +82,7 @@ where
         // A policy that panics here leaves its shard as it is.
         let Some(new) = after.run(|| changed(&old.start(at))) else { return };
         // They go first, since permits are taken from them meanwhile.
-        for (_, line) in shard.lines.iter() {
+        for (_, line) in shard.all_lines() {
             after.run_with(|after| line.gate().follow(change, at, after));
         }
         for (_, state) in shard.known.iter() {

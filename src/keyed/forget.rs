@@ -33,11 +33,12 @@ use std::hash::Hash;
 
 use super::WhenKeysFull;
 use super::removed::Removed;
-use super::table::{Line, SEARCH, Shard, Table};
+use super::slots::Slots;
+use super::table::{Line, Locked, SEARCH, Shard, Table};
 use crate::clock::Timer;
 use crate::nanos::Nanos;
 use crate::policy::Policy;
-use crate::sync::{Ordering, ShardLock, read, write};
+use crate::sync::{Ordering, read, write};
 
 /// How many places each new key looks at, for keys and for lines that are not needed.
 const SWEEP: usize = 4;
@@ -63,7 +64,7 @@ where
         at: Nanos,
         removed: &mut Removed<K, P, C>,
     ) -> bool {
-        let Shard { policy, known, .. } = shard;
+        let (policy, known, _) = shard.parts();
         let mut forgot = false;
         for place in places {
             if let Some((_, state)) = known.at(place)
@@ -78,21 +79,33 @@ where
         forgot
     }
 
-    /// What each new key does for the memory of its shard.
-    pub(super) fn forget_some(&self, shard: &mut Shard<K, P, C>, now: Nanos, removed: &mut Removed<K, P, C>) {
-        self.settle_some(shard, now, removed);
+    /// What each new key does for the memory of its shard, at the places behind its own.
+    pub(super) fn forget_some(
+        &self,
+        shard: &mut Shard<K, P, C>,
+        hash: u64,
+        now: Nanos,
+        removed: &mut Removed<K, P, C>,
+    ) {
+        self.settle_some(shard, hash, now, removed);
         if now > LINGER {
-            let places = shard.known.next_places(SWEEP);
+            let places = shard.known.places_from(home(hash), SWEEP);
             self.forget(shard, places, now.saturating_since(LINGER), removed);
         }
     }
 
     /// What each new line does, too.
-    pub(super) fn settle_some(&self, shard: &mut Shard<K, P, C>, now: Nanos, removed: &mut Removed<K, P, C>) {
-        if !shard.lines.is_empty() {
-            let places = shard.lines.next_places(SWEEP);
+    pub(super) fn settle_some(
+        &self,
+        shard: &mut Shard<K, P, C>,
+        hash: u64,
+        now: Nanos,
+        removed: &mut Removed<K, P, C>,
+    ) {
+        if let Some(lines) = shard.lines() {
+            let places = lines.places_from(home(hash), SWEEP);
             self.settle(shard, places, now, removed);
-            shard.lines.shrink(|key| self.hash_of(key));
+            shard.shrink_lines(|key| self.hash_of(key));
         }
     }
 
@@ -111,14 +124,15 @@ where
         now: Nanos,
         removed: &mut Removed<K, P, C>,
     ) -> bool {
+        let (_, known, Some(lines)) = shard.parts() else { return false };
         let mut forgot = false;
         for place in places {
-            let Some((key, line)) = shard.lines.at(place) else { continue };
+            let Some((key, line)) = lines.at(place) else { continue };
             if !Self::can_settle(line, now) {
                 continue;
             }
             if line.policy().is_fresh(line.state(), now) {
-                if let Some(entry) = shard.lines.remove_at(place) {
+                if let Some(entry) = lines.remove_at(place) {
                     self.uncount();
                     removed.lines.push(entry);
                     forgot = true;
@@ -127,9 +141,8 @@ where
             }
             // All that may panic comes before the state moves.
             let hash = self.hash_of(key);
-            shard.known.reserve(|known| self.hash_of(known));
-            let known = &mut shard.known;
-            shard.lines.replace_at(place, |key, line| match line.into_state() {
+            known.reserve(|known| self.hash_of(known));
+            lines.replace_at(place, |key, line| match line.into_state() {
                 Ok((state, rest)) => {
                     known.insert(hash, key, state);
                     removed.rests.push(rest);
@@ -146,9 +159,9 @@ where
     pub(crate) fn leave(&self, hash: u64, number: u64) {
         let lock = self.shard(hash);
         let place = |shard: &Shard<K, P, C>, now| {
-            let place = shard.lines.place_of(hash, |line| line.gate().number == number);
-            let line = |place: &usize| shard.lines.at(*place);
-            place.filter(|place| line(place).is_some_and(|(_, line)| Self::can_settle(line, now)))
+            let lines = shard.lines()?;
+            let place = lines.place_of(hash, |line| line.gate().number == number)?;
+            Self::can_settle(&lines.at(place)?.1, now).then_some(place)
         };
         let now = self.clock.now();
         if place(&read(lock), now).is_none() {
@@ -158,46 +171,53 @@ where
         let mut shard = write(lock);
         let place = place(&shard, now);
         self.settle(&mut shard, place.into_iter(), now, &mut removed);
-        shard.lines.shrink(|key| self.hash_of(key));
+        shard.shrink_lines(|key| self.hash_of(key));
     }
 
-    /// The shards in which a new key looks for room: from one on, until they have enough places.
-    fn shards_to_search(&self, first: usize) -> impl Iterator<Item = &ShardLock<Shard<K, P, C>>> {
+    /// Where a new key without room looks for it: in the shards from one on, until they have
+    /// enough places, each from the same place on.
+    fn search(&self, turn: usize) -> (impl Iterator<Item = &Locked<K, P, C>>, usize) {
         let mut places = 0;
-        self.all_from(first).take_while(move |lock| {
+        let shards = self.all_from(turn).take_while(move |lock| {
             let enough = places >= SEARCH;
             places += read(lock).known.places().clamp(1, SEARCH);
             !enough
-        })
+        });
+        // Each shard is the first one of as many turns as it has times so many places.
+        (shards, (turn / self.shards.len()).wrapping_mul(SEARCH))
     }
 
     /// Whether a shard has something that a search for room can change.
-    fn may_have_room(shard: &Shard<K, P, C>, now: Nanos) -> bool {
+    fn may_have_room(shard: &Shard<K, P, C>, first: usize, now: Nanos) -> bool {
         let fresh = |place| shard.known.at(place).is_some_and(|(_, state)| shard.policy.is_fresh(state, now));
-        let idle = |place| shard.lines.at(place).is_some_and(|(_, line)| Self::can_settle(line, now));
-        shard.known.peek_places(SEARCH).any(fresh) || shard.lines.peek_places(SEARCH).any(idle)
+        let idle = |lines: &Slots<K, Line<P, C>>| {
+            let idle = |place| lines.at(place).is_some_and(|(_, line)| Self::can_settle(line, now));
+            lines.places_from(first, SEARCH).any(idle)
+        };
+        shard.known.places_from(first, SEARCH).any(fresh) || shard.lines().is_some_and(idle)
     }
 
     /// Whether the next new key would find room by forgetting others. Changes nothing.
     pub(super) fn can_make_room(&self, now: Nanos) -> bool {
-        let mut shards = self.shards_to_search(self.hand.load(Ordering::Relaxed));
-        shards.any(|lock| Self::may_have_room(&read(lock), now))
+        let (mut shards, first) = self.search(self.hand.load(Ordering::Relaxed));
+        shards.any(|lock| Self::may_have_room(&read(lock), first, now))
     }
 
     /// Looks around for keys that may be forgotten, and forgets them. Returns whether there was one.
     pub(super) fn make_room(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
-        for lock in self.shards_to_search(self.hand.fetch_add(1, Ordering::Relaxed)) {
-            if Self::may_have_room(&read(lock), now) {
-                let mut shard = write(lock);
-                let (lines, known) = (shard.lines.next_places(SEARCH), shard.known.next_places(SEARCH));
-                let forgot_line = self.settle(&mut shard, lines, now, removed);
-                if self.forget(&mut shard, known, now, removed) || forgot_line {
-                    return true;
-                }
-            } else {
-                let shard = read(lock);
-                shard.known.skip_places(SEARCH);
-                shard.lines.skip_places(SEARCH);
+        let (shards, first) = self.search(self.hand.fetch_add(1, Ordering::Relaxed));
+        for lock in shards {
+            if !Self::may_have_room(&read(lock), first, now) {
+                continue;
+            }
+            let mut shard = write(lock);
+            let lines = shard.lines().map(|lines| lines.places_from(first, SEARCH));
+            let forgot_line = self.settle(&mut shard, lines.into_iter().flatten(), now, removed);
+            let known = shard.known.places_from(first, SEARCH);
+            let forgot_key = self.forget(&mut shard, known, now, removed);
+            shard.shrink_lines(|key| self.hash_of(key));
+            if forgot_key || forgot_line {
+                return true;
             }
         }
         matches!(self.when_full, WhenKeysFull::ForgetFreshest) && self.forget_freshest(hash, now, removed)
@@ -209,12 +229,11 @@ where
     fn forget_freshest(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         for lock in std::iter::once(self.shard(hash)).chain(self.all_from(0)) {
             let mut shard = write(lock);
-            let full_at = |place: &usize| {
-                let (_, state) = shard.known.at(*place)?;
-                Some(shard.policy.status(state, now).full_at)
+            let full_at = |place: usize| {
+                let (_, state) = shard.known.at(place)?;
+                Some((shard.policy.status(state, now).full_at, place))
             };
-            let known = shard.known.next_places(SEARCH).filter_map(|place| Some((full_at(&place)?, place)));
-            let freshest = known.min();
+            let freshest = shard.known.places_from(home(hash), SEARCH).filter_map(full_at).min();
             if let Some((_, place)) = freshest
                 && let Some(entry) = shard.known.remove_at(place)
             {
@@ -227,7 +246,7 @@ where
     }
 
     /// All shards, from one on.
-    fn all_from(&self, first: usize) -> impl Iterator<Item = &ShardLock<Shard<K, P, C>>> {
+    fn all_from(&self, first: usize) -> impl Iterator<Item = &Locked<K, P, C>> {
         let (before, after) = self.shards.split_at(first % self.shards.len());
         after.iter().chain(before)
     }
@@ -235,22 +254,16 @@ where
     /// Forgets all keys that are as good as new, and gives memory back.
     pub(crate) fn sweep_all(&self) {
         for lock in &self.shards {
-            self.in_slices(
-                lock,
-                |shard| shard.lines.places(),
-                |shard, places, now, removed| {
-                    self.settle(shard, places, now, removed);
-                },
-            );
-            self.in_slices(
-                lock,
-                |shard| shard.known.places(),
-                |shard, places, now, removed| {
-                    self.forget(shard, places, now, removed);
-                },
-            );
+            let lines = |shard: &Shard<K, P, C>| shard.lines().map_or(0, Slots::places);
+            self.in_slices(lock, lines, |shard, places, now, removed| {
+                self.settle(shard, places, now, removed);
+            });
+            let known = |shard: &Shard<K, P, C>| shard.known.places();
+            self.in_slices(lock, known, |shard, places, now, removed| {
+                self.forget(shard, places, now, removed);
+            });
             let mut shard = write(lock);
-            shard.lines.shrink(|key| self.hash_of(key));
+            shard.shrink_lines(|key| self.hash_of(key));
             shard.known.shrink(|key| self.hash_of(key));
         }
     }
@@ -258,7 +271,7 @@ where
     /// Works through all places of a shard, and lets go of the lock in between.
     fn in_slices(
         &self,
-        lock: &ShardLock<Shard<K, P, C>>,
+        lock: &Locked<K, P, C>,
         all: impl Fn(&Shard<K, P, C>) -> usize,
         work: impl Fn(&mut Shard<K, P, C>, std::ops::Range<usize>, Nanos, &mut Removed<K, P, C>),
     ) {
@@ -275,4 +288,12 @@ where
             first = end;
         }
     }
+}
+
+/// The place of a key, or near it: as good as one by chance, and its cache line is needed anyway.
+fn home(hash: u64) -> usize {
+    // The lowest bits say the place.
+    #[allow(clippy::cast_possible_truncation)]
+    let place = hash as usize;
+    place
 }

@@ -17,8 +17,6 @@ use std::borrow::Borrow;
 
 use hashbrown::HashTable;
 
-use crate::sync::{AtomicUsize, Ordering};
-
 /// A table that is used up by the places of forgotten keys is made anew, instead of twice as large,
 /// if that frees so many places.
 const SPARE: usize = 64;
@@ -29,17 +27,13 @@ const SMALL: usize = 64;
 /// Keys, and what each of them has.
 pub(crate) struct Slots<K, T> {
     table: HashTable<(K, T)>,
-    /// The place at which the next search begins. Threads that only look move it as well: where it
-    /// stands decides nothing but which keys are looked at first.
-    hand: AtomicUsize,
 }
 
 impl<K, T> Slots<K, T> {
     pub(crate) fn new() -> Self {
-        Slots { table: HashTable::new(), hand: AtomicUsize::new(0) }
+        Slots { table: HashTable::new() }
     }
 
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
@@ -133,21 +127,9 @@ impl<K, T> Slots<K, T> {
         }
     }
 
-    /// The next so many places, each once.
-    pub(crate) fn peek_places(&self, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
-        let (all, first) = (self.places(), self.hand.load(Ordering::Relaxed));
+    /// So many places from one on, each once.
+    pub(crate) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
+        let all = self.places();
         (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)
-    }
-
-    /// Begins the next search behind so many places.
-    pub(crate) fn skip_places(&self, count: usize) {
-        self.hand.fetch_add(count.min(self.places()), Ordering::Relaxed);
-    }
-
-    /// The next so many places, each once. The next search begins behind them.
-    pub(crate) fn next_places(&self, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
-        let next = self.peek_places(count);
-        self.skip_places(count);
-        next
     }
 }

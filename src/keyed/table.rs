@@ -98,12 +98,12 @@ const TRIES: usize = 8;
 pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) clock: C,
     pub(super) hasher: DefaultHashBuilder,
-    pub(crate) shards: Box<[ShardLock<Shard<K, P, C>>]>,
+    pub(crate) shards: Box<[Locked<K, P, C>]>,
     /// How many keys there are, those included that are being added.
     pub(super) count: AtomicUsize,
     pub(crate) max_keys: usize,
     pub(crate) when_full: WhenKeysFull,
-    /// The shard in which a key without room looks next.
+    /// How often a new key without room looked around: so the next one looks elsewhere.
     pub(super) hand: AtomicUsize,
     /// Of all keys without room, if they share one.
     pub(super) overflow: Line<P, C>,
@@ -113,16 +113,66 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) events: Option<Arc<dyn Events>>,
 }
 
+/// One cache line, together with the pointers of its lock: each request reads it.
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
     /// Of all keys that have none of their own. It belongs to the states, and changes together with them, under the lock.
     pub(crate) policy: Arc<P>,
     pub(crate) known: Slots<K, P::State>,
-    pub(crate) lines: Slots<K, Line<P, C>>,
+    /// `None` while there are none, so that a request sees that without another look.
+    lines: Option<Box<Lines<K, P, C>>>,
+}
+
+type Lines<K, P, C> = Slots<K, Line<P, C>>;
+
+/// The policy of a shard, its known keys, and its lines if there are any.
+type Parts<'a, K, P, C> = (&'a P, &'a mut Slots<K, <P as Policy>::State>, Option<&'a mut Lines<K, P, C>>);
+
+/// A shard and its lock, on a cache line of their own.
+#[repr(align(64))]
+pub(crate) struct Locked<K, P: Policy + Clone, C: Timer>(ShardLock<Shard<K, P, C>>);
+
+impl<K, P: Policy + Clone, C: Timer> Deref for Locked<K, P, C> {
+    type Target = ShardLock<Shard<K, P, C>>;
+
+    #[inline]
+    fn deref(&self) -> &ShardLock<Shard<K, P, C>> {
+        &self.0
+    }
 }
 
 impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     fn new(policy: Arc<P>) -> Self {
-        Shard { policy, known: Slots::new(), lines: Slots::new() }
+        Shard { policy, known: Slots::new(), lines: None }
+    }
+
+    pub(crate) fn lines(&self) -> Option<&Lines<K, P, C>> {
+        self.lines.as_deref()
+    }
+
+    pub(crate) fn all_lines(&self) -> impl Iterator<Item = &(K, Line<P, C>)> {
+        self.lines.iter().flat_map(|lines| lines.iter())
+    }
+
+    /// All parts at the same time.
+    pub(super) fn parts(&mut self) -> Parts<'_, K, P, C> {
+        (&self.policy, &mut self.known, self.lines.as_deref_mut())
+    }
+
+    fn line<Q>(&self, hash: u64, key: &Q) -> Option<&Line<P, C>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        self.lines.as_ref()?.find(hash, key)
+    }
+
+    /// Gives memory back if there are no lines any more, or few.
+    pub(super) fn shrink_lines(&mut self, hash_of: impl Fn(&K) -> u64) {
+        match &mut self.lines {
+            Some(lines) if lines.is_empty() => self.lines = None,
+            Some(lines) => lines.shrink(hash_of),
+            None => {}
+        }
     }
 }
 
@@ -227,7 +277,7 @@ where
         Table {
             clock,
             hasher: DefaultHashBuilder::default(),
-            shards: (0..shards).map(|_| ShardLock::new(Shard::new(policy.clone()))).collect(),
+            shards: (0..shards).map(|_| Locked(ShardLock::new(Shard::new(policy.clone())))).collect(),
             count: AtomicUsize::new(0),
             max_keys,
             when_full,
@@ -252,7 +302,7 @@ where
 
     /// The shard of a hash. Its tables take the lowest bits for places and the highest seven for tags, so this takes those between.
     #[inline]
-    pub(super) fn shard(&self, hash: u64) -> &ShardLock<Shard<K, P, C>> {
+    pub(super) fn shard(&self, hash: u64) -> &Locked<K, P, C> {
         let middle = (hash >> 20) & u64::from(u32::MAX);
         // Below the number of shards.
         #[allow(clippy::cast_possible_truncation)]
@@ -282,12 +332,14 @@ where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        // Before the lock, so that the processor does both at the same time.
+        let now = self.clock.now();
         let shard = read(self.shard(hash));
-        if !shard.lines.is_empty() {
+        if shard.lines.is_some() {
             return None;
         }
         let state = shard.known.find(hash, key)?;
-        Some(self.take(&shard.policy, state, n))
+        Some(take(&shard.policy, state, now, n))
     }
 
     /// The same for a key that is new, or in a shard with lines.
@@ -371,10 +423,11 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let found = match self.find_hashed(hash, key, |policy, state| self.take(policy, state, n)) {
-            Found::Nowhere => self.add(hash, key, n)?,
-            found => found,
-        };
+        let found =
+            match self.find_hashed(hash, key, |policy, state| take(policy, state, self.clock.now(), n)) {
+                Found::Nowhere => self.add(hash, key, n)?,
+                found => found,
+            };
         match found {
             Found::Known(answer) => answer.map(|()| None),
             Found::Line(line) => Ok(Some(self.visit(hash, line))),
@@ -389,16 +442,12 @@ where
         Visit { line, _leave: Leave { table: self, hash, number } }
     }
 
-    /// Takes `n` permits of a state.
-    #[inline]
-    fn take(&self, policy: &P, state: &P::State, n: u32) -> Result<(), Refusal> {
-        // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place first.
-        policy.try_acquire(state, self.clock.now(), n)?;
-        Ok(())
-    }
-
     /// Looks for a key, and if it is known does something with its state.
-    pub(crate) fn find<Q, T>(&self, key: &Q, work: impl FnOnce(&P, &P::State) -> T) -> Found<T, Line<P, C>>
+    pub(crate) fn find<Q, T>(
+        &self,
+        key: &Q,
+        work: impl FnOnce(&Arc<P>, &P::State) -> T,
+    ) -> Found<T, Line<P, C>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -410,14 +459,14 @@ where
         &self,
         hash: u64,
         key: &Q,
-        work: impl FnOnce(&P, &P::State) -> T,
+        work: impl FnOnce(&Arc<P>, &P::State) -> T,
     ) -> Found<T, Line<P, C>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
         let shard = read(self.shard(hash));
-        if let Some(line) = shard.lines.find(hash, key) {
+        if let Some(line) = shard.line(hash, key) {
             return Found::Line(line.clone());
         }
         match shard.known.find(hash, key) {
@@ -433,7 +482,7 @@ where
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.hash_of(key);
-        match self.find_hashed(hash, key, |policy, state| status(policy, state, self.clock.now())) {
+        match self.find_hashed(hash, key, |policy, state| status(&**policy, state, self.clock.now())) {
             Found::Known(status) => status,
             Found::Line(line) => line.status(),
             Found::Nowhere => match self.shared() {
@@ -454,23 +503,23 @@ where
     {
         let new = self.has_room().then(|| key.to_owned());
         let added = self.with_room(hash, key, new, |shard, now, new, removed| {
-            if let Some(line) = shard.lines.find(hash, key) {
+            if let Some(line) = shard.line(hash, key) {
                 return Step::Done(Found::Line(line.clone()));
             }
             if let Some(state) = shard.known.find(hash, key) {
-                return Step::Done(Found::Known(self.take(&shard.policy, state, n)));
+                return Step::Done(Found::Known(take(&shard.policy, state, self.clock.now(), n)));
             }
             // A request that can never be granted leaves no trace.
             if let Err(never) = shard.policy.check(n) {
                 return Step::Done(Found::Known(Err(never)));
             }
-            self.forget_some(shard, now, removed);
+            self.forget_some(shard, hash, now, removed);
             let Some(counted) = self.count_one() else { return Step::Room };
             if new.is_none() {
                 return Step::Key;
             }
             let state = shard.policy.start_again(now);
-            let answer = self.take(&shard.policy, &state, n);
+            let answer = take(&shard.policy, &state, self.clock.now(), n);
             shard.known.reserve(|known| self.hash_of(known));
             // From here on nothing can panic.
             if let Some(key) = new.take() {
@@ -518,7 +567,7 @@ where
         let hash = self.hash_of(key);
         let found = {
             let shard = read(self.shard(hash));
-            match shard.lines.find(hash, key) {
+            match shard.line(hash, key) {
                 Some(line) => Ok(Some(line.clone())),
                 None => shard.policy.check(n).map(|()| None),
             }
@@ -548,13 +597,14 @@ where
         };
         let new = (!is_known && self.has_room()).then(|| key.to_owned());
         self.with_room(hash, key, new, |shard, now, new, removed| {
-            if let Some(line) = shard.lines.find(hash, key) {
+            if let Some(line) = shard.line(hash, key) {
                 return Step::Done(line.clone());
             }
-            self.settle_some(shard, now, removed);
+            self.settle_some(shard, hash, now, removed);
             let known = shard.known.place(hash, key);
             // All that may panic comes before the state moves.
-            shard.lines.reserve(|known| self.hash_of(known));
+            let lines = shard.lines.get_or_insert_with(|| Box::new(Slots::new()));
+            lines.reserve(|known| self.hash_of(known));
             let counted = match known {
                 Some(_) => None,
                 None => match self.count_one() {
@@ -573,7 +623,7 @@ where
             };
             let Some((key, state)) = moved else { return Step::Room };
             let line = line(policy, state, clock, self.events.clone());
-            shard.lines.insert(hash, key, line.clone());
+            lines.insert(hash, key, line.clone());
             Step::Done(line)
         })
     }
@@ -635,12 +685,14 @@ where
         let hash = self.hash_of(key);
         let mut removed = Removed::new();
         let mut shard = write(self.shard(hash));
-        let (known, line) = (shard.known.place(hash, key), shard.lines.place(hash, key));
-        if let Some(entry) = known.and_then(|place| shard.known.remove_at(place)) {
+        let known = shard.known.place(hash, key);
+        let line = shard.lines().and_then(|lines| lines.place(hash, key));
+        let (_, known_keys, lines) = shard.parts();
+        if let Some(entry) = known.and_then(|place| known_keys.remove_at(place)) {
             self.uncount();
             removed.key(entry);
         }
-        if let Some(entry) = line.and_then(|place| shard.lines.remove_at(place)) {
+        if let Some(entry) = lines.zip(line).and_then(|(lines, place)| lines.remove_at(place)) {
             self.uncount();
             removed.lines.push(entry);
         }
@@ -655,6 +707,14 @@ where
     C: Timer,
 {
     RateLimiter::with_state(ForKey::new(policy), state, clock, events)
+}
+
+/// Takes `n` permits of a state.
+#[inline]
+fn take<P: Policy>(policy: &Arc<P>, state: &P::State, now: Nanos, n: u32) -> Result<(), Refusal> {
+    // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place first.
+    policy.try_acquire(state, now, n)?;
+    Ok(())
 }
 
 /// What could be had of a state for which nobody waits.
@@ -692,7 +752,7 @@ where
                 .known
                 .iter()
                 .map(|(key, state)| (key.clone(), Found::Known(status(&*shard.policy, state, now))));
-            let lines = shard.lines.iter().map(|(key, line)| (key.clone(), Found::Line(line.clone())));
+            let lines = shard.all_lines().map(|(key, line)| (key.clone(), Found::Line(line.clone())));
             known.chain(lines).collect()
         })
     }
