@@ -301,10 +301,18 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Runs `work` with the queue, after those who are due were served.
     pub(crate) fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
-        self.locked(|queue, now, after| {
-            queue.serve(&self.source(), now, after);
-            work(queue, now, after)
-        })
+        let mut work = Some(work);
+        loop {
+            let done = self.locked(|queue, now, after| {
+                let due = queue.serve(&self.source(), now, after);
+                // Where more are due than are served at once, the rest is served before this, a slice at a time.
+                let work = if due.is_some_and(|due| due <= now) { None } else { work.take() };
+                work.map(|work| work(queue, now, after))
+            });
+            if let Some(done) = done {
+                return done;
+            }
+        }
     }
 
     /// Runs `work` with the queue, serves those who are due, and runs what is left for afterwards.
@@ -337,6 +345,15 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         loop {
             let due = queue.serve(&self.source(), now, after);
             self.tell_others(&queue);
+            if due.is_some_and(|due| due <= now) {
+                // More are due than are served at once. Meanwhile others may have the lock.
+                drop(queue);
+                after.wake_now();
+                std::thread::yield_now();
+                queue = lock(&self.queue);
+                now = self.tell_time(&mut queue, after);
+                continue;
+            }
             let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
             drop(queue);
             // A timer that panics is as good as gone.

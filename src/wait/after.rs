@@ -40,6 +40,13 @@ impl<C: Timer> After<C> {
         }
     }
 
+    /// Wakes those who have their answer by now. Not under a lock.
+    pub(crate) fn wake_now(&mut self) {
+        for waker in self.wake.drain(..) {
+            run(&mut self.panic, || waker.wake());
+        }
+    }
+
     /// Runs foreign code. A panic goes on when everything is done.
     pub(crate) fn run<T>(&mut self, foreign: impl FnOnce() -> T) -> Option<T> {
         run(&mut self.panic, foreign)
@@ -88,11 +95,9 @@ pub(crate) fn run_in_drop(work: impl FnOnce()) {
 
 impl<C: Timer> Drop for After<C> {
     fn drop(&mut self) {
-        let After { wake, discard, sleeps, rings, drops, panic } = self;
         // Each by itself: one that panics must not take the wake-ups of the others with it.
-        for waker in wake.drain(..) {
-            run(panic, || waker.wake());
-        }
+        self.wake_now();
+        let After { discard, sleeps, rings, drops, panic, .. } = self;
         for waker in discard.drain(..) {
             run(panic, || drop(waker));
         }

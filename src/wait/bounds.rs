@@ -7,6 +7,7 @@ use crate::rule::Rule;
 use crate::wait::after::After;
 use crate::wait::levels::NONE;
 use crate::wait::queue::{Queue, Source, State};
+use crate::wait::told::FORESEEN;
 
 /// How many may wait, how many permits they may wait for, and what happens to one more.
 ///
@@ -45,7 +46,8 @@ pub struct QueueBounds {
 /// What happens to a request that would have to wait when the queue is full.
 ///
 /// Nobody is dropped for a newcomer that is refused anyway, nor for a less important one. Who was dropped gets
-/// [`Refusal::Displaced`]; those behind it move up.
+/// [`Refusal::Displaced`]; those behind it move up. A newcomer looks for requests to be dropped among 4,096; where those of them that can be
+/// dropped do not make room, it is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {
     /// The newcomer is refused.
@@ -143,6 +145,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             WhenFull::DropLeastImportant => false,
         };
         let (mut waiting, mut permits, mut victims) = (self.len(), self.permits, Vec::new());
+        // So many are looked at, so that a newcomer costs no more behind a million that cannot be dropped.
+        let mut looks = FORESEEN;
         for level in self.levels.all().iter().rev() {
             if level.priority > priority || (!oldest && level.priority == priority) {
                 break;
@@ -150,6 +154,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             let mut key = if oldest { self.first_of(level.priority) } else { level.last };
             for _ in 0..level.len {
                 let entry = &self.entries[key as usize];
+                looks = looks.checked_sub(1)?;
                 if entry.droppable {
                     waiting -= 1;
                     permits = permits.saturating_sub(rule.permits(&entry.ask).into());
@@ -173,26 +178,16 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// When there will be room for a newcomer, or its permits, if nobody else comes. `Nanos::MAX` if nobody knows.
     fn room_at(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
         let own = self.due_behind(rule, now, ask, priority);
-        let (bounds, n) = (self.control.bounds, rule.permits(ask));
-        let (mut waiting, mut permits) = (self.len(), self.permits);
-        let (mut ahead, mut key) = (R::Ahead::default(), self.head);
-        while let Some(entry) = self.entries.get(key as usize) {
-            let due = self.due(rule, now, entry.place, &ahead, &entry.ask);
-            if due <= now {
-                // The line was served just now, so it waits for something else than time.
-                return Nanos::MAX;
-            }
-            if due >= own {
-                break;
-            }
-            waiting -= 1;
-            permits = permits.saturating_sub(rule.permits(&entry.ask).into());
-            if bounds.fit(waiting, permits, n) {
-                return due;
-            }
-            rule.add(&mut ahead, &entry.ask);
-            key = entry.next;
+        let head = self.entries.contains(self.head as usize).then(|| self.due_of(rule, now, self.head));
+        if own <= now || head.is_some_and(|head| head <= now) {
+            // The line was served just now, so it waits for something else than time.
+            return Nanos::MAX;
         }
-        if own <= now { Nanos::MAX } else { own }
+        let (bounds, n) = (self.control.bounds, rule.permits(ask));
+        let fits = |requests: u64, permits: u64| {
+            let waiting = self.len().saturating_sub(usize::try_from(requests).unwrap_or(usize::MAX));
+            bounds.fit(waiting, self.permits.saturating_sub(permits.into()), n)
+        };
+        self.served_when(rule, now, fits).map_or(own, |room| room.min(own))
     }
 }

@@ -5,6 +5,8 @@ pub(crate) mod alarm;
 pub(crate) mod blocking;
 pub(crate) mod bounds;
 pub(crate) mod control;
+pub(crate) mod entries;
+mod index;
 pub(crate) mod levels;
 pub(crate) mod pending;
 mod poll;

@@ -20,8 +20,6 @@
 use std::collections::BTreeSet;
 use std::task::Waker;
 
-use slab::Slab;
-
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::gate::{ONE, Outcome, Pass};
@@ -31,6 +29,8 @@ use crate::rule::Rule;
 use crate::wait::after::After;
 use crate::wait::alarm::Alarms;
 use crate::wait::control::Control;
+use crate::wait::entries::Entries;
+use crate::wait::index::{Index, LONG};
 use crate::wait::levels::{Levels, NONE};
 use crate::wait::room::Room;
 use crate::wait::seats::{Seats, end_of};
@@ -39,10 +39,12 @@ use crate::wait::seats::{Seats, end_of};
 const PATIENCE: Nanos = Nanos::new(10_000_000);
 
 pub(crate) struct Queue<R: Rule<C>, C: Timer> {
-    pub(super) entries: Slab<Entry<R::Ask, R::Charge, C::Domain>>,
+    pub(super) entries: Entries<Entry<R::Ask, R::Charge, C::Domain>>,
     /// The line, linked through the entries.
     pub(super) head: u32,
     pub(super) levels: Levels<R::Ahead>,
+    /// Of a long line.
+    pub(super) index: Option<Index>,
     len: usize,
     /// How many permits those in line wait for.
     pub(super) permits: u128,
@@ -137,9 +139,10 @@ pub(crate) struct Source<'a, R> {
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
     pub(crate) fn new(rule: &R) -> Self {
         Queue {
-            entries: Slab::new(),
+            entries: Entries::new(),
             head: NONE,
             levels: Levels::new(),
+            index: None,
             len: 0,
             permits: 0,
             deadlines: BTreeSet::new(),
@@ -295,19 +298,37 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             entry.previous = key;
         }
         self.len += 1;
+        self.add_to_index(from.rule, key);
         self.moved_back(from, since, priority, after);
         key
+    }
+
+    /// Notes an entry that has joined. A line that is long by now gets an index.
+    fn add_to_index(&mut self, rule: &R, key: u32) {
+        let new = self.index.is_none();
+        if new && self.len < LONG {
+            return;
+        }
+        let index = self.index.get_or_insert_default();
+        let mut at = if new { self.head } else { key };
+        while let Some(Entry { ask, place, next, .. }) = self.entries.get(at as usize) {
+            // Where there are no sizes, there is nothing to tell by them.
+            let Some(n) = rule.size(ask) else { return self.index = None };
+            index.add(*place, at, n);
+            at = if new { *next } else { NONE };
+        }
     }
 
     /// Takes an entry out of the line; it stays in memory.
     fn unlink(&mut self, rule: &R, key: u32, after: &mut After<C>) {
         let Entry { ref ask, place, priority, previous, next, kind, deadline, .. } =
             self.entries[key as usize];
+        let n = rule.size(ask);
         self.seats.left(rule, place, ask);
         self.permits = self.permits.saturating_sub(rule.permits(ask).into());
         let level = self.levels.level(priority);
         rule.subtract(&mut level.ahead, ask);
-        rule.size(ask).into_iter().for_each(|n| level.sizes.remove(n));
+        n.into_iter().for_each(|n| level.sizes.remove(n));
         level.len -= 1;
         if deadline != Nanos::MAX {
             level.dated -= 1;
@@ -331,6 +352,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             entry.previous = previous;
         }
         self.len -= 1;
+        if let Some(index) = &mut self.index {
+            n.into_iter().for_each(|n| index.remove(place, key, n, next));
+            if self.len < LONG / 4 {
+                self.index = None;
+            }
+        }
         self.leave_alarm(kind, after);
     }
 

@@ -56,7 +56,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
 
     /// How long until it is due, if nothing changes; zero if it is due or was claimed. [`Duration::MAX`] means never.
     ///
-    /// A dropped wait or a new rate may change the answer. The cost grows with the number of waiters ahead.
+    /// A dropped wait or a new rate may change the answer.
     #[must_use]
     pub fn due_in(&self) -> Duration {
         self.gate.due_in(&self.wait)

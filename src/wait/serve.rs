@@ -10,15 +10,19 @@ use crate::wait::queue::{Entry, Kind, Queue, Source, State};
 use crate::wait::seats::END;
 use crate::wait::told::FORESEEN;
 
+/// So many requests are given their answer before others may have the lock.
+const SLICE: usize = 1024;
+
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
-    /// Grants everybody who is due, in order, and refuses those who cannot be served by their deadline. Returns
-    /// when the first of the others is due, or to be looked at. Tells those about it who wait for several limiters.
+    /// Grants requests that are due, in order, and refuses those that cannot be served by their deadline: as many as there are, or a
+    /// [`SLICE`]. Returns when the first of the others is due, or to be looked at: a time that is not later than `now` if more are due.
+    /// Tells those about it who wait for several limiters.
     pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
         if self.len() > 0 && from.rule.has_changed() {
             self.retime(from, now, after);
         }
         let mut due = self.serve_due(from, now, after);
-        if let Some(first) = &mut due {
+        if let Some(first) = due.as_mut().filter(|first| **first > now) {
             // The first waits beyond now, and so does each of the others, also those that a change has made too late and that stood too far
             // back to be refused by it.
             let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
@@ -26,7 +30,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         }
         if due.is_some() && self.control.shadow {
             self.pass_all(from, now, after);
-            due = None;
+            due = (self.len() > 0).then_some(now);
         }
         match self.seats.len() {
             0 => {}
@@ -39,10 +43,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         due.map(|due| due.min(look_at))
     }
 
-    /// In shadow nobody waits: all in line pass without a permit.
+    /// In shadow nobody waits: those in line pass without a permit, a [`SLICE`] of them.
     fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
         let mut ahead = R::Ahead::default();
-        while let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) {
+        for _ in 0..SLICE {
+            let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) else { break };
             let (key, refusal) = (self.head, limited(self.due(from.rule, now, *place, &ahead, ask), now));
             from.rule.add(&mut ahead, ask);
             self.settle(from.rule, key, State::Passed(refusal), after);
@@ -50,7 +55,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     fn serve_due(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
-        while let Some(first) = self.entries.get(self.head as usize) {
+        for _ in 0..SLICE {
+            let first = self.entries.get(self.head as usize)?;
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { place, kind, since, deadline, priority, .. } = first;
@@ -102,18 +108,20 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), after),
             }
         }
-        None
+        (self.len() > 0).then_some(now)
     }
 
-    /// Refuses those that are still in line at their deadline. Returns the next deadline.
+    /// Refuses those that are still in line at their deadline, a [`SLICE`] of them. Returns the next deadline.
     fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
-        while let Some(&(deadline, key)) = self.deadlines.first() {
-            if deadline > now {
-                return deadline;
+        for _ in 0..SLICE {
+            match self.deadlines.first() {
+                Some(&(deadline, key)) if deadline <= now => {
+                    self.settle(rule, key, State::Refused(refusal), after);
+                }
+                _ => break,
             }
-            self.settle(rule, key, State::Refused(refusal), after);
         }
-        Nanos::MAX
+        self.deadlines.first().map_or(Nanos::MAX, |(deadline, _)| *deadline)
     }
 
     /// After a change: weighs anew, and refuses at once those among the first in line who will not be served by their deadline, or not at

@@ -1,4 +1,4 @@
-//! The requests of one level of a line, counted by how many permits they ask for.
+//! Requests counted by how many permits they ask for.
 //!
 //! A new rate changes what each request weighs. Counted like this, all of them are weighed anew by one multiplication for each size that
 //! there is, whatever their number.
@@ -8,29 +8,62 @@ use std::collections::BTreeMap;
 /// How many requests there are of each size.
 #[derive(Debug, Default)]
 pub(crate) struct Sizes {
-    counts: BTreeMap<u32, u64>,
+    requests: u64,
     permits: u128,
+    /// One size and its count, so that requests of the same size allocate nothing.
+    one: (u32, u64),
+    others: BTreeMap<u32, u64>,
 }
 
 impl Sizes {
     pub(crate) fn add(&mut self, n: u32) {
-        *self.counts.entry(n).or_default() += 1;
-        self.permits += u128::from(n);
+        self.add_many(n, 1);
     }
 
-    pub(crate) fn remove(&mut self, n: u32) {
-        self.permits = self.permits.saturating_sub(n.into());
-        if let Some(count) = self.counts.get_mut(&n) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&n);
-            }
+    fn add_many(&mut self, n: u32, count: u64) {
+        self.requests += count;
+        self.permits += u128::from(n) * u128::from(count);
+        match &mut self.one {
+            (size, there) if *there == 0 || *size == n => (*size, *there) = (n, *there + count),
+            _ => *self.others.entry(n).or_default() += count,
         }
     }
 
-    /// The size of the largest request, or zero.
+    /// All of `more`, too.
+    pub(crate) fn merge(&mut self, more: &Sizes) {
+        more.counts().for_each(|(n, count)| self.add_many(n, count));
+    }
+
+    pub(crate) fn remove(&mut self, n: u32) {
+        let (size, there) = &mut self.one;
+        if *size == n && *there > 0 {
+            *there -= 1;
+        } else if let Some(count) = self.others.get_mut(&n) {
+            *count -= 1;
+            if *count == 0 {
+                self.others.remove(&n);
+            }
+        } else {
+            return;
+        }
+        self.requests -= 1;
+        self.permits -= u128::from(n);
+    }
+
+    /// Each size, and how many requests there are of it. One size may come twice.
+    fn counts(&self) -> impl Iterator<Item = (u32, u64)> {
+        let others = self.others.iter().map(|(n, count)| (*n, *count));
+        std::iter::once(self.one).filter(|(_, count)| *count > 0).chain(others)
+    }
+
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests
+    }
+
+    /// The largest request, or zero.
     pub(crate) fn largest(&self) -> u32 {
-        self.counts.last_key_value().map_or(0, |(n, _)| *n)
+        let others = self.others.last_key_value().map_or(0, |(n, _)| *n);
+        if self.one.1 > 0 { others.max(self.one.0) } else { others }
     }
 
     /// How many permits all of them ask for.
@@ -40,6 +73,6 @@ impl Sizes {
 
     /// What all of them weigh, if a request of one size weighs so much.
     pub(crate) fn weigh(&self, weight: impl Fn(u32) -> u64) -> u128 {
-        self.counts.iter().map(|(n, count)| u128::from(weight(*n)) * u128::from(*count)).sum()
+        self.counts().map(|(n, count)| u128::from(weight(n)) * u128::from(count)).sum()
     }
 }

@@ -11,9 +11,11 @@ use crate::clock::Timer;
 use crate::nanos::Nanos;
 use crate::policy::Crowd;
 use crate::rule::Rule;
+use crate::wait::index::block_of;
 use crate::wait::levels::Level;
 use crate::wait::queue::{Entry, Queue, Source, State};
 use crate::wait::seats::end_of;
+use crate::wait::sizes::Sizes;
 
 /// So many requests are foreseen one by one, at most.
 pub(super) const FORESEEN: usize = 4096;
@@ -22,6 +24,15 @@ pub(super) const FORESEEN: usize = 4096;
 struct Sums<Ahead> {
     crowd: Crowd,
     weight: Ahead,
+}
+
+impl<Ahead> Sums<Ahead> {
+    /// What stands before, by its sizes, or else by its weight.
+    fn new<C: Timer, R: Rule<C, Ahead = Ahead>>(rule: &R, sizes: &Sizes, weight: Ahead) -> Sums<Ahead> {
+        let crowd = Crowd::new(sizes.requests(), sizes.permits(), 0, sizes.largest());
+        let weight = if crowd.requests > 0 { rule.weigh(sizes).unwrap_or(weight) } else { weight };
+        Sums { crowd, weight }
+    }
 }
 
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
@@ -67,24 +78,65 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             State::Granted(_) | State::Passed(_) => return Duration::ZERO,
             State::Refused(_) => return Duration::MAX,
         }
-        let rule = from.rule;
+        self.due_of(from.rule, now, key).saturating_since(now).as_duration()
+    }
+
+    /// When an entry in line is due.
+    pub(super) fn due_of(&self, rule: &R, now: Nanos, key: u32) -> Nanos {
         let Entry { ask, place, priority, .. } = &self.entries[key as usize];
-        let levels = self.levels.before(*priority);
-        let (mut weight, mut crowd) = (R::Ahead::default(), Crowd::new(0, 0, 0, largest(levels)));
-        let mut at = self.head;
-        while at != key
-            && let Some(entry) = self.entries.get(at as usize)
+        let sums = self.sums_before(rule, key);
+        match self.steps(rule, self.levels.before(*priority)) {
+            0 => self.due(rule, now, *place, &sums.weight, ask),
+            steps => self.foreseen(rule, now, (steps, key), sums, (ask, *priority)),
+        }
+    }
+
+    /// All that stand in line before an entry.
+    fn sums_before(&self, rule: &R, key: u32) -> Sums<R::Ahead> {
+        let place = self.entries[key as usize].place;
+        let (mut sizes, mut weight, mut at) = (Sizes::default(), R::Ahead::default(), key);
+        let mut last = None;
+        if let Some(index) = &self.index {
+            index.before(place).for_each(|part| sizes.merge(part));
+            last = Some(block_of(place));
+        }
+        // Those of its own block, or all of a short line.
+        while let Some(Entry { previous, .. }) = self.entries.get(at as usize)
+            && let Some(entry) = self.entries.get(*previous as usize)
+            && last.is_none_or(|block| block_of(entry.place) == block)
         {
-            rule.add(&mut weight, &entry.ask);
-            crowd.requests += 1;
-            crowd.permits = crowd.permits.saturating_add(rule.permits(&entry.ask));
+            match rule.size(&entry.ask) {
+                Some(n) => sizes.add(n),
+                None => rule.add(&mut weight, &entry.ask),
+            }
+            at = *previous;
+        }
+        Sums::new(rule, &sizes, weight)
+    }
+
+    /// When so many entries have been served, counted from the head, that `fits` says so of the requests and permits that were
+    /// served. `None` if it never does.
+    pub(super) fn served_when(&self, rule: &R, now: Nanos, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
+        let (mut requests, mut permits, mut at) = (0, 0, self.head);
+        if let Some(index) = &self.index {
+            at = index.find(|part| {
+                let all = (requests + part.requests(), part.permits().saturating_add(permits));
+                let passes = !fits(all.0, all.1);
+                if passes {
+                    (requests, permits) = all;
+                }
+                passes
+            })?;
+        }
+        while let Some(entry) = self.entries.get(at as usize) {
+            requests += 1;
+            permits = rule.permits(&entry.ask).saturating_add(permits);
+            if fits(requests, permits) {
+                return Some(self.due_of(rule, now, at));
+            }
             at = entry.next;
         }
-        let due = match self.steps(rule, levels) {
-            0 => self.due(rule, now, *place, &weight, ask),
-            steps => self.foreseen(rule, now, (steps, key), Sums { crowd, weight }, (ask, *priority)),
-        };
-        due.saturating_since(now).as_duration()
+        None
     }
 
     /// How many of these have to be foreseen one by one, at most.

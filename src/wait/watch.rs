@@ -40,7 +40,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     fn lose(&mut self, lost: Lost<C>, after: &mut After<C>) {
         let Lost { key, domain, sleep } = lost;
         after.sleeps.extend(sleep);
-        for (_, entry) in &mut self.entries {
+        for entry in self.entries.iter_mut() {
             if let State::Waiting(waker) = &mut entry.state
                 && let Kind::Task { alarm, lost } = entry.kind
                 && alarm as usize == key

@@ -1,0 +1,191 @@
+//! The memory of a queue: entries under keys, in chunks.
+//!
+//! A future keeps the key of its entry, so an entry never moves. One list for all of them would be copied as a whole when it grows,
+//! with the queue's lock held, and would keep its memory for as long as its last entry is there. A chunk is small enough to be copied, and is
+//! given back when it is empty.
+
+use std::collections::BTreeSet;
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
+
+/// So many entries are in one chunk.
+const CHUNK: usize = 512;
+
+#[derive(Debug)]
+pub(crate) struct Entries<T> {
+    /// A chunk that was given back leaves its number to another one.
+    chunks: Vec<Option<Slab<T>>>,
+    /// The chunks that have room. The lowest is filled first, so that the others can become empty.
+    room: BTreeSet<usize>,
+    /// The numbers below the length of `chunks` that have no chunk.
+    free: BTreeSet<usize>,
+    /// An empty chunk that is kept, so that a line whose length goes up and down at the end of a chunk allocates nothing.
+    spare: Option<usize>,
+    len: usize,
+}
+
+impl<T> Entries<T> {
+    pub(crate) fn new() -> Self {
+        let (room, free) = (BTreeSet::new(), BTreeSet::new());
+        Entries { chunks: Vec::new(), room, free, spare: None, len: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// For how many entries there is memory.
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> usize {
+        self.chunks.iter().flatten().map(Slab::capacity).sum()
+    }
+
+    pub(crate) fn insert(&mut self, entry: T) -> usize {
+        let number = match self.room.first() {
+            Some(number) => *number,
+            None => self.add_chunk(),
+        };
+        if self.spare == Some(number) {
+            self.spare = None;
+        }
+        let chunk = self.chunks[number].get_or_insert_default();
+        let slot = chunk.insert(entry);
+        if chunk.len() == CHUNK {
+            self.room.remove(&number);
+        }
+        self.len += 1;
+        number * CHUNK + slot
+    }
+
+    fn add_chunk(&mut self) -> usize {
+        let number = self.free.pop_first().unwrap_or(self.chunks.len());
+        if number == self.chunks.len() {
+            self.chunks.push(None);
+        }
+        self.chunks[number] = Some(Slab::new());
+        self.room.insert(number);
+        number
+    }
+
+    /// # Panics
+    ///
+    /// If there is no such entry.
+    pub(crate) fn remove(&mut self, key: usize) -> T {
+        let number = key / CHUNK;
+        let Some(chunk) = &mut self.chunks[number] else { panic!("invalid key") };
+        let entry = chunk.remove(key % CHUNK);
+        self.len -= 1;
+        if chunk.len() == CHUNK - 1 {
+            self.room.insert(number);
+        }
+        if chunk.is_empty() {
+            match self.spare {
+                None => self.spare = Some(number),
+                Some(_) => self.give_back(number),
+            }
+        }
+        entry
+    }
+
+    /// Drops a chunk that is empty.
+    fn give_back(&mut self, number: usize) {
+        self.chunks[number] = None;
+        self.room.remove(&number);
+        self.free.insert(number);
+        while let Some(None) = self.chunks.last() {
+            self.chunks.pop();
+            self.free.remove(&self.chunks.len());
+        }
+        if self.chunks.capacity() > 64 + 4 * self.chunks.len() {
+            self.chunks.shrink_to(2 * self.chunks.len());
+        }
+    }
+
+    fn chunk(&self, key: usize) -> Option<&Slab<T>> {
+        self.chunks.get(key / CHUNK)?.as_ref()
+    }
+
+    pub(crate) fn get(&self, key: usize) -> Option<&T> {
+        self.chunk(key)?.get(key % CHUNK)
+    }
+
+    pub(crate) fn get_mut(&mut self, key: usize) -> Option<&mut T> {
+        self.chunks.get_mut(key / CHUNK)?.as_mut()?.get_mut(key % CHUNK)
+    }
+
+    pub(crate) fn contains(&self, key: usize) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// All of them, in no order.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.chunks.iter_mut().flatten().flat_map(|chunk| chunk.iter_mut().map(|(_, entry)| entry))
+    }
+}
+
+impl<T> Index<usize> for Entries<T> {
+    type Output = T;
+
+    fn index(&self, key: usize) -> &T {
+        match self.get(key) {
+            Some(entry) => entry,
+            None => panic!("invalid key"),
+        }
+    }
+}
+
+impl<T> IndexMut<usize> for Entries<T> {
+    fn index_mut(&mut self, key: usize) -> &mut T {
+        match self.get_mut(key) {
+            Some(entry) => entry,
+            None => panic!("invalid key"),
+        }
+    }
+}
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn entries_stay_where_they_are(acts in vec((any::<bool>(), 0usize..1500), 1..12)) {
+            let (mut entries, mut there, mut next) = (Entries::new(), Vec::new(), 0);
+            for (more, count) in acts {
+                for step in 0..count {
+                    if more {
+                        there.push((entries.insert(next), next));
+                        next += 1;
+                    } else if let Some(last) = there.len().checked_sub(1) {
+                        // Some of the first, some of the last, some in between.
+                        let (key, entry) = there.swap_remove((step * 7919) % (last + 1));
+                        prop_assert_eq!(entries.remove(key), entry);
+                        prop_assert!(!entries.contains(key));
+                    }
+                }
+                prop_assert_eq!(entries.is_empty(), there.is_empty());
+                prop_assert!(there.iter().all(|(key, entry)| entries.get(*key) == Some(entry)));
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_given_back() {
+        let mut entries = Entries::new();
+        let keys: Vec<_> = (0..100_000).map(|number| entries.insert(number)).collect();
+        let (last, others) = keys.split_last().expect("some");
+        others.iter().for_each(|key| _ = entries.remove(*key));
+        assert!(entries.capacity() <= 2 * CHUNK, "of the last one, and a spare one");
+        assert_eq!(entries[*last], 99_999);
+        // Those that come now fill what is there.
+        let again: Vec<_> = (0..CHUNK).map(|number| entries.insert(number)).collect();
+        assert!(entries.capacity() <= 2 * CHUNK);
+        again.iter().for_each(|key| _ = entries.remove(*key));
+        entries.remove(*last);
+        assert!(entries.is_empty() && entries.capacity() <= 2 * CHUNK && entries.chunks.capacity() < 1000);
+    }
+}
