@@ -56,6 +56,19 @@ impl Forecast {
         self.passed = (self.passed + 1).min(self.back.len());
     }
 
+    /// Whether two forecasts that have foreseen nothing found the same state.
+    pub(crate) fn finds_the_same(&self, other: &Forecast) -> bool {
+        self.numbers == other.numbers && self.back == other.back
+    }
+
+    /// Forgets the permits that are back.
+    pub(crate) fn tidy(&mut self) {
+        if self.passed > self.back.len() / 2 {
+            self.back.drain(..self.passed);
+            self.passed = 0;
+        }
+    }
+
     /// Where the forecast stands, to be taken [back to](Forecast::go_back) later.
     pub(crate) fn mark(&self) -> Mark {
         let &Forecast { from, at, ahead, numbers, ref back, passed } = self;

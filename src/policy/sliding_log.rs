@@ -497,8 +497,10 @@ impl Policy for SlidingLog {
 
     /// How many places were taken by grants that were foreseen, and how many of these are free again. The ring itself is looked at later,
     /// place by place.
-    fn forecast(&self, _state: &LogState, at: Nanos) -> Forecast {
-        Forecast::new(at)
+    fn forecast(&self, state: &LogState, at: Nanos) -> Forecast {
+        let head = state.head();
+        // And by which head the ring was found.
+        Forecast::with(at, [0, 0, u64::from(head.place) << 16 | u64::from(head.version)])
     }
 
     fn foresee(&self, state: &LogState, forecast: &mut Forecast, n: u32) -> Nanos {
@@ -523,7 +525,7 @@ impl Policy for SlidingLog {
         let at = forecast.at.max(time_of(due));
         if at < Nanos::MAX {
             forecast.at = at;
-            forecast.numbers = [taken, free, 0];
+            forecast.numbers[..2].copy_from_slice(&[taken, free]);
             // The ring is in order, also if the clock went back.
             let time = stamp(at).max(head.time);
             forecast.comes_back(time.saturating_add(window.length), n.into());

@@ -36,7 +36,7 @@ impl<T> Entries<T> {
     }
 
     /// For how many entries there is memory.
-    #[cfg(test)]
+    #[cfg(all(test, not(tidegate_loom)))]
     pub(crate) fn capacity(&self) -> usize {
         self.chunks.iter().flatten().map(Slab::capacity).sum()
     }

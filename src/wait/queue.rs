@@ -17,6 +17,7 @@
 //! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
 //! the lock is gone, since both may run foreign code that comes back here.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::task::Waker;
 
@@ -34,6 +35,7 @@ use crate::wait::index::{Index, LONG};
 use crate::wait::levels::{Levels, NONE};
 use crate::wait::room::Room;
 use crate::wait::seats::{Seats, end_of};
+use crate::wait::told::Memo;
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
@@ -45,6 +47,8 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     pub(super) levels: Levels<R::Ahead>,
     /// Of a long line.
     pub(super) index: Option<Index>,
+    /// What was foreseen for the last one that asked for its time behind all.
+    pub(super) memo: Cell<Option<Box<Memo<R::Ahead>>>>,
     len: usize,
     /// How many permits those in line wait for.
     pub(super) permits: u128,
@@ -143,6 +147,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             head: NONE,
             levels: Levels::new(),
             index: None,
+            memo: Cell::new(None),
             len: 0,
             permits: 0,
             deadlines: BTreeSet::new(),
@@ -298,6 +303,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             entry.previous = key;
         }
         self.len += 1;
+        self.memo.set(self.memo.take().filter(|_| next == NONE).map(|memo| memo.with_last(key)));
         self.add_to_index(from.rule, key);
         self.moved_back(from, since, priority, after);
         key
@@ -325,6 +331,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             self.entries[key as usize];
         let n = rule.size(ask);
         self.seats.left(rule, place, ask);
+        self.memo.set(None);
         self.permits = self.permits.saturating_sub(rule.permits(ask).into());
         let level = self.levels.level(priority);
         rule.subtract(&mut level.ahead, ask);
@@ -449,6 +456,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Undoes a grant, or the part of it that this charge says.
     pub(crate) fn undo(&mut self, rule: &R, charge: R::Charge, begun: u64, after: &mut After<C>) {
+        self.memo.set(None);
         // At the latest time: what overflowed by then is lost, also if the clock went back.
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
         self.room.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, after));
@@ -456,6 +464,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Undoes a grant that was made without the lock, after the [`number`](Queue::number) was read as `since`.
     pub(crate) fn undo_since(&mut self, rule: &R, charge: R::Charge, since: u64, after: &mut After<C>) {
+        self.memo.set(None);
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
         self.room.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, after));
     }
@@ -467,11 +476,13 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Gives back permits by number, and notes the level that it leaves.
     pub(crate) fn refund(&mut self, rule: &R, refund: impl FnOnce() -> u64) {
+        self.memo.set(None);
         self.room.refund(rule.full_level(self.latest), refund);
     }
 
     /// Changes the terms, and notes the level that it leaves.
     pub(crate) fn change<E>(&mut self, rule: &R, change: impl FnOnce() -> Result<u64, E>) -> Result<(), E> {
+        self.memo.set(None);
         let full = rule.full_level(self.latest);
         let level = change()?;
         self.room.changed(full, rule.level_unit(), level);
@@ -480,6 +491,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Permits are charged that were not asked for.
     pub(crate) fn debited(&mut self) {
+        self.memo.set(None);
         self.room.touch();
     }
 

@@ -127,6 +127,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// After a change: weighs anew, and refuses at once those among the first in line who will not be served by their deadline, or not at
     /// all. Further back they are refused when their time is over, or when they are the first.
     pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+        self.memo.set(None);
         if self.seats.len() > 0 || !self.levels.weigh(|sizes| from.rule.weigh(sizes)) {
             return self.retime_all(from, now, after);
         }

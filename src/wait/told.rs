@@ -2,17 +2,18 @@
 //!
 //! Where the sum of all that go first tells it, that is one look, however many there are. In a window it does not: a request that does not
 //! fit leaves room that nobody uses, so each request ahead is foreseen, in order. That costs a few nanoseconds for
-//! each, so it ends after [`FORESEEN`]. All others are a crowd of which sums are known, and are foreseen as slow as they can be: a told
+//! each, so it ends after [`FORESEEN`], and the next request goes on from there. All others are a crowd of which sums are known, and are foreseen as slow as they can be: a told
 //! time may then be too late, and is never too early.
 
 use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::nanos::Nanos;
-use crate::policy::Crowd;
+use crate::policy::{Crowd, Forecast};
 use crate::rule::Rule;
+use crate::wait::control::Control;
 use crate::wait::index::block_of;
-use crate::wait::levels::Level;
+use crate::wait::levels::{Level, NONE};
 use crate::wait::queue::{Entry, Queue, Source, State};
 use crate::wait::seats::end_of;
 use crate::wait::sizes::Sizes;
@@ -24,6 +25,33 @@ pub(super) const FORESEEN: usize = 4096;
 struct Sums<Ahead> {
     crowd: Crowd,
     weight: Ahead,
+}
+
+/// A forecast that went along the line, to go on from there for the next one that asks. It is dropped when an entry leaves the line, or
+/// joins it before the end, and when anything is changed or given back.
+#[derive(Debug)]
+pub(super) struct Memo<Ahead> {
+    /// What the state was when it began: a request that came before the line formed may take something yet.
+    begin: Forecast,
+    forecast: Forecast,
+    /// The first entry that was not foreseen, or none.
+    next: u32,
+    /// All that were foreseen.
+    requests: u64,
+    permits: u64,
+    weight: Ahead,
+    /// The end of a pause, and what is kept.
+    terms: (Nanos, Option<(u32, i8)>),
+}
+
+impl<Ahead> Memo<Ahead> {
+    /// An entry has joined behind all.
+    pub(super) fn with_last(mut self: Box<Self>, key: u32) -> Box<Self> {
+        if self.next == NONE {
+            self.next = key;
+        }
+        self
+    }
 }
 
 impl<Ahead> Sums<Ahead> {
@@ -149,7 +177,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         rule.one_by_one(if kept { u32::MAX } else { largest(levels) }).min(FORESEEN)
     }
 
-    /// When a request is due behind all from the head to `end`, the first `steps` of which are foreseen one by one.
+    /// When a request is due behind all from the head to `end`, of which `steps` are foreseen one by one, beside those that were
+    /// foreseen before.
     fn foreseen(
         &self,
         rule: &R,
@@ -159,29 +188,53 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         (ask, priority): (&R::Ask, i8),
     ) -> Nanos {
         let Sums { mut crowd, mut weight } = sums;
-        let opens = self.control.opens;
+        let Control { opens, reserve, .. } = self.control;
         if opens == Nanos::MAX {
             return opens;
         }
         // Of what comes in during a pause, the stock keeps what it has room for.
-        let mut forecast = rule.forecast(now.max(opens));
-        let mut key = self.head;
+        let begin = rule.forecast(now.max(opens));
+        let memo = self.memo.take().filter(|memo| {
+            end == NONE && memo.terms == (opens, reserve) && memo.begin.finds_the_same(&begin)
+        });
+        let mut memo = memo.unwrap_or_else(|| {
+            let (forecast, weight) = (begin.clone(), R::Ahead::default());
+            let terms = (opens, reserve);
+            Box::new(Memo { begin, forecast, next: self.head, requests: 0, permits: 0, weight, terms })
+        });
         for _ in 0..steps {
-            let Some(entry) = self.entries.get(key as usize).filter(|_| key != end) else { break };
-            let due = rule.foresee(&mut forecast, &entry.ask, self.control.kept_from(entry.priority));
+            let Some(entry) = self.entries.get(memo.next as usize).filter(|_| memo.next != end) else {
+                break;
+            };
+            let due = rule.foresee(&mut memo.forecast, &entry.ask, self.control.kept_from(entry.priority));
             // One that can never be had is refused when it is the first, and takes nothing.
             if due == Nanos::MAX && self.check(rule, now, &entry.ask, entry.priority).is_ok() {
                 return due;
             }
-            crowd.requests -= 1;
-            crowd.permits = crowd.permits.saturating_sub(rule.permits(&entry.ask));
-            rule.subtract(&mut weight, &entry.ask);
-            key = entry.next;
+            memo.requests += 1;
+            memo.permits = memo.permits.saturating_add(rule.permits(&entry.ask));
+            rule.add(&mut memo.weight, &entry.ask);
+            memo.next = entry.next;
         }
-        if crowd.requests > 0 {
+        crowd.requests = crowd.requests.saturating_sub(memo.requests);
+        crowd.permits = crowd.permits.saturating_sub(memo.permits);
+        rule.unmerge(&mut weight, &memo.weight);
+        memo.forecast.tidy();
+        let kept = self.control.kept_from(priority);
+        let due = if crowd.requests > 0 {
+            let mut forecast = memo.forecast.clone();
             rule.foresee_many(&mut forecast, &crowd, &weight);
+            rule.foresee(&mut forecast, ask, kept)
+        } else {
+            let mark = memo.forecast.mark();
+            let due = rule.foresee(&mut memo.forecast, ask, kept);
+            memo.forecast.go_back(mark);
+            due
+        };
+        if end == NONE {
+            self.memo.set(Some(memo));
         }
-        rule.foresee(&mut forecast, ask, self.control.kept_from(priority))
+        due
     }
 }
 
