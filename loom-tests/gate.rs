@@ -173,7 +173,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let newcomer =
             Newcomer { ask: 1, priority: 0, droppable: false, kind, since: now, deadline: Nanos::MAX, waker };
         let key = queue.push(&gate.source(), newcomer, &mut after);
-        gate.front.store(queue.front(), Ordering::Relaxed);
+        gate.tell_front(&queue);
         let job = queue.watch(SECOND, &gate.clock, &mut after);
         drop(queue);
         if let Some(mut job) = job {
@@ -238,7 +238,7 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
         let mut after = After::new();
         let mut queue = lock(&gate.queue);
         queue.remove(&gate.source(), key, &mut after);
-        gate.front.store(queue.front(), Ordering::Relaxed);
+        gate.tell_front(&queue);
         drop(queue);
         drop(after);
     });

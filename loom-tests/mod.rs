@@ -8,6 +8,7 @@ mod counting;
 mod gate;
 #[cfg(feature = "keyed")]
 mod keyed;
+mod lateness;
 mod published;
 mod sliding_log;
 mod sliding_window;

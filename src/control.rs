@@ -29,6 +29,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                 return None;
             }
             queue.pause_until(until);
+            // Nothing is charged as of a time before the end of the pause.
+            self.lateness.clear();
             self.retime(queue, now, after);
             Some(until.saturating_since(now))
         });
@@ -122,6 +124,7 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
         let Single { policy, state } = &self.rule;
         let resumed = self.with_queue(|queue, now, after| {
             let resumed = queue.resume(now);
+            self.lateness.clear();
             // No policy refuses it.
             let _ = queue.change(&self.rule, || policy.change(state, now, Change::reset()));
             self.retime(queue, now, after);

@@ -11,6 +11,7 @@
 //! | 1, [`SHARED`] | a share of the permits is kept for the important | takes the lock, since looking and taking are two steps |
 //! | 2, [`WATCHED`] | somebody wants to know of each call | asks the policy without the lock, and tells |
 //! | 3, [`SHADOW`] | nobody is refused, and nobody waits | asks the policy without the lock, and passes anyway |
+//! | 4, [`LATE`] | the last grants were late | asks the policy without the lock, as of an earlier time: `wait/lateness.rs` |
 //! | the rest | how many are in line, or were granted a moment ago and have not run yet | takes the lock |
 //!
 //! What the flags say in one bit is plain data under the lock, in [`Control`](crate::wait::control::Control). Whoever has the lock and
@@ -53,8 +54,9 @@ use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::request::Request;
 use crate::rule::{Rule, Single};
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{AtomicU64, AtomicUsize, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::wait::after::{After, run_in_drop};
+use crate::wait::lateness::Lateness;
 use crate::wait::queue::{Queue, Source};
 
 /// The flags of [`Gate::front`].
@@ -62,8 +64,9 @@ pub(crate) const PAUSED: usize = 1;
 pub(crate) const SHARED: usize = 2;
 pub(crate) const WATCHED: usize = 4;
 pub(crate) const SHADOW: usize = 8;
-/// What one more in line adds to it. A sixteenth of all numbers is more than fit in memory.
-pub(crate) const ONE: usize = 16;
+pub(crate) const LATE: usize = 16;
+/// What one more in line adds to it. A thirty-second of all numbers is more than fit in memory.
+pub(crate) const ONE: usize = 32;
 
 /// How many gates were made so far.
 static GATES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
@@ -80,8 +83,8 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) levels: AtomicU64,
     /// How often those in line were moved, for those who wait for several limiters.
     pub(crate) changes: AtomicU64,
-    /// In nanoseconds.
-    catch_up: AtomicU64,
+    /// By how much the last grants were late.
+    pub(crate) lateness: Lateness,
     pub(crate) queue: Mutex<Queue<R, C>>,
     pub(crate) events: Watchers,
 }
@@ -130,7 +133,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             front: AtomicUsize::new(0),
             levels: AtomicU64::new(queue.number()),
             changes: AtomicU64::new(0),
-            catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
+            lateness: Lateness::new(catch_up),
             queue: Mutex::new(queue),
             events: Watchers::new(None),
         }
@@ -181,11 +184,46 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Ok(())
     }
 
+    /// Takes what is asked for, now or as of when it was due, or not at all. Called where the policy [may be asked](Gate::is_free).
+    pub(crate) fn take_free(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+        if self.front.load(Ordering::Relaxed) & LATE == 0 {
+            return self.rule.try_take(now, ask);
+        }
+        self.take_late(now, ask)
+    }
+
+    #[cold]
+    fn take_late(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+        // Again where another request took the permit in between, but not for ever: a policy may not agree with itself.
+        for _ in 0..=LOOKS {
+            let due = self.rule.ready_at(now, &R::Ahead::default(), ask);
+            if due > now {
+                break;
+            }
+            let at = due.max(self.lateness.arrival(now, due)).min(now);
+            match self.rule.try_take(at, ask) {
+                Err(refusal) if refusal.is_limited() => {}
+                Err(refusal) => return Err(refusal),
+                Ok(charge) => {
+                    self.lateness.used(now, at);
+                    if !self.lateness.is_some()
+                        && let Some(queue) = try_lock(&self.queue)
+                    {
+                        // Takes down the flag. Another holder of the lock does so, too, when it lets go.
+                        self.tell_front(&queue);
+                    }
+                    return Ok(charge);
+                }
+            }
+        }
+        self.rule.try_take(now, ask)
+    }
+
     /// The same while others wait, or a flag is up.
     #[cold]
     fn try_acquire_behind(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
         let answer = if self.is_free() {
-            self.rule.try_take(self.clock.now(), ask)
+            self.take_free(self.clock.now(), ask)
         } else {
             self.try_in_line(ask, priority)
         };
@@ -232,7 +270,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Whether the policy may be asked without the lock.
     pub(crate) fn is_free(&self) -> bool {
-        self.front.load(Ordering::Relaxed) & !(WATCHED | SHADOW) == 0
+        self.front.load(Ordering::Relaxed) & !(WATCHED | SHADOW | LATE) == 0
     }
 
     /// Tells who watches how a call ended, and turns a refusal into a pass where nobody is refused.
@@ -281,12 +319,11 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         queue.front() & !WATCHED == 0
             && !self.events.has_own()
             && queue.is_unused()
-            && self.catch_up.load(Ordering::Relaxed)
-                == Nanos::from_duration(crate::limiter::CATCH_UP).as_u64()
+            && self.lateness.catch_up() == Nanos::from_duration(crate::limiter::CATCH_UP)
     }
 
     pub(crate) fn set_catch_up(&self, catch_up: Duration) {
-        self.catch_up.store(Nanos::from_duration(catch_up).as_u64(), Ordering::Relaxed);
+        self.lateness.set_catch_up(catch_up);
     }
 
     /// Somebody's alarm rang.
@@ -295,8 +332,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     pub(crate) fn source(&self) -> Source<'_, R> {
-        let catch_up = Nanos::new(self.catch_up.load(Ordering::Relaxed));
-        Source { rule: &self.rule, catch_up }
+        Source { rule: &self.rule, lateness: &self.lateness }
     }
 
     /// Runs `work` with the queue, after those who are due were served.
@@ -428,9 +464,22 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         queue.seats.ring_all(after);
     }
 
+    /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are charged as of when they are due.
+    pub(crate) fn was_late(&self, queue: &Queue<R, C>, now: Nanos) {
+        if queue.len() + queue.seats.len() == 0 && self.rule.knows_lateness() {
+            self.lateness.seen(now.saturating_since(queue.charged));
+        }
+    }
+
     /// Tells those who come without the lock whether they have to take it.
+    pub(crate) fn tell_front(&self, queue: &Queue<R, C>) {
+        let late = if self.lateness.is_some() { LATE } else { 0 };
+        self.front.store(queue.front() | late, Ordering::Relaxed);
+    }
+
+    /// The same, and what was given back.
     pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
-        self.front.store(queue.front(), Ordering::Relaxed);
+        self.tell_front(queue);
         // Whoever reads it finds in the policy's state what was given back before: see `compose/member.rs`.
         self.levels.store(queue.number(), Ordering::Release);
     }

@@ -643,10 +643,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self.gate.clock
     }
 
-    /// Sets how far back a waiter's grant can be charged; 10 ms unless set.
+    /// Sets how far back a grant can be charged; 10 ms unless set. Zero charges every grant as of now.
     ///
-    /// Timers are late. A grant is charged as of the time it was due, so that lateness does not slow the limiter
-    /// down, but at most this far back, so that a program that stood still does not let everything through at once. More makes
+    /// Timers are late. A waiter's grant is charged as of the time it was due, and so is a request that comes within that lateness, since
+    /// its task was late as well. So lateness does not slow the limiter down, also where a single task takes all permits and none are
+    /// saved. A grant is charged at most this far back, so that a program that stood still does not let everything through at once. More makes
     /// the average exact on a busier machine; a span of length *d* can see `rate * catch_up` more permits.
     pub fn set_catch_up(&self, catch_up: Duration) {
         self.gate.set_catch_up(catch_up);

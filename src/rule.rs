@@ -97,6 +97,16 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// See [`Policy::level_unit`].
     fn level_unit(&self) -> (u64, u64);
 
+    /// Whether the gate remembers by how much its grants are late: see `wait/lateness.rs`.
+    fn knows_lateness(&self) -> bool {
+        self.catches_up()
+    }
+
+    /// A waiter sees its grant. Called without any lock.
+    fn seen(&self, charge: &Self::Charge) {
+        let _ = charge;
+    }
+
     /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is in line. Called whenever the line was
     /// served. Returns when the line is to be looked at, should that be earlier.
     fn wait_first(&self, now: Nanos, first: Option<(&Self::Ask, i8, Nanos)>, after: &mut After<C>) -> Nanos {

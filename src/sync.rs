@@ -28,6 +28,8 @@ pub(crate) use std::thread::{Thread, current as current_thread};
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread_local;
 
+use std::sync::TryLockError;
+
 /// How often to look again for what somebody else is about to finish: as often as a mutex of the standard library, before it sleeps.
 pub(crate) const LOOKS: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100 };
 
@@ -35,6 +37,15 @@ pub(crate) const LOOKS: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100
 /// where foreign code could unwind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Locks if that needs no waiting. Goes on after a panic in another holder, as [`lock`] does.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// The lock of a shard: many look at the same time, one changes.

@@ -362,6 +362,17 @@ impl<C: Timer> Rule<C> for All<C> {
         (1, 1)
     }
 
+    /// Each member does.
+    fn knows_lateness(&self) -> bool {
+        false
+    }
+
+    fn seen(&self, charge: &AllCharge<C>) {
+        for (_, share) in &charge.taken {
+            share.seen();
+        }
+    }
+
     fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, after: &mut After<C>) -> Nanos {
         let Some((ask, priority, due)) = first else {
             let places = std::mem::take(&mut lock(&self.seats).places);

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::gate::{Gate, SHADOW, SHARED, WATCHED};
+use crate::gate::{Gate, LATE, SHADOW, SHARED, WATCHED};
 use crate::limiter::Status;
 use crate::nanos::Nanos;
 use crate::policy::{Policy, PolicyStatus, limited};
@@ -122,6 +122,9 @@ pub(crate) trait Member<C: Timer>: Ring {
 pub(crate) trait Taken<C: Timer>: Settle {
     /// Puts it back.
     fn undo(self: Box<Self>, after: &mut After<C>);
+
+    /// A waiter sees its grant.
+    fn seen(&self);
 }
 
 /// A grant of which a part can be given back.
@@ -225,7 +228,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         if front & SHADOW != 0 {
             return Nanos::ZERO;
         }
-        let (due, now) = if front & !WATCHED == 0 {
+        let (due, now) = if front & !(WATCHED | LATE) == 0 {
             let now = gate.clock.now();
             (gate.rule.ready_at(now, &0, &n), now)
         } else {
@@ -241,10 +244,10 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     ) -> Result<(), Refusal> {
         let gate = &self.0;
         let front = gate.front.load(Ordering::Relaxed);
-        let without_lock = front & !(WATCHED | SHADOW) == 0;
+        let without_lock = gate.is_free();
         let taken = if without_lock {
             let levels = gate.levels.load(Ordering::Acquire);
-            gate.rule.try_take(gate.clock.now(), &n).map(|charge| (charge, levels))
+            gate.take_free(gate.clock.now(), &n).map(|charge| (charge, levels))
         } else {
             gate.with_queue(|queue, now, after| {
                 let charge = gate.take_in_line(queue, now, &n, priority, after)?;
@@ -350,10 +353,12 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             }
             None => Nanos::MAX,
         };
-        let late = if gate.rule.catches_up() { late.min(gate.source().catch_up) } else { Nanos::ZERO };
+        let late = if gate.rule.catches_up() { late.min(gate.lateness.catch_up()) } else { Nanos::ZERO };
         let at = Nanos::new(now.as_u64().saturating_sub(late.as_u64()));
+        // A request that just came may use how late the last grants were.
+        let at = if due <= now { at.min(gate.source().arrival(now, || due).max(due)) } else { at };
         let charge = match due <= now {
-            true => gate.rule.take(at, now, &n, after).or_else(|_| gate.rule.take(now, now, &n, after)),
+            true => queue.charge(&gate.source(), at, now, &n, after),
             false => Err(limited(due, now)),
         };
         let part = match charge {
@@ -395,6 +400,12 @@ impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
         let (mut queue, _) = self.gate.reach();
         queue.undo(&self.gate.rule, charge, begun, after);
         self.gate.let_go(queue, true, 0, after);
+    }
+
+    fn seen(&self) {
+        let (queue, now) = self.gate.reach();
+        self.gate.was_late(&queue, now);
+        self.gate.tell_others(&queue);
     }
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod bounds;
 pub(crate) mod control;
 pub(crate) mod entries;
 mod index;
+pub(crate) mod lateness;
 pub(crate) mod levels;
 pub(crate) mod pending;
 mod poll;

@@ -54,13 +54,16 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         };
         // First, so that the drop after a panic of an observer finds nothing to leave.
         wait.place = Place::Done;
+        if let Ok(Pass::Granted(charge)) = &answer {
+            self.rule.seen(charge);
+        }
         Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
     }
 
     /// Joins the queue, unless a permit is there after all.
     fn enter(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Outcome<R::Charge>> {
         if self.is_free() && !wait.keeps() {
-            match self.rule.try_take(wait.since, &wait.ask) {
+            match self.take_free(wait.since, &wait.ask) {
                 Err(refusal) if refusal.is_limited() => {}
                 answer => return Poll::Ready(answer.map(Pass::Granted)),
             }
@@ -97,8 +100,9 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                 queue.leave_alarm(kind, after);
                 return Err(refusal);
             }
+            let since = source.arrival(now, || queue.due_behind(&self.rule, now, ask, priority));
             let (ask, waker, droppable) = (ask.clone(), waker.take(), wait.bounded);
-            let newcomer = Newcomer { ask, priority, droppable, kind, since: now, deadline, waker };
+            let newcomer = Newcomer { ask, priority, droppable, kind, since, deadline, waker };
             // At once, so that the future knows of its entry also if foreign code panics before this returns.
             wait.place = Place::Queued(queue.push(&source, newcomer, after));
             Ok(None)
@@ -201,11 +205,11 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         poller: Poller<'_>,
     ) -> Poll<(Outcome<R::Charge>, Nanos)> {
         let mut now = self.clock.now();
-        let mut answer = self.see(wait, key);
+        let mut answer = self.see(wait, key, now);
         if answer.is_none() {
             self.stay(key, poller);
             now = self.clock.now();
-            answer = self.see(wait, key);
+            answer = self.see(wait, key, now);
         }
         match answer {
             Some(Err(refusal)) => Poll::Ready((Err(self.refused_now(wait, refusal)), now)),
@@ -218,11 +222,14 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     ///
     /// The entry leaves the queue and the request forgets its key with no foreign code in between. If one of the others' wakers panicked in
     /// the same call after the entry had left, the key would be a newcomer's when the request is dropped.
-    fn see(&self, wait: &mut Wait<R::Ask>, key: u32) -> Option<Outcome<R::Charge>> {
+    fn see(&self, wait: &mut Wait<R::Ask>, key: u32, now: Nanos) -> Option<Outcome<R::Charge>> {
         let mut queue = lock(&self.queue);
+        if queue.was_granted(key) {
+            self.was_late(&queue, now);
+        }
         let answer = queue.see(key, wait.keeps().then_some(&mut wait.begun))?;
         wait.place = Place::Done;
-        self.front.store(queue.front(), Ordering::Relaxed);
+        self.tell_front(&queue);
         Some(answer)
     }
 
@@ -291,7 +298,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         let Place::Queued(key) = wait.place else { return Ok(true) };
         self.ring();
         let now = self.clock.now();
-        let Some(answer) = self.see(wait, key) else { return Ok(false) };
+        let Some(answer) = self.see(wait, key, now) else { return Ok(false) };
         let waited = now.saturating_since(wait.since).as_duration();
         self.tell(&wait.ask, waited, answer).map(|_| true)
     }

@@ -32,6 +32,7 @@ use crate::wait::alarm::Alarms;
 use crate::wait::control::Control;
 use crate::wait::entries::Entries;
 use crate::wait::index::{Index, LONG};
+use crate::wait::lateness::Lateness;
 use crate::wait::levels::{Levels, NONE};
 use crate::wait::room::Room;
 use crate::wait::seats::{Seats, end_of};
@@ -56,6 +57,8 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     pub(super) deadlines: BTreeSet<(Nanos, u32)>,
     /// The latest time that anybody told, also if the clock went back since.
     latest: Nanos,
+    /// The latest time as of which a waiter was charged.
+    pub(crate) charged: Nanos,
     /// How many were granted in the round before and in this round and have not seen it; see [`unseen`](Queue::unseen).
     unseen: [usize; 2],
     /// The number of this round, so that an entry knows where it is counted.
@@ -81,7 +84,7 @@ pub(super) struct Entry<Ask, Charge, Domain> {
     pub(super) previous: u32,
     pub(super) next: u32,
     pub(super) kind: Kind<Domain>,
-    /// When it joined: it is not charged as of a time before.
+    /// It is not charged as of a time before.
     pub(super) since: Nanos,
     /// Due later than this, it is refused.
     pub(super) deadline: Nanos,
@@ -95,7 +98,7 @@ pub(crate) struct Newcomer<Ask, Domain> {
     /// Whether it may have to make room for others.
     pub(crate) droppable: bool,
     pub(crate) kind: Kind<Domain>,
-    /// Now.
+    /// It is not charged as of a time before: now, or [earlier](Source::arrival) where the last grants were late.
     pub(crate) since: Nanos,
     /// Due later than this, it is refused.
     pub(crate) deadline: Nanos,
@@ -137,7 +140,14 @@ pub(super) struct Grant<Charge> {
 /// Where the queue asks for permits.
 pub(crate) struct Source<'a, R> {
     pub(crate) rule: &'a R,
-    pub(crate) catch_up: Nanos,
+    pub(crate) lateness: &'a Lateness,
+}
+
+impl<R> Source<'_, R> {
+    /// As of when a request counts as made that comes now, if `due` tells when it is due.
+    pub(crate) fn arrival(&self, now: Nanos, due: impl FnOnce() -> Nanos) -> Nanos {
+        if self.lateness.is_some() { self.lateness.arrival(now, due()) } else { now }
+    }
 }
 
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
@@ -152,6 +162,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             permits: 0,
             deadlines: BTreeSet::new(),
             latest: Nanos::ZERO,
+            charged: Nanos::ZERO,
             unseen: [0, 0],
             round: 0,
             began: Nanos::ZERO,
@@ -255,8 +266,29 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 return Err(limited(due, now));
             }
         }
-        let charge = from.rule.take(now, now, ask, after)?;
+        let due = || self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
+        let at = from.arrival(now, due);
+        let at = if at < now { due().max(at).min(now) } else { now };
+        let charge = self.charge(from, at, now, ask, after)?;
         self.moved_back(from, now, priority, after);
+        Ok(charge)
+    }
+
+    /// Takes as of `at`, or as of now if the permit was taken in between, by a request without the lock.
+    pub(crate) fn charge(
+        &mut self,
+        from: &Source<'_, R>,
+        at: Nanos,
+        now: Nanos,
+        ask: &R::Ask,
+        after: &mut After<C>,
+    ) -> Result<R::Charge, Refusal> {
+        let (at, charge) = match from.rule.take(at, now, ask, after) {
+            Err(refusal) if refusal.is_limited() && at < now => (now, from.rule.take(now, now, ask, after)?),
+            answer => (at, answer?),
+        };
+        self.charged = self.charged.max(at);
+        from.lateness.used(now, at);
         Ok(charge)
     }
 
@@ -305,7 +337,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.len += 1;
         self.memo.set(self.memo.take().filter(|_| next == NONE).map(|memo| memo.with_last(key)));
         self.add_to_index(from.rule, key);
-        self.moved_back(from, since, priority, after);
+        self.moved_back(from, self.latest, priority, after);
         key
     }
 
@@ -380,6 +412,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     pub(crate) fn waits(&self, key: u32) -> Option<Kind<C::Domain>> {
         let Entry { kind, ref state, .. } = self.entries[key as usize];
         matches!(state, State::Waiting(_)).then_some(kind)
+    }
+
+    /// Whether an entry was granted that somebody waited for.
+    pub(crate) fn was_granted(&self, key: u32) -> bool {
+        let Entry { kind, ref state, .. } = self.entries[key as usize];
+        matches!(state, State::Granted(_)) && !matches!(kind, Kind::Nobody)
     }
 
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.

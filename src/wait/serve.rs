@@ -82,12 +82,16 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             let late = match kind {
                 _ if !from.rule.catches_up() => 0,
                 Kind::Nobody => u64::MAX,
-                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => from.catch_up.as_u64(),
+                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => {
+                    from.lateness.catch_up().as_u64()
+                }
             };
             let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
             // The clock may have gone back since it joined.
-            match from.rule.take(due.max(oldest).min(now), now, &ask, after) {
+            let at = due.max(oldest).min(now);
+            match from.rule.take(at, now, &ask, after) {
                 Ok(charge) => {
+                    self.charged = self.charged.max(at);
                     let grant = self.grant(from.rule, charge, kind);
                     self.settle(from.rule, key, State::Granted(grant), after);
                 }

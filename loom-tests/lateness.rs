@@ -1,0 +1,95 @@
+//! Lateness: requests that use it without the lock, against waiters that join, and against each other.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use loom::thread;
+
+use super::support::{LoomClock, Woken, model};
+use crate::gate::{Gate, LATE, ONE};
+use crate::nanos::Nanos;
+use crate::policy::{Policy, SmoothBursty};
+use crate::rate::Rate;
+use crate::rule::Single;
+use crate::sync::Ordering;
+use crate::wait::pending::{Poller, Wait};
+
+type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn at(tenths: u64) -> Nanos {
+    Nanos::new(tenths * SECOND / 10)
+}
+
+/// One permit per second, none saved. The last grant was due at 1 s and seen at 2.5 s: the next permits are due at 2 s and 3 s.
+fn late() -> (TestGate, LoomClock) {
+    let clock = LoomClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
+    let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::from_secs(9)));
+    gate.try_acquire(&1).expect("the first");
+    let mut wait = Wait::new(1);
+    assert!(gate.poll(&mut wait, Poller::Task(Waker::noop())).is_pending());
+    clock.set(at(25));
+    assert!(gate.poll(&mut wait, Poller::Task(Waker::noop())).is_ready());
+    assert_eq!(gate.front.load(Ordering::Relaxed), LATE);
+    (gate, clock)
+}
+
+/// Two requests meet at the permit that is due at 2 s: one gets it, charged as of 2 s, and the next one is due at 3 s.
+#[test]
+fn one_permit_that_came_in_meanwhile_is_granted_once() {
+    model(|| {
+        let (gate, clock) = late();
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.try_acquire(&1).is_ok())
+        };
+        let one = gate.try_acquire(&1).is_ok();
+        assert!(one != other.join().expect("no panic"), "one permit, one owner");
+        clock.set(Nanos::new(3 * SECOND - 1));
+        assert!(gate.try_acquire(&1).is_err());
+        clock.set(at(30));
+        assert!(gate.try_acquire(&1).is_ok());
+    });
+}
+
+/// The limiter was idle for long. A request takes the permit and the flag down while another one joins the line: requests that begin
+/// afterwards see the waiter.
+fn idle_against_a_waiter(take: fn(&TestGate)) {
+    model(move || {
+        let (gate, clock) = late();
+        clock.set(at(90));
+        let other = {
+            let gate = gate.clone();
+            thread::spawn(move || take(&gate))
+        };
+        let waker = Waker::from(Woken::new());
+        let mut wait = Wait::new(1);
+        let waits = gate.poll(&mut wait, Poller::Task(&waker)).is_pending();
+        other.join().expect("no panic");
+        if waits {
+            assert!(gate.front.load(Ordering::Relaxed) >= ONE, "a waiter is seen");
+            gate.leave(&mut wait);
+        }
+    });
+}
+
+#[test]
+fn taking_down_the_flag_hides_no_waiter() {
+    idle_against_a_waiter(|gate| drop(gate.try_acquire(&1)));
+}
+
+/// The broken twin: the flag is taken down by a store.
+#[test]
+#[should_panic(expected = "a waiter is seen")]
+fn broken_taking_down_the_flag_hides_no_waiter() {
+    idle_against_a_waiter(|gate| {
+        let _ = gate.rule.policy.try_acquire(&gate.rule.state, at(90), 1);
+        gate.lateness.clear();
+        if gate.front.load(Ordering::Relaxed) == LATE {
+            gate.front.store(0, Ordering::Relaxed);
+        }
+    });
+}
