@@ -3,7 +3,10 @@
 mod support;
 
 use std::pin::Pin;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
+use std::thread;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -12,7 +15,7 @@ use support::MS;
 use tidegate::compose::AcquireAll;
 use tidegate::{
     AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, ManualClock, Rate, RateLimiter, Refusal,
-    TokenBucket,
+    SystemClock, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -501,4 +504,91 @@ fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     drop(held);
     assert!(second.is_woken());
     drop(assert_ready_ok!(second.poll()));
+}
+
+/// Threads take through two composites of the same limits, in different orders, wait, leave, and take alone, while one changes the
+/// limits. No call is left waiting, and in the end all permits are there.
+#[test]
+fn limits_change_beside_threads_that_take_from_several() {
+    const MOST: u32 = 4;
+    const ATTEMPTS: u32 = 1_500;
+    let clock = SystemClock::new();
+    let rate = |per_second| {
+        RateLimiter::with_clock(TokenBucket::new(Rate::per_second(per_second), 50), clock.clone())
+    };
+    let (slow, fast) = (rate(20_000), rate(1_000_000));
+    let limits = [CountingLimit::new(MOST), CountingLimit::new(MOST)];
+    let [x, y] = &limits;
+    let one = AllOf::new("slow", &slow).with_counting("x", x).with_counting("y", y);
+    let other = AllOf::new("fast", &fast).with_counting("y", y).with_counting("x", x);
+    let out = [AtomicU32::new(0), AtomicU32::new(0)];
+    let held = |taken: [u32; 2]| {
+        for (out, n) in out.iter().zip(taken) {
+            assert!(out.fetch_add(n, Ordering::Relaxed) + n <= MOST, "never more than the largest limit");
+        }
+        thread::yield_now();
+        for (out, n) in out.iter().zip(taken) {
+            out.fetch_sub(n, Ordering::Relaxed);
+        }
+    };
+    let start = Barrier::new(5);
+    let takes = |thread: u32| {
+        start.wait();
+        for attempt in 0..ATTEMPTS {
+            let (a, b) = ((attempt + thread) % 4 + 1, attempt % 3);
+            let (composite, weights) = match (attempt + thread) % 2 {
+                0 => (&one, [1, a, b]),
+                _ => (&other, [1, b, a]),
+            };
+            let taken = [a, b];
+            match attempt % 5 {
+                0 => {
+                    if let Ok(permits) = composite.try_acquire_weighted(&weights) {
+                        held(taken);
+                        drop(permits);
+                    }
+                }
+                1 | 2 => {
+                    if let Ok(permits) = composite.blocking_acquire_weighted(&weights) {
+                        held(taken);
+                        drop(permits);
+                    }
+                }
+                3 => {
+                    let within = Duration::from_micros(300);
+                    if let Ok(permits) = composite.blocking_try_acquire_weighted_within(&weights, within) {
+                        held(taken);
+                        drop(permits);
+                    }
+                }
+                _ => {
+                    if let Ok(permit) = x.try_acquire_many(a) {
+                        held([a, 0]);
+                        drop(permit);
+                    }
+                }
+            }
+        }
+    };
+    let done = AtomicBool::new(false);
+    let changes = || {
+        start.wait();
+        let mut change = 0;
+        while !done.load(Ordering::Relaxed) {
+            change += 1;
+            limits[change % 2].set_limit([4, 1, 3, 2, 4, 1, 2][change % 7]);
+            thread::yield_now();
+        }
+    };
+    thread::scope(|scope| {
+        let takes = &takes;
+        let takers: Vec<_> = (0..4).map(|thread| scope.spawn(move || takes(thread))).collect();
+        scope.spawn(changes);
+        let ended: Vec<_> = takers.into_iter().map(|taker| taker.join()).collect();
+        done.store(true, Ordering::Relaxed);
+        assert!(ended.iter().all(Result::is_ok));
+    });
+    limits.iter().for_each(|limit| limit.set_limit(MOST));
+    assert_eq!(limits.each_ref().map(CountingLimit::available), [MOST; 2]);
+    assert_eq!((slow.status().waiting, fast.status().waiting), (0, 0));
 }
