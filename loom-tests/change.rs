@@ -128,36 +128,67 @@ fn a_fixed_window_that_changes_forgets_nothing() {
     one_word(|rate| FixedWindow::new(rate).from_first_grant());
 }
 
-/// The broken twin: converts the word, and then publishes the longer window.
-#[test]
-#[should_panic(expected = "two by either terms")]
-fn broken_a_fixed_window_that_changes_forgets_nothing() {
-    model_of_three(|| {
-        let change = |policy: &FixedWindow, state: &_| {
-            let (old, new) = (policy.window.get(), policy.window.with(rate("2/20s")));
-            policy.convert(state, stamp(at(13)), &old, &new, Keep::Count);
-            policy.window.set(rate("2/20s"));
-        };
-        assert!(granted(FixedWindow::new(rate("2/2s")), at(13), change) <= 2, "two by either terms");
-    });
-}
-
 #[test]
 fn an_estimate_that_changes_forgets_nothing() {
     one_word(SlidingEstimate::new);
 }
 
-/// The broken twin: converts the word, and then publishes the longer window.
+/// Changes of the limit, the length, and both, that keep the share which is used. Of two permits some are taken, and so many are left
+/// by the old window or by the new one.
+fn window<P: Policy>(policy: impl Fn(Rate) -> P + Copy + Send + Sync + 'static) {
+    for (from, change, taken, left) in [
+        ("2/20s", to("4/20s"), 2, 0),
+        ("2/20s", to("4/20s"), 1, 2),
+        ("4/20s", to("2/20s"), 4, 0),
+        ("4/20s", to("2/20s"), 2, 2),
+        ("2/2s", to("4/20s"), 2, 0),
+        ("4/20s", to("2/2s"), 4, 0),
+    ] {
+        race(move || taken_from(policy(rate(from)), taken, NOW), change.keep(Keep::Ratio), left);
+    }
+}
+
 #[test]
-#[should_panic(expected = "two by either terms")]
-fn broken_an_estimate_that_changes_forgets_nothing() {
-    model_of_three(|| {
-        let change = |policy: &SlidingEstimate, state: &_| {
-            let (old, new) = (policy.window.get(), policy.window.with(rate("2/20s")));
-            SlidingEstimate::convert(state, stamp(at(13)), &old, &new, Keep::Count);
-            policy.window.set(rate("2/20s"));
-        };
-        assert!(granted(SlidingEstimate::new(rate("2/2s")), at(13), change) <= 2, "two by either terms");
+fn a_fixed_window_whose_limit_changes_grants_nothing_twice() {
+    window(FixedWindow::new);
+    window(|rate| FixedWindow::new(rate).from_first_grant());
+}
+
+#[test]
+fn an_estimate_whose_limit_changes_grants_nothing_twice() {
+    window(SlidingEstimate::new);
+}
+
+/// A full window whose limit is doubled by `change`, which does not close it, beside a thread that tries twice.
+fn broken<P: Policy>(policy: impl Fn(Rate) -> P + Send + Sync + 'static, change: fn(&P, &P::State)) {
+    model_of_three(move || {
+        let both = Arc::new(taken_from(policy(rate("2/20s")), 2, NOW));
+        let granted = granted_meanwhile(&both, 1, takes_twice, change);
+        assert!(granted == 0, "no more than there was");
+    });
+}
+
+/// The broken twin: publishes the new limit, and then converts the word.
+#[test]
+#[should_panic(expected = "no more than there was")]
+fn broken_a_fixed_window_whose_limit_changes_grants_nothing_twice() {
+    broken(FixedWindow::new, |policy, state| {
+        let (old, new) = (policy.window.get(), policy.window.with(rate("4/20s")));
+        policy.window.set(rate("4/20s"));
+        let convert = |content| policy.converted(content, stamp(NOW), &old, &new, Keep::Ratio);
+        state.word.update(|| (), convert);
+    });
+}
+
+/// The broken twin: publishes the new limit, and then converts the word.
+#[test]
+#[should_panic(expected = "no more than there was")]
+fn broken_an_estimate_whose_limit_changes_grants_nothing_twice() {
+    broken(SlidingEstimate::new, |policy, state| {
+        let (old, new) = (policy.window.get(), policy.window.with(rate("4/20s")));
+        policy.window.set(rate("4/20s"));
+        let convert = |content| SlidingEstimate::converted(content, stamp(NOW), &old, &new, Keep::Ratio);
+        state.word.update(|| (), convert);
     });
 }
 

@@ -89,6 +89,10 @@ mod twin {
             *super::lock(&self.0)
         }
 
+        pub(crate) fn store(&self, value: u128, _: Ordering) {
+            *super::lock(&self.0) = value;
+        }
+
         pub(crate) fn compare_exchange_weak(
             &self,
             current: u128,

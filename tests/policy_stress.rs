@@ -7,6 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
+use tidegate::policy::{Change, Keep};
 use tidegate::{
     Clock, FixedWindow, LeakyBucket, Nanos, Policy, Rate, RateLimiter, SlidingEstimate, SlidingLog,
     SlidingWindow, SystemClock, TokenBucket,
@@ -170,6 +171,83 @@ fn a_bucket_that_changes_keeps_its_burst_among_threads() {
         let left = (0..BURST).filter(|_| policy.try_acquire(&state, at, 1).is_ok()).count();
         assert_eq!(granted + left, BURST as usize, "round {round}");
     }
+}
+
+/// A window of which all is used, beside takers: limits and lengths change and come back, and all stays used by its share. Takers once
+/// read the old count by the new limit, or a new count by the old limit.
+fn stays_used_up_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
+    let rate = |(limit, seconds)| Rate::new(limit, Duration::from_secs(seconds)).expect("a whole rate");
+    let steps = [(100, 1000), (300, 1000), (7, 1000), (300, 9000), (100, 500), (5000, 70), (100, 1000)];
+    for round in 0..60 {
+        let at = Nanos::from_duration(Duration::from_secs(100_000 + 13 * round));
+        let policy = policy(rate(steps[0]));
+        let (state, start) = (policy.start(at), Barrier::new(THREADS));
+        policy.try_acquire(&state, at, 100).expect("all of it");
+        let take = || {
+            start.wait();
+            (0..3000).filter(|_| policy.try_acquire(&state, at, 1).is_ok()).count()
+        };
+        let leaked: usize = thread::scope(|scope| {
+            let threads: Vec<_> = (1..THREADS).map(|_| scope.spawn(take)).collect();
+            start.wait();
+            for step in steps.into_iter().cycle().take(100) {
+                policy
+                    .change(&state, at, Change::rate(rate(step)).keep(Keep::Ratio))
+                    .expect("a rate alone fits");
+                thread::yield_now();
+            }
+            threads.into_iter().filter_map(|thread| thread.join().ok()).sum()
+        });
+        let left = (0..100).filter(|_| policy.try_acquire(&state, at, 1).is_ok()).count();
+        assert_eq!((leaked, left), (0, 0), "round {round}");
+    }
+}
+
+#[test]
+fn a_fixed_window_that_changes_stays_used_up_among_threads() {
+    stays_used_up_among_threads(FixedWindow::new);
+    stays_used_up_among_threads(|rate| FixedWindow::new(rate).from_first_grant());
+}
+
+#[test]
+fn an_estimate_that_changes_stays_used_up_among_threads() {
+    stays_used_up_among_threads(SlidingEstimate::new);
+}
+
+/// The limit and the length change and come back, and what was used stays used: no more than the largest limit altogether. Resets give
+/// back everything: no more than that for each of them.
+fn counts_on_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
+    let rate = |(limit, seconds)| Rate::new(limit, Duration::from_secs(seconds)).expect("a whole rate");
+    let steps = [(100, 1000), (90, 1000), (100, 9000), (10, 50), (100, 1000)];
+    for (round, keep) in (0..30).flat_map(|round| [(round, Keep::Count), (round, Keep::Reset)]) {
+        let at = Nanos::from_duration(Duration::from_secs(100_000 + 13 * round));
+        let policy = policy(rate(steps[0]));
+        let (state, start) = (policy.start(at), Barrier::new(THREADS));
+        let take = || {
+            start.wait();
+            (0..3000).filter(|_| policy.try_acquire(&state, at, 1).is_ok()).count()
+        };
+        let mut resets = 0;
+        let granted: usize = thread::scope(|scope| {
+            let threads: Vec<_> = (1..THREADS).map(|_| scope.spawn(take)).collect();
+            start.wait();
+            for step in steps.into_iter().cycle().take(100) {
+                policy.change(&state, at, Change::rate(rate(step)).keep(keep)).expect("a rate alone fits");
+                resets += usize::from(keep == Keep::Reset);
+                thread::yield_now();
+            }
+            threads.into_iter().filter_map(|thread| thread.join().ok()).sum()
+        });
+        assert!(granted <= 100 * (1 + resets), "round {round}: {granted} with {resets} resets");
+    }
+}
+
+#[test]
+fn windows_that_change_grant_no_more_than_their_largest_limit_among_threads() {
+    counts_on_among_threads(FixedWindow::new);
+    counts_on_among_threads(|rate| FixedWindow::new(rate).from_first_grant());
+    counts_on_among_threads(SlidingEstimate::new);
+    counts_on_among_threads(|rate| SlidingWindow::new(rate, 7));
 }
 
 /// In no aligned window more than the limit, as far as the readings tell which window it was.

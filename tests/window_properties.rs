@@ -116,13 +116,13 @@ struct Fixed {
 }
 
 impl Rule for Fixed {
-    /// The window of a time: the newest one that has any grants, if that is later.
-    fn noted(&self, grants: &[Grant], terms: Terms, _reached: i128, at: i128) -> i128 {
+    /// The window of a time: the newest one that was reached, if that is later.
+    fn noted(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128) -> i128 {
         let newest = grants.iter().map(|grant| grant.at).max();
         match (self.phase, newest) {
-            (Some(phase), newest) => stretch(at, terms.length.into(), phase).max(newest.unwrap_or(i128::MIN)),
+            (Some(phase), _) => stretch(at, terms.length.into(), phase).max(reached),
             (None, Some(newest)) if at < newest + i128::from(terms.length) => newest,
-            (None, _) => at,
+            (None, _) => at.max(reached),
         }
     }
 
@@ -136,7 +136,7 @@ impl Rule for Fixed {
             Some(phase) => stretch(at, change.new.length.into(), phase),
             None => self.noted(&grants, change.old, reached, at),
         };
-        (change.carried(window, sum(&grants)).into_iter().collect(), reached)
+        (change.carried(window, sum(&grants)).into_iter().collect(), window)
     }
 }
 

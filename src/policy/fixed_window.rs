@@ -10,8 +10,13 @@
 //!
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
-//! | 64..128 | beginning of the window | ns | a clock that goes back stays in the window that was reached |
-//! | 0..64 | permits used in it | | at most the limit, or an old limit that was higher, unless there were debits |
+//! | 127 | closed, while a change is at work | | see `policy/closable.rs` |
+//! | 111..127 | turn | changes | wraps |
+//! | 49..111 | time of the last grant; in a window from the first grant, of that grant | ns | never goes back |
+//! | 0..49 | permits used in the window of that time | | at most the limit, or an old limit that was higher, unless there were debits |
+//!
+//! Every operation acts as of its clock reading or as of the time in the word, whichever is later. The beginning of the window
+//! would not do: a window that becomes shorter while it is open may begin between an older reading and the last grant.
 //!
 //! # Invariant
 //!
@@ -20,23 +25,20 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`. A change publishes a longer window before it converts the word, and a shorter one after it.
-//! Who sees the word in a longer window also sees that window, and so takes none to be over that is not.
+//! One word, which is closed while the window changes: see `policy/closable.rs`.
 //!
 //! # Source
 //!
 //! The counter of many services; Redis documentation, `INCR`, "Pattern: rate limiter". Anchored at the first grant: tower's `RateLimit`.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::cell::{Cell, convert, update};
+use crate::policy::closable::ClosableWord;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
-use crate::sync::AtomicU128;
 
 /// At most so many permits in each period of time, counted from zero when the next one begins.
 ///
@@ -84,14 +86,14 @@ pub struct FixedWindow {
 /// The state of one [`FixedWindow`]: two numbers in one word.
 #[derive(Debug)]
 pub struct FixedState {
-    word: AtomicU128,
+    pub(crate) word: ClosableWord<16>,
 }
 
 /// What one grant of a [`FixedWindow`] took.
 #[derive(Clone, Copy, Debug)]
 pub struct FixedCharge {
-    /// The beginning of the window in which it was counted.
-    beginning: Stamp,
+    /// The time in the state word after the grant.
+    time: Stamp,
     /// Of the window's terms: after a change it is not known whether it still counts, and then it is not given back.
     version: u64,
     n: u32,
@@ -100,22 +102,27 @@ pub struct FixedCharge {
 /// The two numbers of the state word.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Word {
-    beginning: Stamp,
+    time: Stamp,
     used: u64,
 }
 
-/// A count that debits do not exceed, as high as no limit is.
-const MOST_OWED: u64 = 1 << 63;
+/// The bits of the permits used.
+const USED: u32 = 49;
+
+/// A count that debits do not exceed, higher than any limit.
+const MOST_OWED: u64 = 1 << (USED - 1);
 
 impl Word {
-    fn decode(bits: u128) -> Word {
-        // The two halves.
+    #[inline]
+    fn decode(content: u128) -> Word {
+        // The two parts.
         #[allow(clippy::cast_possible_truncation)]
-        Word { beginning: (bits >> 64) as u64, used: bits as u64 }
+        Word { time: (content >> USED) as u64, used: content as u64 & ((1 << USED) - 1) }
     }
 
+    #[inline]
     fn encode(self) -> u128 {
-        u128::from(self.beginning) << 64 | u128::from(self.used)
+        u128::from(self.time) << USED | u128::from(self.used)
     }
 }
 
@@ -162,43 +169,44 @@ impl FixedWindow {
     /// The window that is open at a time, as it would be written.
     #[inline]
     fn open(&self, word: Word, at: Stamp, window: &Window) -> Word {
+        let now = at.max(word.time);
         if self.from_first_grant {
-            let over = |length| word.used == 0 || at >= word.beginning.saturating_add(length);
-            // Read again: it may have become longer since.
-            let over = over(window.length) && over(self.window.get().length);
-            return if over { Word { beginning: at, used: 0 } } else { word };
+            let over = word.used == 0 || now >= word.time.saturating_add(window.length);
+            return if over { Word { time: now, used: 0 } } else { word };
         }
-        if at.wrapping_sub(word.beginning) < window.length && word.used > 0 {
-            // The same window: no need to divide.
-            return word;
-        }
-        let beginning = self.window.get().beginning(at);
-        if beginning > word.beginning || word.used == 0 { Word { beginning, used: 0 } } else { word }
+        let used = if word.time >= window.beginning(now) { word.used } else { 0 };
+        Word { time: now, used }
     }
 
-    /// Makes the word say in a new window what it says in the old one.
-    pub(crate) fn convert(&self, state: &FixedState, now: Stamp, old: &Window, new: &Window, keep: Keep) {
-        let open = |word: Word| match now.checked_sub(word.beginning) {
-            Some(since) if since >= old.length || word.used == 0 => {
-                let beginning = if self.from_first_grant { now } else { old.beginning(now) };
-                Word { beginning, used: 0 }
-            }
-            _ => word,
-        };
-        let Ok(()) = convert(&state.word, |bits| {
-            let word = open(Word::decode(bits));
-            let used = old.carried_over(word.used, new, keep);
-            let beginning = match self.from_first_grant {
-                true => word.beginning,
-                false => new.beginning(now),
-            };
-            Ok::<_, Infallible>((Word { beginning, used }.encode(), ()))
-        });
+    /// The beginning of the window that a word counts.
+    fn beginning(&self, word: Word, window: &Window) -> Stamp {
+        if self.from_first_grant { word.time } else { window.beginning(word.time) }
     }
-}
 
-fn replace(state: &FixedState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
+    fn end(&self, word: Word, window: &Window) -> Stamp {
+        self.beginning(word, window).saturating_add(window.length)
+    }
+
+    /// The word that says in a new window what a word says in the old one.
+    pub(crate) fn converted(&self, content: u128, at: Stamp, old: &Window, new: &Window, keep: Keep) -> u128 {
+        let word = self.open(Word::decode(content), at, old);
+        Word { used: old.carried_over(word.used, new, keep), ..word }.encode()
+    }
+
+    /// Looks at the window that is open at a time, when no change is at work.
+    fn look<R>(&self, state: &FixedState, at: Nanos, look: impl Fn(Word, &Window) -> R) -> R {
+        let wait = || self.window.wait();
+        state.word.look(wait, |content| {
+            let window = self.window.get();
+            look(self.open(Word::decode(content), stamp(at), &window), &window)
+        })
+    }
+
+    /// Replaces the word by what `new` makes of it, when no change is at work.
+    fn update(&self, state: &FixedState, new: impl Fn(Word) -> Word) {
+        let wait = || self.window.wait();
+        state.word.update(wait, |content| new(Word::decode(content)).encode());
+    }
 }
 
 impl Policy for FixedWindow {
@@ -206,25 +214,26 @@ impl Policy for FixedWindow {
     type Charge = FixedCharge;
 
     fn start(&self, _now: Nanos) -> FixedState {
-        FixedState { word: AtomicU128::new(0) }
+        FixedState { word: ClosableWord::new(0) }
     }
 
     #[inline]
     fn try_acquire(&self, state: &FixedState, at: Nanos, n: u32) -> Result<FixedCharge, Refusal> {
-        let (window, version, now) = (self.window.quick(), self.window.version(), stamp(at));
-        window.check(n)?;
-        if window.unlimited {
-            return Ok(FixedCharge { beginning: 0, version: 0, n: 0 });
-        }
-        update(&state.word, |bits| {
-            let Word { beginning, used } = self.open(Word::decode(bits), now, &window);
-            let after = used + u64::from(n);
-            if after > u64::from(window.limit) {
-                return Err(beginning.saturating_add(window.length));
+        let now = stamp(at);
+        state.word.request(at, |content| {
+            let (window, version) = self.window.get_with_version();
+            window.check(n)?;
+            if window.unlimited {
+                return Ok((content, FixedCharge { time: 0, version, n: 0 }));
             }
-            Ok((Word { beginning, used: after }.encode(), FixedCharge { beginning, version, n }))
+            let word = self.open(Word::decode(content), now, &window);
+            let used = word.used + u64::from(n);
+            if used > u64::from(window.limit) {
+                let due = if window.limit == 0 { Nanos::MAX } else { time_of(self.end(word, &window)) };
+                return Err(limited(due, at));
+            }
+            Ok((Word { used, ..word }.encode(), FixedCharge { time: word.time, version, n }))
         })
-        .map_err(|due| limited(if window.limit == 0 { Nanos::MAX } else { time_of(due) }, at))
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
@@ -236,23 +245,22 @@ impl Policy for FixedWindow {
     }
 
     fn ready_at(&self, state: &FixedState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        let window = self.window.get();
-        if window.unlimited || n == 0 {
-            return at;
-        }
-        let limit = u64::from(window.limit);
-        if u64::from(n) > limit {
-            return Nanos::MAX;
-        }
-        let Word { beginning, used } = self.open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
-        let free = limit.saturating_sub(used);
-        match ahead.saturating_add(u64::from(n)).checked_sub(free) {
-            None | Some(0) => at,
-            Some(rest) => {
-                let windows = rest.div_ceil(limit);
-                time_of(beginning.saturating_add(window.length.saturating_mul(windows)))
+        self.look(state, at, |word, window| {
+            let limit = u64::from(window.limit);
+            if window.unlimited || n == 0 {
+                return at;
             }
-        }
+            if u64::from(n) > limit {
+                return Nanos::MAX;
+            }
+            match ahead.saturating_add(u64::from(n)).checked_sub(limit.saturating_sub(word.used)) {
+                None | Some(0) => at,
+                Some(rest) => {
+                    let later = window.length.saturating_mul(rest.div_ceil(limit) - 1);
+                    time_of(self.end(word, window).saturating_add(later))
+                }
+            }
+        })
     }
 
     /// Single permits fill a window to its last place, and larger requests may not.
@@ -261,12 +269,11 @@ impl Policy for FixedWindow {
     }
 
     fn forecast(&self, state: &FixedState, at: Nanos) -> Forecast {
-        let Word { beginning, used } = Word::decode(Cell::load(&state.word));
-        Forecast::with(at, [beginning, used, 0])
+        self.look(state, at, |word, _| Forecast::with(at, [word.time, word.used, 0]))
     }
 
     fn foresee(&self, _state: &FixedState, forecast: &mut Forecast, n: u32) -> Nanos {
-        let (window, [beginning, used, _]) = (self.window.get(), forecast.numbers);
+        let (window, [time, used, _]) = (self.window.get(), forecast.numbers);
         if window.unlimited {
             return forecast.at;
         }
@@ -275,35 +282,38 @@ impl Policy for FixedWindow {
         }
         let fits = |word: &Word| word.used.saturating_add(u64::from(n)) <= u64::from(window.limit);
         let mut at = forecast.at;
-        let mut word = self.open(Word { beginning, used }, stamp(at), &window);
+        let mut word = self.open(Word { time, used }, stamp(at), &window);
         if !fits(&word) {
-            at = time_of(word.beginning.saturating_add(window.length)).max(at);
+            at = time_of(self.end(word, &window)).max(at);
             word = self.open(word, stamp(at), &window);
             if at == Nanos::MAX || !fits(&word) {
                 return Nanos::MAX;
             }
         }
         forecast.at = at;
-        forecast.numbers = [word.beginning, word.used + u64::from(n), 0];
+        forecast.numbers = [word.time, word.used + u64::from(n), 0];
         at
     }
 
     fn foresee_many(&self, _state: &FixedState, forecast: &mut Forecast, crowd: &Crowd) {
-        let (window, [beginning, used, _]) = (self.window.get(), forecast.numbers);
+        let (window, [time, used, _]) = (self.window.get(), forecast.numbers);
         if window.unlimited || crowd.requests == 0 {
             return;
         }
-        let word = self.open(Word { beginning, used }, stamp(forecast.at), &window);
+        let word = self.open(Word { time, used }, stamp(forecast.at), &window);
         let spans = crowd.spans(window.limit.into()).saturating_mul(window.length);
         // The last window as if it were full.
-        let beginning = word.beginning.saturating_add(spans);
+        let beginning = self.beginning(word, &window).saturating_add(spans);
         forecast.at = time_of(beginning).max(forecast.at);
         forecast.numbers = [beginning, window.limit.into(), 0];
     }
 
     fn undo(&self, state: &FixedState, _at: Nanos, charge: FixedCharge, _most: u64) -> u64 {
-        replace(state, |word| {
-            match word.beginning == charge.beginning && charge.version == self.window.version() {
+        self.update(state, |word| {
+            let (window, version) = self.window.get_with_version();
+            let charged = Word { time: charge.time, used: 0 };
+            let same = self.beginning(word, &window) == self.beginning(charged, &window);
+            match same && version == charge.version {
                 true => Word { used: word.used.saturating_sub(u64::from(charge.n)), ..word },
                 false => word,
             }
@@ -312,9 +322,8 @@ impl Policy for FixedWindow {
     }
 
     fn refund(&self, state: &FixedState, at: Nanos, n: u32) -> u64 {
-        let window = self.window.get();
-        replace(state, |word| {
-            let word = self.open(word, stamp(at), &window);
+        self.update(state, |word| {
+            let word = self.open(word, stamp(at), &self.window.get());
             Word { used: word.used.saturating_sub(u64::from(n)), ..word }
         });
         u64::MAX
@@ -325,11 +334,14 @@ impl Policy for FixedWindow {
     }
 
     fn debit(&self, state: &FixedState, at: Nanos, n: u32) {
-        let window = self.window.get();
-        if window.unlimited || n == 0 {
+        if n == 0 {
             return;
         }
-        replace(state, |word| {
+        self.update(state, |word| {
+            let window = self.window.get();
+            if window.unlimited {
+                return word;
+            }
             let word = self.open(word, stamp(at), &window);
             Word { used: (word.used + u64::from(n)).min(MOST_OWED), ..word }
         });
@@ -337,14 +349,10 @@ impl Policy for FixedWindow {
 
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
-        let rate = change.rate.unwrap_or(self.rate());
-        let (old, new) = (self.window.get(), self.window.with(rate));
-        // A longer window is published first, and a shorter one last, so that nobody takes a window to be over that is not.
-        if new.length > old.length {
-            self.window.set(rate);
-        }
-        self.convert(state, stamp(at), &old, &new, change.keep.unwrap_or(Keep::Count));
-        self.window.set(rate);
+        let keep = change.keep.unwrap_or(Keep::Count);
+        self.window.change(&state.word, change.rate, |content, old, new| {
+            self.converted(content, stamp(at), old, new, keep)
+        });
         Ok(u64::MAX)
     }
 
@@ -353,14 +361,14 @@ impl Policy for FixedWindow {
     }
 
     fn status(&self, state: &FixedState, at: Nanos) -> PolicyStatus {
-        let window = self.window.get();
-        if window.unlimited {
-            return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
-        }
-        let word = self.open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
-        let limit = u64::from(window.limit);
-        let full_at = if word.used == 0 { at } else { time_of(word.beginning.saturating_add(window.length)) };
-        PolicyStatus { limit, available: limit.saturating_sub(word.used), full_at }
+        self.look(state, at, |word, window| {
+            if window.unlimited {
+                return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
+            }
+            let limit = u64::from(window.limit);
+            let full_at = if word.used == 0 { at } else { time_of(self.end(word, window)) };
+            PolicyStatus { limit, available: limit.saturating_sub(word.used), full_at }
+        })
     }
 
     fn catches_up(&self) -> bool {

@@ -38,6 +38,7 @@ mod blocked;
 mod bucket;
 pub(crate) mod cell;
 mod change;
+pub(crate) mod closable;
 mod config;
 mod current_rate;
 mod fixed_window;

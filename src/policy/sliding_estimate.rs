@@ -12,9 +12,13 @@
 //!
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
-//! | 64..128 | beginning of the window | ns | a clock that goes back stays in the window that was reached, at its beginning |
-//! | 32..64 | permits used in the window before | | at most `u32::MAX` |
-//! | 0..32 | permits used in this one | | at most `u32::MAX` |
+//! | 127 | closed, while a change is at work | | see `policy/closable.rs` |
+//! | 126 | turn | changes | wraps |
+//! | 64..126 | time of the last grant | ns | never goes back |
+//! | 32..64 | permits used in the window before that of this time | | at most `u32::MAX` |
+//! | 0..32 | permits used in the window of this time | | at most `u32::MAX` |
+//!
+//! Every operation acts as of its clock reading or as of the time in the word, whichever is later.
 //!
 //! # Invariant
 //!
@@ -24,23 +28,21 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`. Changes are ordered as those of the [fixed window](super::FixedWindow).
+//! One word, which is closed while the window changes: see `policy/closable.rs`.
 //!
 //! # Source
 //!
 //! J. Desgats, "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017,
 //! <https://blog.cloudflare.com/counting-things-a-lot-of-different-things/>.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
-use crate::policy::cell::{Cell, convert, update};
+use crate::policy::closable::ClosableWord;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
-use crate::sync::AtomicU128;
 
 /// At most about so many permits in any period, estimated from two counters.
 ///
@@ -87,14 +89,14 @@ pub struct SlidingEstimate {
 /// The state of one [`SlidingEstimate`]: three numbers in one word.
 #[derive(Debug)]
 pub struct EstimateState {
-    word: AtomicU128,
+    pub(crate) word: ClosableWord<1>,
 }
 
 /// What one grant of a [`SlidingEstimate`] took.
 #[derive(Clone, Copy, Debug)]
 pub struct EstimateCharge {
-    /// The beginning of the window in which it was counted.
-    beginning: Stamp,
+    /// The time in the state word after the grant.
+    time: Stamp,
     /// Of the window's terms: after a change it is not known whether it still counts, and then it is not given back.
     version: u64,
     n: u32,
@@ -103,20 +105,22 @@ pub struct EstimateCharge {
 /// The three numbers of the state word.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Word {
-    beginning: Stamp,
+    time: Stamp,
     before: u32,
     used: u32,
 }
 
 impl Word {
-    fn decode(bits: u128) -> Word {
+    #[inline]
+    fn decode(content: u128) -> Word {
         // The parts.
         #[allow(clippy::cast_possible_truncation)]
-        Word { beginning: (bits >> 64) as u64, before: (bits >> 32) as u32, used: bits as u32 }
+        Word { time: (content >> 64) as u64, before: (content >> 32) as u32, used: content as u32 }
     }
 
+    #[inline]
     fn encode(self) -> u128 {
-        u128::from(self.beginning) << 64 | u128::from(self.before) << 32 | u128::from(self.used)
+        u128::from(self.time) << 64 | u128::from(self.before) << 32 | u128::from(self.used)
     }
 }
 
@@ -151,34 +155,42 @@ impl SlidingEstimate {
         SlidingEstimate { window: self.window.at_wall_clock(offset) }
     }
 
-    /// The window that is open at a time, as it would be written, and how much of it has passed.
+    /// The window that is open at a time, as it would be written, and its beginning.
     #[inline]
-    fn open(word: Word, at: Stamp, window: &Window) -> (Word, u64) {
-        if at.wrapping_sub(word.beginning) < window.length {
-            // The same window: no need to divide.
-            return (word, at - word.beginning);
-        }
-        let beginning = window.beginning(at);
-        if beginning < word.beginning {
-            return (word, 0);
-        }
-        let word = match beginning - word.beginning {
-            0 => word,
-            // The next one.
-            gap if gap <= window.length => Word { beginning, before: word.used, used: 0 },
-            _ => Word { beginning, before: 0, used: 0 },
+    fn open(word: Word, at: Stamp, window: &Window) -> (Word, Stamp) {
+        let now = at.max(word.time);
+        let beginning = window.beginning(now);
+        let word = if word.time >= beginning {
+            Word { time: now, ..word }
+        } else if word.time >= beginning.saturating_sub(window.length) {
+            Word { time: now, before: word.used, used: 0 }
+        } else {
+            Word { time: now, before: 0, used: 0 }
         };
-        (word, at - beginning)
+        (word, beginning)
     }
 
-    /// Makes the word say in a new window what it says in the old one.
-    pub(crate) fn convert(state: &EstimateState, now: Stamp, old: &Window, new: &Window, keep: Keep) {
+    /// The word that says in a new window what a word says in the old one.
+    pub(crate) fn converted(content: u128, at: Stamp, old: &Window, new: &Window, keep: Keep) -> u128 {
         let carried = |count: u32| small(old.carried_over(u64::from(count), new, keep));
-        let Ok(()) = convert(&state.word, |bits| {
-            let (word, _) = Self::open(Word::decode(bits), now, old);
-            let (before, used) = (carried(word.before), carried(word.used));
-            Ok::<_, Infallible>((Word { beginning: new.beginning(now), before, used }.encode(), ()))
-        });
+        let (word, _) = Self::open(Word::decode(content), at, old);
+        Word { before: carried(word.before), used: carried(word.used), ..word }.encode()
+    }
+
+    /// Looks at the window that is open at a time, and its beginning, when no change is at work.
+    fn look<R>(&self, state: &EstimateState, at: Nanos, look: impl Fn(Word, Stamp, &Window) -> R) -> R {
+        let wait = || self.window.wait();
+        state.word.look(wait, |content| {
+            let window = self.window.get();
+            let (word, beginning) = Self::open(Word::decode(content), stamp(at), &window);
+            look(word, beginning, &window)
+        })
+    }
+
+    /// Replaces the word by what `new` makes of it, when no change is at work.
+    fn update(&self, state: &EstimateState, new: impl Fn(Word) -> Word) {
+        let wait = || self.window.wait();
+        state.word.update(wait, |content| new(Word::decode(content)).encode());
     }
 }
 
@@ -189,11 +201,14 @@ fn small(count: u64) -> u32 {
 /// For so many windows the prediction for those who wait is exact.
 const WINDOWS: usize = 64;
 
-/// Whether `n` more permits fit below the limit, so long after the beginning of the window.
-fn fits(word: Word, elapsed: u64, n: u32, window: &Window) -> bool {
-    let left = u128::from(window.length - elapsed) * u128::from(word.before);
-    let all = left + (u128::from(word.used) + u128::from(n)) * u128::from(window.length);
-    all <= u128::from(window.limit) * u128::from(window.length)
+/// Whether `n` more permits fit below the limit at the time of a word, whose window begins at a time.
+#[inline]
+fn fits(word: Word, beginning: Stamp, n: u32, window: &Window) -> bool {
+    let Some(room) = u64::from(window.limit).checked_sub(u64::from(word.used) + u64::from(n)) else {
+        return false;
+    };
+    let left = window.length - (word.time - beginning);
+    u128::from(left) * u128::from(word.before) <= u128::from(room) * u128::from(window.length)
 }
 
 /// How many single permits can still be granted before the window ends.
@@ -204,7 +219,7 @@ fn until_the_end(word: Word, window: &Window) -> u64 {
 }
 
 /// When `n` more permits fit below the limit, if nothing else is granted. `n` is at most the limit.
-fn due(word: Word, n: u64, window: &Window) -> Stamp {
+fn due(word: Word, beginning: Stamp, n: u64, window: &Window) -> Stamp {
     let (limit, length) = (u64::from(window.limit), window.length);
     // The part of the window before that may still count, so that `n` fits; in this window or in the next.
     let part = |before: u32, room: u64| match u128::from(room) * u128::from(length) {
@@ -214,15 +229,11 @@ fn due(word: Word, n: u64, window: &Window) -> Stamp {
     if let Some(room) = limit.checked_sub(u64::from(word.used) + n) {
         let part = part(word.before, room);
         if part > 0 {
-            return word.beginning.saturating_add(length - part);
+            return beginning.saturating_add(length - part);
         }
     }
     let part = part(word.used, limit - n);
-    word.beginning.saturating_add(length).saturating_add(length - part)
-}
-
-fn replace(state: &EstimateState, new: impl Fn(Word) -> Word) {
-    let Ok(()) = update(&state.word, |bits| Ok::<_, Infallible>((new(Word::decode(bits)).encode(), ())));
+    beginning.saturating_add(length).saturating_add(length - part)
 }
 
 impl Policy for SlidingEstimate {
@@ -230,32 +241,28 @@ impl Policy for SlidingEstimate {
     type Charge = EstimateCharge;
 
     fn start(&self, _now: Nanos) -> EstimateState {
-        EstimateState { word: AtomicU128::new(0) }
+        EstimateState { word: ClosableWord::new(0) }
     }
 
     #[inline]
     fn try_acquire(&self, state: &EstimateState, at: Nanos, n: u32) -> Result<EstimateCharge, Refusal> {
-        let (window, version, now) = (self.window.get(), self.window.version(), stamp(at));
-        window.check(n)?;
-        if window.unlimited {
-            return Ok(EstimateCharge { beginning: 0, version: 0, n: 0 });
-        }
-        if n > window.limit {
-            return Err(limited(Nanos::MAX, at));
-        }
-        update(&state.word, |bits| {
-            let word = Word::decode(bits);
-            // Read again where a window seems to have turned: it may have become longer since.
-            let same = now.wrapping_sub(word.beginning) < window.length;
-            let window = if same { window } else { self.window.get() };
-            let (word, elapsed) = Self::open(word, now, &window);
-            if !fits(word, elapsed, n, &window) {
-                return Err(due(word, u64::from(n), &window));
+        let now = stamp(at);
+        state.word.request(at, |content| {
+            let (window, version) = self.window.get_with_version();
+            window.check(n)?;
+            if window.unlimited {
+                return Ok((content, EstimateCharge { time: 0, version, n: 0 }));
             }
-            let charge = EstimateCharge { beginning: word.beginning, version, n };
+            if n > window.limit {
+                return Err(limited(Nanos::MAX, at));
+            }
+            let (word, beginning) = Self::open(Word::decode(content), now, &window);
+            if !fits(word, beginning, n, &window) {
+                return Err(limited(time_of(due(word, beginning, u64::from(n), &window)), at));
+            }
+            let charge = EstimateCharge { time: word.time, version, n };
             Ok((Word { used: word.used + n, ..word }.encode(), charge))
         })
-        .map_err(|due| limited(time_of(due), at))
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
@@ -267,33 +274,32 @@ impl Policy for SlidingEstimate {
     }
 
     fn ready_at(&self, state: &EstimateState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        let window = self.window.get();
-        if window.unlimited || n == 0 {
-            return at;
-        }
-        if n > window.limit {
-            return Nanos::MAX;
-        }
-        let now = stamp(at);
-        let (mut word, elapsed) = Self::open(Word::decode(Cell::load(&state.word)), now, &window);
-        if ahead == 0 && fits(word, elapsed, n, &window) {
-            return at;
-        }
-        // Window by window, as long as those ahead fill one; further on not too early.
-        let mut ahead = ahead;
-        for _ in 0..WINDOWS {
-            let taken = until_the_end(word, &window).min(ahead);
-            ahead -= taken;
-            word = Word { used: small(u64::from(word.used) + taken), ..word };
-            if ahead == 0 {
-                return time_of(due(word, u64::from(n), &window));
+        self.look(state, at, |mut word, mut beginning, window| {
+            if window.unlimited || n == 0 {
+                return at;
             }
-            word =
-                Word { beginning: word.beginning.saturating_add(window.length), before: word.used, used: 0 };
-        }
-        let mut forecast = Forecast::with(at, [word.beginning, word.before.into(), word.used.into()]);
-        self.foresee_many(state, &mut forecast, &Crowd::new(ahead, ahead, ahead, 1));
-        self.foresee(state, &mut forecast, n)
+            if n > window.limit {
+                return Nanos::MAX;
+            }
+            if ahead == 0 && fits(word, beginning, n, window) {
+                return at;
+            }
+            // Window by window, as long as those ahead fill one; further on not too early.
+            let mut ahead = ahead;
+            for _ in 0..WINDOWS {
+                let taken = until_the_end(word, window).min(ahead);
+                ahead -= taken;
+                word = Word { used: small(u64::from(word.used) + taken), ..word };
+                if ahead == 0 {
+                    return time_of(due(word, beginning, u64::from(n), window));
+                }
+                beginning = beginning.saturating_add(window.length);
+                word = Word { time: beginning, before: word.used, used: 0 };
+            }
+            let mut forecast = Forecast::with(at, [word.time, word.before.into(), word.used.into()]);
+            self.foresee_many(state, &mut forecast, &Crowd::new(ahead, ahead, ahead, 1));
+            self.foresee(state, &mut forecast, n)
+        })
     }
 
     /// Single permits fill a window to its last place, and larger requests may not.
@@ -302,12 +308,13 @@ impl Policy for SlidingEstimate {
     }
 
     fn forecast(&self, state: &EstimateState, at: Nanos) -> Forecast {
-        let Word { beginning, before, used } = Word::decode(Cell::load(&state.word));
-        Forecast::with(at, [beginning, before.into(), used.into()])
+        self.look(state, at, |word, _, _| {
+            Forecast::with(at, [word.time, word.before.into(), word.used.into()])
+        })
     }
 
     fn foresee(&self, _state: &EstimateState, forecast: &mut Forecast, n: u32) -> Nanos {
-        let (window, [beginning, before, used]) = (self.window.get(), forecast.numbers);
+        let (window, [time, before, used]) = (self.window.get(), forecast.numbers);
         if window.unlimited {
             return forecast.at;
         }
@@ -315,27 +322,27 @@ impl Policy for SlidingEstimate {
             return Nanos::MAX;
         }
         let mut at = forecast.at;
-        let word = Word { beginning, before: small(before), used: small(used) };
-        let (mut word, elapsed) = Self::open(word, stamp(at), &window);
-        if !fits(word, elapsed, n, &window) {
-            at = time_of(due(word, u64::from(n), &window)).max(at);
+        let word = Word { time, before: small(before), used: small(used) };
+        let (mut word, beginning) = Self::open(word, stamp(at), &window);
+        if !fits(word, beginning, n, &window) {
+            at = time_of(due(word, beginning, u64::from(n), &window)).max(at);
             if at == Nanos::MAX {
                 return at;
             }
             word = Self::open(word, stamp(at), &window).0;
         }
         forecast.at = at;
-        forecast.numbers = [word.beginning, word.before.into(), u64::from(word.used) + u64::from(n)];
+        forecast.numbers = [word.time, word.before.into(), u64::from(word.used) + u64::from(n)];
         at
     }
 
     fn foresee_many(&self, _state: &EstimateState, forecast: &mut Forecast, crowd: &Crowd) {
-        let (window, [beginning, before, used]) = (self.window.get(), forecast.numbers);
+        let (window, [time, before, used]) = (self.window.get(), forecast.numbers);
         if window.unlimited || crowd.requests == 0 {
             return;
         }
-        let word = Word { beginning, before: small(before), used: small(used) };
-        let (word, _) = Self::open(word, stamp(forecast.at), &window);
+        let word = Word { time, before: small(before), used: small(used) };
+        let (word, beginning) = Self::open(word, stamp(forecast.at), &window);
         // In the last nanosecond of a window this many permits of the one before still count, at most.
         let limit = window.limit;
         let rest = u64::from(limit).div_ceil(window.length);
@@ -349,30 +356,33 @@ impl Policy for SlidingEstimate {
         let owed = if word.used.max(word.before) > limit { 2 } else { 0 };
         let windows = windows.saturating_add(owed);
         // The last two windows as if they were full.
-        let beginning = word.beginning.saturating_add(windows.saturating_mul(window.length));
+        let beginning = beginning.saturating_add(windows.saturating_mul(window.length));
         let full = u64::from(limit);
         forecast.at = time_of(beginning).max(forecast.at);
         forecast.numbers = [beginning, full, full];
     }
 
     fn undo(&self, state: &EstimateState, _at: Nanos, charge: EstimateCharge, _most: u64) -> u64 {
-        if charge.version != self.window.version() {
-            return u64::MAX;
-        }
-        let length = self.window.get().length;
-        replace(state, |word| match word.beginning.checked_sub(charge.beginning) {
-            Some(0) => Word { used: word.used.saturating_sub(charge.n), ..word },
-            Some(gap) if gap == length => Word { before: word.before.saturating_sub(charge.n), ..word },
-            _ => word,
+        self.update(state, |word| {
+            let (window, version) = self.window.get_with_version();
+            if version != charge.version || charge.n == 0 {
+                return word;
+            }
+            match window.beginning(word.time).checked_sub(window.beginning(charge.time)) {
+                Some(0) => Word { used: word.used.saturating_sub(charge.n), ..word },
+                Some(gap) if gap == window.length => {
+                    Word { before: word.before.saturating_sub(charge.n), ..word }
+                }
+                _ => word,
+            }
         });
         u64::MAX
     }
 
     /// From this window first, then from the one before.
     fn refund(&self, state: &EstimateState, at: Nanos, n: u32) -> u64 {
-        let window = self.window.get();
-        replace(state, |word| {
-            let (word, _) = Self::open(word, stamp(at), &window);
+        self.update(state, |word| {
+            let (word, _) = Self::open(word, stamp(at), &self.window.get());
             let rest = n.saturating_sub(word.used);
             Word { used: word.used.saturating_sub(n), before: word.before.saturating_sub(rest), ..word }
         });
@@ -384,11 +394,14 @@ impl Policy for SlidingEstimate {
     }
 
     fn debit(&self, state: &EstimateState, at: Nanos, n: u32) {
-        let window = self.window.get();
-        if window.unlimited || n == 0 {
+        if n == 0 {
             return;
         }
-        replace(state, |word| {
+        self.update(state, |word| {
+            let window = self.window.get();
+            if window.unlimited {
+                return word;
+            }
             let (word, _) = Self::open(word, stamp(at), &window);
             Word { used: word.used.saturating_add(n), ..word }
         });
@@ -396,14 +409,10 @@ impl Policy for SlidingEstimate {
 
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
-        let rate = change.rate.unwrap_or(self.rate());
-        let (old, new) = (self.window.get(), self.window.with(rate));
-        // A longer window is published first, and a shorter one last, so that nobody takes a window to be over that is not.
-        if new.length > old.length {
-            self.window.set(rate);
-        }
-        Self::convert(state, stamp(at), &old, &new, change.keep.unwrap_or(Keep::Count));
-        self.window.set(rate);
+        let keep = change.keep.unwrap_or(Keep::Count);
+        self.window.change(&state.word, change.rate, |content, old, new| {
+            Self::converted(content, stamp(at), old, new, keep)
+        });
         Ok(u64::MAX)
     }
 
@@ -412,22 +421,22 @@ impl Policy for SlidingEstimate {
     }
 
     fn status(&self, state: &EstimateState, at: Nanos) -> PolicyStatus {
-        let window = self.window.get();
-        if window.unlimited {
-            return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
-        }
-        let (word, elapsed) = Self::open(Word::decode(Cell::load(&state.word)), stamp(at), &window);
-        let limit = u64::from(window.limit);
-        let left = u128::from(window.length - elapsed) * u128::from(word.before);
-        // Rounded up: a part of a permit counts as one.
-        let counted =
-            u64::try_from(left.div_ceil(u128::from(window.length))).unwrap_or(limit) + u64::from(word.used);
-        let full_at = match word {
-            Word { used: 0, before: 0, .. } => at,
-            Word { used: 0, beginning, .. } => time_of(beginning.saturating_add(window.length)),
-            Word { beginning, .. } => time_of(beginning.saturating_add(window.length.saturating_mul(2))),
-        };
-        PolicyStatus { limit, available: limit.saturating_sub(counted), full_at }
+        self.look(state, at, |word, beginning, window| {
+            if window.unlimited {
+                return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
+            }
+            let (limit, length) = (u64::from(window.limit), window.length);
+            let left = u128::from(length - (word.time - beginning)) * u128::from(word.before);
+            // Rounded up: a part of a permit counts as one.
+            let before = u64::try_from(left.div_ceil(u128::from(length))).unwrap_or(limit);
+            let counted = before + u64::from(word.used);
+            let full_at = match word {
+                Word { used: 0, before: 0, .. } => at,
+                Word { used: 0, .. } => time_of(beginning.saturating_add(length)),
+                _ => time_of(beginning.saturating_add(length.saturating_mul(2))),
+            };
+            PolicyStatus { limit, available: limit.saturating_sub(counted), full_at }
+        })
     }
 
     fn catches_up(&self) -> bool {

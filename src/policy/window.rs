@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::Keep;
+use crate::policy::closable::ClosableWord;
 use crate::policy::published::Published;
 use crate::rate::Rate;
-use crate::sync::{AtomicU64, Ordering};
 
 /// The time zero, as a stamp. What lies before it is room for a window that began before the clock did.
 const ORIGIN: u64 = 1 << 60;
@@ -40,6 +40,8 @@ pub(crate) struct Window {
     pub(crate) piece: u64,
     /// What a stamp lacks to be a whole number of pieces where one begins.
     pub(crate) shift: u64,
+    /// How many pieces there are in 2^64 ns, rounded down: a product with it is cheaper than a division by the piece.
+    pub(crate) reciprocal: u64,
 }
 
 impl Window {
@@ -52,19 +54,28 @@ impl Window {
         // At most 2^60.
         let since = anchor.rem_euclid(piece.cast_signed()).cast_unsigned();
         let shift = (piece - ORIGIN % piece + since) % piece;
-        Window { limit, unlimited, length, piece, shift }
+        Window { limit, unlimited, length, piece, shift, reciprocal: u64::MAX / piece }
     }
 
     #[inline]
-    fn from_words(limit: u64, length: u64, piece: u64, shift: u64) -> Window {
+    fn from_words([limit, piece, shift, reciprocal, length]: [u64; 5]) -> Window {
         let unlimited = limit == u64::MAX;
-        Window { limit: u32::try_from(limit).unwrap_or(u32::MAX), unlimited, length, piece, shift }
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        Window { limit, unlimited, length, piece, shift, reciprocal }
     }
 
     /// The beginning of the piece in which a time lies.
     #[inline]
     pub(crate) fn beginning(&self, at: Stamp) -> Stamp {
-        at - (at + self.shift) % self.piece
+        // Below 2^63 for the stamp of a time, so that the product is too small by less than one. A forecast may be later than any.
+        let shifted = at.saturating_add(self.shift);
+        let product = u128::from(shifted) * u128::from(self.reciprocal);
+        // The upper half.
+        #[allow(clippy::cast_possible_truncation)]
+        let pieces = (product >> 64) as u64;
+        let since = shifted - pieces * self.piece;
+        // Only a time before all windows is earlier than that.
+        at.saturating_sub(if since >= self.piece { since - self.piece } else { since })
     }
 
     /// The number of the piece that begins at a time: each has one more than the last.
@@ -108,11 +119,9 @@ pub(crate) fn nanos_between(earlier: Duration, later: Duration) -> i64 {
 
 /// The window in force, which can be replaced at any time.
 pub(crate) struct CurrentWindow {
-    /// The limit (all bits set without one), the length, piece and shift, the longest piece of all windows before, and the rate (three
-    /// words).
-    words: Published<8>,
-    /// The limit and the length, for a decision in the window that is open.
-    hot: [AtomicU64; 2],
+    /// The limit (all bits set without one), piece, shift, reciprocal and length, the longest piece of all windows before, and the
+    /// rate (three words).
+    words: Published<9>,
     /// How many cells it is cut into.
     cells: u16,
     wall_clock: Option<Duration>,
@@ -131,8 +140,7 @@ impl CurrentWindow {
 
     fn made(rate: Rate, cells: u16, wall_clock: Option<Duration>, anchor: i64) -> CurrentWindow {
         let words = words(rate, Window::new(rate, cells, anchor), 0);
-        let hot = [words[0], words[1]].map(AtomicU64::new);
-        CurrentWindow { words: Published::new(words), hot, cells, wall_clock, anchor }
+        CurrentWindow { words: Published::new(words), cells, wall_clock, anchor }
     }
 
     /// Windows begin so long after those of Unix time.
@@ -148,22 +156,21 @@ impl CurrentWindow {
 
     #[inline]
     pub(crate) fn get(&self) -> Window {
-        let [limit, length, piece, shift] = self.words.read(0);
-        Window::from_words(limit, length, piece, shift)
+        Window::from_words(self.words.read(0))
+    }
+
+    /// The window and its version: each change makes another.
+    #[inline]
+    pub(crate) fn get_with_version(&self) -> (Window, u64) {
+        let (words, version) = self.words.read_with_version(0);
+        (Window::from_words(words), version)
     }
 
     /// The window, the longest piece of all windows before it, and its version.
     #[inline]
     pub(crate) fn get_with_history(&self) -> (Window, u64, u64) {
-        let ([limit, length, piece, shift, longest], version) = self.words.read_with_version(0);
-        (Window::from_words(limit, length, piece, shift), longest, version)
-    }
-
-    /// The limit and the length alone, without waiting for each other: after a change one may be new and one old, once.
-    #[inline]
-    pub(crate) fn quick(&self) -> Window {
-        let [limit, length] = [0, 1].map(|i: usize| self.hot[i].load(Ordering::Relaxed));
-        Window::from_words(limit, length, 1, 0)
+        let ([limit, piece, shift, reciprocal, length, longest], version) = self.words.read_with_version(0);
+        (Window::from_words([limit, piece, shift, reciprocal, length]), longest, version)
     }
 
     /// The window that a new rate makes. Nothing is set yet.
@@ -176,19 +183,38 @@ impl CurrentWindow {
     }
 
     pub(crate) fn set(&self, rate: Rate) {
-        let new = || {
-            let (old, longest, _) = self.get_with_history();
-            words(rate, self.with(rate), longest.max(old.piece))
-        };
-        self.words.publish_with(new, |words| {
-            for (hot, word) in self.hot.iter().zip(words) {
-                hot.store(word, Ordering::Relaxed);
-            }
-        });
+        let writer = self.words.writer();
+        writer.publish(self.words_of(rate));
+    }
+
+    /// Replaces the window, or leaves it as it is without a rate, together with a word that is counted by it. `convert` makes the
+    /// content of the new window out of that of the old one.
+    pub(crate) fn change<const TURNS: u32>(
+        &self,
+        word: &ClosableWord<TURNS>,
+        rate: Option<Rate>,
+        convert: impl FnOnce(u128, &Window, &Window) -> u128,
+    ) {
+        let writer = self.words.writer();
+        let rate = rate.unwrap_or(self.rate());
+        let (old, new) = (self.get(), self.with(rate));
+        let content = convert(word.close(), &old, &new);
+        writer.publish(self.words_of(rate));
+        word.open(content);
+    }
+
+    /// Waits for a change that is at work.
+    pub(crate) fn wait(&self) {
+        drop(self.words.writer());
+    }
+
+    fn words_of(&self, rate: Rate) -> [u64; 9] {
+        let (old, longest, _) = self.get_with_history();
+        words(rate, self.with(rate), longest.max(old.piece))
     }
 
     pub(crate) fn rate(&self) -> Rate {
-        Rate::from_words(self.words.read(5))
+        Rate::from_words(self.words.read(6))
     }
 
     /// Which window this is: each change makes another.
@@ -201,19 +227,18 @@ impl CurrentWindow {
     }
 }
 
-fn words(rate: Rate, window: Window, longest: u64) -> [u64; 8] {
-    let Window { limit, unlimited, length, piece, shift } = window;
+fn words(rate: Rate, window: Window, longest: u64) -> [u64; 9] {
+    let Window { limit, unlimited, length, piece, shift, reciprocal } = window;
     let [digits, exponent, period] = rate.to_words();
-    [if unlimited { u64::MAX } else { limit.into() }, length, piece, shift, longest, digits, exponent, period]
+    let limit = if unlimited { u64::MAX } else { limit.into() };
+    [limit, piece, shift, reciprocal, length, longest, digits, exponent, period]
 }
 
 impl Clone for CurrentWindow {
     /// With its history, so that it knows what states were counted by: a window of no permits is as long as the one before it, and
     /// cells say of which version they are.
     fn clone(&self) -> CurrentWindow {
-        let (words, copied) = self.words.copy();
-        let hot = [copied[0], copied[1]].map(AtomicU64::new);
-        CurrentWindow { words, hot, cells: self.cells, wall_clock: self.wall_clock, anchor: self.anchor }
+        CurrentWindow { words: self.words.copy().0, ..*self }
     }
 }
 

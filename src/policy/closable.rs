@@ -1,0 +1,187 @@
+//! A word of state that is closed while the terms by which it is read are replaced. For the policies that count.
+//!
+//! # The problem
+//!
+//! A state is one word, the terms are several others, and no exchange replaces both. A request that reads a converted count by the
+//! old limit, or an old count by the new limit, takes permits that are not there. No order of publishing forbids both: whichever
+//! comes first, the thread that changes may stall in between.
+//!
+//! # Protocol
+//!
+//! | bits | name | meaning |
+//! |---|---|---|
+//! | 127 | closed | a change is at work |
+//! | the next `TURNS` | turn | the number of changes, modulo `2^TURNS` |
+//! | the others | content | what the policy counts |
+//!
+//! A change holds the lock of the terms' writer. It closes the word, converts the content, publishes the terms, and opens the
+//! word with the new content and the next turn:
+//!
+//! | word | content | terms | a request |
+//! |---|---|---|---|
+//! | open, turn *k* | old | old | takes by the old terms |
+//! | closed | old | old, or new | looks again, and is refused for the shortest time there is |
+//! | open, turn *k* + 1 | new | new | takes by the new terms |
+//!
+//! A request never blocks. It finds the word closed for the few stores that a change takes, and looks at it [`LOOKS`] times. If the
+//! word is still closed, the thread that changes was taken off its processor; then the request is refused and told to try
+//! again a nanosecond later. An operation that cannot be refused, such as a refund, waits for the writer's lock. In a limiter it
+//! never has to, since the limiter's own operations of this kind and its changes hold the lock of the queue.
+//!
+//! # Memory ordering
+//!
+//! | operation | ordering | pairs with | why |
+//! |---|---|---|---|
+//! | 1 close: exchange | Relaxed | | the stores of 2 publish it |
+//! | 2 the terms are stored | Release | 5 | a request that reads a new term comes after 1 |
+//! | 3 open: store | Release | 4 | a request that reads the new content reads the new terms |
+//! | 4 load of the word, failed exchange | Acquire | 3 | as above |
+//! | 5 load of the terms, always after 4 | Acquire | 2 | as above |
+//! | 6 take: exchange | Relaxed, unless the policy says otherwise | | reads the newest word, or fails |
+//!
+//! **Why enough.** The bad executions are a new content by old terms, and an old content by new terms. The first: the request has
+//! loaded the new content in 4, so it comes after 3 and thus after 2, and loads the new terms in 5, or newer ones. The second:
+//! the request has loaded a new term in 5, so it comes after 1, and its exchange in 6 does not find the open word of turn *k*
+//! any more. **Why not more.** A taker publishes nothing, and its exchange carries on what 3 published, since it reads and writes
+//! in one.
+//!
+//! **What is left.** A request that stalls between 4 and 6 for a multiple of `2^TURNS` changes, and then finds the word as it was to
+//! the last bit, takes by the terms that it has read. A *refusal* is not checked again: one that overlaps with a change may have
+//! mixed both terms, and tell a time that neither of them has.
+//!
+//! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; and by `tests/policy_stress.rs`.
+
+use std::fmt;
+
+use crate::error::Refusal;
+use crate::nanos::Nanos;
+use crate::policy::cell::Cell;
+use crate::policy::limited;
+use crate::sync::{AtomicU128, LOOKS, Ordering, spin_loop};
+
+pub(crate) struct ClosableWord<const TURNS: u32>(AtomicU128);
+
+const CLOSED: u128 = 1 << 127;
+
+/// A word that was open when it was loaded.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen<const TURNS: u32>(u128);
+
+impl<const TURNS: u32> Seen<TURNS> {
+    #[inline]
+    pub(crate) fn content(self) -> u128 {
+        self.0 & ClosableWord::<TURNS>::CONTENT
+    }
+}
+
+impl<const TURNS: u32> ClosableWord<TURNS> {
+    const CONTENT: u128 = (1 << (127 - TURNS)) - 1;
+
+    pub(crate) fn new(content: u128) -> Self {
+        ClosableWord(AtomicU128::new(content & Self::CONTENT))
+    }
+
+    /// The word if it is open, or becomes so soon.
+    #[inline]
+    pub(crate) fn load(&self) -> Option<Seen<TURNS>> {
+        let bits = Cell::load(&self.0);
+        if bits & CLOSED == 0 { Some(Seen(bits)) } else { self.look_again() }
+    }
+
+    /// Nearly always terms are replaced within so many looks.
+    #[cold]
+    fn look_again(&self) -> Option<Seen<TURNS>> {
+        for _ in 0..LOOKS {
+            let bits = Cell::load(&self.0);
+            if bits & CLOSED == 0 {
+                return Some(Seen(bits));
+            }
+            spin_loop();
+        }
+        None
+    }
+
+    /// Replaces the content, if the word is still the one that was seen. May fail for no reason.
+    #[inline]
+    pub(crate) fn replace(&self, seen: Seen<TURNS>, content: u128, success: Ordering) -> bool {
+        let bits = (seen.0 & !Self::CONTENT) | (content & Self::CONTENT);
+        self.0.exchange(seen.0, bits, success).is_ok()
+    }
+
+    /// Applies the step of a request until it is applied to the newest content. The step reads the terms itself. A refusal writes
+    /// nothing.
+    #[inline]
+    pub(crate) fn request<R>(
+        &self,
+        at: Nanos,
+        step: impl Fn(u128) -> Result<(u128, R), Refusal>,
+    ) -> Result<R, Refusal> {
+        loop {
+            let Some(seen) = self.load() else { return Err(refused_as_closed(at)) };
+            let (content, result) = step(seen.content())?;
+            if self.replace(seen, content, Ordering::Relaxed) {
+                return Ok(result);
+            }
+        }
+    }
+
+    /// The word, for an operation that can wait until it is open: `wait` waits for the thread that changes.
+    pub(crate) fn settled(&self, wait: impl Fn()) -> Seen<TURNS> {
+        loop {
+            if let Some(seen) = self.load() {
+                return seen;
+            }
+            wait();
+        }
+    }
+
+    /// Applies a step that cannot be refused to the newest content, when the word is open.
+    pub(crate) fn update(&self, wait: impl Fn(), step: impl Fn(u128) -> u128) {
+        loop {
+            let seen = self.settled(&wait);
+            if self.replace(seen, step(seen.content()), Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+
+    /// Looks at the content, when the word is open, by terms that belong to it.
+    pub(crate) fn look<R>(&self, wait: impl Fn(), look: impl Fn(u128) -> R) -> R {
+        loop {
+            let seen = self.settled(&wait);
+            let result = look(seen.content());
+            // The terms may have been replaced meanwhile. Permits that were taken meanwhile do not matter.
+            if (Cell::load(&self.0) ^ seen.0) & !Self::CONTENT == 0 {
+                return result;
+            }
+        }
+    }
+
+    /// Closes the word. The caller holds the lock of the terms' writer. Returns the content.
+    pub(crate) fn close(&self) -> u128 {
+        let mut bits = Cell::load(&self.0);
+        while let Err(newer) = self.0.exchange(bits, bits | CLOSED, Ordering::Relaxed) {
+            bits = newer;
+        }
+        bits & Self::CONTENT
+    }
+
+    /// Opens the word with another content. The caller has closed it, and has published the terms of the content.
+    pub(crate) fn open(&self, content: u128) {
+        // No other thread writes a closed word.
+        let turn = (Cell::load(&self.0) & !CLOSED & !Self::CONTENT).wrapping_add(Self::CONTENT + 1);
+        self.0.store(turn & !CLOSED | content & Self::CONTENT, Ordering::Release);
+    }
+}
+
+/// The answer while a change stalls: it may be over at once.
+#[cold]
+pub(crate) fn refused_as_closed(at: Nanos) -> Refusal {
+    limited(at.saturating_add(Nanos::new(1)), at)
+}
+
+impl<const TURNS: u32> fmt::Debug for ClosableWord<TURNS> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", Cell::load(&self.0))
+    }
+}
