@@ -45,7 +45,7 @@
 //! | [`TokenBucket`] | `burst + rate * d` | one of 64 bits | for a burst and then a rate, as most APIs allow it |
 //! | [`LeakyBucket`] | `1 + undelayed + rate * d` | one of 64 bits | for a constant outflow, with a bounded queue |
 //! | [`FixedWindow`] | `limit * (d / window + 2)` | one of 128 bits | for a service that counts by the minute or the day |
-//! | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window | two | for nearly any span, in little memory |
+//! | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window | one of 128 bits | for nearly any span, in little memory |
 //! | [`SlidingEstimate`] | `2 * limit - 1` in a window | one of 128 bits | for about any span, in least memory |
 //! | [`SlidingLog`] | `limit` in any window, exactly | one of 128 bits and a store | where nothing more may pass, ever |
 //! | [`CountingLimit`] | so many at the same time | a fair semaphore | for calls in flight; also with a rate |

@@ -158,14 +158,13 @@ impl Cells {
 }
 
 impl Rule for Cells {
-    /// If the clock went back, and the cell is in use by a later one: there.
+    /// If the clock went back: in the cell that was reached.
     fn noted(&self, _grants: &[Grant], terms: Terms, reached: i128, at: i128) -> i128 {
-        let cell = stretch(at, self.length(terms), self.phase);
-        if reached - cell >= self.span(terms) { reached } else { cell }
+        stretch(at, self.length(terms), self.phase).max(reached)
     }
 
-    fn counts(&self, _grants: &[Grant], terms: Terms, _reached: i128, at: i128, grant: &Grant) -> bool {
-        grant.at + self.span(terms) > stretch(at, self.length(terms), self.phase)
+    fn counts(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128, grant: &Grant) -> bool {
+        grant.at + self.span(terms) > self.noted(grants, terms, reached, at)
     }
 
     /// Each cell is in the one in which its last moment lies.
@@ -513,7 +512,9 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
                 if self.attempt(n)?.is_none() {
                     return Ok(());
                 }
-                let Some((name, charge)) = self.charges.pop() else { return Ok(()) };
+                let Some((name, charge)) = self.charges.pop() else {
+                    return Ok(());
+                };
                 let unused = self.policy.unused(charge, n, used);
                 prop_assert_eq!(unused.is_some(), used < n);
                 if let Some(unused) = unused {

@@ -101,6 +101,11 @@ impl<const TURNS: u32> ClosableWord<TURNS> {
         None
     }
 
+    /// Whether the word is the one that was seen.
+    pub(crate) fn is_still(&self, seen: Seen<TURNS>) -> bool {
+        Cell::load(&self.0) == seen.0
+    }
+
     /// Replaces the content, if the word is still the one that was seen. May fail for no reason.
     #[inline]
     pub(crate) fn replace(&self, seen: Seen<TURNS>, content: u128, success: Ordering) -> bool {
@@ -117,7 +122,9 @@ impl<const TURNS: u32> ClosableWord<TURNS> {
         step: impl Fn(u128) -> Result<(u128, R), Refusal>,
     ) -> Result<R, Refusal> {
         loop {
-            let Some(seen) = self.load() else { return Err(refused_as_closed(at)) };
+            let Some(seen) = self.load() else {
+                return Err(refused_as_closed(at));
+            };
             let (content, result) = step(seen.content())?;
             if self.replace(seen, content, Ordering::Relaxed) {
                 return Ok(result);

@@ -10,7 +10,7 @@
 //! | [`TokenBucket`] | 8 bytes | the caller, before it passes | saved, up to the burst | a rate with a burst; GCRA |
 //! | [`LeakyBucket`] | 8 bytes | the caller, before it passes | not saved | a constant outflow, with a bounded queue |
 //! | [`FixedWindow`] | 16 bytes | | those of the window, until it ends | the limit of a service that counts so |
-//! | [`SlidingWindow`] | 8 bytes, and 16 for each cell | | come back as they were taken, cell by cell | nearly any span, in little memory |
+//! | [`SlidingWindow`] | 48 bytes, and 16 for each cell | | come back as they were taken, cell by cell | nearly any span, in little memory |
 //! | [`SlidingEstimate`] | 16 bytes | | come back evenly | about any span, in least memory |
 //! | [`SlidingLog`] | 8 bytes for each permit of the limit | | come back as they were taken | any span, exactly |
 //! | [`Unlimited`], [`Blocked`] | none | | | to switch a limit off, or something else |
@@ -37,6 +37,7 @@ mod any;
 mod blocked;
 mod bucket;
 pub(crate) mod cell;
+pub(crate) mod cells;
 mod change;
 pub(crate) mod closable;
 mod config;

@@ -73,11 +73,6 @@ impl<const N: usize> Published<N> {
         (Published { version: AtomicU64::new(version), slots, writer: Mutex::new(()) }, words)
     }
 
-    /// How many publications there were. Two that are the same bracket no other.
-    pub(crate) fn version(&self) -> u64 {
-        self.version.load(Ordering::Relaxed)
-    }
-
     /// Waits for other writers.
     pub(crate) fn writer(&self) -> Writer<'_, N> {
         Writer { published: self, _one: lock(&self.writer) }

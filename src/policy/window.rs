@@ -78,11 +78,6 @@ impl Window {
         at.saturating_sub(if since >= self.piece { since - self.piece } else { since })
     }
 
-    /// The number of the piece that begins at a time: each has one more than the last.
-    pub(crate) fn number(&self, beginning: Stamp) -> u64 {
-        (beginning + self.shift) / self.piece
-    }
-
     /// Whether a request of `n` can ever be granted. One permit can, some day: at another rate, if not at this one.
     #[inline]
     pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
@@ -119,9 +114,8 @@ pub(crate) fn nanos_between(earlier: Duration, later: Duration) -> i64 {
 
 /// The window in force, which can be replaced at any time.
 pub(crate) struct CurrentWindow {
-    /// The limit (all bits set without one), piece, shift, reciprocal and length, the longest piece of all windows before, and the
-    /// rate (three words).
-    words: Published<9>,
+    /// The limit (all bits set without one), piece, shift, reciprocal and length, and the rate (three words).
+    words: Published<8>,
     /// How many cells it is cut into.
     cells: u16,
     wall_clock: Option<Duration>,
@@ -139,7 +133,7 @@ impl CurrentWindow {
     }
 
     fn made(rate: Rate, cells: u16, wall_clock: Option<Duration>, anchor: i64) -> CurrentWindow {
-        let words = words(rate, Window::new(rate, cells, anchor), 0);
+        let words = words(rate, Window::new(rate, cells, anchor));
         CurrentWindow { words: Published::new(words), cells, wall_clock, anchor }
     }
 
@@ -149,7 +143,9 @@ impl CurrentWindow {
     }
 
     pub(crate) fn anchored(self, unix_time_at_zero: Duration) -> CurrentWindow {
-        let Some(offset) = self.wall_clock else { return self };
+        let Some(offset) = self.wall_clock else {
+            return self;
+        };
         let anchor = nanos_between(offset, unix_time_at_zero);
         CurrentWindow::made(self.rate(), self.cells, self.wall_clock, anchor)
     }
@@ -166,13 +162,6 @@ impl CurrentWindow {
         (Window::from_words(words), version)
     }
 
-    /// The window, the longest piece of all windows before it, and its version.
-    #[inline]
-    pub(crate) fn get_with_history(&self) -> (Window, u64, u64) {
-        let ([limit, piece, shift, reciprocal, length, longest], version) = self.words.read_with_version(0);
-        (Window::from_words([limit, piece, shift, reciprocal, length]), longest, version)
-    }
-
     /// The window that a new rate makes. Nothing is set yet.
     pub(crate) fn with(&self, rate: Rate) -> Window {
         if rate.is_zero() {
@@ -184,7 +173,7 @@ impl CurrentWindow {
 
     pub(crate) fn set(&self, rate: Rate) {
         let writer = self.words.writer();
-        writer.publish(self.words_of(rate));
+        writer.publish(words(rate, self.with(rate)));
     }
 
     /// Replaces the window, or leaves it as it is without a rate, together with a word that is counted by it. `convert` makes the
@@ -199,7 +188,7 @@ impl CurrentWindow {
         let rate = rate.unwrap_or(self.rate());
         let (old, new) = (self.get(), self.with(rate));
         let content = convert(word.close(), &old, &new);
-        writer.publish(self.words_of(rate));
+        writer.publish(words(rate, new));
         word.open(content);
     }
 
@@ -208,18 +197,8 @@ impl CurrentWindow {
         drop(self.words.writer());
     }
 
-    fn words_of(&self, rate: Rate) -> [u64; 9] {
-        let (old, longest, _) = self.get_with_history();
-        words(rate, self.with(rate), longest.max(old.piece))
-    }
-
     pub(crate) fn rate(&self) -> Rate {
-        Rate::from_words(self.words.read(6))
-    }
-
-    /// Which window this is: each change makes another.
-    pub(crate) fn version(&self) -> u64 {
-        self.words.version()
+        Rate::from_words(self.words.read(5))
     }
 
     pub(crate) fn cells(&self) -> u16 {
@@ -227,16 +206,15 @@ impl CurrentWindow {
     }
 }
 
-fn words(rate: Rate, window: Window, longest: u64) -> [u64; 9] {
+fn words(rate: Rate, window: Window) -> [u64; 8] {
     let Window { limit, unlimited, length, piece, shift, reciprocal } = window;
     let [digits, exponent, period] = rate.to_words();
     let limit = if unlimited { u64::MAX } else { limit.into() };
-    [limit, piece, shift, reciprocal, length, longest, digits, exponent, period]
+    [limit, piece, shift, reciprocal, length, digits, exponent, period]
 }
 
 impl Clone for CurrentWindow {
-    /// With its history, so that it knows what states were counted by: a window of no permits is as long as the one before it, and
-    /// cells say of which version they are.
+    /// With the version, which charges carry. A window of no permits is as long as the one before it.
     fn clone(&self) -> CurrentWindow {
         CurrentWindow { words: self.words.copy().0, ..*self }
     }

@@ -1,0 +1,461 @@
+//! The cells of a sliding window: a log of the cells in which permits were granted, with a running total.
+//!
+//! # Idea
+//!
+//! The permits of the last *k* cells are a difference of two totals: of all permits ever counted, less those counted before the
+//! oldest of these cells began. So a cell needs its beginning and the total at that time, and no count of its own. The decision
+//! takes from one word, the **head**, which has the newest total. A cell that drops out is subtracted by looking at the next
+//! one. Nothing is swept, and the totals rise from cell to cell, so that a search by halves finds the cell that has to drop out
+//! before `n` permits are free.
+//!
+//! # State
+//!
+//! | word | bits | name | at the edges |
+//! |---|---|---|---|
+//! | head, 128 bits | 127 | closed, while a change is at work | see `policy/closable.rs` |
+//! | | 65..127 | time of the last grant, in ns | never goes back |
+//! | | 64 | fresh: the cell was opened at this time, and is not entered in the ring yet | |
+//! | | 40..64 | number of the newest cell, one more for each cell that was opened | wraps |
+//! | | 0..40 | total: the permits counted | wraps; permits that count are at most 2^39 |
+//! | ring, for each cell: mark | 40..64, 0..40 | number of the cell, and the total before it | |
+//! | beginning | 0..64 | when the cell begins, in ns | |
+//! | oldest | 0..64 | number of the oldest cell that counts: a hint, checked at each use | |
+//!
+//! Cells in which nothing is granted are not opened. The ring has more places than the window has cells, so the place of a new
+//! cell is that of one that counts no more, neither in the new cell nor in the one before.
+//!
+//! # Protocol
+//!
+//! | step | operation | ordering |
+//! |---|---|---|
+//! | 1 open a cell | head: exchange; the next number, fresh, the beginning as its time | Release |
+//! | 2 enter it | its place: exchange of the beginning, then of the mark, from what was there before | Release |
+//! | 3 count | head: exchange; total plus `n`, not fresh | Release |
+//! | 4 give back in the newest cell | head: exchange; total less `n` | Release |
+//! | 5 give back in an older cell | marks: plus `n` in this cell and those before it, the newest first | Release |
+//! | all | loads | Acquire |
+//!
+//! A grant in the newest cell is step 3. The first grant in a cell makes steps 1 to 3. A thread that finds a fresh head enters
+//! the cell for the one that opened it, so a thread that stalls holds up none. A refusal is a difference of words and writes
+//! nothing.
+//!
+//! **No permit is granted twice.** A grant is one exchange of the head. It fails if anything was granted or opened since the head
+//! was loaded. The other term of the difference, the total before the oldest cell, changes by step 5 alone, which makes room.
+//! A place of the ring is taken for a newer cell only after the head has changed, so a request that reads such a place fails; a
+//! place that shows another number than the one that was looked for counts as over, and a refusal looks at the head again.
+//!
+//! **A cell is entered once.** While the head is fresh its time, number and total stay as they are, so all threads enter the same.
+//! One that stalls before an exchange of step 2 finds a newer beginning, or a newer number, and fails: neither comes again before
+//! the numbers wrap. Only across a change may a beginning come again; then a cell may be taken to begin later than it does, by
+//! less than the length of a cell, and counts for longer.
+//!
+//! **Step 5** raises the total before a cell, which lowers what counts from this cell on. Between two of its exchanges some totals
+//! are too low, so too much counts. Giving back holds a lock that no decision looks at, since two that took the permits of one cell
+//! would take them twice.
+//!
+//! **A change** holds that lock, closes the head, carries the counts over into new cells, enters them under numbers that no place
+//! has shown before, and opens the head. A request that stalls meanwhile does not find its head again.
+//!
+//! **Why the orderings suffice.** A request that loads a head sees all places that were entered before it, since each exchange of
+//! the head releases what its thread has entered or acquired. A mark is stored after its beginning, so a request that reads the
+//! number it looked for reads the beginning of this cell, or of a newer one; then the head is another, too.
+//!
+//! **Checked by** `loom-tests/sliding_window.rs`, with a twin that counts in a cell before it enters it; by `loom-tests/change.rs`,
+//! with a twin that does not close the head; and by `tests/policy_stress.rs`. Loom has no 128-bit atomic, see its README, so the last
+//! paragraph rests on the argument.
+
+use crate::policy::Keep;
+use crate::policy::closable::{ClosableWord, Seen};
+use crate::policy::window::{Stamp, Window};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+
+/// The bits of a total.
+const TOTAL: u32 = 40;
+const TOTALS: u64 = (1 << TOTAL) - 1;
+/// The bits of a number.
+const NUMBERS: u64 = (1 << 24) - 1;
+
+/// Debits do not make more count than this, higher than any limit.
+const MOST_OWED: u64 = 1 << (TOTAL - 1);
+
+/// A total less an earlier one, or the permits between the two.
+fn total(total: u64) -> u64 {
+    total & TOTALS
+}
+
+/// A number of a cell, after additions and subtractions.
+fn number(number: u64) -> u64 {
+    number & NUMBERS
+}
+
+/// A cell: its number, when it begins, and the total before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Cell {
+    number: u64,
+    beginning: Stamp,
+    before: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Head {
+    pub(crate) time: Stamp,
+    pub(crate) fresh: bool,
+    pub(crate) number: u64,
+    pub(crate) total: u64,
+}
+
+impl Head {
+    #[inline]
+    pub(crate) fn decode(content: u128) -> Head {
+        // The two halves.
+        #[allow(clippy::cast_possible_truncation)]
+        let (upper, lower) = ((content >> 64) as u64, content as u64);
+        Head { time: upper >> 1, fresh: upper & 1 == 1, number: lower >> TOTAL, total: total(lower) }
+    }
+
+    #[inline]
+    pub(crate) fn encode(self) -> u128 {
+        let upper = self.time << 1 | u64::from(self.fresh);
+        u128::from(upper) << 64 | u128::from(mark(self.number, self.total))
+    }
+}
+
+#[inline]
+fn mark(number: u64, total: u64) -> u64 {
+    number << TOTAL | total
+}
+
+/// The place of a cell in the ring.
+#[derive(Debug)]
+struct Place {
+    mark: AtomicU64,
+    beginning: AtomicU64,
+}
+
+/// The state of one sliding window.
+#[derive(Debug)]
+pub(crate) struct Cells {
+    pub(crate) head: ClosableWord<0>,
+    oldest: AtomicU64,
+    ring: Box<[Place]>,
+    /// Held while permits are given back, and while the terms change.
+    giving: Mutex<()>,
+}
+
+/// How a window of so many cells looks at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    head: Head,
+    /// The time as of which it is: that of the last grant, if that is later.
+    now: Stamp,
+    /// When the cell of this time begins.
+    pub(crate) beginning: Stamp,
+    /// The length of all cells: the window's, or a little more, so that a cell is a whole number of nanoseconds.
+    pub(crate) span: u64,
+    /// The number of the oldest cell that counts, if any does.
+    oldest: u64,
+    /// The hint from which it was found.
+    hint: u64,
+    /// The total before the oldest cell that counts.
+    before: u64,
+    /// The permits that count.
+    pub(crate) sum: u64,
+}
+
+impl Cells {
+    pub(crate) fn new(cells: u16) -> Cells {
+        let places = (usize::from(cells) + 1).next_power_of_two();
+        // Number zero is entered with the time zero, at which no cell begins.
+        let place = |index: usize| {
+            let mark = if index == 0 { 0 } else { mark(NUMBERS, 0) };
+            Place { mark: AtomicU64::new(mark), beginning: AtomicU64::new(0) }
+        };
+        Cells {
+            head: ClosableWord::new(0),
+            oldest: AtomicU64::new(0),
+            ring: (0..places).map(place).collect(),
+            giving: Mutex::new(()),
+        }
+    }
+
+    #[inline]
+    fn place(&self, number: u64) -> &Place {
+        // A power of two of places, which are fewer than there are numbers.
+        #[allow(clippy::cast_possible_truncation)]
+        &self.ring[number as usize & (self.ring.len() - 1)]
+    }
+
+    /// The cell of a number, unless its place shows another one.
+    #[inline]
+    fn cell(&self, head: &Head, number: u64) -> Option<Cell> {
+        if head.fresh && number == head.number {
+            return Some(Cell { number, beginning: head.time, before: head.total });
+        }
+        let place = self.place(number);
+        let there = place.mark.load(Ordering::Acquire);
+        let beginning = place.beginning.load(Ordering::Acquire);
+        (there >> TOTAL == number).then_some(Cell { number, beginning, before: total(there) })
+    }
+
+    /// The total after the cell of a number.
+    #[inline]
+    fn after(&self, head: &Head, of: u64) -> Option<u64> {
+        if of == head.number {
+            return Some(head.total);
+        }
+        self.cell(head, number(of.wrapping_add(1))).map(|cell| cell.before)
+    }
+
+    /// How a window of so many cells looks at a time.
+    #[inline]
+    pub(crate) fn view(&self, head: Head, window: &Window, cells: u16, at: Stamp) -> View {
+        let now = at.max(head.time);
+        let (beginning, span) = (window.beginning(now), window.piece * u64::from(cells));
+        let over = beginning.saturating_sub(span);
+        let counting = |age: u64| {
+            let cell = self.cell(&head, number(head.number.wrapping_sub(age)));
+            cell.filter(|cell| cell.beginning > over)
+        };
+        let (cells, hint) = (u64::from(cells), self.oldest.load(Ordering::Relaxed));
+        let age = number(head.number.wrapping_sub(hint));
+        // Where the hint is right, the cell counts and the one before it does not.
+        let oldest = match if age < cells { counting(age) } else { None } {
+            Some(oldest) if age + 1 == cells || counting(age + 1).is_none() => Some(oldest),
+            _ => Self::search(cells, counting),
+        };
+        let (oldest, before) = oldest.map_or((hint, head.total), |cell| (cell.number, cell.before));
+        let sum = total(head.total.wrapping_sub(before));
+        View { head, now, beginning, span, oldest, hint, before, sum }
+    }
+
+    /// The oldest cell that counts, of so many: all younger ones do.
+    #[cold]
+    fn search(cells: u64, counting: impl Fn(u64) -> Option<Cell>) -> Option<Cell> {
+        let mut oldest = counting(0)?;
+        let (mut age, mut too_old) = (0, cells);
+        while too_old - age > 1 {
+            let middle = age.midpoint(too_old);
+            match counting(middle) {
+                Some(cell) => (age, oldest) = (middle, cell),
+                None => too_old = middle,
+            }
+        }
+        Some(oldest)
+    }
+
+    /// When so many of the permits that count have dropped out. `None` if the view is outdated.
+    pub(crate) fn drops_out(&self, view: &View, missing: u64) -> Option<Stamp> {
+        let of_age = |age: u64| number(view.head.number.wrapping_sub(age));
+        // Whether they have when the cell of an age drops out.
+        let enough = |age: u64| {
+            self.after(&view.head, of_age(age)).map(|after| total(after.wrapping_sub(view.before)) >= missing)
+        };
+        let oldest = number(view.head.number.wrapping_sub(view.oldest));
+        let mut age = oldest;
+        if !enough(age)? {
+            let mut too_old = oldest;
+            age = 0;
+            while too_old - age > 1 {
+                let middle = age.midpoint(too_old);
+                if enough(middle)? { age = middle } else { too_old = middle }
+            }
+        }
+        Some(self.cell(&view.head, of_age(age))?.beginning.saturating_add(view.span))
+    }
+
+    /// Whether no cell was opened, and the terms are those of the view. Otherwise places may have been reused.
+    #[inline]
+    pub(crate) fn is_current(&self, view: &View) -> bool {
+        self.head.load().is_some_and(|seen| Head::decode(seen.content()).number == view.head.number)
+    }
+
+    /// Counts `n` permits. Returns the number of their cell, or `None` if the state is another by now, or a step nearer.
+    #[inline]
+    pub(crate) fn count(&self, seen: Seen<0>, view: &View, n: u64) -> Option<u64> {
+        let head = view.head;
+        if head.fresh {
+            self.enter(seen, &head);
+        }
+        if head.time < view.beginning {
+            let number = number(head.number.wrapping_add(1));
+            let opened = Head { time: view.beginning, fresh: true, number, ..head };
+            self.head.replace(seen, opened.encode(), Ordering::Release);
+            return None;
+        }
+        let counted = Head { time: view.now, fresh: false, total: total(head.total.wrapping_add(n)), ..head };
+        if !self.head.replace(seen, counted.encode(), Ordering::Release) {
+            return None;
+        }
+        if view.oldest != view.hint {
+            self.oldest.store(view.oldest, Ordering::Relaxed);
+        }
+        Some(head.number)
+    }
+
+    /// Enters the cell of a fresh head in the ring, unless another thread has.
+    #[cold]
+    pub(crate) fn enter(&self, seen: Seen<0>, head: &Head) {
+        let place = self.place(head.number);
+        loop {
+            let beginning = place.beginning.load(Ordering::Acquire);
+            let there = place.mark.load(Ordering::Acquire);
+            // What was read is older than this cell only if the head is still fresh.
+            if there >> TOTAL == head.number || !self.head.is_still(seen) {
+                return;
+            }
+            let (release, acquire) = (Ordering::Release, Ordering::Acquire);
+            let _ = place.beginning.compare_exchange(beginning, head.time, release, acquire);
+            let _ = place.mark.compare_exchange(there, mark(head.number, head.total), release, acquire);
+        }
+    }
+
+    /// When each cell that counts drops out, and how many permits, the oldest first. `None` if the view is outdated.
+    pub(crate) fn counting(&self, view: &View) -> Option<Vec<(Stamp, u64)>> {
+        let ages = if view.sum == 0 { 0 } else { number(view.head.number.wrapping_sub(view.oldest)) + 1 };
+        let cell = |age: u64| {
+            let of = number(view.head.number.wrapping_sub(age));
+            let (cell, after) = self.cell(&view.head, of).zip(self.after(&view.head, of))?;
+            let count = total(after.wrapping_sub(cell.before));
+            Some((cell.beginning.saturating_add(view.span), count))
+        };
+        (0..ages).rev().map(cell).collect()
+    }
+
+    /// Counts `n` permits whether there is room or not. `None` if the state is another by now, or a step nearer.
+    pub(crate) fn owe(&self, seen: Seen<0>, view: &View, n: u64) -> Option<u64> {
+        self.count(seen, view, n.min(MOST_OWED.saturating_sub(view.sum)))
+    }
+
+    /// The right to give back, and to change the terms.
+    pub(crate) fn giving(&self) -> MutexGuard<'_, ()> {
+        lock(&self.giving)
+    }
+
+    /// Takes up to `n` permits out of the cell with a number and a beginning, if it is still there.
+    pub(crate) fn give_back(&self, wait: impl Fn(), of: u64, beginning: Stamp, n: u64) {
+        let _giving = self.giving();
+        loop {
+            let seen = self.head.settled(&wait);
+            let head = Head::decode(seen.content());
+            let Some(cell) = self.cell(&head, of).filter(|cell| cell.beginning == beginning) else {
+                return;
+            };
+            let Some(after) = self.after(&head, of) else {
+                return;
+            };
+            let n = n.min(total(after.wrapping_sub(cell.before)));
+            if of != head.number {
+                return self.raise(&head, of, |before| before.wrapping_add(n));
+            }
+            let total = total(head.total.wrapping_sub(n));
+            if self.head.replace(seen, Head { total, ..head }.encode(), Ordering::Release) {
+                return;
+            }
+        }
+    }
+
+    /// Takes up to `n` permits out of the cells of a view, the oldest first. Returns whether the view was still right.
+    pub(crate) fn give_back_oldest(
+        &self,
+        seen: Seen<0>,
+        view: &View,
+        n: u64,
+        _giving: &MutexGuard<'_, ()>,
+    ) -> bool {
+        let head = view.head;
+        if view.sum == 0 {
+            return true;
+        }
+        let Some(newest) = self.cell(&head, head.number) else {
+            return false;
+        };
+        let older = total(newest.before.wrapping_sub(view.before));
+        let from_older = n.min(older);
+        let from_newest = (n - from_older).min(view.sum - older);
+        let total_after = total(head.total.wrapping_sub(from_newest));
+        if !self.head.replace(seen, Head { total: total_after, ..head }.encode(), Ordering::Release) {
+            return false;
+        }
+        let level = total(view.before.wrapping_add(from_older));
+        // What counts before a cell that is not emptied stays.
+        let raised = |before: u64| {
+            let above = total(before.wrapping_sub(view.before));
+            if above < from_older { level } else { before }
+        };
+        if from_older > 0 {
+            self.raise(&head, number(head.number.wrapping_sub(1)), raised);
+        }
+        true
+    }
+
+    /// Changes the totals before a cell and before those that are older, the newest first.
+    fn raise(&self, head: &Head, from: u64, raised: impl Fn(u64) -> u64) {
+        let mut of = from;
+        while number(head.number.wrapping_sub(of)) < self.ring.len() as u64 {
+            let place = self.place(of);
+            let mut there = place.mark.load(Ordering::Acquire);
+            loop {
+                // A newer cell, or one of older terms: all that are older are over.
+                if there >> TOTAL != of {
+                    return;
+                }
+                let new = mark(of, total(raised(total(there))));
+                match place.mark.compare_exchange(there, new, Ordering::Release, Ordering::Acquire) {
+                    Ok(_) => break,
+                    Err(newer) => there = newer,
+                }
+            }
+            of = number(of.wrapping_sub(1));
+        }
+    }
+
+    /// Carries what counts at a time over into the cells of a new window. The caller holds the right to do so, and has closed the
+    /// head, of which it passes the content. Returns the new content.
+    pub(crate) fn carry_over(
+        &self,
+        content: u128,
+        at: Stamp,
+        (old, new): (&Window, &Window),
+        cells: u16,
+        keep: Keep,
+    ) -> u128 {
+        let head = Head::decode(content);
+        let view = self.view(head, old, cells, at);
+        let newest = new.beginning(view.now);
+        let over = newest.saturating_sub(new.piece * u64::from(cells));
+        // When each begins and what it counts, the newest first. There is always one for the time of the change.
+        let mut carried = vec![(newest, 0)];
+        let (mut sum, mut of) = (0, head.number);
+        let mut left = view.sum;
+        while left > 0
+            && let Some((cell, after)) = self.cell(&head, of).zip(self.after(&head, of))
+        {
+            let count = total(after.wrapping_sub(cell.before)).min(left);
+            left -= count;
+            of = number(of.wrapping_sub(1));
+            // By its last moment: counted too long rather than too short.
+            let last = cell.beginning.saturating_add(old.piece - 1).min(view.now);
+            let beginning = new.beginning(last);
+            let count = old.carried_over(count, new, keep).min(MOST_OWED - sum);
+            if beginning <= over {
+                break;
+            }
+            sum += count;
+            match carried.last_mut() {
+                Some(last) if last.0 == beginning => last.1 += count,
+                _ => carried.push((beginning, count)),
+            }
+        }
+        // Numbers that no place has shown, and no thread that stalls is about to enter.
+        let mut of = number(head.number.wrapping_add(self.ring.len() as u64));
+        let mut before = head.total;
+        for (beginning, count) in carried.into_iter().rev() {
+            of = number(of.wrapping_add(1));
+            let place = self.place(of);
+            place.beginning.store(beginning, Ordering::Release);
+            place.mark.store(mark(of, before), Ordering::Release);
+            before = total(before.wrapping_add(count));
+        }
+        Head { time: view.now, fresh: false, number: of, total: before }.encode()
+    }
+}
