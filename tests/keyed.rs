@@ -59,6 +59,35 @@ fn a_full_table_refuses_a_new_key_until_one_is_as_good_as_new() {
     assert!(keys.len() <= 2);
 }
 
+/// A key that is far from its limit is as good as new at each request. It was forgotten each time,
+/// and added anew under the exclusive lock.
+#[test]
+fn a_key_that_is_as_good_as_new_stays_while_there_is_room() {
+    let (keys, clock) = one_per_second(100, WhenKeysFull::RefuseNew);
+    for round in 0..10 {
+        for key in 0..100 {
+            assert_eq!(keys.try_acquire(&key), Ok(()), "key {key} in round {round}");
+            let known = if round == 0 { usize::try_from(key).unwrap_or(0) + 1 } else { 100 };
+            assert_eq!(keys.len(), known, "at key {key} in round {round}");
+        }
+        clock.advance(Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn a_key_that_was_as_good_as_new_for_a_minute_makes_room_for_memory() {
+    let (keys, clock) = one_per_second(100_000, WhenKeysFull::RefuseNew);
+    for key in 0..1000 {
+        assert_eq!(keys.try_acquire(&key), Ok(()));
+    }
+    // The permits come back in the first second, and a minute has passed since.
+    clock.advance(Duration::from_secs(61));
+    for key in 1000..5000 {
+        assert_eq!(keys.try_acquire(&key), Ok(()));
+    }
+    assert!(keys.len() < 4500, "{} keys", keys.len());
+}
+
 #[test]
 fn those_without_room_share_one_limiter() {
     let (keys, clock) = one_per_second(1, WhenKeysFull::ShareOne);
