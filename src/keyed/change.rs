@@ -33,7 +33,8 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use super::for_key::ForKey;
-use super::table::{Shard, Table};
+use super::shard::Shard;
+use super::table::Table;
 use crate::clock::Timer;
 use crate::error::PolicyError;
 use crate::gate::Gate;

@@ -33,8 +33,9 @@ use std::hash::Hash;
 
 use super::WhenKeysFull;
 use super::removed::Removed;
+use super::shard::{Locked, Shard};
 use super::slots::Slots;
-use super::table::{Line, Locked, SEARCH, Shard, Table};
+use super::table::{Line, SEARCH, Table};
 use crate::clock::Timer;
 use crate::nanos::Nanos;
 use crate::policy::Policy;

@@ -3,7 +3,9 @@
 mod change;
 mod for_key;
 mod forget;
+mod lines;
 mod removed;
+mod shard;
 pub(crate) mod slots;
 pub(crate) mod table;
 

@@ -62,7 +62,6 @@
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,8 +69,9 @@ use hashbrown::DefaultHashBuilder;
 
 use super::WhenKeysFull;
 use super::for_key::ForKey;
+use super::lines::{Visit, new_line};
 use super::removed::Removed;
-use super::slots::Slots;
+use super::shard::{Locked, Shard};
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::events::{Events, report};
@@ -80,7 +80,6 @@ use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::request::Request;
 use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
-use crate::wait::after::run_in_drop;
 
 /// The places of a shard when all keys are there, at least: growing a table of so many stops nobody for long.
 const PLACES: usize = 4096;
@@ -113,69 +112,6 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) events: Option<Arc<dyn Events>>,
 }
 
-/// One cache line, together with the pointers of its lock: each request reads it.
-pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
-    /// Of all keys that have none of their own. It belongs to the states, and changes together with them, under the lock.
-    pub(crate) policy: Arc<P>,
-    pub(crate) known: Slots<K, P::State>,
-    /// `None` while there are none, so that a request sees that without another look.
-    lines: Option<Box<Lines<K, P, C>>>,
-}
-
-type Lines<K, P, C> = Slots<K, Line<P, C>>;
-
-/// The policy of a shard, its known keys, and its lines if there are any.
-type Parts<'a, K, P, C> = (&'a P, &'a mut Slots<K, <P as Policy>::State>, Option<&'a mut Lines<K, P, C>>);
-
-/// A shard and its lock, on a cache line of their own.
-#[repr(align(64))]
-pub(crate) struct Locked<K, P: Policy + Clone, C: Timer>(ShardLock<Shard<K, P, C>>);
-
-impl<K, P: Policy + Clone, C: Timer> Deref for Locked<K, P, C> {
-    type Target = ShardLock<Shard<K, P, C>>;
-
-    #[inline]
-    fn deref(&self) -> &ShardLock<Shard<K, P, C>> {
-        &self.0
-    }
-}
-
-impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
-    fn new(policy: Arc<P>) -> Self {
-        Shard { policy, known: Slots::new(), lines: None }
-    }
-
-    pub(crate) fn lines(&self) -> Option<&Lines<K, P, C>> {
-        self.lines.as_deref()
-    }
-
-    pub(crate) fn all_lines(&self) -> impl Iterator<Item = &(K, Line<P, C>)> {
-        self.lines.iter().flat_map(|lines| lines.iter())
-    }
-
-    /// All parts at the same time.
-    pub(super) fn parts(&mut self) -> Parts<'_, K, P, C> {
-        (&self.policy, &mut self.known, self.lines.as_deref_mut())
-    }
-
-    fn line<Q>(&self, hash: u64, key: &Q) -> Option<&Line<P, C>>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        self.lines.as_ref()?.find(hash, key)
-    }
-
-    /// Gives memory back if there are no lines any more, or few.
-    pub(super) fn shrink_lines(&mut self, hash_of: impl Fn(&K) -> u64) {
-        match &mut self.lines {
-            Some(lines) if lines.is_empty() => self.lines = None,
-            Some(lines) => lines.shrink(hash_of),
-            None => {}
-        }
-    }
-}
-
 /// How many shards there are for so many keys: as many as it takes for their tables to be as full as hashbrown fills one (7 of 8 places), less
 /// what random shares deviate, when all keys are there. So no table has to double for the last of them.
 fn shards(max_keys: usize) -> usize {
@@ -205,41 +141,12 @@ type Asked<P, C> = Found<Result<(), Refusal>, Line<P, C>>;
 type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
 
 /// How far a request that may need a place for its key got under the lock.
-enum Step<T> {
+pub(super) enum Step<T> {
     Done(T),
     /// It needs a key to keep, which is cloned without the lock.
     Key,
     /// It needs a place.
     Room,
-}
-
-/// A line that a call uses. When the call ends, and nothing else needs the line, its key becomes a
-/// known one again.
-pub(crate) struct Visit<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
-    /// It is dropped first.
-    line: Line<P, C>,
-    _leave: Leave<'a, K, P, C>,
-}
-
-struct Leave<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
-    table: &'a Table<K, P, C>,
-    hash: u64,
-    /// The number of the line's gate.
-    number: u64,
-}
-
-impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for Visit<'_, K, P, C> {
-    type Target = Line<P, C>;
-
-    fn deref(&self) -> &Line<P, C> {
-        &self.line
-    }
-}
-
-impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Drop for Leave<'_, K, P, C> {
-    fn drop(&mut self) {
-        run_in_drop(|| self.table.leave(self.hash, self.number));
-    }
 }
 
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
@@ -273,7 +180,7 @@ where
     ) -> Self {
         let policy = Arc::new(policy.anchored(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
-        let overflow = line(P::clone(&policy), state, clock.clone(), None);
+        let overflow = new_line(P::clone(&policy), state, clock.clone(), None);
         Table {
             clock,
             hasher: DefaultHashBuilder::default(),
@@ -292,7 +199,7 @@ where
     pub(crate) fn watched_by(self, events: Option<Arc<dyn Events>>) -> Self {
         let policy = self.policy();
         let state = policy.start(self.clock.now());
-        let overflow = line(policy, state, self.clock.clone(), events.clone());
+        let overflow = new_line(policy, state, self.clock.clone(), events.clone());
         Table { overflow, events, ..self }
     }
 
@@ -396,7 +303,7 @@ where
 
     /// Tells the observer how a request ended that no line was asked for: a line tells by itself.
     #[cold]
-    fn tell(&self, n: u32, answer: Result<(), Refusal>) -> Result<(), Refusal> {
+    pub(super) fn tell(&self, n: u32, answer: Result<(), Refusal>) -> Result<(), Refusal> {
         self.report(|events| match &answer {
             Ok(()) => events.granted(n.into(), Duration::ZERO),
             Err(refusal) => events.refused(n.into(), refusal),
@@ -436,12 +343,6 @@ where
         }
     }
 
-    /// A call that uses a line of the table, or the shared one.
-    fn visit(&self, hash: u64, line: Line<P, C>) -> Visit<'_, K, P, C> {
-        let number = line.gate().number;
-        Visit { line, _leave: Leave { table: self, hash, number } }
-    }
-
     /// Looks for a key, and if it is known does something with its state.
     pub(crate) fn find<Q, T>(
         &self,
@@ -455,7 +356,7 @@ where
         self.find_hashed(self.hash_of(key), key, work)
     }
 
-    fn find_hashed<Q, T>(
+    pub(super) fn find_hashed<Q, T>(
         &self,
         hash: u64,
         key: &Q,
@@ -532,105 +433,20 @@ where
     }
 
     /// What was found, or for a key without room the line that all of them share, if they do.
-    fn or_shared<T>(&self, found: Result<T, Refusal>, shared: fn(Line<P, C>) -> T) -> Result<T, Refusal> {
+    pub(super) fn or_shared<T>(
+        &self,
+        found: Result<T, Refusal>,
+        shared: fn(Line<P, C>) -> T,
+    ) -> Result<T, Refusal> {
         found.or_else(|refusal| match self.when_full {
             WhenKeysFull::ShareOne => Ok(shared(self.overflow.clone())),
             WhenKeysFull::RefuseNew | WhenKeysFull::ForgetFreshest => Err(refusal),
         })
     }
 
-    /// The limiter of a key, or the one that all without room share.
-    pub(crate) fn line<Q>(&self, key: &Q) -> Result<Line<P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        self.or_shared(self.own_line(key), |shared| shared)
-    }
-
-    /// The limiter of a key for one call.
-    pub(crate) fn line_of_a_call<Q>(&self, key: &Q) -> Result<Visit<'_, K, P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        Ok(self.visit(self.hash_of(key), self.line(key)?))
-    }
-
-    /// The limiter in which a request for `n` permits of a key waits. One that can never be granted leaves no trace.
-    #[cold]
-    pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Visit<'_, K, P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        let hash = self.hash_of(key);
-        let found = {
-            let shard = read(self.shard(hash));
-            match shard.line(hash, key) {
-                Some(line) => Ok(Some(line.clone())),
-                None => shard.policy.check(n).map(|()| None),
-            }
-        };
-        let line = match found {
-            Ok(Some(line)) => Ok(line),
-            Ok(None) => self.line(key),
-            Err(never) => Err(never),
-        };
-        match line {
-            Ok(line) => Ok(self.visit(hash, line)),
-            Err(refusal) => self.tell(n, Err(refusal)).and(Err(refusal)),
-        }
-    }
-
-    /// The limiter of a key, which has one of its own from then on.
-    pub(crate) fn own_line<Q>(&self, key: &Q) -> Result<Line<P, C>, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        let hash = self.hash_of(key);
-        let is_known = match self.find_hashed(hash, key, |_, _| ()) {
-            Found::Line(line) => return Ok(line),
-            Found::Known(()) => true,
-            Found::Nowhere => false,
-        };
-        let new = (!is_known && self.has_room()).then(|| key.to_owned());
-        self.with_room(hash, key, new, |shard, now, new, removed| {
-            if let Some(line) = shard.line(hash, key) {
-                return Step::Done(line.clone());
-            }
-            self.settle_some(shard, hash, now, removed);
-            let known = shard.known.place(hash, key);
-            // All that may panic comes before the state moves.
-            let lines = shard.lines.get_or_insert_with(|| Box::new(Slots::new()));
-            lines.reserve(|known| self.hash_of(known));
-            let counted = match known {
-                Some(_) => None,
-                None => match self.count_one() {
-                    None => return Step::Room,
-                    Some(_) if new.is_none() => return Step::Key,
-                    Some(counted) => Some((counted, shard.policy.start_again(now))),
-                },
-            };
-            let (policy, clock) = (P::clone(&shard.policy), self.clock.clone());
-            let moved = match counted {
-                None => known.and_then(|place| shard.known.remove_at(place)),
-                Some((counted, state)) => new.take().map(|key| {
-                    counted.keep();
-                    (key, state)
-                }),
-            };
-            let Some((key, state)) = moved else { return Step::Room };
-            let line = line(policy, state, clock, self.events.clone());
-            lines.insert(hash, key, line.clone());
-            Step::Done(line)
-        })
-    }
-
     /// Does what may need a place and a key to keep in it, under the lock of a shard. Makes a place
     /// until there is one, or none can be made.
-    fn with_room<Q, T>(
+    pub(super) fn with_room<Q, T>(
         &self,
         hash: u64,
         key: &Q,
@@ -661,12 +477,12 @@ where
     }
 
     /// Whether a key can be added without forgetting another one.
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.len() < self.max_keys
     }
 
     /// Counts a key that is about to be added, if it may be.
-    fn count_one(&self) -> Option<Counted<'_>> {
+    pub(super) fn count_one(&self) -> Option<Counted<'_>> {
         let more = |count: usize| (count < self.max_keys).then(|| count + 1);
         let counted = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         counted.ok().map(|_| Counted(&self.count))
@@ -700,15 +516,6 @@ where
     }
 }
 
-/// A limiter that goes on with a state. Runs no foreign code.
-fn line<P, C>(policy: P, state: P::State, clock: C, events: Option<Arc<dyn Events>>) -> Line<P, C>
-where
-    P: Policy,
-    C: Timer,
-{
-    RateLimiter::with_state(ForKey::new(policy), state, clock, events)
-}
-
 /// Takes `n` permits of a state.
 #[inline]
 fn take<P: Policy>(policy: &Arc<P>, state: &P::State, now: Nanos, n: u32) -> Result<(), Refusal> {
@@ -723,11 +530,11 @@ fn status<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> Status {
 }
 
 /// A key is counted. If it is not added after all, because foreign code panics, it is no more.
-struct Counted<'a>(&'a AtomicUsize);
+pub(super) struct Counted<'a>(&'a AtomicUsize);
 
 impl Counted<'_> {
     /// It was added.
-    fn keep(self) {
+    pub(super) fn keep(self) {
         std::mem::forget(self);
     }
 }
