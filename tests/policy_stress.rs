@@ -214,6 +214,12 @@ fn an_estimate_that_changes_stays_used_up_among_threads() {
     stays_used_up_among_threads(SlidingEstimate::new);
 }
 
+#[test]
+fn a_sliding_window_that_changes_stays_used_up_among_threads() {
+    stays_used_up_among_threads(|rate| SlidingWindow::new(rate, 1));
+    stays_used_up_among_threads(|rate| SlidingWindow::new(rate, 7));
+}
+
 /// The limit and the length change and come back, and what was used stays used: no more than the largest limit altogether. Resets give
 /// back everything: no more than that for each of them.
 fn counts_on_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {

@@ -61,6 +61,28 @@ fn a_change_as_of_an_older_time_forgets_nothing() {
     }
 }
 
+/// The policies that do not count in windows keep times, and a log keeps all of them.
+#[test]
+fn a_change_as_of_an_older_time_forgets_nothing_of_other_policies() {
+    for text in [
+        "token_bucket 100/s burst 100",
+        "token_bucket 100/s burst 100 in_steps",
+        "leaky_bucket 100/s undelayed 99",
+        "smooth_bursty 100/s start_full",
+        "smooth_warming_up 100/s warm_up 1s",
+        "sliding_log 100/s",
+    ] {
+        for (lag, keep) in LAGS.into_iter().flat_map(|lag| [(lag, Keep::Count), (lag, Keep::Ratio)]) {
+            let policy: AnyPolicy = text.parse().expect("a policy");
+            let (state, granted) = (policy.start(Nanos::ZERO), 2 * DAY + SECOND / 3);
+            assert!(take_all(&policy, &state, granted) > 0);
+            let change = Change::rate(policy.rate()).keep(keep);
+            policy.change(&state, Nanos::new(granted - lag), change).expect("a rate alone fits");
+            assert_eq!(take_all(&policy, &state, granted + 1), 0, "{lag} ns before, {keep:?}: {text}");
+        }
+    }
+}
+
 /// A shorter window, or shorter cells, begin between the time of the change and that of the grants.
 #[test]
 fn a_shorter_window_as_of_an_older_time_forgets_nothing() {
