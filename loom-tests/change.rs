@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::support::{model, model_of_three, model_up_to};
+use super::support::{model_of_three, model_up_to};
 #[cfg(feature = "keyed")]
 use crate::keyed::ForKey;
 use crate::nanos::Nanos;
