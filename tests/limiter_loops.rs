@@ -14,6 +14,7 @@ use tokio_test::{assert_pending, assert_ready};
 const MS: Duration = Duration::from_millis(1);
 
 type Limiter = RateLimiter<SmoothBursty, Loops>;
+type Waiter = Spawn<AcquireOwned<SmoothBursty, Loops>>;
 
 /// One permit each 10 ms, none saved, and the first one taken.
 fn one_each_10_ms() -> (Limiter, ManualClock, Loops) {
@@ -244,4 +245,85 @@ fn a_lost_waiter_that_is_due_needs_no_loop() {
     loops.end(1);
     clock.jump(10 * MS);
     assert_ready!(lost.poll());
+}
+
+/// One waiter in each of so many loops, again and again, at 200 permits per second.
+fn crowd(count: u32) -> (Limiter, ManualClock, Loops, Vec<Waiter>) {
+    let clock = ManualClock::new();
+    let loops = Loops::new(clock.clone());
+    let policy = SmoothBursty::new(Rate::per_second(200)).max_burst(Duration::ZERO);
+    let limiter = RateLimiter::with_clock(policy, loops.clone());
+    assert!(limiter.try_acquire().is_ok());
+    let waiters = (0..count).map(|name| waiting_in(name, &limiter, &loops)).collect();
+    (limiter, clock, loops, waiters)
+}
+
+/// Lets a step of time pass. Those that were granted wait again in their loops. Returns how many that were.
+fn go_on(limiter: &Limiter, clock: &ManualClock, loops: &Loops, waiters: &mut [Waiter]) -> usize {
+    clock.advance(MS);
+    let mut granted = 0;
+    for (name, waiter) in (0..).zip(waiters) {
+        loops.enter(name);
+        if waiter.is_woken() && waiter.poll().is_ready() {
+            granted += 1;
+            *waiter = waiting_in(name, limiter, loops);
+        }
+        loops.enter(None);
+    }
+    granted
+}
+
+#[test]
+fn only_the_loop_of_the_head_is_woken_while_it_runs() {
+    for count in [2, 10, 100, 300] {
+        let (limiter, clock, loops, mut waiters) = crowd(count);
+        // What it takes until all have their roles.
+        let mut run =
+            |steps| (0..steps).map(|_| go_on(&limiter, &clock, &loops, &mut waiters)).sum::<usize>();
+        run(100);
+        let before = loops.rings();
+        let granted = run(2_000);
+        assert_eq!(granted, 400, "{count} loops");
+        assert!(loops.rings() - before <= 2 * granted, "{} rings of {count} loops", loops.rings() - before);
+    }
+}
+
+#[test]
+fn loops_that_stall_one_after_another_hold_up_the_others_for_the_slack_at_most() {
+    let (limiter, clock, loops, mut waiters) = crowd(100);
+    for name in 0..50 {
+        loops.stall(name);
+        for _ in 0..10 {
+            go_on(&limiter, &clock, &loops, &mut waiters);
+        }
+    }
+    // The permits of the others come on time, or 5 ms later behind one that has stalled.
+    let mut granted = 0;
+    for _ in 0..2_000 {
+        granted += go_on(&limiter, &clock, &loops, &mut waiters);
+    }
+    assert!(granted >= 398, "{granted}");
+}
+
+#[test]
+fn many_loops_that_stall_at_once_hold_up_the_others_for_a_moment() {
+    let (limiter, clock, loops, mut waiters) = crowd(100);
+    for _ in 0..50 {
+        go_on(&limiter, &clock, &loops, &mut waiters);
+    }
+    for name in 0..99 {
+        loops.stall(name);
+    }
+    // A second until the one that is left looks, and it is the reserve from then on.
+    let mut last = 0;
+    for _ in 0..1_100 {
+        go_on(&limiter, &clock, &loops, &mut waiters);
+    }
+    for step in 0..2_000 {
+        if go_on(&limiter, &clock, &loops, &mut waiters) > 0 {
+            assert!(step - last <= 12, "{step}");
+            last = step;
+        }
+    }
+    assert!(last > 0);
 }

@@ -24,6 +24,8 @@ struct State {
     panics: BTreeSet<u32>,
     /// The wakers left with each loop's timer.
     wakers: Vec<(u32, Waker)>,
+    /// How often the timers have called a waker.
+    rings: usize,
 }
 
 impl Loops {
@@ -39,6 +41,11 @@ impl Loops {
     /// The loop's timer wakes nobody from now on.
     pub(crate) fn stall(&self, name: u32) {
         self.lock().stalled.insert(name);
+    }
+
+    /// How often the loops' timers have called a waker.
+    pub(crate) fn rings(&self) -> usize {
+        self.lock().rings
     }
 
     /// The loop's timer panics the next time it is used.
@@ -105,6 +112,7 @@ struct Through {
 impl Wake for Through {
     fn wake(self: Arc<Self>) {
         if !self.loops.lock().stalled.contains(&self.name) {
+            self.loops.lock().rings += 1;
             self.waker.wake_by_ref();
         }
     }
