@@ -34,8 +34,8 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`. The numbers are read as one through `policy/published.rs`; those for a single permit
-//! of a bucket without steps have words of their own.
+//! One word under the shared loop: see `policy/cell.rs`. The numbers are read as one through `policy/published.rs`; the two that decide about a
+//! single permit of a plain bucket have words of their own.
 //!
 //! **A change** closes the bucket, converts the word, replaces the numbers, and opens the bucket. While it is closed nobody passes. So a
 //! request takes by the old terms from the old word, or by the new terms from the new one, as if all were replaced at once,
@@ -119,19 +119,23 @@ pub(crate) enum Start {
     Tokens(u32),
 }
 
-/// What a request for one permit needs, of `Numbers` without steps.
+/// The numbers that decide about one permit while the bucket is [`PLAIN`].
 struct Hot {
-    /// [`PLAIN`], [`IN_STEPS`] or [`CLOSED`].
+    /// [`PLAIN`], [`IN_STEPS`], [`OTHER`] or [`CLOSED`].
     way: AtomicU64,
+    /// The price of one permit.
     one: AtomicU64,
-    saved: AtomicU64,
-    stopped: AtomicU64,
+    /// How many ticks of tokens a full bucket holds after one permit is taken. With the stock itself, a price and a stock of
+    /// different terms could put the word beyond now; with this no two numbers can.
+    rest: AtomicU64,
 }
 
-/// Open, and a request for one permit needs no more than what is in `Hot`.
+/// Open, tokens come in all the time, and the bucket can hold the price of one permit.
 const PLAIN: u64 = 0;
-/// Open, and the numbers of steps are read as one, since those of one rate make no sense with those of another.
+/// Open, and tokens come in steps. All numbers are read as one, since the steps of one rate make no sense with those of another.
 const IN_STEPS: u64 = 1;
+/// Open, and unlimited, without any tokens coming in, or too small for a permit.
+const OTHER: u64 = 3;
 /// The terms are being replaced, and nobody passes.
 const CLOSED: u64 = 2;
 
@@ -160,29 +164,37 @@ pub(crate) struct Bucket {
 impl Hot {
     /// How a request for one permit finds these numbers.
     fn way(numbers: &Numbers) -> u64 {
-        if numbers.step == 0 { PLAIN } else { IN_STEPS }
+        let flows = numbers.stopped == ticks::NEVER && !numbers.is_unlimited();
+        match numbers.step {
+            _ if !flows || numbers.one > numbers.saved => OTHER,
+            0 => PLAIN,
+            _ => IN_STEPS,
+        }
+    }
+
+    fn words(numbers: &Numbers) -> [u64; 3] {
+        [Hot::way(numbers), numbers.one, numbers.saved.saturating_sub(numbers.one)]
     }
 
     fn new(numbers: &Numbers) -> Hot {
-        let [way, one, saved, stopped] =
-            [Hot::way(numbers), numbers.one, numbers.saved, numbers.stopped].map(AtomicU64::new);
-        Hot { way, one, saved, stopped }
+        let [way, one, rest] = Hot::words(numbers).map(AtomicU64::new);
+        Hot { way, one, rest }
     }
 
     /// Opens the bucket with these numbers.
     fn open(&self, numbers: &Numbers) {
-        self.one.store(numbers.one, Ordering::Release);
-        self.saved.store(numbers.saved, Ordering::Release);
-        self.stopped.store(numbers.stopped, Ordering::Release);
-        self.way.store(Hot::way(numbers), Ordering::Release);
+        let [way, one, rest] = Hot::words(numbers);
+        self.one.store(one, Ordering::Release);
+        self.rest.store(rest, Ordering::Release);
+        self.way.store(way, Ordering::Release);
     }
 
-    /// The numbers, and the price of a permit.
+    /// The numbers of a bucket that is [`PLAIN`], and the price of a permit.
     #[inline]
     fn numbers(&self) -> (Numbers, u64) {
-        let [one, saved, stopped] =
-            [&self.one, &self.saved, &self.stopped].map(|word| word.load(Ordering::Acquire));
-        (Numbers { one, saved, stopped, step: 0, shift: 0, gain: 0 }, one)
+        let [one, rest] = [&self.one, &self.rest].map(|word| word.load(Ordering::Acquire));
+        let saved = rest.saturating_add(one);
+        (Numbers { one, saved, stopped: ticks::NEVER, step: 0, shift: 0, gain: 0 }, one)
     }
 }
 
@@ -309,31 +321,63 @@ impl Bucket {
         at: Nanos,
         n: u32,
     ) -> Result<BucketCharge, Refusal> {
-        if n == 1 && self.hot.way.load(Ordering::Relaxed) == PLAIN {
-            self.try_acquire_one(state, at)
-        } else {
-            self.try_acquire_any(state, at, n, true)
-        }
+        if n == 1 { self.try_acquire_one(state, at) } else { self.try_acquire_any(state, at, n, true) }
     }
 
-    /// One permit of a bucket without steps, which are left out here.
+    /// One permit. This is the rule of [`take`](Bucket::take) for a bucket that is [`PLAIN`], and no more than that.
     #[inline]
     fn try_acquire_one(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
-        let answer = update(&state.zero, |zero| match self.hot.way.load(Ordering::Acquire) {
-            PLAIN => self.take(zero, at, 1, self.hot.numbers()),
-            // Or in steps since a moment ago.
-            _ => Err(Stays::Closed),
+        let tick = ticks::from_nanos(at);
+        let answer = update(&state.zero, |zero| {
+            if self.hot.way.load(Ordering::Acquire) != PLAIN {
+                return Err(None);
+            }
+            let due = zero.saturating_add(self.hot.one.load(Ordering::Acquire));
+            if due > tick {
+                return Err(Some(due));
+            }
+            // Every tick of a time lies further than any stock from zero.
+            let after = due.max(tick - self.hot.rest.load(Ordering::Acquire));
+            Ok((after, BucketCharge { n: 1, used: 0, before: zero, after }))
         });
         match answer {
             Ok(charge) => Ok(charge),
-            Err(Stays::Free) => Ok(BucketCharge::NONE),
-            Err(Stays::Refused(refusal)) => Err(refusal),
-            // Beside a change it is a price of one rate and a stock of another that say never.
-            Err(Stays::Never | Stays::Closed) => self.try_acquire_any(state, at, 1, true),
+            Err(Some(due)) => Err(Refusal::Limited { retry_after: ticks::between(tick, due) }),
+            Err(None) if self.hot.way.load(Ordering::Relaxed) == IN_STEPS => {
+                self.try_acquire_stepped(state, at)
+            }
+            Err(None) => self.try_acquire_any(state, at, 1, true),
+        }
+    }
+
+    /// The same for a bucket in steps that is open and has not been full.
+    #[inline(never)]
+    fn try_acquire_stepped(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
+        let tick = ticks::from_nanos(at);
+        let answer = update(&state.zero, |zero| {
+            if self.hot.way.load(Ordering::Acquire) != IN_STEPS {
+                return Err(None);
+            }
+            let [one, saved, stopped, step, shift, gain] = self.words.read(0);
+            let numbers = Numbers { one, saved, stopped, step, shift, gain };
+            let (after, due) = numbers.in_steps(zero, one).filter(|_| one <= saved).ok_or(None)?;
+            if due > tick {
+                return Err(Some(due));
+            }
+            if !numbers.holds_all_since(zero, tick) {
+                return Err(None);
+            }
+            Ok((after, BucketCharge { n: 1, used: 0, before: zero, after }))
+        });
+        match answer {
+            Ok(charge) => Ok(charge),
+            Err(Some(due)) => Err(Refusal::Limited { retry_after: ticks::between(tick, due) }),
+            Err(None) => self.try_acquire_any(state, at, 1, true),
         }
     }
 
     /// Any number of permits by any terms. If the bucket is closed, it is looked at `again`.
+    #[inline(never)]
     fn try_acquire_any(
         &self,
         state: &BucketState,
@@ -373,8 +417,7 @@ impl Bucket {
         self.try_acquire_any(state, at, n, false)
     }
 
-    /// The rule: the state after a grant, and what it took. Always inlined, since without steps most of it falls away.
-    #[inline(always)]
+    /// The rule: the state after a grant, and what it took.
     pub(crate) fn take(
         &self,
         zero: u64,
@@ -385,10 +428,11 @@ impl Bucket {
         if numbers.is_unlimited() {
             return Err(Stays::Free);
         }
-        let (tick, reach) = (numbers.tick(at), self.reach(&numbers, price));
+        let reach = self.reach(&numbers, price);
         if price > reach {
             return Err(Stays::Never);
         }
+        let tick = numbers.tick(at);
         let after = numbers.own(zero).max(tick.saturating_sub(reach)).saturating_add(price);
         if after > tick {
             return Err(Stays::Refused(limited(numbers.time_of(after), at)));
