@@ -135,11 +135,11 @@ struct Curve {
     /// *W* - *T* in ticks.
     ramp: u64,
     /// How many ticks of coldness a tick of price takes away, in fixed point.
-    cooling: u128,
+    cooling: u64,
     /// (F - 1)(F + 5) / (4 (F + 1)), the weight of the surcharge, in fixed point.
-    steepness: u128,
-    /// F in fixed point.
-    cold_factor: u128,
+    steepness: u64,
+    /// F in fixed point: 10^6 times 2^44 fits.
+    cold_factor: u64,
 }
 
 /// Fraction bits in the fixed point of [`Curve`]: the error of a factor stays below 10^-13, and the largest product,
@@ -256,6 +256,7 @@ impl SmoothWarmingUp {
     }
 
     /// The state at `at`, after the idle time since the next free time, if any, has cooled.
+    #[inline]
     fn idled(&self, word: Word, at: u64, interval: Interval) -> Word {
         let Some(idle) = at.checked_sub(word.next).filter(|idle| *idle >= ticks::PER_NANO) else {
             // Waiting, or a gap below the clock's resolution, which is rounding.
@@ -267,12 +268,20 @@ impl SmoothWarmingUp {
 
     /// Whether a gap is long enough to cool.
     fn cools(&self, idle: u64, interval: Interval) -> bool {
-        self.cool_at_once || idle > self.curve.cold_interval(interval)
+        // A cold interval is no shorter than a warm one, which is known without a multiplication.
+        self.cool_at_once || idle > interval.price(1) && idle > self.curve.cold_interval(interval)
     }
 
     /// The price of `n` permits from a coldness, and the coldness they work off.
+    #[inline]
     fn price(&self, coldness: u64, base: u64) -> (u64, u64) {
+        if coldness == 0 {
+            return (base, 0);
+        }
         let worked_off = self.curve.worked_off(base).min(coldness);
+        if coldness <= self.curve.threshold {
+            return (base, worked_off);
+        }
         let surcharge = self.curve.surcharge(coldness) - self.curve.surcharge(coldness - worked_off);
         (base.saturating_add(surcharge), worked_off)
     }
@@ -295,6 +304,7 @@ impl SmoothWarmingUp {
     }
 
     /// The state after `n` permits more, whether they are due or not, and what they took.
+    #[inline]
     fn charge(&self, word: Word, at: u64, n: u32, interval: Interval) -> (Word, WarmingUpCharge) {
         let Word { coldness, next } = self.idled(word, at, interval);
         let (price, worked_off) = self.price(coldness, interval.price(n));
@@ -309,10 +319,11 @@ impl Curve {
         // Floats belong to the configuration: each becomes an integer here, once. All are in range, since the
         // factor lies between 1 and 10^6.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let fixed = |x: f64| (x * (1u64 << FRACTION) as f64) as u128;
+        let fixed = |x: f64| (x * (1u64 << FRACTION) as f64) as u64;
         let share = fixed((1.0 + factor) / (5.0 + factor));
         // Below `warm_up`, since the share is below one.
-        let threshold = u64::try_from((u128::from(warm_up) * share) >> FRACTION).unwrap_or(warm_up);
+        let threshold =
+            u64::try_from((u128::from(warm_up) * u128::from(share)) >> FRACTION).unwrap_or(warm_up);
         Curve {
             threshold,
             ramp: warm_up - threshold,
@@ -333,17 +344,18 @@ impl Curve {
         }
         // above <= ramp <= 2^60, so the square fits, and so does the quotient times a steepness below 2^(18 + 44).
         let area = (above * above).div_ceil(u128::from(self.ramp));
-        saturate((area * self.steepness).div_ceil(1 << FRACTION))
+        saturate((area * u128::from(self.steepness)).div_ceil(1 << FRACTION))
     }
 
     /// The coldness that permits of a base price work off.
+    #[inline]
     fn worked_off(&self, base: u64) -> u64 {
-        saturate((u128::from(base) * self.cooling) >> FRACTION)
+        saturate((u128::from(base) * u128::from(self.cooling)) >> FRACTION)
     }
 
     /// The price of a permit when cold.
     fn cold_interval(&self, interval: Interval) -> u64 {
-        saturate((u128::from(interval.price(1)) * self.cold_factor) >> FRACTION)
+        saturate((u128::from(interval.price(1)) * u128::from(self.cold_factor)) >> FRACTION)
     }
 }
 
@@ -380,6 +392,7 @@ impl Policy for SmoothWarmingUp {
         WarmingUpState { word: AtomicU128::new(word.encode()) }
     }
 
+    #[inline]
     fn try_acquire(&self, state: &WarmingUpState, at: Nanos, n: u32) -> Result<WarmingUpCharge, Refusal> {
         self.check(n)?;
         let (tick, interval) = (ticks::from_nanos(at), self.rate.interval());
