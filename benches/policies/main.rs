@@ -1,7 +1,8 @@
 //! What does one attempt cost with each policy, granted or refused, with one thread or two on the same limiter? And does the
 //! exact log grow with its limit?
 //!
-//! `cargo bench --bench policies` prints one table and writes `target/policies.json`; `-- --quick` has fewer rounds. All policies take turns
+//! `cargo bench --bench policies` prints one table and writes `target/policies.json`; `-- Window Log` takes the policies whose name
+//! contains an argument, `-- --quick` has fewer rounds. All policies take turns
 //! in one run with governor, and the table shows medians and their ratios to governor's.
 //!
 //! **attempt**: through the limiter, with its clock: what a caller pays. **alone**: the policy without limiter and clock, at times that rise.
@@ -48,8 +49,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(only) = args.iter().find_map(|arg| arg.strip_prefix("--only=")) {
         return instructions::run_one(only);
     }
+    let wanted: Vec<_> = args.iter().filter(|arg| !arg.starts_with("--")).collect();
+    let takes_part = |contestant: &Contestant| {
+        let name = contestant.name;
+        wanted.is_empty() || name == REFERENCE || wanted.iter().any(|part| name.contains(part.as_str()))
+    };
+    let contestants = |outcome| contestants(outcome).into_iter().filter(takes_part).collect::<Vec<_>>();
+    let names: Vec<_> = contestants(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
     if args.iter().any(|arg| arg == "--count") {
-        let names: Vec<_> = contestants(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
         return instructions::table(&names).map(drop);
     }
     if args.iter().any(|arg| arg == "--settle") {
@@ -60,7 +67,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         return instructions::table(&names).map(drop);
     }
     let rounds = if args.iter().any(|arg| arg == "--quick") { 23 } else { 203 };
-    let names: Vec<_> = contestants(Outcome::Granted).iter().map(|contestant| contestant.name).collect();
     let mut list = Vec::new();
     for kind in ["attempt", "alone"] {
         println!(

@@ -80,7 +80,7 @@ fn controlled_bucket(
 ) -> Contestant {
     let limiter = RateLimiter::new(TokenBucket::new(Rate::per_second(1_000_000_000_000), 1_000_000_000));
     if outcome == Outcome::Refused {
-        limiter.change(Change::rate(Rate::ZERO)).expect("a rate");
+        limiter.change(Change::rate(Rate::per_hour(1))).expect("a rate");
         limiter.drain();
     }
     control(&limiter);
