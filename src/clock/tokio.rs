@@ -1,7 +1,9 @@
 //! tokio's clock and timer.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+mod runtime;
+
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::coop;
 use tokio::time::Instant;
 
+use crate::clock::tokio::runtime::{Runtime, lock};
 use crate::clock::{Clock, Sleep, Timer, unix_time};
 use crate::nanos::Nanos;
 
@@ -96,15 +99,16 @@ pub(super) fn park_for(at: Nanos, now: Nanos) {
 #[derive(Debug)]
 pub struct TokioSleep<C = TokioClock> {
     clock: C,
-    /// Boxed so that this future can move: there is one per event loop, not one per waiter. `None` after the runtime has
-    /// shut down.
-    sleep: Option<Pin<Box<tokio::time::Sleep>>>,
+    runtime: Arc<Runtime>,
+    /// Boxed so that this future can move: there is one per event loop, not one per waiter.
+    sleep: Pin<Box<tokio::time::Sleep>>,
 }
 
 impl<C: Clock> TokioSleep<C> {
     pub(super) fn new(clock: C, at: Nanos) -> TokioSleep<C> {
         let deadline = deadline(&clock, at);
-        TokioSleep { clock, sleep: Some(Box::pin(tokio::time::sleep_until(deadline))) }
+        let sleep = Box::pin(tokio::time::sleep_until(deadline));
+        TokioSleep { clock, runtime: Runtime::current(), sleep }
     }
 }
 
@@ -119,33 +123,27 @@ impl<C: Clock + Unpin> Future for TokioSleep<C> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Some(sleep) = &mut self.sleep else { return Poll::Pending };
-        // A task that has used up its budget must still be able to arm the alarm for all who wait.
-        let unlimited = std::pin::pin!(coop::unconstrained(std::future::poll_fn(|context| {
-            Poll::Ready(sleep.as_mut().poll(context))
-        })));
-        // tokio panics when a timer is polled while its runtime shuts down, and tells nobody beforehand that it does. It
-        // happens here if a waiter was leaked, or belongs to another runtime: that must not end this one in a panic.
-        match catch_unwind(AssertUnwindSafe(|| unlimited.poll(context))) {
-            Ok(Poll::Ready(result)) => result,
-            Ok(Poll::Pending) => Poll::Pending,
-            Err(_) => {
-                self.sleep = None;
-                Poll::Pending
-            }
+        let TokioSleep { runtime, sleep, .. } = &mut *self;
+        let runs = lock(&runtime.runs);
+        if !*runs {
+            return Poll::Pending;
         }
+        // A task that has used up its budget must still be able to arm the alarm for all who wait.
+        let mut unlimited = std::pin::pin!(coop::unconstrained(sleep.as_mut()));
+        let poll = unlimited.as_mut().poll(context);
+        drop(runs);
+        poll
     }
 }
 
 impl<C: Clock + Unpin> Sleep for TokioSleep<C> {
     fn reset(mut self: Pin<&mut Self>, at: Nanos) {
         let deadline = deadline(&self.clock, at);
-        if let Some(sleep) = &mut self.sleep {
-            sleep.as_mut().reset(deadline);
-        }
+        // Allowed after the runtime has ended, too: then the sleep ends at once.
+        self.sleep.as_mut().reset(deadline);
     }
 
     fn is_gone(&self) -> bool {
-        self.sleep.is_none()
+        !*lock(&self.runtime.runs)
     }
 }

@@ -1,0 +1,62 @@
+//! Waits that outlive their event loop, in a program in which a panic ends the process:
+//!
+//! `cargo run --profile abort --example ended_runtime`
+//!
+//! Any panic, also one that a library would catch, ends it without the last line.
+
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use tidegate::{Rate, RateLimiter, TokenBucket};
+use tokio::runtime::{Builder, Runtime};
+
+fn current_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn multi_thread() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+/// Polls a wait once in a runtime, ends the runtime, and goes on with the limiter in another one and in none.
+fn outlive(runtime: Runtime, other: Runtime) {
+    let limiter = RateLimiter::new(TokenBucket::new(Rate::per_hour(1), 1));
+    limiter.try_acquire().expect("the first");
+    let mut context = Context::from_waker(Waker::noop());
+    let mut wait = pin!(limiter.acquire());
+    // One that is polled in a task, and one that outlives it.
+    let in_task = limiter.clone();
+    runtime.spawn(async move { in_task.acquire().await });
+    runtime.block_on(async {
+        tokio::task::yield_now().await;
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+    });
+    let handle = runtime.handle().clone();
+    drop(runtime);
+    // In the context of the runtime that has ended.
+    let entered = handle.enter();
+    assert!(wait.as_mut().poll(&mut context).is_pending());
+    assert!(pin!(limiter.acquire()).poll(&mut context).is_pending());
+    limiter.set_rate(Rate::per_hour(2));
+    drop(entered);
+    limiter.refund(0);
+    assert!(limiter.try_acquire().is_err());
+    assert!(limiter.blocking_try_acquire_within(Duration::ZERO).is_err());
+    // A loop that lives serves it.
+    other.block_on(async {
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+        limiter.set_rate(Rate::per_hour(3));
+        limiter.refund(1);
+        assert!(wait.as_mut().poll(&mut context).is_ready());
+    });
+}
+
+fn main() {
+    for _ in 0..20 {
+        outlive(current_thread(), current_thread());
+        outlive(multi_thread(), current_thread());
+        outlive(current_thread(), multi_thread());
+    }
+    println!("every wait outlived its event loop");
+}
