@@ -1,20 +1,16 @@
-//! The ring of the sliding log: a writer that stalls, grants that are given back, and debits.
+//! The ring of the sliding log: a writer that stalls, grants that are given back, resets, copies, and debits.
 
 use std::sync::Arc;
 
 use loom::thread;
 
-use super::support::{model, model_of_three};
+use super::support::{model, model_of_three, model_up_to};
 use crate::nanos::Nanos;
-use crate::policy::sliding_log::{Head, LogState};
-use crate::policy::window::{CurrentWindow, Window, stamp};
-use crate::policy::{Policy, SlidingLog};
+use crate::policy::sliding_log::head::Head;
+use crate::policy::window::stamp;
+use crate::policy::{Change, LogCharge, LogState, Policy, SlidingLog};
 use crate::rate::Rate;
 use crate::sync::Ordering;
-
-fn ten() -> Window {
-    CurrentWindow::new("2/10ns".parse().expect("a rate"), 1).expect("whole").get()
-}
 
 /// Two were granted long ago, and three come at once; each takes by `take`. Returns how many were granted.
 fn three_at_once(take: fn(&SlidingLog, &LogState) -> bool) -> usize {
@@ -41,7 +37,7 @@ fn a_writer_that_stalls_lets_nobody_through() {
     });
 }
 
-/// The broken twin: does not write for others.
+/// The broken twin: does not write for others, and does not look at the time in the head.
 #[test]
 #[should_panic(expected = "two of three")]
 fn broken_a_writer_that_stalls_lets_nobody_through() {
@@ -50,13 +46,14 @@ fn broken_a_writer_that_stalls_lets_nobody_through() {
             let now = stamp(Nanos::new(20));
             let mut head = state.head();
             loop {
-                if state.free_at(head, &ten(), 1) > now {
+                let place = |place: u32| &state.times(false)[place as usize];
+                if place(state.before(head.place, 2)).load(Ordering::Acquire) + 10 > now {
                     return false;
                 }
-                let new = Head { place: state.moved(head.place, 1), n: 1, time: now, ..head };
+                let new = Head { place: state.after(head.place, 1), n: 1, time: now, ..head };
                 match state.exchange(head, new) {
                     Ok(()) => {
-                        state.at(head.place, 0).fetch_max(now, Ordering::Release);
+                        place(head.place).fetch_max(now, Ordering::Release);
                         return true;
                     }
                     Err(newer) => head = newer,
@@ -67,45 +64,152 @@ fn broken_a_writer_that_stalls_lets_nobody_through() {
     });
 }
 
-/// Two of three permits are out, of 15 and of 20 ns. The second is given back by `give_back` while another thread tries three
+fn three_in_ten() -> SlidingLog {
+    SlidingLog::new("3/10ns".parse::<Rate>().expect("a rate"))
+}
+
+/// Two of three permits are out, of 15 and of 20 ns. One of them is given back by `give_back` while another thread tries three
 /// times at 20 ns. Returns how many were granted then, and how many at 25 ns, when the first one is over.
-fn given_back_against_takes(give_back: fn(&LogState)) -> usize {
-    let log = Arc::new(SlidingLog::new("3/10ns".parse::<Rate>().expect("a rate")));
+fn given_back_against_takes(older: bool, give_back: fn(&SlidingLog, &LogState, LogCharge)) -> usize {
+    let log = Arc::new(three_in_ten());
     let state = Arc::new(log.start(Nanos::ZERO));
-    for at in [15, 20] {
-        log.try_acquire(&state, Nanos::new(at), 1).expect("the first two");
-    }
+    let [old, new] = [15, 20].map(|at| log.try_acquire(&state, Nanos::new(at), 1).expect("the first two"));
     let giving_back = {
-        let state = state.clone();
-        thread::spawn(move || give_back(&state))
+        let (log, state) = (log.clone(), state.clone());
+        thread::spawn(move || give_back(&log, &state, if older { old } else { new }))
     };
     let take = |at| usize::from(log.try_acquire(&state, Nanos::new(at), 1).is_ok());
     let meanwhile = take(20) + take(20) + take(20);
     giving_back.join().expect("no panic");
-    meanwhile + take(25) + take(25) + take(25)
+    meanwhile + take(20) + take(20) + take(25) + take(25)
 }
 
 #[test]
 fn what_is_given_back_is_granted_once() {
     model(|| {
-        let granted = given_back_against_takes(|state| state.remove(stamp(Nanos::new(20))));
+        let undo = |log: &SlidingLog, state: &LogState, charge| {
+            log.undo(state, Nanos::new(20), charge, u64::MAX);
+        };
+        let granted = given_back_against_takes(false, undo);
         assert_eq!(granted, 3, "one left, one given back, and one over");
+        let granted = given_back_against_takes(true, undo);
+        assert_eq!(granted, 2, "one left, and one given back");
     });
 }
 
-/// The broken twin: moves the head back and clears the place without a mark on it.
+/// The broken twin: credits the permit at the head that it found, although a taker has moved the head since.
+fn undo_at_an_old_head(_: &SlidingLog, state: &LogState, _: LogCharge) {
+    let old = state.head();
+    state.help(old);
+    let new = Head { credited: true, ..old.next_version() };
+    state.give_back().prepare(new.version, 0, state.before(old.place, 1), 1);
+    while state.exchange(state.head(), new).is_err() {}
+}
+
 #[test]
 #[should_panic(expected = "one left, one given back, and one over")]
 fn broken_what_is_given_back_is_granted_once() {
     model(|| {
-        let granted = given_back_against_takes(|state| {
-            let head = state.settle();
-            let back = Head { place: state.moved(head.place, -1), ..head.settled() };
-            if state.exchange(head, back).is_ok() {
-                state.at(back.place, 0).store(0, Ordering::Release);
+        let granted = given_back_against_takes(false, undo_at_an_old_head);
+        assert_eq!(granted, 3, "one left, one given back, and one over");
+    });
+}
+
+/// One permit. It is given back by `give_back` while another thread takes for more than a lap of the ring. Never two at a time.
+fn given_back_for_a_lap(give_back: fn(&SlidingLog, &LogState, LogCharge)) {
+    let log = Arc::new(SlidingLog::new("1/10ns".parse::<Rate>().expect("a rate")));
+    let state = Arc::new(log.start(Nanos::ZERO));
+    let charge = log.try_acquire(&state, Nanos::new(20), 1).expect("the first");
+    let giving_back = {
+        let (log, state) = (log.clone(), state.clone());
+        thread::spawn(move || give_back(&log, &state, charge))
+    };
+    let take = |at| usize::from(log.try_acquire(&state, Nanos::new(at), 1).is_ok());
+    // The ring has four places.
+    for at in [31, 41, 51, 61, 71] {
+        assert_eq!(take(at) + take(at), 1, "one at a time");
+    }
+    giving_back.join().expect("no panic");
+    assert_eq!(take(71), 0, "one at a time");
+}
+
+#[test]
+fn a_giver_back_that_stalls_for_a_lap_harms_nothing() {
+    model_up_to(2, || {
+        given_back_for_a_lap(|log, state, charge| {
+            log.undo(state, Nanos::new(21), charge, u64::MAX);
+        });
+    });
+}
+
+#[test]
+#[should_panic(expected = "one at a time")]
+fn broken_a_giver_back_that_stalls_for_a_lap_harms_nothing() {
+    model_up_to(2, || given_back_for_a_lap(undo_at_an_old_head));
+}
+
+/// Two of two permits are out. All are forgotten by `reset` while another thread takes. Returns how many are granted then.
+fn reset_against_takes(reset: fn(&SlidingLog, &LogState)) -> usize {
+    let log = Arc::new(SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate")));
+    let state = Arc::new(log.start(Nanos::ZERO));
+    log.try_acquire(&state, Nanos::new(20), 2).expect("both");
+    let resetting = {
+        let (log, state) = (log.clone(), state.clone());
+        thread::spawn(move || reset(&log, &state))
+    };
+    let take = || usize::from(log.try_acquire(&state, Nanos::new(20), 1).is_ok());
+    let meanwhile = take() + take();
+    resetting.join().expect("no panic");
+    meanwhile + take() + take() + take()
+}
+
+#[test]
+fn a_reset_grants_the_limit_once_more() {
+    model(|| {
+        let granted = reset_against_takes(|log, state| {
+            log.change(state, Nanos::new(20), Change::reset()).expect("a reset");
+        });
+        assert_eq!(granted, 2, "two once more");
+    });
+}
+
+/// The broken twin: clears the places behind the head, one after the other, wherever the head is by then.
+#[test]
+#[should_panic(expected = "two once more")]
+fn broken_a_reset_grants_the_limit_once_more() {
+    model(|| {
+        let granted = reset_against_takes(|_, state| {
+            for steps in [2, 1] {
+                let head = state.head();
+                state.help(head);
+                let place = state.before(head.place, steps) as usize;
+                state.times(false)[place].store(0, Ordering::Release);
             }
         });
-        assert_eq!(granted, 3, "one left, one given back, and one over");
+        assert_eq!(granted, 2, "two once more");
+    });
+}
+
+/// More permits are undone than the ring has spare places, so that it is copied while another thread takes.
+#[test]
+fn a_copy_keeps_what_is_granted_meanwhile() {
+    model_up_to(3, || {
+        let log = Arc::new(three_in_ten());
+        let state = Arc::new(log.start(Nanos::ZERO));
+        let charge = log.try_acquire(&state, Nanos::new(20), 3).expect("all");
+        let undoing = {
+            let (log, state) = (log.clone(), state.clone());
+            thread::spawn(move || log.undo(&state, Nanos::new(20), charge, u64::MAX))
+        };
+        let take = |at| usize::from(log.try_acquire(&state, Nanos::new(at), 1).is_ok());
+        // All that is granted at 20 is one of the three; those of 31 find the first grant over.
+        let early = take(20);
+        let late = take(31);
+        undoing.join().expect("no panic");
+        assert_eq!(late, 1);
+        let rest = take(31) + take(31) + take(31);
+        assert!(early <= 1);
+        assert_eq!(rest, 2, "two of three left");
     });
 }
 

@@ -1,0 +1,514 @@
+//! How a log gives permits back: undone grants, refunds, resets, and, since they need the same lock, debits and copies.
+//!
+//! # Credits
+//!
+//! A grant that is undone stays in the ring, and becomes a *credit*: so many permits of its time. While that time counts, a request
+//! looks as many places further back. Credits of one time are one, at the first place that shows it: the first places of that
+//! time are the undone ones. They form a list from the oldest to the newest, with one link for each place, so that a taker leaves
+//! out what is over without a lock. [`Book`] has the same credits in order of time, to insert one between two others in O(log n).
+//!
+//! # Versions
+//!
+//! Each change is made under the lock of the book. It writes the floor and the credits of the next version into the slot that the
+//! version in force does not use, and then replaces the head by one of the next version, unless a taker was first: then it does so
+//! again. So a request sees the log before the change or after it, wherever a giver-back stalls.
+//!
+//! | | giver-back | taker | head | slot 0 | slot 1 |
+//! |---|---|---|---|---|---|
+//! | 1 | undoes a grant of 2: writes slot 1, and stalls | | version 0, place 7 | 3 permits | 5 permits |
+//! | 2 | | looks 3 places further back, takes place 7 | version 0, place 8 | 3 permits | 5 permits |
+//! | 3 | exchanges the head it knows: fails; writes slot 1 again | | version 0, place 8 | 3 permits | 5 permits |
+//! | 4 | exchanges the head | | version 1, place 8 | 3 permits | 5 permits |
+//! | 5 | | looks 5 places further back, takes place 8 | version 1, place 9 | 3 permits | 5 permits |
+//!
+//! A taker that read a slot before it was written for a later version fails in its exchange, and a refusal looks at the head again.
+//! A link is written before the credits that count it: a taker that comes in between leaves out more than it has, and is refused for
+//! a moment. Credits that a taker left out by a later clock are counted again by the next giver-back if the clock of that one says so:
+//! their places are still there, since taking one of them anew would have raised the time of the head.
+//!
+//! # Copies
+//!
+//! A ring has spare places for an eighth of the room. When more permits are undone, the places that count are copied to a second
+//! ring without the undone ones, in one pass, and the head goes on there. So undoing one permit costs the copying of nine places at
+//! most, on average. Takers go on in the first ring meanwhile; what they take is copied before the head is replaced. The rest of the
+//! second ring shows the number of the copy, which is below all times: so the times ahead of the head ascend.
+//!
+//! A helper that stalls from the time when a ring was in force before until it is again finds in the place another time than it
+//! expects, and fails. If it finds an equal one, it raises the time of one permit, and never lowers any.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::OnceLock;
+
+use crate::policy::sliding_log::LogCharge;
+use crate::policy::sliding_log::head::Head;
+use crate::policy::sliding_log::state::{LogState, View, end, ring};
+use crate::policy::window::{Stamp, Window};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+
+/// The place of no credit.
+const NOWHERE: u32 = (1 << 25) - 1;
+
+/// What giving back needs.
+#[derive(Debug)]
+pub(crate) struct GiveBack {
+    /// What the head of an even and of an odd version means by its flags.
+    slots: [Slot; 2],
+    second: OnceLock<Box<[AtomicU64]>>,
+    /// For each place of each ring, if a credit is there: its permits, and the place of the next one.
+    links: [OnceLock<Box<[AtomicU64]>>; 2],
+    len: u32,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// The first place that counts.
+    floor: AtomicU64,
+    /// See [`Credits`].
+    credits: AtomicU64,
+}
+
+/// The undone permits of one version: 25 bits of a sum, 25 bits for the place of the first, and the version.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Credits {
+    first: u32,
+    pub(super) sum: u32,
+    /// Whether some of them were left out since they were read.
+    pub(super) left_out: bool,
+    version: u16,
+    /// As they were read.
+    word: u64,
+}
+
+impl Credits {
+    pub(super) const NONE: Credits = Credits { first: NOWHERE, sum: 0, left_out: false, version: 0, word: 0 };
+
+    fn decode(word: u64, version: u16) -> Credits {
+        // As wide as the masks.
+        #[allow(clippy::cast_possible_truncation)]
+        let (first, sum) = ((word >> 25) as u32 & NOWHERE, word as u32 & NOWHERE);
+        Credits { first, sum, left_out: false, version, word }
+    }
+}
+
+fn encode(version: u16, first: u32, sum: u32) -> u64 {
+    u64::from(version) << 50 | u64::from(first) << 25 | u64::from(sum)
+}
+
+/// Permits of one time that were undone.
+#[derive(Clone, Copy, Debug)]
+struct Credit {
+    /// The first place of that time.
+    place: u32,
+    n: u32,
+}
+
+/// What was undone, for those that hold its lock.
+#[derive(Debug)]
+struct Book {
+    /// By their times, those that count.
+    credits: BTreeMap<Stamp, Credit>,
+    sum: u32,
+    /// Those that are over, from the oldest on. In a longer window they may count again.
+    over: VecDeque<(Stamp, Credit)>,
+    /// How many copies were made.
+    copies: u64,
+}
+
+impl GiveBack {
+    pub(super) fn new(len: u32) -> GiveBack {
+        let slot = || Slot { floor: AtomicU64::new(0), credits: AtomicU64::new(0) };
+        let book = Book { credits: BTreeMap::new(), sum: 0, over: VecDeque::new(), copies: 0 };
+        GiveBack {
+            slots: [slot(), slot()],
+            second: OnceLock::new(),
+            links: [OnceLock::new(), OnceLock::new()],
+            len,
+            book: Mutex::new(book),
+        }
+    }
+
+    pub(super) fn second(&self) -> &[AtomicU64] {
+        self.second.get_or_init(|| ring(self.len))
+    }
+
+    fn slot(&self, version: u16) -> &Slot {
+        &self.slots[usize::from(version % 2)]
+    }
+
+    /// Writes the slot of a version that no head has yet.
+    pub(crate) fn prepare(&self, version: u16, floor: u32, first: u32, sum: u32) {
+        let slot = self.slot(version);
+        slot.floor.store(floor.into(), Ordering::Release);
+        slot.credits.store(encode(version, first, sum), Ordering::Release);
+    }
+
+    /// The first place that counts in a version.
+    pub(super) fn floor(&self, version: u16) -> u32 {
+        u32::try_from(self.slot(version).floor.load(Ordering::Acquire)).unwrap_or(0)
+    }
+
+    pub(super) fn credits(&self, version: u16) -> Credits {
+        Credits::decode(self.slot(version).credits.load(Ordering::Acquire), version)
+    }
+
+    /// Leaves out the credits whose times are not after this one.
+    pub(super) fn leave_out(&self, credits: &mut Credits, times: &[AtomicU64], ring: bool, over: Stamp) {
+        let Some(links) = self.links[usize::from(ring)].get() else { return };
+        while credits.sum > 0
+            && let Some(time) = times.get(credits.first as usize)
+            && time.load(Ordering::Acquire) <= over
+        {
+            let (n, next) = link(&links[credits.first as usize]);
+            // A list that a later version has changed may end in between: then the head is another one.
+            credits.sum = if n == 0 { 0 } else { credits.sum.saturating_sub(n) };
+            (credits.first, credits.left_out) = (next, true);
+        }
+    }
+
+    /// Makes known what was left out. Fails if the credits are others by now.
+    pub(super) fn publish(&self, credits: &Credits) -> bool {
+        let Credits { first, sum, version, word, .. } = *credits;
+        let new = encode(version, first, sum);
+        let slot = &self.slot(version).credits;
+        slot.compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn links(&self, of: bool) -> &[AtomicU64] {
+        self.links[usize::from(of)].get_or_init(|| ring(self.len))
+    }
+}
+
+/// How many permits a credit has, and where the next one is.
+fn link(link: &AtomicU64) -> (u32, u32) {
+    let word = link.load(Ordering::Acquire);
+    // As wide as the masks.
+    #[allow(clippy::cast_possible_truncation)]
+    ((word >> 25) as u32 & NOWHERE, word as u32 & NOWHERE)
+}
+
+fn set_link(link: &AtomicU64, n: u32, next: u32) {
+    link.store(u64::from(n) << 25 | u64::from(next), Ordering::Release);
+}
+
+impl Book {
+    fn first(&self) -> u32 {
+        self.credits.first_key_value().map_or(NOWHERE, |(_, credit)| credit.place)
+    }
+
+    /// Adds to the credit of a time.
+    fn add(&mut self, links: &[AtomicU64], time: Stamp, credit: Credit) {
+        let next = self.credits.range(time + 1..).next().map_or(NOWHERE, |(_, next)| next.place);
+        let here = self.credits.entry(time).or_insert(Credit { n: 0, ..credit });
+        here.n += credit.n;
+        self.sum += credit.n;
+        let Credit { place, n } = *here;
+        // First itself, and then the one before it, so that the list is whole at any time.
+        set_link(&links[place as usize], n, next);
+        if let Some((_, last)) = self.credits.range(..time).next_back() {
+            set_link(&links[last.place as usize], last.n, place);
+        }
+    }
+
+    /// Parts what counts from what is over at a time, and forgets what was in places that are taken anew. The time is that of the head:
+    /// no request is judged as of an earlier one.
+    fn follow(&mut self, state: &LogState, links: &[AtomicU64], window: &Window, head: Head) {
+        let (times, now, next) = (state.times(head.ring), head.time, head.place);
+        while let Some((time, credit)) = self.over.back().copied()
+            && end(time, window) > now
+        {
+            self.over.pop_back();
+            self.add(links, time, credit);
+        }
+        while let Some(first) = self.credits.first_entry()
+            && end(*first.key(), window) <= now
+        {
+            let (time, credit) = first.remove_entry();
+            self.sum -= credit.n;
+            self.over.push_back((time, credit));
+        }
+        while let Some((time, credit)) = self.over.front_mut()
+            && (credit.place == next || times[credit.place as usize].load(Ordering::Acquire) != *time)
+        {
+            credit.place = if credit.place as usize + 1 < times.len() { credit.place + 1 } else { 0 };
+            credit.n -= 1;
+            if credit.n == 0 {
+                self.over.pop_front();
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.credits.clear();
+        self.over.clear();
+        self.sum = 0;
+    }
+}
+
+/// What the next version shall be.
+struct Next {
+    place: u32,
+    /// How many places behind it count.
+    valid: u32,
+    /// How many of them were taken with it.
+    n: u32,
+    time: Stamp,
+    ring: bool,
+    /// The credits: the place of the first, and their sum.
+    first: u32,
+    sum: u32,
+}
+
+impl LogState {
+    /// The head, with the last grant written, what counts by it, and the time it is.
+    fn settled(&self, now: Stamp, window: &Window) -> (View, Stamp) {
+        let head = self.head();
+        self.help(head);
+        let time = now.max(head.time);
+        (self.view(head, time, window), time)
+    }
+
+    /// Begins the next version, unless the head is another one by now.
+    fn install(&self, back: &GiveBack, head: Head, next: &Next) -> bool {
+        let Next { place, valid, n, time, ring, first, sum } = *next;
+        let floored = valid < self.len() - 1;
+        let new = Head { place, n, time, ring, floored, credited: sum > 0, ..head.next_version() };
+        back.prepare(new.version, self.before(place, valid), first, sum);
+        loop {
+            match self.exchange(head, new) {
+                Ok(()) => {
+                    self.help(new);
+                    return true;
+                }
+                // It may fail for no reason.
+                Err(same) if same == head => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Begins the next version with the credits of the book.
+    fn credit(&self, back: &GiveBack, book: &mut Book, now: Stamp, window: &Window) {
+        loop {
+            let (View { head, valid, .. }, _) = self.settled(now, window);
+            book.follow(self, back.links(head.ring), window, head);
+            if book.sum > self.spare() {
+                return self.copy(back, book, window);
+            }
+            let (first, sum) = (book.first(), book.sum);
+            let Head { place, time, ring, .. } = head;
+            if self.install(back, head, &Next { place, valid, n: 0, time, ring, first, sum }) {
+                return;
+            }
+        }
+    }
+
+    /// Of the places that count, from the oldest on, the number of those before the first one that is not `before`.
+    pub(super) fn count(&self, view: &View, from: u32, before: impl Fn(Stamp) -> bool) -> u32 {
+        let (mut low, mut high) = (from, view.valid);
+        while low < high {
+            let middle = low.midpoint(high);
+            if before(self.behind(view, view.valid - middle)) { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
+    /// The number of a place among those that count, from the oldest on.
+    fn number(&self, head: Head, valid: u32, place: u32) -> Option<u32> {
+        valid.checked_sub(self.before(head.place, place))
+    }
+
+    /// The head now, and how many places were taken since an older one, if that is less than a lap: a grant that takes the last place
+    /// anew is later than the older head, since at one instant fewer are made than the ring has places.
+    fn taken_since(&self, old: Head) -> Option<(Head, u32)> {
+        let head = self.head();
+        self.help(head);
+        let last = self.times(old.ring)[self.before(old.place, 1) as usize].load(Ordering::Acquire);
+        (last <= old.time).then(|| (head, self.before(head.place, old.place)))
+    }
+
+    /// The place of the first permit of a time, and how many there are. None if the time is over.
+    fn run(&self, time: Stamp, now: Stamp, window: &Window) -> Option<(u32, u32)> {
+        loop {
+            let (view, latest) = self.settled(now, window);
+            if end(time, window) <= latest || view.valid == 0 {
+                return None;
+            }
+            let first = self.count(&view, 0, |there| there < time);
+            let next = self.count(&view, first, |there| there <= time);
+            // Places that were taken anew meanwhile confuse the search: then it ends in one of them.
+            let over = self
+                .taken_since(view.head)
+                .map(|(_, taken)| (view.valid + taken).saturating_sub(self.len() - 1));
+            if over.is_some_and(|over| over <= first) {
+                return (next > first)
+                    .then(|| (self.before(view.head.place, view.valid - first), next - first));
+            }
+        }
+    }
+
+    /// Gives back a grant, as if it had not been, as far as it is not over.
+    pub(super) fn undo(&self, charge: LogCharge, now: Stamp, window: &Window) {
+        let back = self.give_back();
+        let mut book = lock(&back.book);
+        let Some((place, granted)) = self.run(charge.time, now, window) else { return };
+        let head = self.head();
+        book.follow(self, back.links(head.ring), window, head);
+        if end(charge.time, window) <= now.max(head.time) {
+            return;
+        }
+        let undone = book.credits.get(&charge.time).map_or(0, |credit| credit.n);
+        let n = charge.n.min(granted.saturating_sub(undone));
+        if n > 0 {
+            book.add(back.links(head.ring), charge.time, Credit { place, n });
+            self.credit(back, &mut book, now, window);
+        }
+    }
+
+    /// Gives back the `n` oldest permits of those that count: raises the floor above them.
+    pub(super) fn refund(&self, n: u32, now: Stamp, window: &Window) {
+        if n == 0 {
+            return;
+        }
+        let back = self.give_back();
+        let mut book = lock(&back.book);
+        loop {
+            let (view, latest) = self.settled(now, window);
+            let View { head, valid, .. } = view;
+            book.follow(self, back.links(head.ring), window, head);
+            let mut floor = self.count(&view, 0, |there| end(there, window) <= latest);
+            let (mut left, mut passed, mut sum) = (n, 0, book.sum);
+            let mut first = NOWHERE;
+            for credit in book.credits.values() {
+                let number = self.number(head, valid, credit.place).unwrap_or(0);
+                let granted = number.saturating_sub(floor);
+                if granted >= left {
+                    first = credit.place;
+                    break;
+                }
+                left -= granted;
+                floor = floor.max(number + credit.n);
+                (passed, sum) = (passed + 1, sum - credit.n);
+            }
+            let valid = valid - floor.saturating_add(left).min(valid);
+            // What is over now is forgotten, so that the log must not go back behind this time.
+            let (Head { place, ring, .. }, time) = (head, latest);
+            if self.install(back, head, &Next { place, valid, n: 0, time, ring, first, sum }) {
+                for _ in 0..passed {
+                    book.credits.pop_first();
+                }
+                book.sum = sum;
+                book.over.clear();
+                return;
+            }
+        }
+    }
+
+    /// Forgets all that was granted.
+    pub(super) fn reset(&self) {
+        let back = self.give_back();
+        let mut book = lock(&back.book);
+        loop {
+            let head = self.head();
+            self.help(head);
+            let Head { place, time, ring, .. } = head;
+            let next = Next { place, valid: 0, n: 0, time, ring, first: NOWHERE, sum: 0 };
+            if self.install(back, head, &next) {
+                return book.clear();
+            }
+        }
+    }
+
+    /// Takes `n` places as of `now` at least, whatever they show.
+    pub(super) fn debit(&self, n: u32, now: Stamp, window: &Window) {
+        let back = self.give_back();
+        let mut book = lock(&back.book);
+        loop {
+            let (View { head, valid, .. }, time) = self.settled(now, window);
+            book.follow(self, back.links(head.ring), window, head);
+            // What is taken anew counts no more, nor does what was undone there.
+            let lost = (valid + n).saturating_sub(self.len() - 1);
+            let number = |credit: &Credit| self.number(head, valid, credit.place).unwrap_or(0);
+            let gone = book.credits.values().take_while(|credit| number(credit) < lost).count();
+            let sum = book.sum - book.credits.values().take(gone).map(|credit| credit.n).sum::<u32>();
+            let first = book.credits.values().nth(gone).map_or(NOWHERE, |credit| credit.place);
+            let (place, ring) = (self.after(head.place, n), head.ring);
+            let next = Next { place, valid: valid + n - lost, n, time, ring, first, sum };
+            if self.install(back, head, &next) {
+                for _ in 0..gone {
+                    book.credits.pop_first();
+                }
+                book.sum = sum;
+                return;
+            }
+        }
+    }
+
+    /// Sees to it that what was undone counts again if it does so in a longer window.
+    pub(super) fn rewindow(&self, now: Stamp, window: &Window) {
+        if let Some(back) = self.back() {
+            let mut book = lock(&back.book);
+            if !book.over.is_empty() || !book.credits.is_empty() {
+                self.credit(back, &mut book, now, window);
+            }
+        }
+    }
+
+    /// Goes on in the other ring, without what was undone.
+    fn copy(&self, back: &GiveBack, book: &mut Book, window: &Window) {
+        'anew: loop {
+            let from = self.head();
+            self.help(from);
+            // Places of undone permits may have been taken anew since they were looked up.
+            book.follow(self, back.links(from.ring), window, from);
+            let valid = match from.floored {
+                true => self.before(from.place, back.floor(from.version)),
+                false => self.len() - 1,
+            };
+            let ring = !from.ring;
+            let (source, target) =
+                (self.times(from.ring), if ring { back.second() } else { self.times(ring) });
+            let copy = |first: u32, n: u32, to: u32| {
+                for step in 0..n {
+                    let time = source[self.after(first, step) as usize].load(Ordering::Acquire);
+                    target[self.after(to, step) as usize].store(time, Ordering::Release);
+                }
+                self.after(to, n)
+            };
+            // All that counts, in the stretches between what was undone.
+            let credits = book.over.iter().map(|(_, credit)| credit).chain(book.credits.values());
+            let holes: Vec<_> = credits
+                .filter_map(|credit| Some((self.number(from, valid, credit.place)?, credit.n)))
+                .collect();
+            let (oldest, mut number, mut place) = (self.before(from.place, valid), 0, 0);
+            for (hole, n) in holes.iter().copied().chain([(valid, 0)]) {
+                place = copy(self.after(oldest, number), hole.saturating_sub(number), place);
+                number = hole + n;
+            }
+            // The rest shows a number below all times, and another one after each copy: no helper expects it.
+            book.copies += 1;
+            let fill = |first: u32, end: u32| {
+                for free in first..end {
+                    target[free as usize].store(book.copies, Ordering::Release);
+                }
+            };
+            fill(place, self.len());
+            let (mut done, mut over) = (from, 0);
+            loop {
+                let Some((head, taken)) = self.taken_since(from) else { continue 'anew };
+                // The oldest places may have been copied when they were taken anew: then they are over.
+                let lost = (valid + taken).saturating_sub(self.len() - 1).min(valid);
+                let undone: u32 = holes.iter().map(|(hole, n)| lost.saturating_sub(*hole).min(*n)).sum();
+                fill(over, lost - undone);
+                over = lost - undone;
+                place = copy(done.place, self.before(head.place, done.place), place);
+                done = head;
+                let (valid, time) = (self.len() - 1, head.time);
+                let next = Next { place, valid, n: 0, time, ring, first: NOWHERE, sum: 0 };
+                if self.install(back, head, &next) {
+                    return book.clear();
+                }
+            }
+        }
+    }
+}

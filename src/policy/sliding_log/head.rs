@@ -1,0 +1,96 @@
+//! The head of a log: one word of 128 bits that each grant replaces.
+//!
+//! # State word
+//!
+//! | bits | field | meaning | who changes it |
+//! |---|---|---|---|
+//! | 0 | `credited` | grants were undone whose times still count: the slot of the version tells how many permits | set by a giver-back, cleared by the taker that finds them all over |
+//! | 1 | `ring` | which of the two rings is in force | a giver-back that copies |
+//! | 2 to 63 | `time` | when the last grant was made; never falls | each taker |
+//! | 64 to 87 | `n` | how many places the last grant took; its taker may not have written them yet | each taker; a giver-back sets it to 0 |
+//! | 88 to 112 | `place` | where the next grant goes | each taker, a debit, a giver-back that copies |
+//! | 113 to 126 | `version` | raised by each giver-back; wraps after 2^14 of them | each giver-back |
+//! | 127 | `floored` | places behind the floor do not count: the slot of the version tells where it is | set by a giver-back, cleared by the taker that fills the ring |
+//!
+//! **The same head twice.** A taker that stalls between its look and its exchange must not succeed with an exchange that fits by chance.
+//! The time never falls. Between two equal heads all grants were therefore made at one instant, fewer than the ring has places if no
+//! permits were given back, so `place` differs. If permits were given back, `version` differs, until 2^14 of them came back one by
+//! one within that nanosecond.
+
+use crate::policy::window::Stamp;
+
+/// Where the next grant goes, and what the last one was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Head {
+    pub(crate) version: u16,
+    pub(crate) place: u32,
+    pub(crate) n: u32,
+    pub(crate) time: Stamp,
+    pub(crate) ring: bool,
+    pub(crate) credited: bool,
+    pub(crate) floored: bool,
+}
+
+/// The latest time that has a number of its own, 109 years after the beginning.
+pub(crate) const LAST: Stamp = (1 << 62) - 1;
+
+const VERSIONS: u16 = 1 << 14;
+
+impl Head {
+    #[inline]
+    pub(crate) fn decode(bits: u128) -> Head {
+        // The two halves.
+        #[allow(clippy::cast_possible_truncation)]
+        let (high, low) = ((bits >> 64) as u64, bits as u64);
+        // Each part is as wide as its mask.
+        #[allow(clippy::cast_possible_truncation)]
+        let (version, place, n) =
+            ((high >> 49) as u16 & (VERSIONS - 1), (high >> 24) as u32 & 0x1ff_ffff, high as u32 & 0xff_ffff);
+        Head {
+            version,
+            place,
+            n,
+            time: low >> 2,
+            ring: low & 2 != 0,
+            credited: low & 1 != 0,
+            floored: high >> 63 != 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn encode(self) -> u128 {
+        let Head { version, place, n, time, ring, credited, floored } = self;
+        let high =
+            u64::from(floored) << 63 | u64::from(version) << 49 | u64::from(place) << 24 | u64::from(n);
+        let low = time << 2 | u64::from(ring) << 1 | u64::from(credited);
+        u128::from(high) << 64 | u128::from(low)
+    }
+
+    /// The head of the next version, whose last grant is written.
+    pub(crate) fn next_version(self) -> Head {
+        Head { version: (self.version + 1) % VERSIONS, n: 0, ..self }
+    }
+}
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_head_is_what_was_encoded(
+            version in 0..VERSIONS, place in 0u32..1 << 25, n in 0u32..1 << 24, time in 0..=LAST,
+            ring: bool, credited: bool, floored: bool,
+        ) {
+            let head = Head { version, place, n, time, ring, credited, floored };
+            prop_assert_eq!(Head::decode(head.encode()), head);
+        }
+    }
+
+    #[test]
+    fn versions_wrap() {
+        let last = Head { version: VERSIONS - 1, n: 3, ..Head::decode(0) };
+        assert_eq!(last.next_version(), Head::decode(0));
+    }
+}

@@ -1,0 +1,325 @@
+//! Sliding log: the times of the last grants, and nothing else. Exact.
+//!
+//! # Algorithm
+//!
+//! "At most *N* in any *T*" means: the *N*th grant before this one was at least *T* ago. So keep the times of the last *N*
+//! grants in a ring. The oldest says whether the next one may go, however large *N* is.
+//!
+//! # Protocol
+//!
+//! How grants are decided without a lock is told in `state.rs`, how permits are given back in `give_back.rs`.
+//!
+//! # Invariant
+//!
+//! Never more than `limit` permits in any span shorter than the window: two of them, `limit` grants apart, are at least a
+//! window apart. Tests: `tests/window_properties.rs`.
+//!
+//! # Source
+//!
+//! The sliding log of the literature, usually kept as a sorted set (Redis `ZADD`, `ZREMRANGEBYSCORE`), here as a ring.
+
+pub(crate) mod give_back;
+pub(crate) mod head;
+pub(crate) mod state;
+
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+use crate::nanos::Nanos;
+use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
+use crate::rate::Rate;
+
+pub use state::LogState;
+
+/// Never more than so many permits in *any* span of the period: exact.
+///
+/// It remembers when each of the last permits was granted. A decision costs the same whether that is ten or a hundred thousand; memory
+/// is 9 bytes for each permit of the limit, allocated once. A request for `n` permits at once writes `n` times. The first grant that is
+/// undone allocates as much again, and so do the two copies that follow if many are.
+///
+/// A request for more than the limit can never be had. Permits that are awaited are counted from the time at which they were really
+/// granted, so a timer that is late by a millisecond in a window of a second costs a thousandth of the rate.
+///
+/// When the rate changes, what was granted stays granted: [`Keep::Count`], and [`Keep::Ratio`] is the same. A limit that is raised above the
+/// [room](SlidingLog::room_for) made for it is cut to that.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SlidingLog};
+///
+/// let clock = ManualClock::new();
+/// let limiter = RateLimiter::with_clock(SlidingLog::new(Rate::per_minute(2)), clock.clone());
+/// clock.advance(Duration::from_secs(24));
+/// limiter.try_acquire()?;
+/// clock.advance(Duration::from_secs(12));
+/// limiter.try_acquire()?;
+/// clock.advance(Duration::from_secs(13));
+/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(35).into() }));
+/// # Ok::<(), Refusal>(())
+/// ```
+///
+/// # Source
+///
+/// The sliding log of the literature; Redis, sorted sets.
+///
+/// # Picture
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/sliding_log.svg"))]
+#[derive(Clone, Debug)]
+pub struct SlidingLog {
+    window: CurrentWindow,
+    room: u32,
+}
+
+/// What one grant of a [`SlidingLog`] took.
+#[derive(Clone, Copy, Debug)]
+pub struct LogCharge {
+    time: Stamp,
+    n: u32,
+}
+
+/// A time as the log notes it.
+#[inline]
+fn moment(at: Nanos) -> Stamp {
+    stamp(at).min(head::LAST)
+}
+
+/// The time of a stamp. Never, if the clock does not reach it.
+fn due(time: Stamp) -> Nanos {
+    if time > head::LAST { Nanos::MAX } else { time_of(time) }
+}
+
+impl SlidingLog {
+    /// The most permits that a log has room for: 2^24 - 1, in 144 MiB.
+    pub const MAX_LIMIT: u32 = (1 << 24) - 1;
+
+    /// Never more permits in any period than the rate says: `5000/h` is 5000 in any hour.
+    ///
+    /// # Panics
+    ///
+    /// If the rate is not a whole number of permits, at most [`MAX_LIMIT`](SlidingLog::MAX_LIMIT), in a whole number of nanoseconds. For
+    /// values from a configuration, use [`try_new`](SlidingLog::try_new).
+    #[must_use]
+    #[track_caller]
+    pub fn new(rate: Rate) -> SlidingLog {
+        match SlidingLog::try_new(rate) {
+            Ok(policy) => policy,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Never more permits in any period than the rate says.
+    ///
+    /// # Errors
+    ///
+    /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits in a whole number of nanoseconds.
+    /// - [`PolicyError::Log`] if it has more permits than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
+    pub fn try_new(rate: Rate) -> Result<SlidingLog, PolicyError> {
+        let window = CurrentWindow::new(rate, 1)?;
+        let room = if window.get().unlimited { 1 } else { window.get().limit.max(1) };
+        SlidingLog { window, room }.room_for(room)
+    }
+
+    /// Makes room for a limit of so many permits, to which it can be raised while it runs.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Log`] if that is more than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
+    pub fn room_for(self, permits: u32) -> Result<SlidingLog, PolicyError> {
+        if permits > SlidingLog::MAX_LIMIT {
+            return Err(PolicyError::Log { permits, limit: SlidingLog::MAX_LIMIT });
+        }
+        Ok(SlidingLog { room: self.room.max(permits), ..self })
+    }
+
+    /// The window, with a limit that the ring has room for.
+    #[inline]
+    fn window(&self) -> Window {
+        let window = self.window.get();
+        if window.unlimited { window } else { Window { limit: window.limit.min(self.room), ..window } }
+    }
+}
+
+impl Policy for SlidingLog {
+    type State = LogState;
+    type Charge = LogCharge;
+
+    fn start(&self, _now: Nanos) -> LogState {
+        LogState::new(self.room)
+    }
+
+    fn try_acquire(&self, state: &LogState, at: Nanos, n: u32) -> Result<LogCharge, Refusal> {
+        let window = self.window();
+        window.check(n)?;
+        if window.unlimited {
+            return Ok(LogCharge { time: 0, n: 0 });
+        }
+        if n > window.limit {
+            return Err(limited(Nanos::MAX, at));
+        }
+        state.take(moment(at), &window, n).map_err(|free_at| limited(due(free_at), at))
+    }
+
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        self.window().check(n)
+    }
+
+    fn weight(&self, n: u32) -> u64 {
+        u64::from(n)
+    }
+
+    fn ready_at(&self, state: &LogState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        let window = self.window();
+        if window.unlimited || n == 0 {
+            return at;
+        }
+        if n > window.limit {
+            return Nanos::MAX;
+        }
+        // The times of one window come again in the next: each full limit takes a window more.
+        let (need, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
+        let windows = (need - 1) / limit;
+        let of_first = u32::try_from(need - windows * limit).unwrap_or(window.limit);
+        let first = state.look(moment(at), &window, |view, time| {
+            let free_at = state.free_at(view, &window, of_first);
+            // A grant of the next lap comes after the last one.
+            (windows > 0 || free_at > time).then(|| free_at.max(time))
+        });
+        first.map_or(at, |first| due(first.saturating_add(window.length.saturating_mul(windows))))
+    }
+
+    /// Single permits leave no place free, and larger requests may.
+    fn one_by_one(&self, largest: u32) -> usize {
+        if largest > 1 { usize::MAX } else { 0 }
+    }
+
+    /// How many places were taken by grants that were foreseen, and how many of these are free again. The ring itself is looked at later,
+    /// place by place.
+    fn forecast(&self, state: &LogState, at: Nanos) -> Forecast {
+        let head = state.head();
+        // And by which head the ring was found: of its time the lowest bits, which differ from lap to lap.
+        let found = head.time << 39 | u64::from(head.place) << 14 | u64::from(head.version);
+        Forecast::with(at, [0, 0, found])
+    }
+
+    fn foresee(&self, state: &LogState, forecast: &mut Forecast, n: u32) -> Nanos {
+        let window = self.window();
+        if window.unlimited {
+            return forecast.at;
+        }
+        if n > window.limit {
+            return Nanos::MAX;
+        }
+        let [taken, mut free, _] = forecast.numbers;
+        let (taken, limit) = (taken + u64::from(n), u64::from(window.limit));
+        let of_ring = u32::try_from(taken.min(limit)).unwrap_or(window.limit);
+        let (mut free_at, latest) = state.look(moment(forecast.at), &window, |view, _| {
+            (state.free_at(view, &window, of_ring), view.head.time)
+        });
+        // Behind the last place of the ring come those of the grants that were foreseen.
+        while let Some((end, places)) = forecast.next_back()
+            && free < taken.saturating_sub(limit)
+        {
+            forecast.pass();
+            free += places;
+            free_at = free_at.max(end);
+        }
+        // A request is judged as of the last grant, also if the clock went back.
+        let at = if free_at > latest { forecast.at.max(due(free_at)) } else { forecast.at };
+        if at < Nanos::MAX {
+            forecast.at = at;
+            forecast.numbers[..2].copy_from_slice(&[taken, free]);
+            let time = moment(at).max(latest);
+            forecast.comes_back(time.saturating_add(window.length), n.into());
+        }
+        at
+    }
+
+    fn foresee_many(&self, state: &LogState, forecast: &mut Forecast, crowd: &Crowd) {
+        let window = self.window();
+        if window.unlimited || crowd.requests == 0 {
+            return;
+        }
+        let limit = u64::from(window.limit);
+        let time = moment(forecast.at).max(state.head().time);
+        let time = time.saturating_add(crowd.spans(limit).saturating_mul(window.length));
+        // As if the last grant had all places.
+        *forecast = Forecast::with(due(time).max(forecast.at), [limit, 0, 0]);
+        forecast.comes_back(time.saturating_add(window.length), limit);
+    }
+
+    fn undo(&self, state: &LogState, at: Nanos, charge: LogCharge, _most: u64) -> u64 {
+        let window = self.window();
+        if charge.n > 0 && !window.unlimited {
+            state.undo(charge, moment(at), &window);
+        }
+        u64::MAX
+    }
+
+    /// The oldest that count are given back: those that would have come back first.
+    fn refund(&self, state: &LogState, at: Nanos, n: u32) -> u64 {
+        let window = self.window();
+        if !window.unlimited {
+            state.refund(n, moment(at), &window);
+        }
+        u64::MAX
+    }
+
+    fn unused(&self, charge: LogCharge, n: u32, used: u32) -> Option<LogCharge> {
+        n.checked_sub(used).filter(|n| *n > 0).map(|n| LogCharge { n: charge.n.min(n), ..charge })
+    }
+
+    /// Of more permits than there is room for, the last ones are remembered.
+    fn debit(&self, state: &LogState, at: Nanos, n: u32) {
+        let (n, window) = (n.min(self.room), self.window());
+        if n > 0 && !window.unlimited {
+            state.debit(n, moment(at), &window);
+        }
+    }
+
+    fn change(&self, state: &LogState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let change = change.without_burst()?;
+        if change.keep == Some(Keep::Reset) {
+            state.reset();
+        }
+        if let Some(rate) = change.rate {
+            self.window.set(rate);
+            state.rewindow(moment(at), &self.window());
+        }
+        Ok(u64::MAX)
+    }
+
+    fn rate(&self) -> Rate {
+        self.window.rate()
+    }
+
+    fn status(&self, state: &LogState, at: Nanos) -> PolicyStatus {
+        let window = self.window();
+        if window.unlimited {
+            return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
+        }
+        let limit = u64::from(window.limit);
+        if limit == 0 {
+            return PolicyStatus { limit, available: 0, full_at: Nanos::MAX };
+        }
+        state.look(moment(at), &window, |view, time| {
+            // Times rise along the ring, so those that are over come first.
+            let over = state.count(view, 0, |there| state::end(there, &window) <= time);
+            let taken = view.valid - over - view.credits.sum.min(view.valid - over);
+            let available = limit.saturating_sub(taken.into());
+            let full_at = state.free_at(view, &window, window.limit);
+            PolicyStatus { limit, available, full_at: if full_at > time { due(full_at) } else { at } }
+        })
+    }
+
+    fn catches_up(&self) -> bool {
+        false
+    }
+
+    fn anchored(self, unix_time_at_zero: Duration) -> SlidingLog {
+        SlidingLog { window: self.window.anchored(unix_time_at_zero), ..self }
+    }
+}

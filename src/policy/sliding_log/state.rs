@@ -1,0 +1,292 @@
+//! The state of a log, and what a request does with it: a ring of times that only grows.
+//!
+//! # Protocol
+//!
+//! Shared: the [`Head`], and a ring with one time for each permit. The head says where the next grant goes, and when the last grant
+//! was made. `room` places count for decisions; the spare ones bound how many undone permits may lie among them.
+//!
+//! | word | meaning | who changes it | a request that sees it |
+//! |---|---|---|---|
+//! | a place behind the head | when one permit was granted | the taker of the place, or a helper; it only rises, until the ring is filled by a copy | compares it with the time |
+//! | a place of the last grant | the time in the head, if it is not written yet | | takes the time in the head |
+//! | a place ahead of the head | a time of a lap before, not above the time in the head; these times ascend | | does not look at it |
+//! | head | see [`Head`] | takers, givers-back | replaces it, or is refused and writes nothing |
+//! | floor, in the slot of a version | places behind it do not count | a giver-back, before that version begins | counts them as free |
+//! | credits, in the slot of a version | how many permits were undone whose times still count, and the place of the first of them | a giver-back, before that version begins; a taker whose clock is past the first one | looks as many places further back |
+//! | a link, for each place | how many permits of the time in this place were undone, and where the next such place is | a giver-back | leaves out what is over |
+//!
+//! | step of a taker | operation | ordering | why |
+//! |---|---|---|---|
+//! | 1 read | `head` | Acquire | sees the slot of its version, and the times of all grants but the last |
+//! | 2 judge | the place that has to be over; with a flag in the head, slot and links | Acquire | a newer value of any of them comes with a newer head, which 3 or 6 then sees |
+//! | 3 refuse | `head` again | Acquire | the same head: nothing was changed since 1 |
+//! | 4 leave out | credits that are over: compare and exchange | AcqRel | their places may be taken anew from 6 on |
+//! | 5 help | places of the last grant that are not written: read, `head` again, compare and exchange | Acquire, Acquire, AcqRel | 6 replaces the head that tells their time |
+//! | 6 take | `head`: compare and exchange | AcqRel | fails if the head is another one; publishes what 4 and 5 made sure of |
+//! | 7 write | its own places, from the last to the first: as 5 | AcqRel | saves the next taker step 5 |
+//!
+//! **A writer that stalls** between 6 and 7. The next taker writes its places in step 5, before the head forgets their time. When the
+//! stalled writer goes on, its exchanges fail, since a place never shows an older time again.
+//!
+//! | | stalled taker *A* | taker *B* | head | places |
+//! |---|---|---|---|---|
+//! | 1 | takes place 4 at 20 | | 5, time 20 | 4 shows 3 |
+//! | 2 | stalls | reads the head, and needs place 4: the last grant, so its time is 20 | | |
+//! | 3 | | writes 20 to place 4, takes place 5 at 21 | 6, time 21 | 4 shows 20 |
+//! | 4 | exchanges 3 for 20 in place 4: fails | | | 4 shows 20 |
+//!
+//! **Whether a grant is written** is told by its first place alone. A grant is written from its last place to its first one, and the
+//! times ahead of the head ascend: if the first place shows the time of the grant, all of them do, by whatever they were written.
+//!
+//! **Nobody is too early.** Times rise along the ring, since a request is judged and noted as of its own time or that of the last
+//! grant, whichever is later. So the time of the place that has to be over is the newest of all that have to be over, and one look
+//! decides for any `n`.
+//!
+//! **Undone permits stay in the ring.** A place that was undone takes up room among those that count, so a request looks one place
+//! further back for each of them: "granted and not undone, and this request, are at most *N*" is "places in the window, and this
+//! request, are at most *N* and the undone ones". How permits are undone is told in `give_back.rs`.
+//!
+//! **Checked by** `loom-tests/sliding_log.rs`. Loom's head is a mutex, so that the orderings of the head are argued here only.
+
+use std::sync::OnceLock;
+
+use crate::policy::sliding_log::LogCharge;
+use crate::policy::sliding_log::give_back::{Credits, GiveBack};
+use crate::policy::sliding_log::head::Head;
+use crate::policy::window::{Stamp, Window};
+use crate::sync::{AtomicU64, AtomicU128, Ordering};
+
+/// The fewest places beyond the room.
+pub(crate) const SPARE: u32 = if cfg!(all(test, tidegate_loom)) { 2 } else { 64 };
+
+/// The state of one [`SlidingLog`](super::SlidingLog): a ring of times.
+#[derive(Debug)]
+pub struct LogState {
+    pub(super) head: AtomicU128,
+    /// The ring that is in force until grants are undone in large numbers.
+    times: Box<[AtomicU64]>,
+    /// What giving back needs, made when it is needed first.
+    back: OnceLock<Box<GiveBack>>,
+}
+
+/// What one look at the head and its slot says.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) head: Head,
+    /// How many places behind the head count.
+    pub(super) valid: u32,
+    /// The undone permits that are not over.
+    pub(super) credits: Credits,
+}
+
+impl LogState {
+    /// A log that has room for so many permits.
+    pub(super) fn new(room: u32) -> LogState {
+        // One more, so that the place that is written next is none of those that decide.
+        let len = room + room / 8 + SPARE + 1;
+        LogState { head: AtomicU128::new(0), times: ring(len), back: OnceLock::new() }
+    }
+
+    /// How many places a ring has.
+    pub(super) fn len(&self) -> u32 {
+        u32::try_from(self.times.len()).unwrap_or(u32::MAX)
+    }
+
+    /// How many undone permits there may be.
+    pub(super) fn spare(&self) -> u32 {
+        // An eighth of the room is a ninth of the room and its eighth.
+        (self.len() - 1 - SPARE) / 9 + SPARE
+    }
+
+    pub(super) fn back(&self) -> Option<&GiveBack> {
+        self.back.get().map(|back| &**back)
+    }
+
+    pub(crate) fn give_back(&self) -> &GiveBack {
+        self.back.get_or_init(|| Box::new(GiveBack::new(self.len())))
+    }
+
+    #[inline]
+    pub(crate) fn times(&self, ring: bool) -> &[AtomicU64] {
+        match self.back.get() {
+            Some(back) if ring => back.second(),
+            _ => &self.times,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn head(&self) -> Head {
+        Head::decode(self.head.load(Ordering::Acquire))
+    }
+
+    /// Replaces the head, or returns the one that is there instead. It may fail for no reason.
+    #[inline]
+    pub(crate) fn exchange(&self, head: Head, new: Head) -> Result<(), Head> {
+        self.head
+            .compare_exchange_weak(head.encode(), new.encode(), Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
+            .map_err(Head::decode)
+    }
+
+    /// The place so many steps behind another one, at most once around.
+    #[inline]
+    pub(crate) fn before(&self, place: u32, steps: u32) -> u32 {
+        if steps <= place { place - steps } else { place + self.len() - steps }
+    }
+
+    /// The place so many steps after another one, at most once around.
+    #[inline]
+    pub(crate) fn after(&self, place: u32, steps: u32) -> u32 {
+        let sum = place + steps;
+        if sum < self.len() { sum } else { sum - self.len() }
+    }
+
+    /// What counts at a time, by a head that may be outdated: then the next look at the head tells.
+    #[inline]
+    pub(super) fn view(&self, head: Head, time: Stamp, window: &Window) -> View {
+        if !head.floored && !head.credited {
+            return View { head, valid: self.len() - 1, credits: Credits::NONE };
+        }
+        let Some(back) = self.back.get() else {
+            return View { head, valid: self.len() - 1, credits: Credits::NONE };
+        };
+        let valid =
+            if head.floored { self.before(head.place, back.floor(head.version)) } else { self.len() - 1 };
+        let mut credits = if head.credited { back.credits(head.version) } else { Credits::NONE };
+        if let Some(over) = time.checked_sub(window.length) {
+            back.leave_out(&mut credits, self.times(head.ring), head.ring, over);
+        }
+        View { head, valid, credits }
+    }
+
+    /// The time of the place so many steps behind the head, from 1 on; 0 if it does not count.
+    #[inline]
+    pub(super) fn behind(&self, view: &View, steps: u32) -> Stamp {
+        if steps > view.valid {
+            return 0;
+        }
+        if steps <= view.head.n {
+            return view.head.time;
+        }
+        let place = self.before(view.head.place, steps);
+        self.times(view.head.ring)[place as usize].load(Ordering::Acquire)
+    }
+
+    /// Until when `n` permits are not free. `n` is at least 1, and at most the limit.
+    pub(super) fn free_at(&self, view: &View, window: &Window, n: u32) -> Stamp {
+        let mut credits = view.credits;
+        let Some(back) = self.back.get().filter(|_| credits.sum > 0) else {
+            return end(self.behind(view, window.limit - n + 1), window);
+        };
+        // When that place is over, undone permits of the same time and before are too, and a newer place decides.
+        loop {
+            let time = self.behind(view, window.limit - n + 1 + credits.sum);
+            let sum = credits.sum;
+            back.leave_out(&mut credits, self.times(view.head.ring), view.head.ring, time);
+            if credits.sum == sum {
+                return end(time, window);
+            }
+        }
+    }
+
+    /// Looks until nothing changes meanwhile.
+    pub(super) fn look<T>(&self, now: Stamp, window: &Window, look: impl Fn(&View, Stamp) -> T) -> T {
+        let mut head = self.head();
+        loop {
+            let time = now.max(head.time);
+            let seen = look(&self.view(head, time, window), time);
+            match self.head() {
+                same if same == head => return seen,
+                newer => head = newer,
+            }
+        }
+    }
+
+    /// Takes `n` places as of `now`. The error is the time before which that is too early.
+    #[inline]
+    pub(super) fn take(&self, now: Stamp, window: &Window, n: u32) -> Result<LogCharge, Stamp> {
+        let mut head = self.head();
+        loop {
+            let time = now.max(head.time);
+            let view = self.view(head, time, window);
+            let oldest = self.behind(&view, window.limit - n + 1 + view.credits.sum);
+            if end(oldest, window) > time {
+                let free_at = self.free_at(&view, window, n);
+                match self.head() {
+                    same if same == head => return Err(free_at),
+                    newer => head = newer,
+                }
+                continue;
+            }
+            if !self.publish(&view.credits) {
+                head = self.head();
+                continue;
+            }
+            self.help(head);
+            let next = &self.times(head.ring)[head.place as usize];
+            let there = next.load(Ordering::Acquire);
+            let floored = head.floored && view.valid + n < self.len() - 1;
+            let credited = view.credits.sum > 0;
+            let new = Head { place: self.after(head.place, n), n, time, floored, credited, ..head };
+            match self.exchange(head, new) {
+                Ok(()) => {
+                    // One place needs no second look at the head: the exchange was it.
+                    let written = n == 1
+                        && (there >= time
+                            || next
+                                .compare_exchange(there, time, Ordering::AcqRel, Ordering::Relaxed)
+                                .is_ok());
+                    if !written {
+                        self.help(new);
+                    }
+                    return Ok(LogCharge { time, n });
+                }
+                Err(newer) => head = newer,
+            }
+        }
+    }
+
+    /// Makes known which credits are over. Fails if they are others by now.
+    #[inline]
+    fn publish(&self, credits: &Credits) -> bool {
+        !credits.left_out || self.back.get().is_none_or(|back| back.publish(credits))
+    }
+
+    /// Writes the times of the last grant, as far as they are not written, from the last one to the first.
+    #[inline]
+    pub(crate) fn help(&self, head: Head) {
+        let first = &self.times(head.ring)[self.before(head.place, head.n) as usize];
+        // Without a last grant it is the next place, which does not matter.
+        if head.n > 0 && first.load(Ordering::Acquire) < head.time {
+            self.write(head);
+        }
+    }
+
+    fn write(&self, head: Head) {
+        let times = self.times(head.ring);
+        for steps in 1..=head.n {
+            let place = &times[self.before(head.place, steps) as usize];
+            let mut there = place.load(Ordering::Acquire);
+            while there < head.time {
+                if self.head() != head {
+                    // Whoever replaced it saw to this grant, and the place may belong to a newer one.
+                    return;
+                }
+                match place.compare_exchange(there, head.time, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => break,
+                    Err(other) => there = other,
+                }
+            }
+        }
+    }
+}
+
+/// When a grant of this time counts no more. Zero, and the number of a copy, is over: no window is longer than the first stamp.
+#[inline]
+pub(super) fn end(time: Stamp, window: &Window) -> Stamp {
+    time.saturating_add(window.length)
+}
+
+pub(super) fn ring(len: u32) -> Box<[AtomicU64]> {
+    (0..len).map(|_| AtomicU64::new(0)).collect()
+}

@@ -1,0 +1,240 @@
+//! The sliding log against a plain list of grants from which undone grants are removed: every verdict, every told time and every
+//! status, in long runs in which far more permits are undone than the log has spare places. All times are arguments.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::policy::{Change, Keep};
+use tidegate::{Nanos, Policy, Rate, Refusal, SlidingLog};
+
+/// The most permits that a limit is raised to.
+const ROOM: u64 = 24;
+const LONGEST: u64 = 200;
+
+fn rate(limit: u64, length: u64) -> Result<Rate, TestCaseError> {
+    Ok(if limit == 0 { Rate::ZERO } else { Rate::new(limit, Duration::from_nanos(length))? })
+}
+
+/// A grant of `n` permits as of a time. A debit has no charge.
+struct Grant<Charge> {
+    at: u64,
+    n: u64,
+    charge: Option<Charge>,
+}
+
+/// The real log beside the list.
+struct Pair<'a> {
+    policy: &'a SlidingLog,
+    state: <SlidingLog as Policy>::State,
+    limit: u64,
+    length: u64,
+    now: u64,
+    /// The time of the last grant or refund: none is noted as of an earlier time.
+    latest: u64,
+    grants: Vec<Grant<<SlidingLog as Policy>::Charge>>,
+}
+
+#[derive(Clone, Debug)]
+enum Call {
+    Pass(u64),
+    Back(u64),
+    Take(u32),
+    /// Takes permits until a request is refused.
+    TakeAll(u32),
+    /// Undoes a grant, or as many of its permits.
+    Undo(prop::sample::Index, u32),
+    /// Undoes every second grant, from the newest or from the oldest on.
+    UndoMany(bool),
+    Refund(u32),
+    Debit(u32),
+    Reset,
+    Change(u64, u64),
+}
+
+fn some_calls() -> impl Strategy<Value = Vec<Call>> {
+    let n = || prop_oneof![3 => Just(1u32), 2 => 1u32..6, 1 => 1u32..30];
+    let call = prop_oneof![
+        4 => prop_oneof![Just(0), 1u64..4, 1..LONGEST].prop_map(Call::Pass),
+        1 => (1u64..20).prop_map(Call::Back),
+        6 => n().prop_map(Call::Take),
+        6 => n().prop_map(Call::TakeAll),
+        8 => (any::<prop::sample::Index>(), n()).prop_map(|(grant, n)| Call::Undo(grant, n)),
+        6 => any::<bool>().prop_map(Call::UndoMany),
+        1 => n().prop_map(Call::Refund),
+        1 => n().prop_map(Call::Debit),
+        1 => Just(Call::Reset),
+        2 => (0..=ROOM, 1..LONGEST).prop_map(|(limit, length)| Call::Change(limit, length)),
+    ];
+    vec(call, 1..300)
+}
+
+impl Pair<'_> {
+    /// When a request is judged: the log does not go back behind its last grant.
+    fn judged_at(&self) -> u64 {
+        self.now.max(self.latest)
+    }
+
+    fn counting(&self, at: u64) -> u64 {
+        self.grants.iter().filter(|grant| grant.at + self.length > at).map(|grant| grant.n).sum()
+    }
+
+    /// The first time from now on at which `n` permits fit.
+    fn due(&self, n: u64) -> Option<u64> {
+        let fits = |at: &u64| self.counting(*at) + n <= self.limit;
+        let ends = self.grants.iter().map(|grant| grant.at + self.length);
+        let judged_at = self.judged_at();
+        ends.filter(|end| *end > judged_at).chain([judged_at]).filter(fits).min()
+    }
+
+    /// Compares all that can be told.
+    fn compare(&self) -> Result<(), TestCaseError> {
+        let at = Nanos::new(self.now);
+        for n in [1, 2, 5, 11, ROOM] {
+            let told = self.policy.ready_at(&self.state, at, 0, u32::try_from(n)?);
+            let due = self.due(n).map_or(Nanos::MAX, Nanos::new);
+            // By a clock that is behind the last grant, now is when the last grant was.
+            let due = if due == Nanos::new(self.judged_at()) { at } else { due };
+            prop_assert_eq!(told.max(at), due, "for {}", n);
+        }
+        let status = self.policy.status(&self.state, at);
+        let counting = self.counting(self.judged_at());
+        prop_assert_eq!(status.available, self.limit.saturating_sub(counting));
+        if self.limit > 0 {
+            let last = self.grants.iter().map(|grant| grant.at + self.length).max().unwrap_or(0);
+            let full_at = if last > self.judged_at() { last } else { self.now };
+            prop_assert_eq!(status.full_at.as_u64().max(self.now), full_at.max(self.now));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, n: u32) -> Result<bool, TestCaseError> {
+        let (at, due) = (Nanos::new(self.now), self.due(n.into()));
+        match self.policy.try_acquire(&self.state, at, n) {
+            Ok(charge) => {
+                prop_assert_eq!(due, Some(self.judged_at()), "{} granted", n);
+                self.latest = self.judged_at();
+                self.grants.push(Grant { at: self.latest, n: n.into(), charge: Some(charge) });
+                return Ok(true);
+            }
+            Err(Refusal::Limited { retry_after }) => {
+                let told = at.saturating_add(retry_after);
+                prop_assert_ne!(due, Some(self.judged_at()), "{} refused", n);
+                prop_assert_eq!(told, due.map_or(Nanos::MAX, Nanos::new));
+            }
+            Err(_) => prop_assert!(u64::from(n) > self.limit),
+        }
+        Ok(false)
+    }
+
+    fn undo(&mut self, grant: usize, n: u32) -> Result<(), TestCaseError> {
+        let judged_at = self.judged_at();
+        let Grant { at, n: taken, charge } = &mut self.grants[grant];
+        let Some(whole) = *charge else { return Ok(()) };
+        let taken_now = u32::try_from(*taken)?;
+        let used = taken_now.saturating_sub(n);
+        let Some(unused) = self.policy.unused(whole, taken_now, used) else { return Ok(()) };
+        self.policy.undo(&self.state, Nanos::new(self.now), unused, u64::MAX);
+        if *at + self.length > judged_at {
+            *taken = used.into();
+        } else {
+            // It is over, and is not given back twice.
+            *charge = None;
+        }
+        self.grants.retain(|grant| grant.n > 0);
+        Ok(())
+    }
+
+    fn call(&mut self, call: &Call) -> Result<(), TestCaseError> {
+        match *call {
+            Call::Pass(span) => self.now += span,
+            Call::Back(span) => self.now -= span,
+            Call::Take(n) => drop(self.take(n)?),
+            Call::TakeAll(n) => while self.take(n)? {},
+            Call::Undo(ref grant, n) if !self.grants.is_empty() => {
+                self.undo(grant.index(self.grants.len()), n)?;
+            }
+            Call::Undo(..) => {}
+            Call::UndoMany(from_newest) => {
+                let count = self.grants.len();
+                for step in 0..count.div_ceil(2) {
+                    // A grant that is over stays in the list.
+                    let at = if from_newest {
+                        self.grants.len().checked_sub(1 + step)
+                    } else {
+                        Some(count / 2 - step.min(count / 2))
+                    };
+                    if let Some(at) = at.filter(|at| *at < self.grants.len()) {
+                        self.undo(at, u32::MAX)?;
+                    }
+                }
+            }
+            Call::Refund(n) => {
+                if n > 0 {
+                    self.latest = self.judged_at();
+                }
+                self.policy.refund(&self.state, Nanos::new(self.now), n);
+                let (mut left, judged_at, length) = (u64::from(n), self.judged_at(), self.length);
+                for grant in self.grants.iter_mut().filter(|grant| grant.at + length > judged_at) {
+                    let back = grant.n.min(left);
+                    grant.n -= back;
+                    left -= back;
+                    if back > 0 {
+                        // A caller that gives a permit back twice gets it back twice.
+                        grant.charge = None;
+                    }
+                }
+                self.grants.retain(|grant| grant.n > 0);
+                // What was refunded of a time cannot be told from other permits of that time.
+                for grant in &mut self.grants {
+                    grant.charge = None;
+                }
+            }
+            Call::Debit(n) => {
+                // More is forgotten; see `tests/policy_debit.rs`.
+                let most = ROOM.saturating_sub(self.counting(self.judged_at()));
+                let n = u64::from(n).min(most);
+                self.policy.debit(&self.state, Nanos::new(self.now), u32::try_from(n)?);
+                if n > 0 {
+                    self.latest = self.judged_at();
+                    self.grants.push(Grant { at: self.latest, n, charge: None });
+                }
+            }
+            Call::Reset => {
+                let at = Nanos::new(self.now);
+                prop_assert!(self.policy.change(&self.state, at, Change::reset()).is_ok());
+                self.grants.clear();
+            }
+            Call::Change(limit, length) => {
+                let length = if limit == 0 { self.length } else { length };
+                let judged_at = self.judged_at();
+                // A grant that was over may count again in a longer window or not.
+                let counts = |length| move |grant: &Grant<_>| grant.at + length > judged_at;
+                if self.grants.iter().any(|grant| counts(length)(grant) != counts(self.length)(grant)) {
+                    return Ok(());
+                }
+                let change = Change::rate(rate(limit, length)?).keep(Keep::Count);
+                prop_assert!(self.policy.change(&self.state, Nanos::new(self.now), change).is_ok());
+                (self.limit, self.length) = (limit, length);
+            }
+        }
+        self.compare()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_log_is_a_list_without_the_undone_grants(
+        limit in 1..=ROOM, length in 1..LONGEST, calls in some_calls(),
+    ) {
+        let policy = SlidingLog::new(rate(limit, length)?).room_for(u32::try_from(ROOM)?)?;
+        let now = 1000 * LONGEST;
+        let state = policy.start(Nanos::new(now));
+        let mut pair = Pair { policy: &policy, state, limit, length, now, latest: 0, grants: Vec::new() };
+        for call in &calls {
+            pair.call(call)?;
+        }
+    }
+}
