@@ -86,7 +86,7 @@ fn given_back_against_takes(older: bool, give_back: fn(&SlidingLog, &LogState, L
 
 #[test]
 fn what_is_given_back_is_granted_once() {
-    model(|| {
+    model_up_to(2, || {
         let undo = |log: &SlidingLog, state: &LogState, charge| {
             log.undo(state, Nanos::new(20), charge, u64::MAX);
         };
