@@ -314,9 +314,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     #[cfg(feature = "keyed")]
     pub(crate) fn is_plain(&self) -> bool {
         let mut queue = lock(&self.queue);
-        // A pause may be over, and nobody came since.
-        queue.tell(self.clock.now());
+        let now = self.clock.now();
+        // A pause may be over, and no request came since.
+        queue.tell(now);
         queue.front() & !WATCHED == 0
+            // The next request may be charged as of an earlier time, and a state alone does not tell.
+            && !self.lateness.is_usable(now)
             && !self.events.has_own()
             && queue.is_unused()
             && self.lateness.catch_up() == Nanos::from_duration(crate::limiter::CATCH_UP)
@@ -467,7 +470,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are charged as of when they are due.
     pub(crate) fn was_late(&self, queue: &Queue<R, C>, now: Nanos) {
         if queue.len() + queue.seats.len() == 0 && self.rule.knows_lateness() {
-            self.lateness.seen(now.saturating_since(queue.charged));
+            self.lateness.seen(now, now.saturating_since(queue.charged));
         }
     }
 

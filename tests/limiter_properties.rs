@@ -54,6 +54,9 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
 /// Ticks of 1/16 ns.
 const PER_NANO: i128 = 16;
 
+/// The catch-up of a new limiter.
+const CATCH_UP: i128 = 10_000_000 * PER_NANO;
+
 struct Model {
     now: i128,
     /// When the stock is zero.
@@ -65,9 +68,38 @@ struct Model {
     /// Who was granted, and when.
     granted: Vec<(usize, i128)>,
     refused: Vec<usize>,
+    /// The latest time as of which a grant was charged.
+    charged: i128,
+    /// By how much the last grants were late, and when that was noted.
+    late: i128,
+    noted: i128,
 }
 
 impl Model {
+    /// As of when a request is charged that comes now and whose permits are there: not before it was due, and not
+    /// further back than the last grants were late, if the limiter was not idle since.
+    fn charge_at(&self) -> i128 {
+        let (due, late) = (Self::ceil(self.zero), self.late.min(CATCH_UP));
+        let idle = self.now - self.noted > CATCH_UP || self.now - due > 2 * late;
+        if idle { self.now } else { due.max(self.now - late) }
+    }
+
+    /// Grants a request that comes now.
+    fn take_now(&mut self, n: u32) {
+        let at = self.charge_at();
+        if self.late > 0 {
+            (self.late, self.noted) = (self.late.min(self.now - at), self.now);
+        }
+        self.take(at, n);
+    }
+
+    /// A waiter sees its grant.
+    fn see(&mut self) {
+        if self.line.is_empty() {
+            (self.late, self.noted) = (self.now - self.charged, self.now);
+        }
+    }
+
     fn price(&self, n: u32) -> i128 {
         let ticks = i128::from(n) * i128::from(SECOND) * PER_NANO;
         (ticks + self.permits - 1) / self.permits
@@ -84,6 +116,7 @@ impl Model {
 
     fn take(&mut self, at: i128, n: u32) {
         self.zero = self.zero.max(self.floor(at)) + self.price(n);
+        self.charged = self.charged.max(at);
     }
 
     /// When a request behind all who wait is due.
@@ -120,9 +153,8 @@ impl Model {
             return;
         }
         if self.line.is_empty() && self.zero <= self.now {
-            // Charged as of now, not as of a due time in the past.
             self.granted.push((name, self.now));
-            self.take(self.now, n);
+            self.take_now(n);
             return;
         }
         self.line.push_back((name, n, deadline));
@@ -131,7 +163,7 @@ impl Model {
 
     fn attempt(&mut self, n: u32) -> Result<(), i128> {
         if self.line.is_empty() && self.zero <= self.now {
-            self.take(self.now, n);
+            self.take_now(n);
             return Ok(());
         }
         Err((self.due_behind_all() - self.now) / PER_NANO)
@@ -181,6 +213,8 @@ struct Waiting {
     name: usize,
     future: Pin<Box<AcquireManyOwned<SmoothBursty, ManualClock>>>,
     woken: Arc<Woken>,
+    /// Whether its first poll is over.
+    waited: bool,
 }
 
 struct Real {
@@ -189,6 +223,8 @@ struct Real {
     waiting: Vec<Waiting>,
     granted: Vec<(usize, Nanos)>,
     refused: Vec<usize>,
+    /// Whether a waiter has seen its grant since the model was told.
+    seen: bool,
 }
 
 impl Real {
@@ -198,13 +234,13 @@ impl Real {
             Some(within) => self.limiter.try_acquire_many_within_owned(n, Duration::from_nanos(within)),
         };
         let woken = Arc::new(Woken { clock: self.clock.clone(), at: Mutex::new(Some(self.clock.now())) });
-        self.waiting.push(Waiting { name, future: Box::pin(future), woken });
+        self.waiting.push(Waiting { name, future: Box::pin(future), woken, waited: false });
         self.poll();
     }
 
     /// Polls those who were woken, and only those.
     fn poll(&mut self) {
-        let (granted, refused) = (&mut self.granted, &mut self.refused);
+        let (granted, refused, seen) = (&mut self.granted, &mut self.refused, &mut self.seen);
         let mut again = true;
         while std::mem::take(&mut again) {
             self.waiting.retain_mut(|waiter| {
@@ -213,8 +249,14 @@ impl Real {
                 again = true;
                 let waker = Waker::from(waiter.woken.clone());
                 match waiter.future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                    Poll::Pending => return true,
-                    Poll::Ready(Ok(_)) => granted.push((waiter.name, at)),
+                    Poll::Pending => {
+                        waiter.waited = true;
+                        return true;
+                    }
+                    Poll::Ready(Ok(_)) => {
+                        *seen |= waiter.waited;
+                        granted.push((waiter.name, at));
+                    }
                     Poll::Ready(Err(_)) => refused.push(waiter.name),
                 }
                 false
@@ -231,10 +273,10 @@ proptest! {
         let clock = ManualClock::new();
         let policy = SmoothBursty::new(Rate::per_second(permits)).max_burst(Duration::from_nanos(burst));
         let limiter = RateLimiter::with_clock(policy, clock.clone());
-        let mut real = Real { limiter, clock, waiting: Vec::new(), granted: Vec::new(), refused: Vec::new() };
+        let mut real = Real { limiter, clock, waiting: Vec::new(), granted: Vec::new(), refused: Vec::new(), seen: false };
         let mut model = Model {
             now: 0, zero: 0, permits: permits.into(), burst: i128::from(burst) * PER_NANO,
-            line: VecDeque::new(), granted: Vec::new(), refused: Vec::new(),
+            line: VecDeque::new(), granted: Vec::new(), refused: Vec::new(), charged: 0, late: 0, noted: 0,
         };
         let mut forgotten = Vec::new();
         for (name, act) in acts.into_iter().enumerate() {
@@ -288,6 +330,9 @@ proptest! {
                 }
             }
             real.poll();
+            if std::mem::take(&mut real.seen) {
+                model.see();
+            }
             prop_assert_eq!(real.limiter.status().waiting, model.line.len());
         }
         // Those who were forgotten had their turns as everybody else; only nobody noticed.

@@ -12,23 +12,25 @@
 //! | a request is granted as of an earlier time | the time between the two: the same or less |
 //! | a request comes when its permit has been due for more than twice the lateness: the limiter was idle | none |
 //! | a request is granted as of now | none |
+//! | neither of the first two happens for longer than the catch-up | none |
 //!
 //! So lateness comes only from grants that were late, requests never add to it, and an idle limiter has none. It counts up to
-//! the [catch-up](crate::RateLimiter::set_catch_up), so the bound is the one that the catch-up states.
+//! the [catch-up](crate::RateLimiter::set_catch_up), so the bound is the one that the catch-up states. It ends by time alone, so
+//! that the limiter of a key can be put away when it has ended: see `keyed/`.
 //!
 //! Twice, since the request before was granted late itself: it was charged at *c* and seen at *c* + *late*, and this one comes within
 //! *late* of that.
 //!
 //! # Memory ordering
 //!
-//! **Shared**: `late`, one number; and the flag [`LATE`](crate::gate::LATE) of the gate's front, which says that it may not be zero.
+//! **Shared**: `late` and `noted`, two numbers; and the flag [`LATE`](crate::gate::LATE) of the gate's front, which says that it may not be zero.
 //!
 //! | operation | ordering | what for |
 //! |---|---|---|
-//! | `late` is stored, under the queue's lock, by a waiter that sees its grant | Relaxed | before the front is stored with the flag |
-//! | `late` is loaded, and exchanged for less, without the lock | Relaxed | |
+//! | `noted`, then `late` is stored, under the queue's lock, by a waiter that sees its grant | Relaxed | before the front is stored with the flag |
+//! | `late` is loaded, and exchanged for less, without the lock; then `noted` is stored | Relaxed | |
 //!
-//! **Why enough.** No permit depends on `late`: a request is charged between `now - catch_up` and now, whatever number it reads, and
+//! **Why enough.** No permit depends on the two: a request is charged between `now - catch_up` and now, whatever number it reads, and
 //! the policy's state alone says whether the permit is there. A request that reads an old number is charged up to the
 //! catch-up too early or too late. The front is only stored under the lock, as ever: a request that uses up the lateness tries the lock to
 //! take the flag down, and leaves that to the holder if there is one. If the holder had read `late` before, the flag stays up until the lock is
@@ -44,6 +46,8 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) struct Lateness {
     /// In nanoseconds; zero if there is none.
     late: AtomicU64,
+    /// When a grant was seen late, or made late, most recently: in nanoseconds.
+    noted: AtomicU64,
     /// How far back a grant can be charged, in nanoseconds.
     catch_up: AtomicU64,
 }
@@ -52,6 +56,7 @@ impl Lateness {
     pub(crate) fn new(catch_up: Duration) -> Lateness {
         Lateness {
             late: AtomicU64::new(0),
+            noted: AtomicU64::new(0),
             catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
         }
     }
@@ -70,8 +75,17 @@ impl Lateness {
         self.late.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether a request that comes now may use any.
+    pub(crate) fn is_usable(&self, now: Nanos) -> bool {
+        let noted = Nanos::new(self.noted.load(Ordering::Relaxed));
+        self.is_some() && now.saturating_since(noted) <= self.catch_up()
+    }
+
     /// As of when a request counts as made that comes now and is due at `due`: now, less the lateness.
     pub(crate) fn arrival(&self, now: Nanos, due: Nanos) -> Nanos {
+        if !self.is_usable(now) {
+            return now;
+        }
         let late = self.late.load(Ordering::Relaxed).min(self.catch_up.load(Ordering::Relaxed));
         let idle = now.saturating_since(due).as_u64();
         if idle > late.saturating_mul(2) { now } else { Nanos::new(now.as_u64().saturating_sub(late)) }
@@ -89,10 +103,14 @@ impl Lateness {
             // If it fails, another one was granted meanwhile, or seen late.
             let _ = self.late.compare_exchange(late, left, Ordering::Relaxed, Ordering::Relaxed);
         }
+        if late > 0 {
+            self.noted.store(now.as_u64(), Ordering::Relaxed);
+        }
     }
 
     /// A waiter sees its grant so late. Under the lock.
-    pub(crate) fn seen(&self, late: Nanos) {
+    pub(crate) fn seen(&self, now: Nanos, late: Nanos) {
+        self.noted.store(now.as_u64(), Ordering::Relaxed);
         self.late.store(late.as_u64(), Ordering::Relaxed);
     }
 }
