@@ -167,6 +167,9 @@
 //! # }
 //! ```
 //!
+//! Blocking calls on other threads follow the paused time of the runtime in which the limiter's clock was
+//! made; see [`TokioClock`].
+//!
 //! A type that stores a limiter and is to be tested with a [`ManualClock`] takes the clock as a parameter:
 //!
 //! ```

@@ -2,14 +2,18 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use std::time::Duration;
 
 use tidegate::{Clock, Rate, RateLimiter, SmoothBursty, SystemClock, TokioClock};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
@@ -176,4 +180,144 @@ fn a_runtime_that_ends_after_an_alarm_was_due_does_not_panic() {
     }
     drop(ended);
     assert!(limiter.status().waiting < 100);
+}
+
+/// Waits until `count` requests stand in line. Time does not move meanwhile: the runtime has work to do.
+async fn until_waiting(limiter: &RateLimiter<SmoothBursty, TokioClock>, count: usize) {
+    while limiter.status().waiting < count {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Takes `count` permits in a plain thread, and tells how long each took.
+fn thread_takes(
+    limiter: &Arc<RateLimiter<SmoothBursty, TokioClock>>,
+    count: usize,
+    enters: Option<Handle>,
+) -> oneshot::Receiver<Vec<Duration>> {
+    let (tell, told) = oneshot::channel();
+    let limiter = limiter.clone();
+    thread::spawn(move || {
+        let _inside = enters.as_ref().map(Handle::enter);
+        tell.send((0..count).map(|_| limiter.blocking_acquire()).collect())
+    });
+    told
+}
+
+fn hourly(clock: TokioClock) -> Arc<RateLimiter<SmoothBursty, TokioClock>> {
+    Arc::new(RateLimiter::with_clock(bursty(Rate::per_hour(1)), clock))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_thread_reads_the_paused_time_of_the_runtime_that_made_the_clock() {
+    let clock = TokioClock::new();
+    for _ in 0..3 {
+        let told = thread::spawn(move || clock.now()).join().expect("no panic");
+        assert_eq!(told, clock.now());
+        tokio::time::advance(100 * SECOND).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_thread_is_served_by_advance() {
+    let limiter = hourly(TokioClock::new());
+    limiter.acquire().await;
+    let mut told = thread_takes(&limiter, 1, None);
+    until_waiting(&limiter, 1).await;
+    tokio::time::advance(3599 * SECOND).await;
+    assert_eq!(limiter.status().waiting, 1);
+    assert!(told.try_recv().is_err());
+    tokio::time::advance(SECOND).await;
+    assert_eq!(told.await, Ok(vec![HOUR]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_with_nothing_to_do_advances_to_a_plain_thread() {
+    let limiter = hourly(TokioClock::new());
+    let start = Instant::now();
+    assert_eq!(thread_takes(&limiter, 3, None).await, Ok(vec![Duration::ZERO, HOUR, HOUR]));
+    assert_eq!(start.elapsed(), 2 * HOUR);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_thread_and_tasks_wait_in_one_line_under_paused_time() {
+    let limiter = hourly(TokioClock::new());
+    limiter.acquire().await;
+    let first = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.acquire().await }
+    });
+    until_waiting(&limiter, 1).await;
+    let told = thread_takes(&limiter, 1, None);
+    until_waiting(&limiter, 2).await;
+    tokio::time::advance(HOUR).await;
+    assert_eq!(first.await.expect("no panic"), HOUR);
+    assert_eq!(told.await, Ok(vec![2 * HOUR]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_blocking_task_is_served_by_advance() {
+    let limiter = hourly(TokioClock::new());
+    limiter.acquire().await;
+    let blocked = tokio::task::spawn_blocking({
+        let limiter = limiter.clone();
+        move || limiter.blocking_acquire()
+    });
+    until_waiting(&limiter, 1).await;
+    tokio::time::advance(HOUR).await;
+    assert_eq!(blocked.await.expect("no panic"), HOUR);
+}
+
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn a_limiter_with_the_default_clock_serves_a_plain_thread_by_advance() {
+    let limiter = Arc::new(RateLimiter::new(bursty(Rate::per_hour(1))));
+    limiter.acquire().await;
+    let told = thread_takes(&limiter, 1, None);
+    until_waiting(&limiter, 1).await;
+    tokio::time::advance(HOUR).await;
+    assert_eq!(told.await, Ok(vec![HOUR]));
+}
+
+#[test]
+fn a_thread_that_enters_the_runtime_is_served_with_a_clock_made_outside() {
+    let limiter = hourly(TokioClock::new());
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime");
+    runtime.block_on(async {
+        limiter.acquire().await;
+        let told = thread_takes(&limiter, 1, Some(Handle::current()));
+        until_waiting(&limiter, 1).await;
+        tokio::time::advance(HOUR).await;
+        assert_eq!(told.await, Ok(vec![HOUR]));
+    });
+}
+
+#[test]
+fn a_clock_does_not_go_back_when_its_paused_runtime_ends() {
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime");
+    let (clock, before) = runtime.block_on(async {
+        let clock = TokioClock::new();
+        tokio::time::advance(HOUR).await;
+        (clock, clock.now())
+    });
+    assert_eq!(clock.now(), before);
+    drop(runtime);
+    assert!(clock.now() >= before);
+}
+
+#[test]
+fn a_blocked_thread_goes_on_in_real_time_when_its_paused_runtime_ends() {
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime");
+    let (limiter, told) = runtime.block_on(async {
+        let clock = TokioClock::new();
+        tokio::time::advance(HOUR).await;
+        let limiter = Arc::new(RateLimiter::with_clock(bursty(Rate::per_second(1000)), clock));
+        limiter.acquire().await;
+        let told = thread_takes(&limiter, 10, None);
+        until_waiting(&limiter, 1).await;
+        (limiter, told)
+    });
+    drop(runtime);
+    assert_eq!(told.blocking_recv().map(|waits| waits.len()), Ok(10));
+    assert_eq!(limiter.status().waiting, 0);
 }

@@ -1,6 +1,7 @@
 //! tokio's clock and timer.
 
 mod runtime;
+mod unpark;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,8 +13,12 @@ use tokio::task::coop;
 use tokio::time::Instant;
 
 use crate::clock::tokio::runtime::{Runtime, lock};
+use crate::clock::tokio::unpark::Unpark;
 use crate::clock::{Clock, Sleep, Timer, unix_time};
 use crate::nanos::Nanos;
+
+/// tokio's timer ticks in milliseconds.
+const TICK: Nanos = Nanos::new(1_000_000);
 
 /// Reads tokio's clock, which tests can pause and advance.
 ///
@@ -23,8 +28,18 @@ use crate::nanos::Nanos;
 ///
 /// tokio's paused time moves in whole milliseconds.
 ///
-/// Blocking calls wait in real time and then look at tokio's clock again; under paused time they need
-/// somebody else to advance it.
+/// Paused time belongs to one runtime. A call inside a runtime sees the time of that runtime. A call on a
+/// thread outside of any runtime sees the time of the runtime in which the clock was made. So blocking
+/// calls are served by `advance` as tasks are, and a runtime that has nothing to do advances to the time at
+/// which they are due.
+///
+/// A clock that was made outside of any runtime shows real time to a thread outside of any runtime. Under
+/// paused time, make the limiter inside the runtime, or let the thread enter the runtime with
+/// [`Handle::enter`]. A blocking call on the runtime's own thread stops the runtime, and paused time with
+/// it: use [`spawn_blocking`](tokio::task::spawn_blocking) or a thread.
+///
+/// When its runtime has ended, the clock goes on at the pace of real time. Pause time before a thread
+/// blocks: a thread that is blocked already looks at the clock again after the real time it had left.
 ///
 /// # Examples
 ///
@@ -43,13 +58,16 @@ use crate::nanos::Nanos;
 pub struct TokioClock {
     start: Instant,
     unix_time: Duration,
+    /// The runtime in which it was made, if the time of that runtime can be paused. Not a handle: a clock
+    /// can be copied.
+    home: Option<Id>,
 }
 
 impl TokioClock {
     /// A clock that begins now.
     #[must_use]
     pub fn new() -> TokioClock {
-        TokioClock { start: Instant::now(), unix_time: unix_time() }
+        TokioClock { start: Instant::now(), unix_time: unix_time(), home: runtime::home() }
     }
 }
 
@@ -61,7 +79,13 @@ impl Default for TokioClock {
 
 impl Clock for TokioClock {
     fn now(&self) -> Nanos {
-        Nanos::from_duration(self.start.elapsed())
+        let time = match self.home {
+            Some(home) if Handle::try_current().is_err_and(|error| error.is_missing_context()) => {
+                runtime::time_of(home)
+            }
+            Some(_) | None => Instant::now(),
+        };
+        Nanos::from_duration(time.saturating_duration_since(self.start))
     }
 
     fn unix_time_at_zero(&self) -> Duration {
@@ -82,7 +106,25 @@ impl Timer for TokioClock {
     }
 
     fn park_until(&self, at: Nanos) {
-        park_for(at, self.now());
+        let now = self.now();
+        match self.unpark_at(at) {
+            // With a limit in real time, too: the calling thread may be the runtime's own. The limit is a tick
+            // of tokio's timer at least, or a thread would spin while time stands.
+            Some(_unpark) => park_for(at.max(now.saturating_add(TICK)), now),
+            None => park_for(at, now),
+        }
+    }
+}
+
+impl TokioClock {
+    /// Sees that the calling thread is unparked at `at`, if the time of its runtime is not real time.
+    fn unpark_at(&self, at: Nanos) -> Option<Unpark> {
+        if at == Nanos::MAX {
+            return None;
+        }
+        let runtime = runtime::current_or(self.home)?;
+        runtime::own_time(&runtime)?;
+        Some(Unpark::new(&runtime, self.start.checked_add(at.as_duration())?))
     }
 }
 

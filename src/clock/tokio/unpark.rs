@@ -1,0 +1,37 @@
+//! Unparks a thread at a time of a runtime whose time is not real time.
+
+use std::thread::Thread;
+
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+/// A task that unparks the thread that made it. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Unpark(JoinHandle<()>);
+
+/// Unparks a thread when it is dropped.
+struct InDrop(Thread);
+
+impl Drop for InDrop {
+    fn drop(&mut self) {
+        self.0.unpark();
+    }
+}
+
+impl Unpark {
+    /// Unparks the calling thread at `at`, or when the runtime ends. The thread then looks at the time again.
+    pub(super) fn new(runtime: &Handle, at: Instant) -> Unpark {
+        let thread = InDrop(std::thread::current());
+        Unpark(runtime.spawn(async move {
+            let _thread = thread;
+            sleep_until(at).await;
+        }))
+    }
+}
+
+impl Drop for Unpark {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
