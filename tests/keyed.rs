@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use support::MS;
 use tidegate::keyed::ForKey;
 use tidegate::{
-    AnyPolicy, KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket,
-    TokioClock, WhenKeysFull,
+    AnyPolicy, Clock, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request,
+    SmoothBursty, TokenBucket, TokioClock, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -375,14 +375,20 @@ proptest! {
             .map(|key| Ok((key, RateLimiter::with_clock(policy()?, clock.clone()))))
             .collect::<Result<_, tidegate::ConfigError>>()?;
         let is_known = |key: u64| keys.iter().any(|(known, _)| known == key);
-        let (mut handles, mut waiting) = (Vec::new(), Vec::<(Future, Future)>::new());
+        let (mut handles, mut waiting) = (Vec::new(), Vec::<(u64, Future, Future)>::new());
+        // When a waiter of a key saw its grant: the key is kept for the catch-up, since the next request may be charged
+        // as of an earlier time.
+        let mut seen = HashMap::<u64, Nanos>::new();
         for act in acts {
             match act {
                 Act::Try(key, n) => match keys.try_acquire_many(&key, n) {
                     Err(Refusal::TooManyKeys { limit }) => {
                         prop_assert_eq!((limit, keys.len(), is_known(key)), (max_keys, max_keys, false));
                         let mut held = keys.iter().map(|(key, status)| status.full_in.is_zero()
-                            && !handles.iter().any(|(held, _)| *held == key));
+                            && !handles.iter().any(|(held, _)| *held == key)
+                            && seen.get(&key).is_none_or(|seen| {
+                                clock.now().saturating_since(*seen).as_duration() > Duration::from_millis(10)
+                            }));
                         prop_assert!(!waiting.is_empty() || !held.any(|free| free), "there was room");
                     }
                     answer => prop_assert_eq!(answer, all[&key].try_acquire_many(n)),
@@ -395,7 +401,7 @@ proptest! {
                     if !matches!(answer, Poll::Ready(Err(Refusal::TooManyKeys { .. }))) {
                         prop_assert_eq!(answer, poll(&mut other));
                         if answer.is_pending() {
-                            waiting.push((one, other));
+                            waiting.push((key, one, other));
                         }
                     }
                 }
@@ -410,11 +416,13 @@ proptest! {
                 Act::Sweep => keys.sweep(),
             }
             let mut still = Vec::new();
-            for (mut one, mut other) in waiting {
+            for (key, mut one, mut other) in waiting {
                 let answer = poll(&mut one);
                 prop_assert_eq!(answer, poll(&mut other));
                 if answer.is_pending() {
-                    still.push((one, other));
+                    still.push((key, one, other));
+                } else {
+                    seen.insert(key, clock.now());
                 }
             }
             waiting = still;

@@ -129,6 +129,10 @@ impl Line {
                 }
             }
             Act::Join(n, priority) => drop(self.join(Request::permits(n).priority(priority))),
+            // Permits given back make it colder, and a waiter that was in time may be too late: see its docs.
+            Act::Within(n, priority, _) if matches!(self.limiter.policy(), AnyPolicy::SmoothWarmingUp(_)) => {
+                self.join(Request::permits(n).priority(priority));
+            }
             Act::Within(n, priority, within) => {
                 let within = Duration::from_nanos(within);
                 self.join(Request::permits(n).priority(priority).within(within));

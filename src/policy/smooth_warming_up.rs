@@ -86,6 +86,10 @@ use crate::sync::AtomicU128;
 ///
 /// When the rate changes, coldness and debt are kept as times: [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the limiter is warm.
 ///
+/// Permits that are given back while the limiter is paused, or owes, lengthen the gap in which it
+/// cools. Then later requests are dearer, and a waiter with a deadline that was accepted in time may
+/// be too late: it is refused at its deadline, and requests behind it come due earlier than told.
+///
 /// # Examples
 ///
 /// ```
