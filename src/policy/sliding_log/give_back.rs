@@ -28,10 +28,8 @@
 //!
 //! # Copies
 //!
-//! A ring has spare places for an eighth of the room. When more permits are undone, the places that count are copied to a second
-//! ring without the undone ones, in one pass, and the head goes on there. So undoing one permit costs the copying of nine places at
-//! most, on average. Takers go on in the first ring meanwhile; what they take is copied before the head is replaced. The rest of the
-//! second ring shows the number of the copy, which is below all times: so the times ahead of the head ascend.
+//! A ring has spare places for an eighth of the room. When half as many permits are undone, a copy to a second ring begins, without
+//! the undone ones. How it is made in slices is told in `copying.rs`.
 //!
 //! A helper that stalls from the time when a ring was in force before until it is again finds in the place another time than it
 //! expects, and fails. If it finds an equal one, it raises the time of one permit, and never lowers any.
@@ -40,13 +38,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::OnceLock;
 
 use crate::policy::sliding_log::LogCharge;
+use crate::policy::sliding_log::copying::Copying;
 use crate::policy::sliding_log::head::Head;
 use crate::policy::sliding_log::state::{LogState, View, end, ring};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// The place of no credit.
-const NOWHERE: u32 = (1 << 25) - 1;
+pub(super) const NOWHERE: u32 = (1 << 25) - 1;
 
 /// What giving back needs.
 #[derive(Debug)]
@@ -57,7 +56,7 @@ pub(crate) struct GiveBack {
     /// For each place of each ring, if a credit is there: its permits, and the place of the next one.
     links: [OnceLock<Box<[AtomicU64]>>; 2],
     len: u32,
-    book: Mutex<Book>,
+    books: Mutex<Books>,
 }
 
 #[derive(Debug)]
@@ -97,34 +96,42 @@ fn encode(version: u16, first: u32, sum: u32) -> u64 {
 
 /// Permits of one time that were undone.
 #[derive(Clone, Copy, Debug)]
-struct Credit {
+pub(super) struct Credit {
     /// The first place of that time.
-    place: u32,
-    n: u32,
+    pub(super) place: u32,
+    pub(super) n: u32,
 }
 
-/// What was undone, for those that hold its lock.
-#[derive(Debug)]
-struct Book {
+/// What was undone in one ring.
+#[derive(Debug, Default)]
+pub(super) struct Book {
     /// By their times, those that count.
-    credits: BTreeMap<Stamp, Credit>,
-    sum: u32,
+    pub(super) credits: BTreeMap<Stamp, Credit>,
+    pub(super) sum: u32,
     /// Those that are over, from the oldest on. In a longer window they may count again.
-    over: VecDeque<(Stamp, Credit)>,
-    /// How many copies were made.
-    copies: u64,
+    pub(super) over: VecDeque<(Stamp, Credit)>,
+}
+
+/// What a giver-back needs the lock for.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    /// What was undone in the ring that is in force.
+    pub(super) book: Book,
+    /// The copy that is being made.
+    pub(super) copying: Option<Copying>,
+    /// How many copies were begun.
+    pub(super) copies: u64,
 }
 
 impl GiveBack {
     pub(super) fn new(len: u32) -> GiveBack {
         let slot = || Slot { floor: AtomicU64::new(0), credits: AtomicU64::new(0) };
-        let book = Book { credits: BTreeMap::new(), sum: 0, over: VecDeque::new(), copies: 0 };
         GiveBack {
             slots: [slot(), slot()],
             second: OnceLock::new(),
             links: [OnceLock::new(), OnceLock::new()],
             len,
-            book: Mutex::new(book),
+            books: Mutex::new(Books::default()),
         }
     }
 
@@ -174,7 +181,7 @@ impl GiveBack {
         slot.compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    fn links(&self, of: bool) -> &[AtomicU64] {
+    pub(super) fn links(&self, of: bool) -> &[AtomicU64] {
         self.links[usize::from(of)].get_or_init(|| ring(self.len))
     }
 }
@@ -192,12 +199,12 @@ fn set_link(link: &AtomicU64, n: u32, next: u32) {
 }
 
 impl Book {
-    fn first(&self) -> u32 {
+    pub(super) fn first(&self) -> u32 {
         self.credits.first_key_value().map_or(NOWHERE, |(_, credit)| credit.place)
     }
 
     /// Adds to the credit of a time.
-    fn add(&mut self, links: &[AtomicU64], time: Stamp, credit: Credit) {
+    pub(super) fn add(&mut self, links: &[AtomicU64], time: Stamp, credit: Credit) {
         let next = self.credits.range(time + 1..).next().map_or(NOWHERE, |(_, next)| next.place);
         let here = self.credits.entry(time).or_insert(Credit { n: 0, ..credit });
         here.n += credit.n;
@@ -213,7 +220,18 @@ impl Book {
     /// Parts what counts from what is over at a time, and forgets what was in places that are taken anew. The time is that of the head:
     /// no request is judged as of an earlier one.
     fn follow(&mut self, state: &LogState, links: &[AtomicU64], window: &Window, head: Head) {
-        let (times, now, next) = (state.times(head.ring), head.time, head.place);
+        self.part(state.times(head.ring), links, window, head.time, Some(head.place));
+    }
+
+    /// As of `now`, in a ring whose `next` place counts no more.
+    pub(super) fn part(
+        &mut self,
+        times: &[AtomicU64],
+        links: &[AtomicU64],
+        window: &Window,
+        now: Stamp,
+        next: Option<u32>,
+    ) {
         while let Some((time, credit)) = self.over.back().copied()
             && end(time, window) > now
         {
@@ -228,7 +246,7 @@ impl Book {
             self.over.push_back((time, credit));
         }
         while let Some((time, credit)) = self.over.front_mut()
-            && (credit.place == next || times[credit.place as usize].load(Ordering::Acquire) != *time)
+            && (Some(credit.place) == next || times[credit.place as usize].load(Ordering::Acquire) > *time)
         {
             credit.place = if credit.place as usize + 1 < times.len() { credit.place + 1 } else { 0 };
             credit.n -= 1;
@@ -246,22 +264,22 @@ impl Book {
 }
 
 /// What the next version shall be.
-struct Next {
-    place: u32,
+pub(super) struct Next {
+    pub(super) place: u32,
     /// How many places behind it count.
-    valid: u32,
+    pub(super) valid: u32,
     /// How many of them were taken with it.
-    n: u32,
-    time: Stamp,
-    ring: bool,
+    pub(super) n: u32,
+    pub(super) time: Stamp,
+    pub(super) ring: bool,
     /// The credits: the place of the first, and their sum.
-    first: u32,
-    sum: u32,
+    pub(super) first: u32,
+    pub(super) sum: u32,
 }
 
 impl LogState {
     /// The head, with the last grant written, what counts by it, and the time it is.
-    fn settled(&self, now: Stamp, window: &Window) -> (View, Stamp) {
+    pub(super) fn settled(&self, now: Stamp, window: &Window) -> (View, Stamp) {
         let head = self.head();
         self.help(head);
         let time = now.max(head.time);
@@ -269,7 +287,7 @@ impl LogState {
     }
 
     /// Begins the next version, unless the head is another one by now.
-    fn install(&self, back: &GiveBack, head: Head, next: &Next) -> bool {
+    pub(super) fn install(&self, back: &GiveBack, head: Head, next: &Next) -> bool {
         let Next { place, valid, n, time, ring, first, sum } = *next;
         let floored = valid < self.len() - 1;
         let new = Head { place, n, time, ring, floored, credited: sum > 0, ..head.next_version() };
@@ -287,15 +305,18 @@ impl LogState {
         }
     }
 
-    /// Begins the next version with the credits of the book.
-    fn credit(&self, back: &GiveBack, book: &mut Book, now: Stamp, window: &Window) {
+    /// Begins the next version with the credits of the book, which has `n` permits more than before.
+    fn credit(&self, back: &GiveBack, books: &mut Books, n: u32, now: Stamp, window: &Window) {
         loop {
             let (View { head, valid, .. }, _) = self.settled(now, window);
-            book.follow(self, back.links(head.ring), window, head);
-            if book.sum > self.spare() {
-                return self.copy(back, book, window);
+            books.book.follow(self, back.links(head.ring), window, head);
+            if self.go_on_copying(back, books, n, head, valid, window) {
+                return;
             }
-            let (first, sum) = (book.first(), book.sum);
+            let (first, sum) = (books.book.first(), books.book.sum);
+            if sum > self.spare() {
+                continue;
+            }
             let Head { place, time, ring, .. } = head;
             if self.install(back, head, &Next { place, valid, n: 0, time, ring, first, sum }) {
                 return;
@@ -320,7 +341,7 @@ impl LogState {
 
     /// The head now, and how many places were taken since an older one, if that is less than a lap: a grant that takes the last place
     /// anew is later than the older head, since at one instant fewer are made than the ring has places.
-    fn taken_since(&self, old: Head) -> Option<(Head, u32)> {
+    pub(super) fn taken_since(&self, old: Head) -> Option<(Head, u32)> {
         let head = self.head();
         self.help(head);
         let last = self.times(old.ring)[self.before(old.place, 1) as usize].load(Ordering::Acquire);
@@ -350,18 +371,21 @@ impl LogState {
     /// Gives back a grant, as if it had not been, as far as it is not over.
     pub(super) fn undo(&self, charge: LogCharge, now: Stamp, window: &Window) {
         let back = self.give_back();
-        let mut book = lock(&back.book);
+        let mut books = lock(&back.books);
         let Some((place, granted)) = self.run(charge.time, now, window) else { return };
         let head = self.head();
-        book.follow(self, back.links(head.ring), window, head);
+        books.book.follow(self, back.links(head.ring), window, head);
         if end(charge.time, window) <= now.max(head.time) {
             return;
         }
-        let undone = book.credits.get(&charge.time).map_or(0, |credit| credit.n);
+        let undone = books.book.credits.get(&charge.time).map_or(0, |credit| credit.n);
         let n = charge.n.min(granted.saturating_sub(undone));
         if n > 0 {
-            book.add(back.links(head.ring), charge.time, Credit { place, n });
-            self.credit(back, &mut book, now, window);
+            books.book.add(back.links(head.ring), charge.time, Credit { place, n });
+            if let Some(copying) = &mut books.copying {
+                copying.undone(self, back, charge.time, n);
+            }
+            self.credit(back, &mut books, n, now, window);
         }
     }
 
@@ -371,7 +395,9 @@ impl LogState {
             return;
         }
         let back = self.give_back();
-        let mut book = lock(&back.book);
+        let mut books = lock(&back.books);
+        books.copying = None;
+        let book = &mut books.book;
         loop {
             let (view, latest) = self.settled(now, window);
             let View { head, valid, .. } = view;
@@ -407,7 +433,9 @@ impl LogState {
     /// Forgets all that was granted.
     pub(super) fn reset(&self) {
         let back = self.give_back();
-        let mut book = lock(&back.book);
+        let mut books = lock(&back.books);
+        books.copying = None;
+        let book = &mut books.book;
         loop {
             let head = self.head();
             self.help(head);
@@ -422,7 +450,9 @@ impl LogState {
     /// Takes `n` places as of `now` at least, whatever they show.
     pub(super) fn debit(&self, n: u32, now: Stamp, window: &Window) {
         let back = self.give_back();
-        let mut book = lock(&back.book);
+        let mut books = lock(&back.books);
+        books.copying = None;
+        let book = &mut books.book;
         loop {
             let (View { head, valid, .. }, time) = self.settled(now, window);
             book.follow(self, back.links(head.ring), window, head);
@@ -447,67 +477,9 @@ impl LogState {
     /// Sees to it that what was undone counts again if it does so in a longer window.
     pub(super) fn rewindow(&self, now: Stamp, window: &Window) {
         if let Some(back) = self.back() {
-            let mut book = lock(&back.book);
-            if !book.over.is_empty() || !book.credits.is_empty() {
-                self.credit(back, &mut book, now, window);
-            }
-        }
-    }
-
-    /// Goes on in the other ring, without what was undone.
-    fn copy(&self, back: &GiveBack, book: &mut Book, window: &Window) {
-        'anew: loop {
-            let from = self.head();
-            self.help(from);
-            // Places of undone permits may have been taken anew since they were looked up.
-            book.follow(self, back.links(from.ring), window, from);
-            let valid = match from.floored {
-                true => self.before(from.place, back.floor(from.version)),
-                false => self.len() - 1,
-            };
-            let ring = !from.ring;
-            let (source, target) =
-                (self.times(from.ring), if ring { back.second() } else { self.times(ring) });
-            let copy = |first: u32, n: u32, to: u32| {
-                for step in 0..n {
-                    let time = source[self.after(first, step) as usize].load(Ordering::Acquire);
-                    target[self.after(to, step) as usize].store(time, Ordering::Release);
-                }
-                self.after(to, n)
-            };
-            // All that counts, in the stretches between what was undone.
-            let credits = book.over.iter().map(|(_, credit)| credit).chain(book.credits.values());
-            let holes: Vec<_> = credits
-                .filter_map(|credit| Some((self.number(from, valid, credit.place)?, credit.n)))
-                .collect();
-            let (oldest, mut number, mut place) = (self.before(from.place, valid), 0, 0);
-            for (hole, n) in holes.iter().copied().chain([(valid, 0)]) {
-                place = copy(self.after(oldest, number), hole.saturating_sub(number), place);
-                number = hole + n;
-            }
-            // The rest shows a number below all times, and another one after each copy: no helper expects it.
-            book.copies += 1;
-            let fill = |first: u32, end: u32| {
-                for free in first..end {
-                    target[free as usize].store(book.copies, Ordering::Release);
-                }
-            };
-            fill(place, self.len());
-            let (mut done, mut over) = (from, 0);
-            loop {
-                let Some((head, taken)) = self.taken_since(from) else { continue 'anew };
-                // The oldest places may have been copied when they were taken anew: then they are over.
-                let lost = (valid + taken).saturating_sub(self.len() - 1).min(valid);
-                let undone: u32 = holes.iter().map(|(hole, n)| lost.saturating_sub(*hole).min(*n)).sum();
-                fill(over, lost - undone);
-                over = lost - undone;
-                place = copy(done.place, self.before(head.place, done.place), place);
-                done = head;
-                let (valid, time) = (self.len() - 1, head.time);
-                let next = Next { place, valid, n: 0, time, ring, first: NOWHERE, sum: 0 };
-                if self.install(back, head, &next) {
-                    return book.clear();
-                }
+            let mut books = lock(&back.books);
+            if !books.book.over.is_empty() || !books.book.credits.is_empty() {
+                self.credit(back, &mut books, 1, now, window);
             }
         }
     }

@@ -18,6 +18,7 @@
 //!
 //! The sliding log of the literature, usually kept as a sorted set (Redis `ZADD`, `ZREMRANGEBYSCORE`), here as a ring.
 
+mod copying;
 pub(crate) mod give_back;
 pub(crate) mod head;
 pub(crate) mod state;

@@ -288,5 +288,6 @@ pub(super) fn end(time: Stamp, window: &Window) -> Stamp {
 }
 
 pub(super) fn ring(len: u32) -> Box<[AtomicU64]> {
-    (0..len).map(|_| AtomicU64::new(0)).collect()
+    // Taken over as it is, so that the memory comes zeroed from the system, page by page.
+    vec![0; len as usize].into_iter().map(AtomicU64::new).collect()
 }
