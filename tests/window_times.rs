@@ -50,6 +50,22 @@ fn nothing_more_after(what: &str, operation: impl Fn(&AnyPolicy, &<AnyPolicy as 
     }
 }
 
+/// The stamp of the last time had one bit more than the words have room for, so that each grant was forgotten.
+#[test]
+fn the_limit_is_kept_at_the_end_of_time() {
+    const LAST: u64 = (1 << 62) - (1 << 60);
+    for policy in windows() {
+        for at in [LAST - 2, LAST - 1, LAST, LAST + 1, u64::MAX - 1, u64::MAX] {
+            let state = policy.start(Nanos::ZERO);
+            assert_eq!(take_all(&policy, &state, at), 100, "at {at}: {policy:?}");
+            policy.debit(&state, Nanos::new(at), 1);
+            assert_eq!(policy.status(&state, Nanos::new(at)).available, 0, "at {at}: {policy:?}");
+            policy.refund(&state, Nanos::new(at), 1);
+            assert_eq!(take_all(&policy, &state, at), 0, "at {at}: {policy:?}");
+        }
+    }
+}
+
 /// The open window was forgotten, since it begins after the time of the change.
 #[test]
 fn a_change_as_of_an_older_time_forgets_nothing() {

@@ -13,8 +13,9 @@ use crate::rate::Rate;
 /// The time zero, as a stamp. What lies before it is room for a window that began before the clock did.
 const ORIGIN: u64 = 1 << 60;
 
-/// The last time that has a stamp of its own, 109 years after the beginning.
-const LAST: u64 = (1 << 62) - (1 << 60);
+/// The last time that has a stamp of its own, 109 years after the beginning. Its stamp takes 62 bits, which is all the room that
+/// the words of state have for a time.
+const LAST: u64 = (1 << 62) - (1 << 60) - 1;
 
 /// A time in nanoseconds, counted from long before the clock's zero.
 pub(crate) type Stamp = u64;
