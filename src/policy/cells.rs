@@ -135,7 +135,7 @@ struct Place {
 /// The state of one sliding window.
 #[derive(Debug)]
 pub(crate) struct Cells {
-    pub(crate) head: ClosableWord<0>,
+    pub(crate) head: ClosableWord<127, 0>,
     oldest: AtomicU64,
     ring: Box<[Place]>,
     /// Held while permits are given back, and while the terms change.
@@ -206,8 +206,8 @@ impl Cells {
         self.cell(head, number(of.wrapping_add(1))).map(|cell| cell.before)
     }
 
-    /// How a window of so many cells looks at a time.
-    #[inline]
+    /// How a window of so many cells looks at a time. Always inlined, since a grant needs little of the view, and none of it in memory.
+    #[inline(always)]
     pub(crate) fn view(&self, head: Head, window: &Window, cells: u16, at: Stamp) -> View {
         let now = at.max(head.time);
         let (beginning, span) = (window.beginning(now), window.piece * u64::from(cells));
@@ -271,7 +271,7 @@ impl Cells {
 
     /// Counts `n` permits. Returns the number of their cell, or `None` if the state is another by now, or a step nearer.
     #[inline]
-    pub(crate) fn count(&self, seen: Seen<0>, view: &View, n: u64) -> Option<u64> {
+    pub(crate) fn count(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
         let head = view.head;
         if head.fresh {
             self.enter(seen, &head);
@@ -294,7 +294,7 @@ impl Cells {
 
     /// Enters the cell of a fresh head in the ring, unless another thread has.
     #[cold]
-    pub(crate) fn enter(&self, seen: Seen<0>, head: &Head) {
+    pub(crate) fn enter(&self, seen: Seen<127, 0>, head: &Head) {
         let place = self.place(head.number);
         loop {
             let beginning = place.beginning.load(Ordering::Acquire);
@@ -322,7 +322,7 @@ impl Cells {
     }
 
     /// Counts `n` permits whether there is room or not. `None` if the state is another by now, or a step nearer.
-    pub(crate) fn owe(&self, seen: Seen<0>, view: &View, n: u64) -> Option<u64> {
+    pub(crate) fn owe(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
         self.count(seen, view, n.min(MOST_OWED.saturating_sub(view.sum)))
     }
 
@@ -357,7 +357,7 @@ impl Cells {
     /// Takes up to `n` permits out of the cells of a view, the oldest first. Returns whether the view was still right.
     pub(crate) fn give_back_oldest(
         &self,
-        seen: Seen<0>,
+        seen: Seen<127, 0>,
         view: &View,
         n: u64,
         _giving: &MutexGuard<'_, ()>,

@@ -10,9 +10,11 @@
 //!
 //! | bits | name | meaning |
 //! |---|---|---|
-//! | 127 | closed | a change is at work |
-//! | the next `TURNS` | turn | the number of changes, modulo `2^TURNS` |
+//! | `TOP` | closed | a change is at work |
+//! | the `TURNS` below it | turn | the number of changes, modulo `2^TURNS` |
 //! | the others | content | what the policy counts |
+//!
+//! A policy puts these bits at the top of one half of the word, so that its own numbers do not cross the middle.
 //!
 //! A change holds the lock of the terms' writer. It closes the word, converts the content, publishes the terms, and opens the
 //! word with the new content and the next turn:
@@ -59,23 +61,25 @@ use crate::policy::cell::Cell;
 use crate::policy::limited;
 use crate::sync::{AtomicU128, LOOKS, Ordering, spin_loop};
 
-pub(crate) struct ClosableWord<const TURNS: u32>(AtomicU128);
-
-const CLOSED: u128 = 1 << 127;
+pub(crate) struct ClosableWord<const TOP: u32, const TURNS: u32>(AtomicU128);
 
 /// A word that was open when it was loaded.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen<const TURNS: u32>(u128);
+pub(crate) struct Seen<const TOP: u32, const TURNS: u32>(u128);
 
-impl<const TURNS: u32> Seen<TURNS> {
+impl<const TOP: u32, const TURNS: u32> Seen<TOP, TURNS> {
     #[inline]
     pub(crate) fn content(self) -> u128 {
-        self.0 & ClosableWord::<TURNS>::CONTENT
+        self.0 & ClosableWord::<TOP, TURNS>::CONTENT
     }
 }
 
-impl<const TURNS: u32> ClosableWord<TURNS> {
-    const CONTENT: u128 = (1 << (127 - TURNS)) - 1;
+impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
+    const CLOSED: u128 = 1 << TOP;
+    /// The lowest bit of the turn, or that above it where there is none.
+    const NEXT: u128 = 1 << (TOP - TURNS);
+    const TURN: u128 = Self::CLOSED - Self::NEXT;
+    const CONTENT: u128 = !(Self::CLOSED | Self::TURN);
 
     pub(crate) fn new(content: u128) -> Self {
         ClosableWord(AtomicU128::new(content & Self::CONTENT))
@@ -83,17 +87,17 @@ impl<const TURNS: u32> ClosableWord<TURNS> {
 
     /// The word if it is open, or becomes so soon.
     #[inline]
-    pub(crate) fn load(&self) -> Option<Seen<TURNS>> {
+    pub(crate) fn load(&self) -> Option<Seen<TOP, TURNS>> {
         let bits = Cell::load(&self.0);
-        if bits & CLOSED == 0 { Some(Seen(bits)) } else { self.look_again() }
+        if bits & Self::CLOSED == 0 { Some(Seen(bits)) } else { self.look_again() }
     }
 
     /// Nearly always terms are replaced within so many looks.
     #[cold]
-    fn look_again(&self) -> Option<Seen<TURNS>> {
+    fn look_again(&self) -> Option<Seen<TOP, TURNS>> {
         for _ in 0..LOOKS {
             let bits = Cell::load(&self.0);
-            if bits & CLOSED == 0 {
+            if bits & Self::CLOSED == 0 {
                 return Some(Seen(bits));
             }
             spin_loop();
@@ -102,20 +106,22 @@ impl<const TURNS: u32> ClosableWord<TURNS> {
     }
 
     /// Whether the word is the one that was seen.
-    pub(crate) fn is_still(&self, seen: Seen<TURNS>) -> bool {
+    pub(crate) fn is_still(&self, seen: Seen<TOP, TURNS>) -> bool {
         Cell::load(&self.0) == seen.0
     }
 
     /// Replaces the content, if the word is still the one that was seen. May fail for no reason.
     #[inline]
-    pub(crate) fn replace(&self, seen: Seen<TURNS>, content: u128, success: Ordering) -> bool {
-        let bits = (seen.0 & !Self::CONTENT) | (content & Self::CONTENT);
+    pub(crate) fn replace(&self, seen: Seen<TOP, TURNS>, content: u128, success: Ordering) -> bool {
+        // Masking the content as well would cost more than all else here.
+        debug_assert!(content & !Self::CONTENT == 0, "the content has no bits beyond its own");
+        let bits = (seen.0 & !Self::CONTENT) | content;
         self.0.exchange(seen.0, bits, success).is_ok()
     }
 
     /// Applies the step of a request until it is applied to the newest content. The step reads the terms itself. A refusal writes
-    /// nothing.
-    #[inline]
+    /// nothing. Always inlined, so that what the step captures stays in registers.
+    #[inline(always)]
     pub(crate) fn request<R>(
         &self,
         at: Nanos,
@@ -133,7 +139,7 @@ impl<const TURNS: u32> ClosableWord<TURNS> {
     }
 
     /// The word, for an operation that can wait until it is open: `wait` waits for the thread that changes.
-    pub(crate) fn settled(&self, wait: impl Fn()) -> Seen<TURNS> {
+    pub(crate) fn settled(&self, wait: impl Fn()) -> Seen<TOP, TURNS> {
         loop {
             if let Some(seen) = self.load() {
                 return seen;
@@ -167,7 +173,7 @@ impl<const TURNS: u32> ClosableWord<TURNS> {
     /// Closes the word. The caller holds the lock of the terms' writer. Returns the content.
     pub(crate) fn close(&self) -> u128 {
         let mut bits = Cell::load(&self.0);
-        while let Err(newer) = self.0.exchange(bits, bits | CLOSED, Ordering::Relaxed) {
+        while let Err(newer) = self.0.exchange(bits, bits | Self::CLOSED, Ordering::Relaxed) {
             bits = newer;
         }
         bits & Self::CONTENT
@@ -176,8 +182,8 @@ impl<const TURNS: u32> ClosableWord<TURNS> {
     /// Opens the word with another content. The caller has closed it, and has published the terms of the content.
     pub(crate) fn open(&self, content: u128) {
         // No other thread writes a closed word.
-        let turn = (Cell::load(&self.0) & !CLOSED & !Self::CONTENT).wrapping_add(Self::CONTENT + 1);
-        self.0.store(turn & !CLOSED | content & Self::CONTENT, Ordering::Release);
+        let turn = (Cell::load(&self.0) & Self::TURN) + Self::NEXT;
+        self.0.store(turn & Self::TURN | content & Self::CONTENT, Ordering::Release);
     }
 }
 
@@ -187,7 +193,7 @@ pub(crate) fn refused_as_closed(at: Nanos) -> Refusal {
     limited(at.saturating_add(Nanos::new(1)), at)
 }
 
-impl<const TURNS: u32> fmt::Debug for ClosableWord<TURNS> {
+impl<const TOP: u32, const TURNS: u32> fmt::Debug for ClosableWord<TOP, TURNS> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", Cell::load(&self.0))
     }

@@ -10,10 +10,10 @@
 //!
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
-//! | 127 | closed, while a change is at work | | see `policy/closable.rs` |
-//! | 111..127 | turn | changes | wraps |
-//! | 49..111 | time of the last grant; in a window from the first grant, of that grant | ns | never goes back |
-//! | 0..49 | permits used in the window of that time | | at most the limit, or an old limit that was higher, unless there were debits |
+//! | 64..126 | time of the last grant; in a window from the first grant, of that grant | ns | never goes back |
+//! | 63 | closed, while a change is at work | | see `policy/closable.rs` |
+//! | 47..63 | turn | changes | wraps |
+//! | 0..47 | permits used in the window of that time | | at most the limit, or an old limit that was higher, unless there were debits |
 //!
 //! Every operation acts as of its clock reading or as of the time in the word, whichever is later. The beginning of the window
 //! would not do: a window that becomes shorter while it is open may begin between an older reading and the last grant.
@@ -86,7 +86,7 @@ pub struct FixedWindow {
 /// The state of one [`FixedWindow`]: two numbers in one word.
 #[derive(Debug)]
 pub struct FixedState {
-    pub(crate) word: ClosableWord<16>,
+    pub(crate) word: ClosableWord<63, 16>,
 }
 
 /// What one grant of a [`FixedWindow`] took.
@@ -107,7 +107,7 @@ struct Word {
 }
 
 /// The bits of the permits used.
-const USED: u32 = 49;
+const USED: u32 = 47;
 
 /// A count that debits do not exceed, higher than any limit.
 const MOST_OWED: u64 = 1 << (USED - 1);
@@ -117,12 +117,12 @@ impl Word {
     fn decode(content: u128) -> Word {
         // The two parts.
         #[allow(clippy::cast_possible_truncation)]
-        Word { time: (content >> USED) as u64, used: content as u64 & ((1 << USED) - 1) }
+        Word { time: (content >> 64) as u64, used: content as u64 & ((1 << USED) - 1) }
     }
 
     #[inline]
     fn encode(self) -> u128 {
-        u128::from(self.time) << USED | u128::from(self.used)
+        u128::from(self.time) << 64 | u128::from(self.used)
     }
 }
 
@@ -174,7 +174,7 @@ impl FixedWindow {
             let over = word.used == 0 || now >= word.time.saturating_add(window.length);
             return if over { Word { time: now, used: 0 } } else { word };
         }
-        let used = if word.time >= window.beginning(now) { word.used } else { 0 };
+        let used = if now - word.time <= window.since_beginning(now) { word.used } else { 0 };
         Word { time: now, used }
     }
 

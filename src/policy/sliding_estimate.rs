@@ -89,7 +89,7 @@ pub struct SlidingEstimate {
 /// The state of one [`SlidingEstimate`]: three numbers in one word.
 #[derive(Debug)]
 pub struct EstimateState {
-    pub(crate) word: ClosableWord<1>,
+    pub(crate) word: ClosableWord<127, 1>,
 }
 
 /// What one grant of a [`SlidingEstimate`] took.

@@ -61,13 +61,22 @@ impl Window {
     #[inline]
     fn from_words([limit, piece, shift, reciprocal, length]: [u64; 5]) -> Window {
         let unlimited = limit == u64::MAX;
-        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        // The lower half of all bits set is the limit of a window without one.
+        #[allow(clippy::cast_possible_truncation)]
+        let limit = limit as u32;
         Window { limit, unlimited, length, piece, shift, reciprocal }
     }
 
     /// The beginning of the piece in which a time lies.
     #[inline]
     pub(crate) fn beginning(&self, at: Stamp) -> Stamp {
+        // Only a time before all windows is earlier than that.
+        at.saturating_sub(self.since_beginning(at))
+    }
+
+    /// How long ago the piece began in which a time lies.
+    #[inline]
+    pub(crate) fn since_beginning(&self, at: Stamp) -> u64 {
         // Below 2^63 for the stamp of a time, so that the product is too small by less than one. A forecast may be later than any.
         let shifted = at.saturating_add(self.shift);
         let product = u128::from(shifted) * u128::from(self.reciprocal);
@@ -75,8 +84,7 @@ impl Window {
         #[allow(clippy::cast_possible_truncation)]
         let pieces = (product >> 64) as u64;
         let since = shifted - pieces * self.piece;
-        // Only a time before all windows is earlier than that.
-        at.saturating_sub(if since >= self.piece { since - self.piece } else { since })
+        if since >= self.piece { since - self.piece } else { since }
     }
 
     /// Whether a request of `n` can ever be granted. One permit can, some day: at another rate, if not at this one.
@@ -179,9 +187,9 @@ impl CurrentWindow {
 
     /// Replaces the window, or leaves it as it is without a rate, together with a word that is counted by it. `convert` makes the
     /// content of the new window out of that of the old one.
-    pub(crate) fn change<const TURNS: u32>(
+    pub(crate) fn change<const TOP: u32, const TURNS: u32>(
         &self,
-        word: &ClosableWord<TURNS>,
+        word: &ClosableWord<TOP, TURNS>,
         rate: Option<Rate>,
         convert: impl FnOnce(u128, &Window, &Window) -> u128,
     ) {
