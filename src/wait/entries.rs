@@ -31,6 +31,7 @@ impl<T> Entries<T> {
         Entries { chunks: Vec::new(), room, free, spare: None, len: 0 }
     }
 
+    #[cfg(any(test, feature = "keyed"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }

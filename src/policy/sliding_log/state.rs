@@ -288,6 +288,5 @@ pub(super) fn end(time: Stamp, window: &Window) -> Stamp {
 }
 
 pub(super) fn ring(len: u32) -> Box<[AtomicU64]> {
-    // Taken over as it is, so that the memory comes zeroed from the system, page by page.
-    vec![0; len as usize].into_iter().map(AtomicU64::new).collect()
+    (0..len).map(|_| AtomicU64::new(0)).collect()
 }
