@@ -270,3 +270,17 @@ fn a_leaky_bucket_that_was_paused_lets_one_request_pass_and_not_all() {
     let answers: Vec<_> = line.waiting.iter_mut().map(Waiting::look).collect();
     assert_eq!(answers, [Some(Ok(())), Some(Ok(())), Some(Ok(()))]);
 }
+
+#[test]
+fn a_reservation_that_is_not_looked_at_has_its_turn_at_its_time() {
+    // Policies that count charged it when the next call came, which delayed all requests behind it.
+    for policy in POLICIES {
+        let (line, clock) = limiter(policy);
+        while line.limiter.try_acquire().is_ok() {}
+        let reservations = [3, 3].map(|n| line.limiter.reserve(n).expect("a place"));
+        let refusal = line.limiter.try_acquire().expect_err("two wait");
+        clock.advance(refusal.retry_after().expect("some day"));
+        assert_eq!(line.limiter.try_acquire(), Ok(()), "{policy}");
+        drop(reservations);
+    }
+}

@@ -60,7 +60,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { place, kind, since, deadline, priority, .. } = first;
-            let due = self.due(from.rule, now, place, &none, &ask);
+            // A policy that counts says "now" where a permit has been there for a while. When a reservation that nothing
+            // looks at had its turn is told by the state as of the grant before it.
+            let unseen = matches!(kind, Kind::Nobody) && !from.rule.catches_up() && self.seats.len() == 0;
+            let as_of = if unseen { since.max(self.charged).min(now) } else { now };
+            let due = self.due(from.rule, as_of, place, &none, &ask);
             if due == Nanos::MAX
                 && let Err(never) = self.check(from.rule, now, &ask, priority)
             {
@@ -80,8 +84,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             // that a machine that stood still does not let everything through at once. Where nobody was to look, the
             // grant was not late: its turn passed at its time, and is over. And not before it was asked for.
             let late = match kind {
-                _ if !from.rule.catches_up() => 0,
                 Kind::Nobody => u64::MAX,
+                // A policy that counts in real time is charged as of now.
+                _ if !from.rule.catches_up() => 0,
                 Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => {
                     from.lateness.catch_up().as_u64()
                 }
