@@ -147,6 +147,20 @@ fn keys_that_panic_when_dropped_leave_their_room() {
     assert_eq!(refused, 0);
 }
 
+/// A key makes room for a new one, and its `Drop` panics while the limiter of the new key is returned. That handle was leaked,
+/// and the new key kept its room for good.
+#[test]
+fn a_limiter_that_a_panic_takes_away_leaves_its_room() {
+    let (keys, clock) = keys(1, WhenKeysFull::RefuseNew);
+    assert_eq!(keys.try_acquire(&Key::new(1)), Ok(()));
+    clock.advance(Duration::from_secs(1));
+    FUSE.set(Some((Call::Drop, 0)));
+    assert!(quietly(|| keys.limiter(&Key::new(2)).map(drop)).is_none(), "it panics");
+    FUSE.set(None);
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(keys.try_acquire(&Key::new(3)), Ok(()));
+}
+
 /// The table grows while `Hash` panics: no key is lost, and none is counted that is not there.
 #[test]
 fn a_hash_that_panics_while_the_table_grows_changes_nothing() {

@@ -462,7 +462,12 @@ where
             let now = self.clock.now();
             let step = work(&mut write(self.shard(hash)), now, &mut new, &mut removed);
             match step {
-                Step::Done(done) => return Ok(done),
+                Step::Done(done) => {
+                    // Before the answer is in the caller's hands: an answer that is being returned when a drop panics
+                    // is leaked, and a limiter's handle with it.
+                    drop(removed);
+                    return Ok(done);
+                }
                 Step::Key => new = Some(key.to_owned()),
                 Step::Room if !self.make_room(hash, now, &mut removed) => break,
                 // Other requests may take the room that this one makes, but not always.
