@@ -32,6 +32,9 @@ struct Pair<'a> {
     now: u64,
     /// The time of the last grant or refund: none is noted as of an earlier time.
     latest: u64,
+    /// The time of the last change. By a clock that goes back behind it, a grant that was over, and whose place was taken
+    /// since, would count again in a longer window.
+    changed: u64,
     grants: Vec<Grant<<SlidingLog as Policy>::Charge>>,
 }
 
@@ -148,7 +151,7 @@ impl Pair<'_> {
     fn call(&mut self, call: &Call) -> Result<(), TestCaseError> {
         match *call {
             Call::Pass(span) => self.now += span,
-            Call::Back(span) => self.now -= span,
+            Call::Back(span) => self.now = (self.now - span).max(self.changed),
             Call::Take(n) => drop(self.take(n)?),
             Call::TakeAll(n) => while self.take(n)? {},
             Call::Undo(ref grant, n) if !self.grants.is_empty() => {
@@ -215,7 +218,7 @@ impl Pair<'_> {
                 }
                 let change = Change::rate(rate(limit, length)?).keep(Keep::Count);
                 prop_assert!(self.policy.change(&self.state, Nanos::new(self.now), change).is_ok());
-                (self.limit, self.length) = (limit, length);
+                (self.limit, self.length, self.changed) = (limit, length, self.now);
             }
         }
         self.compare()
@@ -232,7 +235,7 @@ proptest! {
         let policy = SlidingLog::new(rate(limit, length)?).room_for(u32::try_from(ROOM)?)?;
         let now = 1000 * LONGEST;
         let state = policy.start(Nanos::new(now));
-        let mut pair = Pair { policy: &policy, state, limit, length, now, latest: 0, grants: Vec::new() };
+        let mut pair = Pair { policy: &policy, state, limit, length, now, latest: 0, changed: 0, grants: Vec::new() };
         for call in &calls {
             pair.call(call)?;
         }
