@@ -37,6 +37,10 @@ pub enum Refusal {
         /// Where a sum of permits does not tell the time, as in a window behind requests of different sizes, it is exact behind 4,096
         /// requests. Behind more of them it may be too late, and is never too early.
         ///
+        /// A request that is more important than the waiters does not count them, and a refused request keeps no place. If
+        /// a waiter comes due meanwhile, it takes its permits, and the time was too early. A request that has to go
+        /// first waits, for example with `acquire_with`.
+        ///
         /// [`Nanos`], not a [`Duration`]: a `Duration` keeps seconds apart, and most refused callers do not need the
         /// division that this takes. [`retry_after`](Refusal::retry_after) makes one.
         retry_after: Nanos,

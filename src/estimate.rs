@@ -58,7 +58,8 @@ impl Estimate {
     /// Tells the actual cost, in permits: less than the estimate gives back the rest, as if it had never been taken; more is
     /// charged. Those who wait are moved at once.
     ///
-    /// What would have been lost by now, because the limiter would have been full, is not given back. What is charged and not there is owed: those who
+    /// What would have been lost by now, because the limiter would have been full, is not given back. Where several grants are given
+    /// back late, that is judged cautiously: some of them may give back less than they took, never more. What is charged and not there is owed: those who
     /// come later wait for it. The policy says what it can give back and owe; see [`Policy::unused`] and [`Policy::debit`].
     pub fn settle(self, actual: u32) {
         self.share.settle(actual);
