@@ -116,7 +116,7 @@ impl LogState {
             return false;
         }
         if let Some(copying) = books.copying.take() {
-            books.book = copying.book;
+            books.old = std::mem::replace(&mut books.book, copying.book).credits;
         }
         true
     }

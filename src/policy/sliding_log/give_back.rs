@@ -119,6 +119,8 @@ pub(super) struct Books {
     pub(super) book: Book,
     /// The copy that is being made.
     pub(super) copying: Option<Copying>,
+    /// The credits of the ring before, which are freed a few at a time: all at once would take long.
+    pub(super) old: BTreeMap<Stamp, Credit>,
     /// How many copies were begun.
     pub(super) copies: u64,
 }
@@ -307,6 +309,8 @@ impl LogState {
 
     /// Begins the next version with the credits of the book, which has `n` permits more than before.
     fn credit(&self, back: &GiveBack, books: &mut Books, n: u32, now: Stamp, window: &Window) {
+        // A copy is made once in more undone permits than half of the credits that it leaves.
+        (0..n.saturating_mul(4)).map_while(|_| books.old.pop_first()).for_each(drop);
         loop {
             let (View { head, valid, .. }, _) = self.settled(now, window);
             books.book.follow(self, back.links(head.ring), window, head);
