@@ -1,6 +1,7 @@
 //! What does each of our own paths cost, clock and policy apart?
 //!
-//! `cargo bench --bench paths` takes about a minute; `-- NAME` runs the paths whose name contains it, `-- --quick` is a first look.
+//! `cargo bench --bench paths` takes about a minute; `-- NAME` runs the paths whose name contains
+//! it, `-- --quick` is a first look.
 
 use std::hint::black_box;
 use std::pin::{Pin, pin};
@@ -59,7 +60,8 @@ fn smooth_bursty(criterion: &mut Criterion) {
 /// What does `SmoothWarmingUp` cost without a clock?
 fn smooth_warming_up(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("SmoothWarmingUp");
-    // Cold: a minute between two requests fills the stock anew each time. Warm: ever faster than the rate of cold permits.
+    // Cold: a minute between two requests fills the stock anew each time. Warm: ever faster than
+    // the rate of cold permits.
     for (name, step) in [("granted cold", 60_000_000_000), ("granted warm", 1000)] {
         let policy = SmoothWarmingUp::new(Rate::per_second(1_000_000), Duration::from_millis(10));
         let state = policy.start(Nanos::ZERO);

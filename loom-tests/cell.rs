@@ -49,7 +49,8 @@ fn broken_one_permit_is_taken_once() {
     });
 }
 
-/// Three grants of different sizes by three threads add up to what one thread would have made of them.
+/// Three grants of different sizes by three threads add up to what one thread would have made of
+/// them.
 #[test]
 fn no_grant_is_lost() {
     model_of_three(|| {
@@ -69,8 +70,8 @@ fn no_grant_is_lost() {
     });
 }
 
-/// A warming-up limiter with two takers and one that gives back: the two numbers change together, so the outcome is that of
-/// some order of the three.
+/// A warming-up limiter with two takers and one that gives back: the two numbers change together,
+/// so the outcome is that of some order of the three.
 #[test]
 fn two_numbers_change_together() {
     model(|| {
@@ -86,7 +87,8 @@ fn two_numbers_change_together() {
         policy.undo(&state, Nanos::ZERO, charge, u64::MAX);
         assert!(other.join().expect("no panic"), "due at 0.5 s at the latest");
         let due = policy.ready_at(&state, second, 0, 1);
-        // Undone first: free since 0, two permits taken at 0.5 s cost 1 s. Taken first: the same, less the half second.
+        // Undone first: free since 0, two permits taken at 0.5 s cost 1 s. Taken first: the same,
+        // less the half second.
         assert!(due == Nanos::new(1_500_000_000) || due == Nanos::new(1_000_000_000), "{due:?}");
     });
 }

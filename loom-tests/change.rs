@@ -1,4 +1,5 @@
-//! A change of the terms against a request: what is granted altogether is no more than the larger of the old and the new terms allow.
+//! A change of the terms against a request: what is granted altogether is no more than the larger
+//! of the old and the new terms allow.
 
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")
 }
 
-/// One permit is taken; one thread takes another while one changes the terms; and then somebody takes all there is. Returns how many were
-/// granted, all in the same instant.
+/// One permit is taken; one thread takes another while one changes the terms; and then somebody
+/// takes all there is. Returns how many were granted, all in the same instant.
 fn granted<P: Policy>(policy: P, now: Nanos, change: impl Fn(&P, &P::State)) -> usize {
     let policy = Arc::new(policy);
     let state = Arc::new(policy.start(Nanos::ZERO));
@@ -86,8 +87,8 @@ fn an_estimate_that_changes_forgets_nothing() {
     one_word(SlidingEstimate::new);
 }
 
-/// Changes of the limit, the length, and both, that keep the share which is used. Of two permits some are taken, and so many are left
-/// by the old window or by the new one.
+/// Changes of the limit, the length, and both, that keep the share which is used. Of two permits
+/// some are taken, and so many are left by the old window or by the new one.
 fn window<P: Policy>(policy: impl Fn(Rate) -> P + Copy + Send + Sync + 'static) {
     for (from, change, taken, left) in [
         ("2/20s", to("4/20s"), 2, 0),
@@ -117,7 +118,8 @@ fn a_sliding_window_whose_limit_changes_grants_nothing_twice() {
     window(|rate| SlidingWindow::new(rate, 2));
 }
 
-/// A full window whose limit is doubled by `change`, which does not close it, beside a thread that tries twice.
+/// A full window whose limit is doubled by `change`, which does not close it, beside a thread that
+/// tries twice.
 fn broken<P: Policy>(policy: impl Fn(Rate) -> P + Send + Sync + 'static, change: fn(&P, &P::State)) {
     model_of_three(move || {
         let both = Arc::new(taken_from(policy(rate("2/20s")), 2, NOW));
@@ -191,7 +193,8 @@ fn taken_from<P: Policy>(policy: P, taken: usize, when: Nanos) -> (P, P::State) 
     (policy, state)
 }
 
-/// A bucket changes while other threads do something, and then somebody takes all there is. Returns how many permits were granted.
+/// A bucket changes while other threads do something, and then somebody takes all there is. Returns
+/// how many permits were granted.
 fn granted_meanwhile<P: Policy>(
     both: &Arc<(P, P::State)>,
     threads: usize,
@@ -330,7 +333,8 @@ fn a_bucket_that_changes_among_three_grants_nothing_twice() {
     });
 }
 
-/// The broken twin: the bucket is converted and the old terms still grant, until the new ones are published.
+/// The broken twin: the bucket is converted and the old terms still grant, until the new ones are
+/// published.
 #[test]
 #[should_panic(expected = "no more than there was")]
 fn broken_a_bucket_that_becomes_slower_grants_nothing_twice() {
@@ -400,7 +404,8 @@ fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {
     race(move || of_a_key(bucket("2/2s", 2, (2, HALF_A_SECOND_AGO))()), to("2/20s"), 0);
 }
 
-/// Half a permit is there. Where there is none at all a change may leave the state as it is, and then these count by either terms.
+/// Half a permit is there. Where there is none at all a change may leave the state as it is, and
+/// then these count by either terms.
 #[test]
 fn what_is_given_back_or_owed_while_a_bucket_changes_counts_as_so_many_permits() {
     for (from, change, earlier) in

@@ -1,4 +1,5 @@
-//! Several limiters at once: those that take from two members, against each other, plain takers and drops.
+//! Several limiters at once: those that take from two members, against each other, plain takers and
+//! drops.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -51,7 +52,8 @@ fn has_permit(gate: &Bucket) -> bool {
     gate.status().available > 0
 }
 
-/// Two composites share two members with one permit each, written in opposite order: one of them gets both, the other one nothing.
+/// Two composites share two members with one permit each, written in opposite order: one of them
+/// gets both, the other one nothing.
 #[test]
 fn of_two_composites_one_gets_the_last_permits() {
     model(|| {
@@ -66,7 +68,8 @@ fn of_two_composites_one_gets_the_last_permits() {
     });
 }
 
-/// The broken twin: each asks in the order in which it was written. Then each may take what the other one needs, and both go away.
+/// The broken twin: each asks in the order in which it was written. Then each may take what the
+/// other one needs, and both go away.
 #[test]
 #[should_panic(expected = "one of them")]
 fn broken_of_two_composites_one_gets_the_last_permits() {
@@ -87,7 +90,8 @@ fn broken_of_two_composites_one_gets_the_last_permits() {
     });
 }
 
-/// A composite against one who takes from one member alone: the composite has both permits or none, and what it did not get is there.
+/// A composite against one who takes from one member alone: the composite has both permits or none,
+/// and what it did not get is there.
 fn composite_against_a_plain_taker(attempt: fn(&Bucket, &Bucket, &LoomClock) -> bool) {
     model(move || {
         let clock = LoomClock::new();
@@ -117,8 +121,9 @@ fn broken_a_composite_takes_all_or_nothing() {
     composite_against_a_plain_taker(|a, b, _| a.try_acquire(&1).is_ok() && b.try_acquire(&1).is_ok());
 }
 
-/// A composite takes one of two permits and puts it back, while one is given back and both are taken. Without the composite the one that is
-/// given back would have been one too many: so it is lost, or else what the composite puts back is.
+/// A composite takes one of two permits and puts it back, while one is given back and both are
+/// taken. Without the composite the one that is given back would have been one too many: so it is
+/// lost, or else what the composite puts back is.
 fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
     model(move || {
         let clock = LoomClock::new();
@@ -190,7 +195,8 @@ impl Drop for Request {
     }
 }
 
-/// The only waiter is dropped while its time comes: granted or not, all permits are there afterwards, and no seat is left.
+/// The only waiter is dropped while its time comes: granted or not, all permits are there
+/// afterwards, and no seat is left.
 #[test]
 fn a_dropped_wait_leaves_no_trace_in_any_member() {
     model(|| {
@@ -213,7 +219,8 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
     });
 }
 
-/// A waiter sits down in the line of a member while a permit is given back there: it is granted, whichever comes first.
+/// A waiter sits down in the line of a member while a permit is given back there: it is granted,
+/// whichever comes first.
 fn sitting_down_against_a_refund(refund: fn(&Bucket)) {
     model_of_three(move || {
         let clock = LoomClock::new();
@@ -246,7 +253,8 @@ fn broken_a_refund_reaches_those_who_sit_down_meanwhile() {
     });
 }
 
-/// Runs a model in every interleaving with up to two preemptions: two composites that wait take more steps than can be tried without a bound.
+/// Runs a model in every interleaving with up to two preemptions: two composites that wait take
+/// more steps than can be tried without a bound.
 fn model_of_two_waits(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(2);
@@ -262,7 +270,8 @@ fn two_that_wait(clock: &LoomClock) -> (Bucket, [Both; 2]) {
     (a, two)
 }
 
-/// Both sit down at the same time: one is granted when the first permit comes, and the other one with the next.
+/// Both sit down at the same time: one is granted when the first permit comes, and the other one
+/// with the next.
 #[test]
 fn two_that_sit_down_together_are_served_one_by_one() {
     model_of_two_waits(|| {

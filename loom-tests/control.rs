@@ -94,7 +94,8 @@ fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
     pause_against_try(|gate| lock(&gate.queue).control.opens = SECOND);
 }
 
-/// Whoever comes after a pause ends it for all: the flag goes down, also if a waiter joined and left meanwhile.
+/// Whoever comes after a pause ends it for all: the flag goes down, also if a waiter joined and
+/// left meanwhile.
 #[test]
 fn a_pause_that_is_over_leaves_no_flag() {
     model(|| {
@@ -115,7 +116,8 @@ fn a_pause_that_is_over_leaves_no_flag() {
     });
 }
 
-/// A pause while somebody joins the line who is due within it: it is served when the pause is over, and not before.
+/// A pause while somebody joins the line who is due within it: it is served when the pause is over,
+/// and not before.
 fn pause_against_join(pause: fn(&TestGate)) {
     model(move || {
         let (gate, clock) = gate();
@@ -141,7 +143,8 @@ fn who_joins_during_a_pause_is_served_after_it() {
     pause_against_join(|gate| gate.pause_until(Nanos::new(2_000_000_000)));
 }
 
-/// The broken twin: a pause in place of which the waiters' turn is looked at when they join, and never again.
+/// The broken twin: a pause in place of which the waiters' turn is looked at when they join, and
+/// never again.
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_who_joins_during_a_pause_is_served_after_it() {

@@ -1,4 +1,5 @@
-//! The counting limit: waiters and places of composites against permits that are given back, and limits that are lowered.
+//! The counting limit: waiters and places of composites against permits that are given back, and
+//! limits that are lowered.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -116,7 +117,8 @@ fn a_waiter_dropped_against_its_grant_leaves_no_trace() {
     });
 }
 
-/// A waiter of two joins while the limit is lowered to one, and raised: it is granted before, or refused, and never left.
+/// A waiter of two joins while the limit is lowered to one, and raised: it is granted before, or
+/// refused, and never left.
 #[test]
 fn a_waiter_above_a_limit_that_is_lowered_meanwhile_is_answered() {
     model(|| {
@@ -135,7 +137,8 @@ fn a_waiter_above_a_limit_that_is_lowered_meanwhile_is_answered() {
     });
 }
 
-/// The limit is lowered while a permit is given back: what is out beyond it is kept back, and the rest reaches a waiter.
+/// The limit is lowered while a permit is given back: what is out beyond it is kept back, and the
+/// rest reaches a waiter.
 #[test]
 fn a_limit_lowered_against_giving_back_keeps_the_right_number() {
     model(|| {

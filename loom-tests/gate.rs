@@ -63,8 +63,9 @@ impl Drop for Request {
     }
 }
 
-/// A waiter joins, its permit comes due, its alarm is late, and only then somebody tries: the permit is the waiter's. If
-/// the try comes earlier, either of the two gets the permit, and not both.
+/// A waiter joins, its permit comes due, its alarm is late, and only then somebody tries: the
+/// permit is the waiter's. If the try comes earlier, either of the two gets the permit, and not
+/// both.
 fn try_against_a_waiter(try_acquire: fn(&TestGate) -> bool) {
     model(move || {
         let (gate, clock) = gate();
@@ -103,7 +104,8 @@ fn broken_a_try_never_overtakes_a_waiter() {
     });
 }
 
-/// A waiter joins while somebody gives a permit back: it gets the permit, now or when the refund looks at the queue.
+/// A waiter joins while somebody gives a permit back: it gets the permit, now or when the refund
+/// looks at the queue.
 fn join_against_refund(refund: fn(&TestGate)) {
     model(move || {
         let (gate, _clock) = gate();
@@ -123,8 +125,8 @@ fn a_refund_reaches_those_who_join_meanwhile() {
     join_against_refund(|gate| gate.refund(1));
 }
 
-/// The broken twin: a refund that looks for waiters without the lock. The waiter asks before the refund and joins
-/// after the look.
+/// The broken twin: a refund that looks for waiters without the lock. The waiter asks before the
+/// refund and joins after the look.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_a_refund_reaches_those_who_join_meanwhile() {
@@ -136,7 +138,8 @@ fn broken_a_refund_reaches_those_who_join_meanwhile() {
     });
 }
 
-/// Joining while the time comes, and with it the alarm: the waiter is served, whether the alarm was set before or after.
+/// Joining while the time comes, and with it the alarm: the waiter is served, whether the alarm was
+/// set before or after.
 fn join_against_time(join: fn(&mut Request)) {
     model(move || {
         let (gate, clock) = gate();
@@ -184,7 +187,8 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
     });
 }
 
-/// One sets the alarm for a late time while another makes the head due earlier and finds the alarm taken.
+/// One sets the alarm for a late time while another makes the head due earlier and finds the alarm
+/// taken.
 #[test]
 fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
     model(|| {
@@ -205,7 +209,8 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
     });
 }
 
-/// The first of two waiters is dropped while the alarm grants it: whichever comes first, the second one has the permit.
+/// The first of two waiters is dropped while the alarm grants it: whichever comes first, the second
+/// one has the permit.
 fn drop_against_grant(leave: fn(&TestGate, &mut Wait<u32>)) {
     model(move || {
         let (gate, clock) = gate();
@@ -244,7 +249,8 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
     });
 }
 
-/// A waiter is dropped while another one joins: the one who joins is alone in the line, with an alarm that rings.
+/// A waiter is dropped while another one joins: the one who joins is alone in the line, with an
+/// alarm that rings.
 #[test]
 fn a_drop_does_not_take_the_alarm_of_another() {
     model(|| {
@@ -319,8 +325,8 @@ fn broken_a_blocked_thread_is_unparked() {
     });
 }
 
-/// A waiter is dropped while its time comes and a third one tries: the permit is there once, and if the try does not get it, it
-/// is still there.
+/// A waiter is dropped while its time comes and a third one tries: the permit is there once, and if
+/// the try does not get it, it is still there.
 #[test]
 fn a_dropped_permit_is_neither_lost_nor_doubled() {
     model_of_three(|| {
@@ -342,8 +348,8 @@ fn a_dropped_permit_is_neither_lost_nor_doubled() {
     });
 }
 
-/// An alarm rings while somebody sets it to an earlier time: the ring is not taken for one of the new setting, so the
-/// next waiter has an alarm as well.
+/// An alarm rings while somebody sets it to an earlier time: the ring is not taken for one of the
+/// new setting, so the next waiter has an alarm as well.
 #[test]
 fn a_ring_while_the_alarm_is_taken_is_not_lost() {
     model(|| {

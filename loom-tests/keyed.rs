@@ -1,4 +1,5 @@
-//! The table of keys: forgetting, adding, moving, changing and removing a key while somebody asks for it.
+//! The table of keys: forgetting, adding, moving, changing and removing a key while somebody asks
+//! for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,8 +72,8 @@ fn broken_a_key_is_not_forgotten_under_a_grant() {
     });
 }
 
-/// A new key takes the place of one that is as good as new, while that one is asked for: each has its permit at most once,
-/// and there is never one key too many.
+/// A new key takes the place of one that is as good as new, while that one is asked for: each has
+/// its permit at most once, and there is never one key too many.
 #[test]
 fn a_new_key_takes_a_free_place() {
     model(|| {
@@ -155,7 +156,8 @@ fn broken_a_state_moves_into_a_line_whole() {
     });
 }
 
-/// A line that is not needed any more is turned back into a state while a request finds it, and waits in it.
+/// A line that is not needed any more is turned back into a state while a request finds it, and
+/// waits in it.
 fn settling_against_a_wait(settle: fn(&Keys)) {
     model(move || {
         let (keys, clock) = keys(2);
@@ -248,7 +250,8 @@ fn broken_the_last_call_settles_a_line() {
 /// Two permits, and from then on slower.
 const SLOWER: Rate = Rate::per_minute(6);
 
-/// All keys change while one of them is asked for, which is known already or not: as many are granted as by either terms.
+/// All keys change while one of them is asked for, which is known already or not: as many are
+/// granted as by either terms.
 fn changing_against_takes(known: bool, change: fn(&Keys)) {
     model(move || {
         let clock = LoomClock::new();

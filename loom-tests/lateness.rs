@@ -1,4 +1,5 @@
-//! Lateness: requests that use it without the lock, against waiters that join, and against each other.
+//! Lateness: requests that use it without the lock, against waiters that join, and against each
+//! other.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -23,7 +24,8 @@ fn at(tenths: u64) -> Nanos {
     Nanos::new(tenths * SECOND / 10)
 }
 
-/// One permit per second, none saved. The last grant was due at 1 s and seen at 2.5 s: the next permits are due at 2 s and 3 s.
+/// One permit per second, none saved. The last grant was due at 1 s and seen at 2.5 s: the next
+/// permits are due at 2 s and 3 s.
 fn late() -> (TestGate, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
@@ -37,7 +39,8 @@ fn late() -> (TestGate, LoomClock) {
     (gate, clock)
 }
 
-/// Two requests meet at the permit that is due at 2 s: one gets it, charged as of 2 s, and the next one is due at 3 s.
+/// Two requests meet at the permit that is due at 2 s: one gets it, charged as of 2 s, and the next
+/// one is due at 3 s.
 #[test]
 fn one_permit_that_came_in_meanwhile_is_granted_once() {
     model(|| {
@@ -55,8 +58,8 @@ fn one_permit_that_came_in_meanwhile_is_granted_once() {
     });
 }
 
-/// The limiter was idle for long. A request takes the permit and the flag down while another one joins the line: requests that begin
-/// afterwards see the waiter.
+/// The limiter was idle for long. A request takes the permit and the flag down while another one
+/// joins the line: requests that begin afterwards see the waiter.
 fn idle_against_a_waiter(take: fn(&TestGate)) {
     model(move || {
         let (gate, clock) = late();

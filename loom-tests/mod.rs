@@ -1,4 +1,5 @@
-//! Loom models: every interleaving of a few threads, within a bound. See `README.md` beside this file.
+//! Loom models: every interleaving of a few threads, within a bound. See `README.md` beside this
+//! file.
 
 mod cell;
 mod change;

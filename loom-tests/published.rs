@@ -70,7 +70,8 @@ fn writers_take_turns() {
     });
 }
 
-/// A take against a change of the rate: priced by the old rate or by the new one, and by nothing between.
+/// A take against a change of the rate: priced by the old rate or by the new one, and by nothing
+/// between.
 #[test]
 fn a_take_is_priced_by_one_rate() {
     model(|| {

@@ -1,4 +1,5 @@
-//! The ring of the sliding log: a writer that stalls, grants that are given back, resets, copies, and debits.
+//! The ring of the sliding log: a writer that stalls, grants that are given back, resets, copies,
+//! and debits.
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use crate::policy::{Change, LogCharge, LogState, Policy, SlidingLog};
 use crate::rate::Rate;
 use crate::sync::Ordering;
 
-/// Two were granted long ago, and three come at once; each takes by `take`. Returns how many were granted.
+/// Two were granted long ago, and three come at once; each takes by `take`. Returns how many were
+/// granted.
 fn three_at_once(take: fn(&SlidingLog, &LogState) -> bool) -> usize {
     let log = Arc::new(SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate")));
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -68,8 +70,9 @@ fn three_in_ten() -> SlidingLog {
     SlidingLog::new("3/10ns".parse::<Rate>().expect("a rate"))
 }
 
-/// Two of three permits are out, of 15 and of 20 ns. One of them is given back by `give_back` while another thread tries three
-/// times at 20 ns. Returns how many were granted then, and how many at 25 ns, when the first one is over.
+/// Two of three permits are out, of 15 and of 20 ns. One of them is given back by `give_back` while
+/// another thread tries three times at 20 ns. Returns how many were granted then, and how many at
+/// 25 ns, when the first one is over.
 fn given_back_against_takes(older: bool, give_back: fn(&SlidingLog, &LogState, LogCharge)) -> usize {
     let log = Arc::new(three_in_ten());
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -97,7 +100,8 @@ fn what_is_given_back_is_granted_once() {
     });
 }
 
-/// The broken twin: credits the permit at the head that it found, although a taker has moved the head since.
+/// The broken twin: credits the permit at the head that it found, although a taker has moved the
+/// head since.
 fn undo_at_an_old_head(_: &SlidingLog, state: &LogState, _: LogCharge) {
     let old = state.head();
     state.help(old);
@@ -115,7 +119,8 @@ fn broken_what_is_given_back_is_granted_once() {
     });
 }
 
-/// One permit. It is given back by `give_back` while another thread takes for more than a lap of the ring. Never two at a time.
+/// One permit. It is given back by `give_back` while another thread takes for more than a lap of
+/// the ring. Never two at a time.
 fn given_back_for_a_lap(give_back: fn(&SlidingLog, &LogState, LogCharge)) {
     let log = Arc::new(SlidingLog::new("1/10ns".parse::<Rate>().expect("a rate")));
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -148,7 +153,8 @@ fn broken_a_giver_back_that_stalls_for_a_lap_harms_nothing() {
     model_up_to(2, || given_back_for_a_lap(undo_at_an_old_head));
 }
 
-/// Two of two permits are out. All are forgotten by `reset` while another thread takes. Returns how many are granted then.
+/// Two of two permits are out. All are forgotten by `reset` while another thread takes. Returns how
+/// many are granted then.
 fn reset_against_takes(reset: fn(&SlidingLog, &LogState)) -> usize {
     let log = Arc::new(SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate")));
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -173,7 +179,8 @@ fn a_reset_grants_the_limit_once_more() {
     });
 }
 
-/// The broken twin: clears the places behind the head, one after the other, wherever the head is by then.
+/// The broken twin: clears the places behind the head, one after the other, wherever the head is by
+/// then.
 #[test]
 #[should_panic(expected = "two once more")]
 fn broken_a_reset_grants_the_limit_once_more() {
@@ -190,7 +197,8 @@ fn broken_a_reset_grants_the_limit_once_more() {
     });
 }
 
-/// More permits are undone than the ring has spare places, so that it is copied while another thread takes.
+/// More permits are undone than the ring has spare places, so that it is copied while another
+/// thread takes.
 #[test]
 fn a_copy_keeps_what_is_granted_meanwhile() {
     model_up_to(3, || {
@@ -213,8 +221,9 @@ fn a_copy_keeps_what_is_granted_meanwhile() {
     });
 }
 
-/// Three permits of three times are out. The older two are given back by `give_back` while another thread takes twice at 21 ns.
-/// Returns how many were granted until 30 ns, when the third of them is over.
+/// Three permits of three times are out. The older two are given back by `give_back` while another
+/// thread takes twice at 21 ns. Returns how many were granted until 30 ns, when the third of them
+/// is over.
 fn two_given_back_against_takes(give_back: fn(&SlidingLog, &LogState, [LogCharge; 2])) -> usize {
     let log = Arc::new(three_in_ten());
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -246,7 +255,8 @@ fn a_copy_in_slices_keeps_what_is_granted_meanwhile() {
     });
 }
 
-/// The broken twin: the head goes on in the second ring, although a grant came after the last one that was copied.
+/// The broken twin: the head goes on in the second ring, although a grant came after the last one
+/// that was copied.
 #[test]
 #[should_panic(expected = "two given back, and one over")]
 fn broken_a_copy_in_slices_keeps_what_is_granted_meanwhile() {
@@ -290,7 +300,8 @@ fn giving_back_an_older_grant_keeps_the_newer_ones() {
     });
 }
 
-/// More is counted than there is room for, while somebody takes: what was counted stays, and what is taken counts beside it.
+/// More is counted than there is room for, while somebody takes: what was counted stays, and what
+/// is taken counts beside it.
 #[test]
 fn a_debit_is_counted_beside_a_take() {
     model(|| {

@@ -26,7 +26,8 @@ fn takes(policy: &SlidingWindow, state: &SlidingState, seconds: u64) -> usize {
     usize::from(policy.try_acquire(state, at(seconds), 1).is_ok())
 }
 
-/// The permit was taken in a cell that is over by now. Two threads come; each takes by `take`. Returns how many were granted.
+/// The permit was taken in a cell that is over by now. Two threads come; each takes by `take`.
+/// Returns how many were granted.
 fn in_a_new_cell(take: fn(&SlidingWindow, &SlidingState) -> usize) -> usize {
     let policy = Arc::new(permits("1/2s"));
     let state = Arc::new(policy.start(Nanos::ZERO));
@@ -46,7 +47,8 @@ fn a_cell_is_opened_once() {
     model_of_three(|| assert_eq!(in_a_new_cell(|policy, state| takes(policy, state, 2)), 1));
 }
 
-/// The broken twin: opens a cell and counts in it in one step, and enters it then. Until it is entered nothing seems to count.
+/// The broken twin: opens a cell and counts in it in one step, and enters it then. Until it is
+/// entered nothing seems to count.
 #[test]
 #[should_panic(expected = "one at most")]
 fn broken_a_cell_is_opened_once() {
@@ -76,7 +78,8 @@ fn broken_a_cell_is_opened_once() {
     });
 }
 
-/// Three takers, one with a clock that is a cell ahead: one of them is granted in the two cells that all of them see.
+/// Three takers, one with a clock that is a cell ahead: one of them is granted in the two cells
+/// that all of them see.
 #[test]
 fn a_taker_that_is_behind_takes_nothing_twice() {
     model_of_three(|| {
@@ -96,7 +99,8 @@ fn a_taker_that_is_behind_takes_nothing_twice() {
     });
 }
 
-/// Two of two permits are taken. One of them is given back while a thread takes one in the cell of a time.
+/// Two of two permits are taken. One of them is given back while a thread takes one in the cell of
+/// a time.
 fn given_back_while(
     seconds: u64,
     give_back: fn(&SlidingWindow, &SlidingState, <SlidingWindow as Policy>::Charge),
@@ -146,7 +150,8 @@ fn two_that_give_back_find_each_permit_once() {
         };
         policy.refund(&state, at(1), 1);
         giving_back.join().expect("no panic");
-        // Both mean the permit of the first cell, or the refund comes second and finds that of the other one.
+        // Both mean the permit of the first cell, or the refund comes second and finds that of the
+        // other one.
         let available = policy.status(&state, at(1)).available;
         assert!((1..=2).contains(&available), "{available}");
         assert_eq!((0..3).take_while(|_| takes(&policy, &state, 1) == 1).count() as u64, available);

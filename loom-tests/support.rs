@@ -19,7 +19,8 @@ pub(crate) fn model(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Runs a model of three threads in every interleaving with up to three preemptions, or `LOOM_MAX_PREEMPTIONS`.
+/// Runs a model of three threads in every interleaving with up to three preemptions, or
+/// `LOOM_MAX_PREEMPTIONS`.
 pub(crate) fn model_of_three(model: impl Fn() + Send + Sync + 'static) {
     model_up_to(3, model);
 }

@@ -11,7 +11,8 @@ use crate::rate::Rate;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// How many of three takers, in a new window, with the last permit of the old one taken, are granted.
+/// How many of three takers, in a new window, with the last permit of the old one taken, are
+/// granted.
 fn granted_of_three<P: Policy>(policy: P, at: u64) -> usize {
     let policy = Arc::new(policy);
     let state = Arc::new(policy.start(Nanos::ZERO));
@@ -55,7 +56,8 @@ fn a_leaky_bucket_lets_one_out() {
     model_of_three(|| assert_eq!(granted_of_three(LeakyBucket::new(Rate::per_second(1)), SECOND), 1));
 }
 
-/// A permit of the old window is given back while somebody turns it: it is worth nothing in the new one.
+/// A permit of the old window is given back while somebody turns it: it is worth nothing in the new
+/// one.
 #[test]
 fn what_is_given_back_late_is_not_in_the_new_window() {
     model(|| {

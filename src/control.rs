@@ -1,4 +1,5 @@
-//! What a limiter is told at run time: pauses, debts, bounds, a kept share, shadow, and who watches.
+//! What a limiter is told at run time: pauses, debts, bounds, a kept share, shadow, and who
+//! watches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,7 +103,8 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
         let Single { policy, state } = &self.rule;
         self.with_queue(|queue, now, after| {
             let (mut taken, mut part) = (0, u32::MAX);
-            // Others may take at the same time, so what is there is asked for again: until there is nothing, or not to be had at once.
+            // Others may take at the same time, so what is there is asked for again: until there is
+            // nothing, or not to be had at once.
             while part > 0 {
                 let status = policy.status(state, now);
                 if status.limit == u64::MAX || status.available == 0 {
@@ -138,29 +140,37 @@ impl<P: Policy, C: Timer> Gate<Single<P>, C> {
 
 /// At run time, from any clone, and at once for those who wait.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
-    /// Lets nobody pass before the time `until` of the limiter's [clock](RateLimiter::clock), also those who already wait.
+    /// Lets nobody pass before the time `until` of the limiter's [clock](RateLimiter::clock), also
+    /// those who already wait.
     ///
-    /// Who [waits](RateLimiter::acquire) is moved, a request [within](RateLimiter::try_acquire_within) a time that can no longer
-    /// be met is refused at once, and a `try_` is told when it would succeed: after the pause, and after those in line. A time in the
-    /// past does nothing, and neither does one before the end of a pause that lasts longer: several callers that were told to wait
-    /// may all pause, and the longest counts. [`resume`](RateLimiter::resume) ends a pause; [`Nanos::MAX`] waits for that.
+    /// Who [waits](RateLimiter::acquire) is moved, a request
+    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at
+    /// once, and a `try_` is told when it would succeed: after the pause, and after those in line.
+    /// A time in the past does nothing, and neither does one before the end of a pause that lasts
+    /// longer: several callers that were told to wait may all pause, and the longest counts.
+    /// [`resume`](RateLimiter::resume) ends a pause; [`Nanos::MAX`] waits for that.
     ///
-    /// Permits go on coming in meanwhile, as far as there is room for them. If they are not to, [`drain`](RateLimiter::drain)
-    /// the limiter when the pause ends, or [`debit`](RateLimiter::debit) it now. Nothing is charged as of a time before the pause
+    /// Permits go on coming in meanwhile, as far as there is room for them. If they are not to,
+    /// [`drain`](RateLimiter::drain) the limiter when the pause ends, or
+    /// [`debit`](RateLimiter::debit) it now. Nothing is charged as of a time before the pause
     /// ended, so a late timer gains nothing by it.
     ///
-    /// A call that begins after this has returned obeys the pause; one that overlaps with it may pass. Of those who wait, the first
-    /// 4,096 are looked at; one behind them that is too late now is refused at the end of its time.
+    /// A call that begins after this has returned obeys the pause; one that overlaps with it may
+    /// pass. Of those who wait, the first 4,096 are looked at; one behind them that is too late now
+    /// is refused at the end of its time.
     pub fn pause_until(&self, until: Nanos) {
         self.gate.pause_until(until);
     }
 
-    /// [`pause_until`](RateLimiter::pause_until) so long from now: what a server's `Retry-After` asks for.
+    /// [`pause_until`](RateLimiter::pause_until) so long from now: what a server's `Retry-After`
+    /// asks for.
     ///
     /// Zero does nothing. [`Duration::MAX`] pauses until somebody [resumes](RateLimiter::resume).
     ///
-    /// After a refusal by the server pause first, and settle an [estimate](RateLimiter::acquire_estimate) then: what it gives back is granted at once to
-    /// those who wait. A call that is made again goes to the end of the line, unless it is more [important](crate::Request::priority).
+    /// After a refusal by the server pause first, and settle an
+    /// [estimate](RateLimiter::acquire_estimate) then: what it gives back is granted at once to
+    /// those who wait. A call that is made again goes to the end of the line, unless it is more
+    /// [important](crate::Request::priority).
     ///
     /// # Examples
     ///
@@ -181,28 +191,35 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.gate.pause_for(span);
     }
 
-    /// Ends a pause now. Those who wait and are due pass at once. Returns whether there was a pause.
+    /// Ends a pause now. Those who wait and are due pass at once. Returns whether there was a
+    /// pause.
     pub fn resume(&self) -> bool {
         self.gate.resume()
     }
 
-    /// Bounds the queue: how many may wait, for how many permits, and who makes room. Without bounds unless set.
+    /// Bounds the queue: how many may wait, for how many permits, and who makes room. Without
+    /// bounds unless set.
     ///
-    /// For those who come from now on; those who wait already stay, also if they are too many. [`QueueBounds`] says whom it refuses,
-    /// and that [`acquire`](RateLimiter::acquire) is not among them.
+    /// For those who come from now on; those who wait already stay, also if they are too many.
+    /// [`QueueBounds`] says whom it refuses, and that [`acquire`](RateLimiter::acquire) is not
+    /// among them.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.gate.set_bounds(bounds);
     }
 
-    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one: a request below it is granted only if so
-    /// many remain afterwards. Zero permits keep nothing, as a new limiter.
+    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one: a request
+    /// below it is granted only if so many remain afterwards. Zero permits keep nothing, as a new
+    /// limiter.
     ///
-    /// What is left is what single calls could get one after the other, which with Guava's two policies includes the one on credit.
-    /// A request below `from` that asks for more than the burst less what is kept can never be granted: it is refused with
-    /// [`ExceedsBurst`](crate::Refusal::ExceedsBurst), which tells the smaller burst. A single permit is not refused but waits, for ever if all
-    /// are kept. Calls without a priority have priority 0. Those who wait are moved.
+    /// What is left is what single calls could get one after the other, which with Guava's two
+    /// policies includes the one on credit. A request below `from` that asks for more than the
+    /// burst less what is kept can never be granted: it is refused with
+    /// [`ExceedsBurst`](crate::Refusal::ExceedsBurst), which tells the smaller burst. A single
+    /// permit is not refused but waits, for ever if all are kept. Calls without a priority have
+    /// priority 0. Those who wait are moved.
     ///
-    /// Looking how many are left and taking are two steps, so while anything is kept every call takes the queue's lock.
+    /// Looking how many are left and taking are two steps, so while anything is kept every call
+    /// takes the queue's lock.
     ///
     /// # Examples
     ///
@@ -223,9 +240,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Lets every call pass, or ends that: to see what a limit would do before it does it.
     ///
-    /// The limiter decides as ever, and those who [watch](RateLimiter::watch) are told of each call that would have been refused, or would
-    /// have waited, and how long. Then the call passes, with zero time waited, and takes nothing, as if it had been refused. Nobody
-    /// waits: those in line pass at once. That goes for all refusals, and for pauses.
+    /// The limiter decides as ever, and those who [watch](RateLimiter::watch) are told of each call
+    /// that would have been refused, or would have waited, and how long. Then the call passes, with
+    /// zero time waited, and takes nothing, as if it had been refused. Nobody waits: those in line
+    /// pass at once. That goes for all refusals, and for pauses.
     ///
     /// # Examples
     ///
@@ -254,20 +272,25 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.gate.is_shadow()
     }
 
-    /// Tells `events` of every call from now on. Returns `false` if the limiter is watched already; then nothing was changed.
+    /// Tells `events` of every call from now on. Returns `false` if the limiter is watched already;
+    /// then nothing was changed.
     ///
-    /// Once for each limiter, and for all its clones. A limiter that is not watched pays nothing for it. One that is takes a longer way
-    /// to the same decision, still without a lock while nobody waits; [`Events`] has an example.
+    /// Once for each limiter, and for all its clones. A limiter that is not watched pays nothing
+    /// for it. One that is takes a longer way to the same decision, still without a lock while
+    /// nobody waits; [`Events`] has an example.
     pub fn watch(&self, events: Arc<dyn Events>) -> bool {
         self.gate.watch(events)
     }
 
-    /// Charges `n` permits whether they are there or not: for work that was done without asking, or that a server counted. Those who wait
-    /// move back at once, and a request [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused.
+    /// Charges `n` permits whether they are there or not: for work that was done without asking, or
+    /// that a server counted. Those who wait move back at once, and a request
+    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused.
     ///
-    /// What is not there is owed, and everybody waits until it is paid. How a policy owes is its own rule, see
+    /// What is not there is owed, and everybody waits until it is paid. How a policy owes is its
+    /// own rule, see
     /// [`Policy::debit`]: where there is no limit nothing is charged, and a debt beyond the clock's 34 years shuts
-    /// the limiter until it is [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero does nothing.
+    /// the limiter until it is [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero
+    /// does nothing.
     ///
     /// # Examples
     ///
@@ -284,10 +307,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.gate.debit(n);
     }
 
-    /// Takes all permits that are there now: after a server's 429, which says that there are none. Returns how many that were.
+    /// Takes all permits that are there now: after a server's 429, which says that there are none.
+    /// Returns how many that were.
     ///
-    /// New ones come in as ever. Without a limit there is nothing to take. Those who wait stay in line, and move back if some of what they
-    /// wait for was there already.
+    /// New ones come in as ever. Without a limit there is nothing to take. Those who wait stay in
+    /// line, and move back if some of what they wait for was there already.
     ///
     /// # Examples
     ///
@@ -303,10 +327,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.gate.drain()
     }
 
-    /// Makes the limiter as new: as full as it started, owing nothing, and not paused. Those who wait are served as far as that goes.
+    /// Makes the limiter as new: as full as it started, owing nothing, and not paused. Those who
+    /// wait are served as far as that goes.
     ///
-    /// What it was told to be stays: rate and burst, [bounds](RateLimiter::set_queue_bounds), what it
-    /// [keeps](RateLimiter::set_reserve), [shadow](RateLimiter::set_shadow) and who [watches](RateLimiter::watch).
+    /// What it was told to be stays: rate and burst, [bounds](RateLimiter::set_queue_bounds), what
+    /// it [keeps](RateLimiter::set_reserve), [shadow](RateLimiter::set_shadow) and who
+    /// [watches](RateLimiter::watch).
     ///
     /// # Examples
     ///

@@ -19,13 +19,15 @@ pub enum Served {
 }
 
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
-    /// Takes one permit now, or one of `other` if this limiter refuses: a cheaper way, with a limit of its own.
+    /// Takes one permit now, or one of `other` if this limiter refuses: a cheaper way, with a limit
+    /// of its own.
     ///
     /// Who watches either limiter is told of each of the two decisions.
     ///
     /// # Errors
     ///
-    /// If both refuse: the refusal with the shorter `retry_after`, and if neither has one, that of this limiter.
+    /// If both refuse: the refusal with the shorter `retry_after`, and if neither has one, that of
+    /// this limiter.
     ///
     /// # Examples
     ///
@@ -48,7 +50,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         other.try_acquire().map(|()| Served::Other).map_err(|other| sooner(first, other))
     }
 
-    /// [`try_acquire_or`](RateLimiter::try_acquire_or) for what a [`Request`] asks for, of either limiter.
+    /// [`try_acquire_or`](RateLimiter::try_acquire_or) for what a [`Request`] asks for, of either
+    /// limiter.
     ///
     /// # Errors
     ///
@@ -62,12 +65,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         other.try_acquire_with(request).map(|()| Served::Other).map_err(|other| sooner(first, other))
     }
 
-    /// Waits for what a [`Request`] asks for, or for the same of `other` if this limiter refuses. Returns who served it, and the time
-    /// waited.
+    /// Waits for what a [`Request`] asks for, or for the same of `other` if this limiter refuses.
+    /// Returns who served it, and the time waited.
     ///
-    /// Give it a time [`within`](Request::within) which it is to be served: without one, a limiter refuses only what it can never grant,
-    /// or has no room for. This limiter refuses at once if it would be later. If it accepts, and then refuses after all, `other` gets what
-    /// is left of the time.
+    /// Give it a time [`within`](Request::within) which it is to be served: without one, a limiter
+    /// refuses only what it can never grant, or has no room for. This limiter refuses at once if it
+    /// would be later. If it accepts, and then refuses after all, `other` gets what is left of the
+    /// time.
     ///
     /// # Fairness
     ///

@@ -31,15 +31,17 @@ use crate::rate::Rate;
 pub enum Refusal {
     /// Not now, perhaps later: no permit is due, or others wait for it.
     Limited {
-        /// If nobody else comes, the same call succeeds this much later, and not a nanosecond earlier.
-        /// [`Nanos::MAX`] means never within the clock's time, which is 34 years.
+        /// If nobody else comes, the same call succeeds this much later, and not a nanosecond
+        /// earlier. [`Nanos::MAX`] means never within the clock's time, which is 34 years.
         ///
-        /// Where a sum of permits does not tell the time, as in a window behind requests of different sizes, it is exact behind 4,096
-        /// requests. Behind more of them it may be too late, and is never too early.
+        /// Where a sum of permits does not tell the time, as in a window behind requests of
+        /// different sizes, it is exact behind 4,096 requests. Behind more of them it may be too
+        /// late, and is never too early.
         ///
-        /// A request that is more important than the waiters does not count them, and a refused request keeps no place. If
-        /// a waiter comes due meanwhile, it takes its permits, and the time was too early. A request that has to go
-        /// first waits, for example with `acquire_with`.
+        /// A request that is more important than the waiters does not count them, and a refused
+        /// request keeps no place. If a waiter comes due meanwhile, it takes its permits, and the
+        /// time was too early. A request that has to go first waits, for example with
+        /// `acquire_with`.
         ///
         /// [`Nanos`], not a [`Duration`]: a `Duration` keeps seconds apart, and most refused callers do not need the
         /// division that this takes. [`retry_after`](Refusal::retry_after) makes one.
@@ -52,27 +54,33 @@ pub enum Refusal {
         /// The most permits that one request can have.
         burst: u32,
     },
-    /// All permits are in use; nobody knows when one is given back. Only from a [`CountingLimit`](crate::CountingLimit).
+    /// All permits are in use; nobody knows when one is given back. Only from a
+    /// [`CountingLimit`](crate::CountingLimit).
     InUse {
         /// How many can be in use at the same time.
         limit: u32,
     },
-    /// The key is new and there is no room for it. Only from a [`KeyedRateLimiter`](crate::KeyedRateLimiter).
+    /// The key is new and there is no room for it. Only from a
+    /// [`KeyedRateLimiter`](crate::KeyedRateLimiter).
     #[cfg(feature = "keyed")]
     TooManyKeys {
         /// The most keys that can be known.
         limit: usize,
     },
-    /// The queue is full: the request would have had to wait, and there was no place. See [`QueueBounds`](crate::QueueBounds).
+    /// The queue is full: the request would have had to wait, and there was no place. See
+    /// [`QueueBounds`](crate::QueueBounds).
     QueueFull {
-        /// If nobody else comes, the same call is accepted this much later: by then there is room for it, or it need not wait.
-        /// [`Nanos::MAX`] means never within the clock's time, or that this limiter cannot tell, since the requests in line
-        /// wait for a [`CountingLimit`](crate::CountingLimit).
+        /// If nobody else comes, the same call is accepted this much later: by then there is room
+        /// for it, or it need not wait. [`Nanos::MAX`] means never within the clock's time, or that
+        /// this limiter cannot tell, since the requests in line wait for a
+        /// [`CountingLimit`](crate::CountingLimit).
         retry_after: Nanos,
     },
-    /// It waited, and was dropped from a full queue to make room for another; see [`WhenFull`](crate::WhenFull).
+    /// It waited, and was dropped from a full queue to make room for another; see
+    /// [`WhenFull`](crate::WhenFull).
     Displaced,
-    /// Zero permits were asked for, which is neither granted nor refused by any rule: ask for at least one.
+    /// Zero permits were asked for, which is neither granted nor refused by any rule: ask for at
+    /// least one.
     ZeroPermits,
 }
 
@@ -123,7 +131,8 @@ impl Refusal {
         Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)))
     }
 
-    /// Whether the same request may be granted another time: `false` only if it asks for no permits, or for more than can ever be had at once.
+    /// Whether the same request may be granted another time: `false` only if it asks for no
+    /// permits, or for more than can ever be had at once.
     #[must_use]
     pub fn is_limited(self) -> bool {
         !matches!(self, Refusal::ExceedsBurst { .. } | Refusal::ZeroPermits)
@@ -248,7 +257,8 @@ pub enum PolicyError {
         /// The longest time.
         limit: Duration,
     },
-    /// The rate of a policy that counts is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
+    /// The rate of a policy that counts is not a whole number of permits, at most `u32::MAX`, in a
+    /// whole number of nanoseconds.
     NotWhole {
         /// The rate given.
         rate: Rate,

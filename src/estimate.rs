@@ -1,7 +1,8 @@
 //! Estimates: permits for a cost that is known only afterwards.
 //!
-//! A grant that is an estimate keeps what it took and its mark in the queue ([`Room`](crate::wait::queue::Queue::begin)), so that a part of it can be
-//! undone later, exactly and once. So it always takes the queue's lock, unlike other grants.
+//! A grant that is an estimate keeps what it took and its mark in the queue
+//! ([`Room`](crate::wait::queue::Queue::begin)), so that a part of it can be undone later, exactly
+//! and once. So it always takes the queue's lock, unlike other grants.
 
 use std::fmt;
 use std::pin::Pin;
@@ -55,12 +56,14 @@ impl Estimate {
         Estimate { share, permits: n, waited }
     }
 
-    /// Tells the actual cost, in permits: less than the estimate gives back the rest, as if it had never been taken; more is
-    /// charged. Those who wait are moved at once.
+    /// Tells the actual cost, in permits: less than the estimate gives back the rest, as if it had
+    /// never been taken; more is charged. Those who wait are moved at once.
     ///
-    /// What would have been lost by now, because the limiter would have been full, is not given back. Where several grants are given
-    /// back late, that is judged cautiously: some of them may give back less than they took, never more. What is charged and not there is owed: those who
-    /// come later wait for it. The policy says what it can give back and owe; see [`Policy::unused`] and [`Policy::debit`].
+    /// What would have been lost by now, because the limiter would have been full, is not given
+    /// back. Where several grants are given back late, that is judged cautiously: some of them may
+    /// give back less than they took, never more. What is charged and not there is owed: those who
+    /// come later wait for it. The policy says what it can give back and owe; see
+    /// [`Policy::unused`] and [`Policy::debit`].
     pub fn settle(self, actual: u32) {
         self.share.settle(actual);
     }

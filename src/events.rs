@@ -6,18 +6,22 @@ use std::time::Duration;
 use crate::error::Refusal;
 use crate::wait::after::run_in_drop;
 
-/// Told of every call, when it ends: give it to [`RateLimiter::watch`](crate::RateLimiter::watch) or [`AllOf::watch`](crate::AllOf::watch).
+/// Told of every call, when it ends: give it to [`RateLimiter::watch`](crate::RateLimiter::watch)
+/// or [`AllOf::watch`](crate::AllOf::watch).
 #[cfg_attr(
     feature = "keyed",
     doc = "All keys at once are watched by [`KeyedRateLimiter::watched_by`](crate::KeyedRateLimiter::watched_by)."
 )]
 ///
-/// Who watches a limiter is not told of what it gives to an [`AllOf`](crate::AllOf): that tells those who watch it.
+/// Who watches a limiter is not told of what it gives to an [`AllOf`](crate::AllOf): that tells
+/// those who watch it.
 ///
-/// Each method does nothing unless written. They are called in the thread of the call that they tell of, after it was decided and without
-/// any lock, so they may call the limiter. They are on the way of every call: be quick. [`Statistics`](crate::Statistics) counts.
+/// Each method does nothing unless written. They are called in the thread of the call that they
+/// tell of, after it was decided and without any lock, so they may call the limiter. They are on
+/// the way of every call: be quick. [`Statistics`](crate::Statistics) counts.
 ///
-/// One that panics does so in the call that it tells of, whose permits are spent then. The limiter and those who wait take no harm.
+/// One that panics does so in the call that it tells of, whose permits are spent then. The limiter
+/// and those who wait take no harm.
 ///
 /// # Examples
 ///
@@ -58,8 +62,9 @@ pub trait Events: Send + Sync + 'static {
         let _ = (permits, waited);
     }
 
-    /// A call passed without a permit because the limiter is [in shadow](crate::RateLimiter::set_shadow): it would have been refused
-    /// like this, or would have waited so long.
+    /// A call passed without a permit because the limiter is [in
+    /// shadow](crate::RateLimiter::set_shadow): it would have been refused like this, or would have
+    /// waited so long.
     fn shadowed(&self, permits: u64, refusal: &Refusal) {
         let _ = (permits, refusal);
     }

@@ -2,8 +2,9 @@
 //!
 //! # How the two halves meet
 //!
-//! `front` is a count and flags. While it is zero, a request asks the policy directly: one load, one clock reading, one
-//! compare-and-swap. Otherwise it takes the queue's lock, serves those who are due, and goes behind the rest.
+//! `front` is a count and flags. While it is zero, a request asks the policy directly: one load,
+//! one clock reading, one compare-and-swap. Otherwise it takes the queue's lock, serves those who
+//! are due, and goes behind the rest.
 //!
 //! | bits of `front` | meaning | a request that sees it |
 //! |---|---|---|
@@ -14,8 +15,9 @@
 //! | 4, [`LATE`] | the last grants were late | asks the policy without the lock, as of an earlier time: `wait/lateness.rs` |
 //! | the rest | how many are in line, or were granted a moment ago and have not run yet | takes the lock |
 //!
-//! What the flags say in one bit is plain data under the lock, in [`Control`](crate::wait::control::Control). Whoever has the lock and
-//! changed anything stores the count and all flags, so none can be lost. A feature that is off costs no instruction.
+//! What the flags say in one bit is plain data under the lock, in
+//! [`Control`](crate::wait::control::Control). Whoever has the lock and changed anything stores the
+//! count and all flags, so none can be lost. A feature that is off costs no instruction.
 //!
 //! | operation | ordering | why |
 //! |---|---|---|
@@ -25,20 +27,21 @@
 //! | policy state | as in `policy/cell.rs` | |
 //! | everything else | under the lock | |
 //!
-//! **Nobody overtakes.** The promise: a request that begins after a waiter has joined the line goes behind it. "After" means
-//! happens-before, by whatever the program uses to order the two. The store of `front` then happens before the load, and
-//! coherence makes the load see it or something later, at any ordering. The same holds for a pause and whoever begins after it.
-//! A request that overlaps with the joining may
-//! have read zero and take a permit a moment later: it came first, and is served first. The waiter's alarm then rings
-//! before its permit is there, and is set again.
+//! **Nobody overtakes.** The promise: a request that begins after a waiter has joined the line goes
+//! behind it. "After" means happens-before, by whatever the program uses to order the two. The
+//! store of `front` then happens before the load, and coherence makes the load see it or something
+//! later, at any ordering. The same holds for a pause and whoever begins after it. A request that
+//! overlaps with the joining may have read zero and take a permit a moment later: it came first,
+//! and is served first. The waiter's alarm then rings before its permit is there, and is set again.
 //!
-//! **No lost wake-up.** Whatever can make permits come *earlier* (a refund, a rate, a dropped wait) runs under the lock, and so
-//! does joining the line: either the one who joins asks the policy afterwards, or the change finds it in line. A taker without
-//! the lock only makes permits come later, and an alarm that rings too early is set again. So there is no pattern of
-//! store-then-load on two sides, which would need sequential consistency.
+//! **No lost wake-up.** Whatever can make permits come *earlier* (a refund, a rate, a dropped wait)
+//! runs under the lock, and so does joining the line: either the one who joins asks the policy
+//! afterwards, or the change finds it in line. A taker without the lock only makes permits come
+//! later, and an alarm that rings too early is set again. So there is no pattern of store-then-load
+//! on two sides, which would need sequential consistency.
 //!
-//! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping against a grant, blocked threads;
-//! with twins that ask before they lock, or forget to look again.
+//! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
+//! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -79,7 +82,8 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) number: u64,
     /// How many are in line, or were granted and have not run yet, or hold a seat; and flags.
     pub(crate) front: AtomicUsize,
-    /// A number that is another one each time permits are given back, for those who undo a grant that they made without the lock.
+    /// A number that is another one each time permits are given back, for those who undo a grant
+    /// that they made without the lock.
     pub(crate) levels: AtomicU64,
     /// How often those in line were moved, for those who wait for several limiters.
     pub(crate) changes: AtomicU64,
@@ -153,7 +157,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes what is asked for now or not at all.
     #[inline]
     pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<(), Refusal> {
-        // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place first.
+        // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place
+        // first.
         if self.front.load(Ordering::Relaxed) == 0 {
             self.rule.try_take(self.clock.now(), ask)?;
             return Ok(());
@@ -184,7 +189,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Ok(())
     }
 
-    /// Takes what is asked for, now or as of when it was due, or not at all. Called where the policy [may be asked](Gate::is_free).
+    /// Takes what is asked for, now or as of when it was due, or not at all. Called where the
+    /// policy [may be asked](Gate::is_free).
     pub(crate) fn take_free(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
         if self.front.load(Ordering::Relaxed) & LATE == 0 {
             return self.rule.try_take(now, ask);
@@ -194,7 +200,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     #[cold]
     fn take_late(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
-        // Again where another request took the permit in between, but not for ever: a policy may not agree with itself.
+        // Again where another request took the permit in between, but not for ever: a policy may
+        // not agree with itself.
         for _ in 0..=LOOKS {
             let due = self.rule.ready_at(now, &R::Ahead::default(), ask);
             if due > now {
@@ -209,7 +216,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                     if !self.lateness.is_some()
                         && let Some(queue) = try_lock(&self.queue)
                     {
-                        // Takes down the flag. Another holder of the lock does so, too, when it lets go.
+                        // Takes down the flag. Another holder of the lock does so, too, when it
+                        // lets go.
                         self.tell_front(&queue);
                     }
                     return Ok(charge);
@@ -254,8 +262,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Err(limited(queue.due_behind(&self.rule, now, ask, priority), now))
     }
 
-    /// The same for a grant that can be undone in part later. Returns what to [end](Queue::end) it with. Nothing was taken if it passed
-    /// for another reason.
+    /// The same for a grant that can be undone in part later. Returns what to [end](Queue::end) it
+    /// with. Nothing was taken if it passed for another reason.
     pub(crate) fn try_keeping(&self, ask: &R::Ask) -> Result<Option<(R::Charge, u64)>, Refusal> {
         let mut begun = 0;
         let held = self.with_queue(|queue, now, after| {
@@ -318,7 +326,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         // A pause may be over, and no request came since.
         queue.tell(now);
         queue.front() & !WATCHED == 0
-            // The next request may be charged as of an earlier time, and a state alone does not tell.
+            // The next request may be charged as of an earlier time, and a state alone does not
+            // tell.
             && !self.lateness.is_usable(now)
             && !self.events.has_own()
             && queue.is_unused()
@@ -344,7 +353,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         loop {
             let done = self.locked(|queue, now, after| {
                 let due = queue.serve(&self.source(), now, after);
-                // Where more are due than are served at once, the rest is served before this, a slice at a time.
+                // Where more are due than are served at once, the rest is served before this, a
+                // slice at a time.
                 let work = if due.is_some_and(|due| due <= now) { None } else { work.take() };
                 work.map(|work| work(queue, now, after))
             });
@@ -356,9 +366,10 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Runs `work` with the queue, serves those who are due, and runs what is left for afterwards.
     ///
-    /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its event loop, a waker that
-    /// is called. Those who were served before it, and those behind, do not suffer, and then the panic goes on. It takes the result
-    /// with it: an answer that was taken out of the queue would be lost. So answers are taken in a section of their own
+    /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
+    /// event loop, a waker that is called. Those who were served before it, and those behind, do
+    /// not suffer, and then the panic goes on. It takes the result with it: an answer that was
+    /// taken out of the queue would be lost. So answers are taken in a section of their own
     /// ([`Queue::see`]), and permits are kept in a [`Held`].
     pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
         let mut after = After::new();
@@ -370,16 +381,19 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Tells the queue what time it is. Where the clock panics, it is still the latest time that it told.
+    /// Tells the queue what time it is. Where the clock panics, it is still the latest time that it
+    /// told.
     fn tell_time(&self, queue: &mut Queue<R, C>, after: &mut After<C>) -> Nanos {
         let now = after.run(|| self.clock.now()).unwrap_or(queue.latest());
         queue.tell(now);
         now
     }
 
-    /// Serves, stores the front, sees that somebody will look when the next one is due, and unlocks.
+    /// Serves, stores the front, sees that somebody will look when the next one is due, and
+    /// unlocks.
     ///
-    /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its time, come back here or panic.
+    /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its
+    /// time, come back here or panic.
     fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
         loop {
             let due = queue.serve(&self.source(), now, after);
@@ -460,14 +474,16 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Status { available, waiting: in_line + seats, paused_for, ..status }
     }
 
-    /// Permits come later than those in line were told, or weigh something else: moves all, also those who wait for other limiters as well.
+    /// Permits come later than those in line were told, or weigh something else: moves all, also
+    /// those who wait for other limiters as well.
     pub(crate) fn retime(&self, queue: &mut Queue<R, C>, now: Nanos, after: &mut After<C>) {
         self.changes.fetch_add(1, Ordering::Relaxed);
         queue.retime(&self.source(), now, after);
         queue.seats.ring_all(after);
     }
 
-    /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are charged as of when they are due.
+    /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are
+    /// charged as of when they are due.
     pub(crate) fn was_late(&self, queue: &Queue<R, C>, now: Nanos) {
         if queue.len() + queue.seats.len() == 0 && self.rule.knows_lateness() {
             self.lateness.seen(now, now.saturating_since(queue.charged));
@@ -483,7 +499,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// The same, and what was given back.
     pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
         self.tell_front(queue);
-        // Whoever reads it finds in the policy's state what was given back before: see `compose/member.rs`.
+        // Whoever reads it finds in the policy's state what was given back before: see
+        // `compose/member.rs`.
         self.levels.store(queue.number(), Ordering::Release);
     }
 }

@@ -1,8 +1,9 @@
 //! A rate limiter that makes a program wait its turn.
 //!
-//! `limiter.acquire().await` returns when a permit is due; `limiter.try_acquire()` answers now. It is Guava's `RateLimiter` for
-//! async Rust: first come, first served; a dropped wait leaves no trace; and while nobody waits, a decision is one
-//! clock reading and, with most policies, one compare-and-swap.
+//! `limiter.acquire().await` returns when a permit is due; `limiter.try_acquire()` answers now. It
+//! is Guava's `RateLimiter` for async Rust: first come, first served; a dropped wait leaves no
+//! trace; and while nobody waits, a decision is one clock reading and, with most policies, one
+//! compare-and-swap.
 //!
 //! ```
 //! use std::time::Duration;
@@ -26,15 +27,18 @@
 //! # }
 //! ```
 //!
-//! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same queue. A wait can be dropped at any time, so
-//! `tokio::time::timeout` and `select!` around it are fine. What to tell a refused HTTP client is in [`Refusal::retry_after_secs`].
+//! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same
+//! queue. A wait can be dropped at any time, so `tokio::time::timeout` and `select!` around it are
+//! fine. What to tell a refused HTTP client is in [`Refusal::retry_after_secs`].
 //!
 //! # Who pays for a large request
 //!
-//! With Guava's two policies, the next caller. A request is granted as soon as the one before it is paid for, whatever its size: at 5 per second
-//! `acquire_many(100)` returns at once on an idle limiter, and the **next** caller waits 20 s. It is better to do the work than to idle first.
-//! It also means that one request can close the limiter for a long time, so check sizes that come from outside. With all other
-//! policies a request waits until all its permits are there, and more than fit are refused: [`Refusal::ExceedsBurst`].
+//! With Guava's two policies, the next caller. A request is granted as soon as the one before it is
+//! paid for, whatever its size: at 5 per second `acquire_many(100)` returns at once on an idle
+//! limiter, and the **next** caller waits 20 s. It is better to do the work than to idle first. It
+//! also means that one request can close the limiter for a long time, so check sizes that come from
+//! outside. With all other policies a request waits until all its permits are there, and more than
+//! fit are refused: [`Refusal::ExceedsBurst`].
 //!
 //! # Choosing a policy
 //!
@@ -51,17 +55,20 @@
 //! | [`CountingLimit`] | so many at the same time | a fair semaphore | for calls in flight; also with a rate |
 //! | [`AllOf`] | what all its members allow | two looks at each member | for several of these at once |
 //!
-//! [`algorithms`] has the whole table, pictures, and what to ask yourself. [`AnyPolicy`] is any of them, from a configuration.
+//! [`algorithms`] has the whole table, pictures, and what to ask yourself. [`AnyPolicy`] is any of
+//! them, from a configuration.
 //!
-//! With Guava's two and the leaky bucket, requests of up to *n* permits at once make it *n* in place of 1. Awaiting permits that come in at a rate adds
-//! `rate * catch_up` to the bound, 10 ms worth unless [set](RateLimiter::set_catch_up): the price of an exact average with late
-//! timers.
+//! With Guava's two and the leaky bucket, requests of up to *n* permits at once make it *n* in
+//! place of 1. Awaiting permits that come in at a rate adds `rate * catch_up` to the bound, 10 ms
+//! worth unless [set](RateLimiter::set_catch_up): the price of an exact average with late timers.
 //!
 //! # Several limits at once
 //!
-//! [`AllOf`] asks several limiters in one call, and gets what it asks for from all of them or from none: so many per second *and* per minute *and* at a
-//! time, a user's limit *and* that of all users. Each member can weigh a request differently, and what it really cost can be settled
-//! afterwards, as LLM APIs count tokens. A refusal names the tightest limit, and a dropped wait leaves no trace in any.
+//! [`AllOf`] asks several limiters in one call, and gets what it asks for from all of them or from
+//! none: so many per second *and* per minute *and* at a time, a user's limit *and* that of all
+//! users. Each member can weigh a request differently, and what it really cost can be settled
+//! afterwards, as LLM APIs count tokens. A refusal names the tightest limit, and a dropped wait
+//! leaves no trace in any.
 //!
 //! ```
 //! use tidegate::{AllOf, AllRefusal, CountingLimit, Rate, RateLimiter, TokenBucket};
@@ -84,16 +91,18 @@
 //!
 //! # A limit for each key
 //!
-//! With the feature `keyed`, [`KeyedRateLimiter`] keeps one state for each user, address or token, in bounded memory: a key whose bucket is full
-//! again takes no place: later calls use it again. A flood of new keys pushes out no key that is limited, and takes no more memory. One call gives all keys another
-//! rate or burst.
+//! With the feature `keyed`, [`KeyedRateLimiter`] keeps one state for each user, address or token,
+//! in bounded memory: a key whose bucket is full again takes no place: later calls use it again. A
+//! flood of new keys pushes out no key that is limited, and takes no more memory. One call gives
+//! all keys another rate or burst.
 //!
 #![cfg_attr(feature = "keyed", doc = "```")]
 #![cfg_attr(not(feature = "keyed"), doc = "```ignore")]
 //! use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
 //!
-//! let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(5), 10), 100_000);
-//! if let Err(refusal) = users.try_acquire("alice") {
+//! let users: KeyedRateLimiter<String> =
+//! KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(5), 10), 100_000); if let Err(refusal) =
+//! users.try_acquire("alice") {
 //!     println!("HTTP 429, Retry-After: {}", refusal.retry_after_secs().unwrap_or(60));
 //! }
 //! ```
@@ -117,19 +126,16 @@
 //! instructions as without.
 //!
 //! ```
-//! use std::sync::Arc;
-//! use std::time::Duration;
-//! use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, Statistics, WhenFull};
+//! use std::sync::Arc; use std::time::Duration; use tidegate::{ManualClock, QueueBounds, Rate,
+//! RateLimiter, Refusal, Request, SmoothBursty, Statistics, WhenFull};
 //!
-//! let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), ManualClock::new());
-//! let statistics = Arc::new(Statistics::new());
+//! let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)),
+//! ManualClock::new()); let statistics = Arc::new(Statistics::new());
 //! limiter.watch(statistics.clone());
 //! limiter.set_queue_bounds(QueueBounds::waiters(1000).when_full(WhenFull::DropLeastImportant));
-//! limiter.set_reserve(2, 1);
-//! limiter.try_acquire_with(Request::permits(1).priority(1))?;
+//! limiter.set_reserve(2, 1); limiter.try_acquire_with(Request::permits(1).priority(1))?;
 //! limiter.pause_for(Duration::from_secs(30)); // the server said so
-//! assert!(limiter.try_acquire().is_err());
-//! assert_eq!(statistics.snapshot().refused(), 1);
+//! assert!(limiter.try_acquire().is_err()); assert_eq!(statistics.snapshot().refused(), 1);
 //! # Ok::<(), Refusal>(())
 //! ```
 //!

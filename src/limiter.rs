@@ -18,7 +18,8 @@ use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservat
 
 /// Makes a program wait its turn: hands out permits at a rate, first come, first served.
 ///
-/// Clones share one limit, one state and one queue; a clone costs a reference count. A limiter is `Send` and `Sync`.
+/// Clones share one limit, one state and one queue; a clone costs a reference count. A limiter is
+/// `Send` and `Sync`.
 ///
 /// | call | permits not due now |
 /// |---|---|
@@ -31,13 +32,15 @@ use crate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, Reservat
 ///
 /// # Fairness
 ///
-/// Requests of the same [priority](Request::priority) are served in the order in which they were first polled, whatever their size. Neither a newcomer nor a `try_` overtakes:
-/// while somebody waits, a `try_` gets only what nobody waits for. A waiter that is not polled, or was leaked, delays
-/// those behind it by its own turn and no more.
+/// Requests of the same [priority](Request::priority) are served in the order in which they were
+/// first polled, whatever their size. Neither a newcomer nor a `try_` overtakes: while somebody
+/// waits, a `try_` gets only what nobody waits for. A waiter that is not polled, or was leaked,
+/// delays those behind it by its own turn and no more.
 ///
 /// # Cancel safety
 ///
-/// Every wait can be dropped at any time without a trace: no permit is lost, none invented, and those behind move up.
+/// Every wait can be dropped at any time without a trace: no permit is lost, none invented, and
+/// those behind move up.
 ///
 /// # Examples
 ///
@@ -71,11 +74,13 @@ pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 pub struct Status {
     /// The most permits that can ever be available; `u64::MAX` without a limit.
     pub limit: u64,
-    /// How many single permits a caller could have right now, one after the other; 0 while others wait, and in a pause.
+    /// How many single permits a caller could have right now, one after the other; 0 while others
+    /// wait, and in a pause.
     pub available: u64,
     /// How long until the limiter is full, if nobody takes anything and those who wait go away.
     pub full_in: Duration,
-    /// How many requests wait. Those that wait in an [`AllOf`](crate::AllOf) count as one in each of its members.
+    /// How many requests wait. Those that wait in an [`AllOf`](crate::AllOf) count as one in each
+    /// of its members.
     pub waiting: usize,
     /// How long nobody passes, by a [pause](RateLimiter::pause_for); zero if there is none.
     pub paused_for: Duration,
@@ -86,7 +91,8 @@ pub struct Status {
 pub(crate) type Rest<P, C> =
     (P, C, crate::sync::Mutex<crate::wait::queue::Queue<Single<P>, C>>, crate::events::Watchers);
 
-/// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a busy executor more.
+/// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a
+/// busy executor more.
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(10);
 
 impl Status {
@@ -175,12 +181,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Waits for one permit. Returns the time waited, zero if it was there.
     ///
-    /// Never returns an error: one permit can be had some day. That day may be far off, or beyond the clock's 34 years if earlier
-    /// requests took as much; and at [`Rate::ZERO`], with a burst of 0, or with [`Blocked`](crate::Blocked) it waits until
-    /// that is changed, perhaps for ever. Where that can be, wait with [`try_acquire_within`](RateLimiter::try_acquire_within).
+    /// Never returns an error: one permit can be had some day. That day may be far off, or beyond
+    /// the clock's 34 years if earlier requests took as much; and at [`Rate::ZERO`], with a burst
+    /// of 0, or with [`Blocked`](crate::Blocked) it waits until that is changed, perhaps for ever.
+    /// Where that can be, wait with [`try_acquire_within`](RateLimiter::try_acquire_within).
     ///
-    /// Since it cannot refuse, it does not mind how much room a [`LeakyBucket`](crate::LeakyBucket) has;
-    /// [`acquire_many(1)`](RateLimiter::acquire_many) does.
+    /// Since it cannot refuse, it does not mind how much room a [`LeakyBucket`](crate::LeakyBucket)
+    /// has; [`acquire_many(1)`](RateLimiter::acquire_many) does.
     ///
     /// # Fairness
     ///
@@ -192,8 +199,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Panics
     ///
-    /// With the default clock, if it has to wait outside of a tokio runtime with time enabled; or if tokio's time is paused, which
-    /// drives a limiter only with the feature `test-util` or a [`TokioClock`](crate::TokioClock).
+    /// With the default clock, if it has to wait outside of a tokio runtime with time enabled; or
+    /// if tokio's time is paused, which drives a limiter only with the feature `test-util` or a
+    /// [`TokioClock`](crate::TokioClock).
     #[inline]
     pub fn acquire(&self) -> Acquire<'_, P, C> {
         Acquire::new(&self.gate)
@@ -201,12 +209,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Waits for `n` permits at once. Returns the time waited.
     ///
-    /// Who pays for a large request is the policy's rule: with Guava's two policies it is granted as soon as the request before
-    /// it is paid for, and delays the next.
+    /// Who pays for a large request is the policy's rule: with Guava's two policies it is granted
+    /// as soon as the request before it is paid for, and delays the next.
     ///
     /// # Fairness
     ///
-    /// First polled, first served, whatever `n`: those behind wait for a large request to be served.
+    /// First polled, first served, whatever `n`: those behind wait for a large request to be
+    /// served.
     ///
     /// # Cancel safety
     ///
@@ -215,10 +224,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Errors
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once; also while it waits, if the burst or limit is lowered
-    ///   below `n`.
+    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once; also while it waits,
+    ///   if the burst or limit is lowered below `n`.
     /// - [`Refusal::Limited`] only from a [`LeakyBucket`](crate::LeakyBucket) that has no room.
-    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is [bounded](RateLimiter::set_queue_bounds).
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
+    ///   [bounded](RateLimiter::set_queue_bounds).
     ///
     /// # Panics
     ///
@@ -248,8 +258,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limited`] if no permit is due, or others wait for it. Its `retry_after` is exact: if nobody else comes, the
-    /// same call succeeds that much later and not before.
+    /// [`Refusal::Limited`] if no permit is due, or others wait for it. Its `retry_after` is exact:
+    /// if nobody else comes, the same call succeeds that much later and not before.
     #[inline]
     pub fn try_acquire(&self) -> Result<(), Refusal> {
         self.gate.try_acquire(&1)
@@ -257,8 +267,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Takes `n` permits now, or refuses.
     ///
-    /// Who pays for a large request is the policy's rule. With Guava's two it is the next caller, so `n` is not limited by any burst:
-    /// a large request closes the limiter for `n / rate`. Check sizes that come from outside.
+    /// Who pays for a large request is the policy's rule. With Guava's two it is the next caller,
+    /// so `n` is not limited by any burst: a large request closes the limiter for `n / rate`. Check
+    /// sizes that come from outside.
     ///
     /// # Errors
     ///
@@ -270,12 +281,14 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.gate.try_acquire(&n)
     }
 
-    /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends nothing.
+    /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends
+    /// nothing.
     ///
-    /// The decision is made on the first poll, for the place in the queue that the request would get. Once in the queue, it is
-    /// refused only if its time comes too late after all, by a lower rate, or because the program stood still for longer than
-    /// the [catch-up](RateLimiter::set_catch_up); then at once. What counts is when the permit is due, not when a
-    /// late timer tells.
+    /// The decision is made on the first poll, for the place in the queue that the request would
+    /// get. Once in the queue, it is refused only if its time comes too late after all, by a lower
+    /// rate, or because the program stood still for longer than the
+    /// [catch-up](RateLimiter::set_catch_up); then at once. What counts is when the permit is due,
+    /// not when a late timer tells.
     ///
     /// # Cancel safety
     ///
@@ -283,9 +296,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limited`] if the permit would be due later. Its `retry_after` tells when the same call, with the same
-    /// `within`, is accepted: not when the permit is due, but `within` before that. [`Refusal::QueueFull`] and
-    /// [`Refusal::Displaced`] only if the queue is [bounded](RateLimiter::set_queue_bounds).
+    /// [`Refusal::Limited`] if the permit would be due later. Its `retry_after` tells when the same
+    /// call, with the same `within`, is accepted: not when the permit is due, but `within` before
+    /// that. [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
+    /// [bounded](RateLimiter::set_queue_bounds).
     ///
     /// # Panics
     ///
@@ -324,7 +338,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         AcquireMany::new(&self.gate, n, Some(within))
     }
 
-    /// [`try_acquire_within`](RateLimiter::try_acquire_within) with a future that does not borrow the limiter.
+    /// [`try_acquire_within`](RateLimiter::try_acquire_within) with a future that does not borrow
+    /// the limiter.
     ///
     /// # Errors
     ///
@@ -333,7 +348,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         AcquireManyOwned::new(self.gate.clone(), 1, Some(within))
     }
 
-    /// [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) with a future that does not borrow the limiter.
+    /// [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) with a future that does
+    /// not borrow the limiter.
     ///
     /// # Errors
     ///
@@ -346,9 +362,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Fairness
     ///
-    /// The more important first, and of equals first polled, first served; see [`Request::priority`]. A request of a higher priority than
-    /// others in line costs more the more of them have a time [within](Request::within) which they want to be served: those that are
-    /// too late by it are refused at once.
+    /// The more important first, and of equals first polled, first served; see
+    /// [`Request::priority`]. A request of a higher priority than others in line costs more the
+    /// more of them have a time [within](Request::within) which they want to be served: those that
+    /// are too late by it are refused at once.
     ///
     /// # Cancel safety
     ///
@@ -356,9 +373,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// - Those of [`acquire_many`](RateLimiter::acquire_many), and those of [`try_acquire_within`](RateLimiter::try_acquire_within) if it
-    ///   has a time; that also while it waits, if more important requests come.
-    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is [bounded](RateLimiter::set_queue_bounds).
+    /// - Those of [`acquire_many`](RateLimiter::acquire_many), and those of
+    ///   [`try_acquire_within`](RateLimiter::try_acquire_within) if it has a time; that also while
+    ///   it waits, if more important requests come.
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is
+    ///   [bounded](RateLimiter::set_queue_bounds).
     ///
     /// # Panics
     ///
@@ -376,7 +395,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         AcquireManyOwned::with(self.gate.clone(), &request)
     }
 
-    /// Takes what a [`Request`] asks for now, or refuses. It never waits, so [`within`](Request::within) makes no difference.
+    /// Takes what a [`Request`] asks for now, or refuses. It never waits, so
+    /// [`within`](Request::within) makes no difference.
     ///
     /// It goes before those in line that are less important.
     ///
@@ -406,7 +426,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Blocks the calling thread until it has one permit. Returns the time waited.
     ///
-    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the executor's thread. It needs no runtime.
+    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the
+    /// executor's thread. It needs no runtime.
     ///
     /// # Examples
     ///
@@ -419,7 +440,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     pub fn blocking_acquire(&self) -> Duration {
         loop {
-            // One permit is never refused for good; a policy that does so breaks its contract, and has none to give.
+            // One permit is never refused for good; a policy that does so breaks its contract, and
+            // has none to give.
             match blocking::acquire(&self.gate, Wait::new(1)) {
                 Ok((waited, ..)) => return waited,
                 Err(_) => std::thread::park(),
@@ -436,7 +458,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         blocking::acquire(&self.gate, Wait::within(&self.gate, n, None)).map(|(waited, ..)| waited)
     }
 
-    /// Blocks the calling thread until it has one permit if that takes no longer than `within`; else refuses at once.
+    /// Blocks the calling thread until it has one permit if that takes no longer than `within`;
+    /// else refuses at once.
     ///
     /// # Errors
     ///
@@ -445,7 +468,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         blocking::acquire(&self.gate, Wait::within(&self.gate, 1, Some(within))).map(|(waited, ..)| waited)
     }
 
-    /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at once.
+    /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at
+    /// once.
     ///
     /// # Errors
     ///
@@ -456,7 +480,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Takes `n` permits now, as an estimate of a cost that is known later, or refuses.
     ///
-    /// [Settle](Estimate::settle) it when the cost is known. Takes the queue's lock, unlike [`try_acquire_many`](RateLimiter::try_acquire_many).
+    /// [Settle](Estimate::settle) it when the cost is known. Takes the queue's lock, unlike
+    /// [`try_acquire_many`](RateLimiter::try_acquire_many).
     ///
     /// # Errors
     ///
@@ -465,7 +490,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         estimate::attempt(&self.gate, n)
     }
 
-    /// Waits for `n` permits, as an estimate of a cost that is known later. [Settle](Estimate::settle) it when it is.
+    /// Waits for `n` permits, as an estimate of a cost that is known later.
+    /// [Settle](Estimate::settle) it when it is.
     ///
     /// # Errors
     ///
@@ -478,7 +504,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         AcquireEstimate::new(self.gate.clone(), n)
     }
 
-    /// Blocks the calling thread until it has `n` permits, as an estimate of a cost that is known later.
+    /// Blocks the calling thread until it has `n` permits, as an estimate of a cost that is known
+    /// later.
     ///
     /// # Errors
     ///
@@ -499,8 +526,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Takes a place in the queue for `n` permits, now, and tells when they are due.
     ///
-    /// It has priority 0, so more important requests may still move it back. A [bound](RateLimiter::set_queue_bounds) may refuse it a
-    /// place, but never takes it away.
+    /// It has priority 0, so more important requests may still move it back. A
+    /// [bound](RateLimiter::set_queue_bounds) may refuse it a place, but never takes it away.
     ///
     /// # Errors
     ///
@@ -511,8 +538,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Gives back `n` permits that were acquired and not used. Those who wait move up at once.
     ///
-    /// The limiter takes back what it has room for: it never becomes fuller than full. It does not know whom a permit
-    /// was granted to, so give back only what you got.
+    /// The limiter takes back what it has room for: it never becomes fuller than full. It does not
+    /// know whom a permit was granted to, so give back only what you got.
     ///
     /// # Examples
     ///
@@ -532,16 +559,17 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Changes the price of every permit from now on, also for those who wait.
     ///
-    /// What happens to permits in stock, counted or owed is the policy's rule, which each of them states; for another one, see
-    /// [`change`](RateLimiter::change). With Guava's two, what was granted before is still paid at the old price: after a permit
-    /// at one per hour, the next one is due in an hour, whatever the rate is set to. To forget such a debt,
+    /// What happens to permits in stock, counted or owed is the policy's rule, which each of them
+    /// states; for another one, see [`change`](RateLimiter::change). With Guava's two, what was
+    /// granted before is still paid at the old price: after a permit at one per hour, the next one
+    /// is due in an hour, whatever the rate is set to. To forget such a debt,
     /// [`refund`](RateLimiter::refund) it before the change. A request
-    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at once, and so is one for
-    /// more permits than can be had at once any more. Behind 4,096 others such a request is refused later: at the end of its time, or
-    /// when it is the first in line.
+    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at
+    /// once, and so is one for more permits than can be had at once any more. Behind 4,096 others
+    /// such a request is refused later: at the end of its time, or when it is the first in line.
     ///
-    /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room; [`Unlimited`](crate::Unlimited) and
-    /// [`Blocked`](crate::Blocked) stay what they are.
+    /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room;
+    /// [`Unlimited`](crate::Unlimited) and [`Blocked`](crate::Blocked) stay what they are.
     ///
     /// # Examples
     ///
@@ -565,8 +593,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         let _ = self.gate.change(Change::rate(rate));
     }
 
-    /// Changes the rate, the burst or both, and chooses what becomes of the permits. Those who wait are moved at once, as by
-    /// [`set_rate`](RateLimiter::set_rate).
+    /// Changes the rate, the burst or both, and chooses what becomes of the permits. Those who wait
+    /// are moved at once, as by [`set_rate`](RateLimiter::set_rate).
     ///
     /// # Errors
     ///
@@ -643,12 +671,15 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self.gate.clock
     }
 
-    /// Sets how far back a grant can be charged; 10 ms unless set. Zero charges every grant as of now.
+    /// Sets how far back a grant can be charged; 10 ms unless set. Zero charges every grant as of
+    /// now.
     ///
-    /// Timers are late. A waiter's grant is charged as of the time it was due, and so is a request that comes within that lateness, since
-    /// its task was late as well. So lateness does not slow the limiter down, also where a single task takes all permits and none are
-    /// saved. A grant is charged at most this far back, so that a program that stood still does not let everything through at once. More makes
-    /// the average exact on a busier machine; a span of length *d* can see `rate * catch_up` more permits.
+    /// Timers are late. A waiter's grant is charged as of the time it was due, and so is a request
+    /// that comes within that lateness, since its task was late as well. So lateness does not slow
+    /// the limiter down, also where a single task takes all permits and none are saved. A grant is
+    /// charged at most this far back, so that a program that stood still does not let everything
+    /// through at once. More makes the average exact on a busier machine; a span of length *d* can
+    /// see `rate * catch_up` more permits.
     pub fn set_catch_up(&self, catch_up: Duration) {
         self.gate.set_catch_up(catch_up);
     }

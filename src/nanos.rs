@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
-/// A point in time, or a span of it, in whole nanoseconds since the [`Clock`](crate::Clock)'s beginning.
+/// A point in time, or a span of it, in whole nanoseconds since the [`Clock`](crate::Clock)'s
+/// beginning.
 ///
 /// A `u64` of nanoseconds lasts 584 years. All arithmetic saturates: [`Nanos::MAX`] means "never".
 ///
@@ -65,7 +66,8 @@ impl Nanos {
         Nanos(self.0.saturating_add(span.0))
     }
 
-    /// The span from `earlier` to this time; zero if `earlier` is later. "Never" minus anything is "never".
+    /// The span from `earlier` to this time; zero if `earlier` is later. "Never" minus anything is
+    /// "never".
     #[must_use]
     pub const fn saturating_since(self, earlier: Nanos) -> Nanos {
         if self.0 == u64::MAX { Nanos::MAX } else { Nanos(self.0.saturating_sub(earlier.0)) }

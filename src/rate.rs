@@ -17,10 +17,11 @@ const UNITS: [(&str, u64); 7] =
 
 /// A number of permits per period of time: "5 per second", "1000 per 100 ms".
 ///
-/// A rate is exact. It is stored as written, a decimal number of permits and a whole number of nanoseconds, so the
-/// rate read back from a limiter is the rate that was given. For the same reason two rates are equal
-/// only if both numbers are: `300/min` is as fast as `5/s`, but a policy that counts over a period treats them
-/// differently, so they are not equal. To compare speeds, use [`as_per_second`](Rate::as_per_second).
+/// A rate is exact. It is stored as written, a decimal number of permits and a whole number of
+/// nanoseconds, so the rate read back from a limiter is the rate that was given. For the same
+/// reason two rates are equal only if both numbers are: `300/min` is as fast as `5/s`, but a policy
+/// that counts over a period treats them differently, so they are not equal. To compare speeds, use
+/// [`as_per_second`](Rate::as_per_second).
 ///
 /// # Examples
 ///
@@ -49,22 +50,25 @@ impl Rate {
     /// The longest period of a rate: 2^60 ns, about 36.5 years.
     pub const MAX_PERIOD: Duration = Duration::from_nanos(1 << 60);
 
-    /// No limit. A limiter with this rate grants everything at once, as soon as a debt made before is paid.
+    /// No limit. A limiter with this rate grants everything at once, as soon as a debt made before
+    /// is paid.
     ///
     /// This is a value of its own. No number overflows into it: an infinite `f64` is an error.
     pub const UNLIMITED: Rate = Rate { digits: 0, exponent: 0, period: 0 };
 
-    /// No permits at all, until the rate is changed. What a bucket has in stock can still be had from it.
+    /// No permits at all, until the rate is changed. What a bucket has in stock can still be had
+    /// from it.
     ///
-    /// This is a value of its own, too: a number that is zero by mistake is an error. As text it is `zero`.
+    /// This is a value of its own, too: a number that is zero by mistake is an error. As text it is
+    /// `zero`.
     pub const ZERO: Rate = Rate { digits: 0, exponent: 0, period: SECOND };
 
     /// `permits` per second.
     ///
     /// # Panics
     ///
-    /// If `permits` is 0. In a constant this is a build error. For numbers from a configuration, use
-    /// [`Rate::new`] or parse a string.
+    /// If `permits` is 0. In a constant this is a build error. For numbers from a configuration,
+    /// use [`Rate::new`] or parse a string.
     #[must_use]
     #[track_caller]
     pub const fn per_second(permits: u64) -> Rate {
@@ -117,13 +121,15 @@ impl Rate {
 
     /// `permits` per second, from a float: any finite number above zero.
     ///
-    /// The float is taken as the shortest decimal that reads back as the same float, so `0.1` is one permit per ten
-    /// seconds exactly, and [`as_per_second`](Rate::as_per_second) returns the very number given.
+    /// The float is taken as the shortest decimal that reads back as the same float, so `0.1` is
+    /// one permit per ten seconds exactly, and [`as_per_second`](Rate::as_per_second) returns the
+    /// very number given.
     ///
     /// # Errors
     ///
     /// - [`RateError::NotPositive`] if it is zero or negative.
-    /// - [`RateError::NotFinite`] if it is infinite or not a number. For no limit, use [`Rate::UNLIMITED`].
+    /// - [`RateError::NotFinite`] if it is infinite or not a number. For no limit, use
+    ///   [`Rate::UNLIMITED`].
     ///
     /// # Examples
     ///
@@ -148,8 +154,8 @@ impl Rate {
             return Err(RateError::NotPositive { permits, period });
         }
         let period = nanos_of(period).ok_or(RateError::Period { period })?;
-        // The standard library writes the shortest decimal that reads back the same: at most 17 digits, so they
-        // fit, and an exponent between -340 and 308.
+        // The standard library writes the shortest decimal that reads back the same: at most 17
+        // digits, so they fit, and an exponent between -340 and 308.
         let shortest = format!("{permits:e}");
         let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -159,7 +165,8 @@ impl Rate {
         Ok(Rate { digits, exponent, period }.plain())
     }
 
-    /// Writes a whole number without an exponent, where it fits, so that `5.0` and `5` are the same rate.
+    /// Writes a whole number without an exponent, where it fits, so that `5.0` and `5` are the same
+    /// rate.
     fn plain(self) -> Rate {
         let whole = u32::try_from(self.exponent)
             .ok()
@@ -208,8 +215,8 @@ impl Rate {
         format!("{}e{}", self.digits, self.exponent).parse().unwrap_or(f64::INFINITY)
     }
 
-    /// The rate as a whole number of permits in a period: `2.5/s` is 5 in 2 s. `None` if there is no such period, or the number
-    /// does not fit.
+    /// The rate as a whole number of permits in a period: `2.5/s` is 5 in 2 s. `None` if there is
+    /// no such period, or the number does not fit.
     pub(crate) fn whole(self) -> Option<(u32, u64)> {
         let power = 10u64.checked_pow(u32::from(self.exponent.unsigned_abs()))?;
         let (mut permits, mut period) = (self.digits, self.period);
@@ -226,7 +233,8 @@ impl Rate {
         Some((u32::try_from(permits).ok()?, period))
     }
 
-    /// The nearest rate below with whole permits in a period that fit: fewer permits, or one in a longer period.
+    /// The nearest rate below with whole permits in a period that fit: fewer permits, or one in a
+    /// longer period.
     pub(crate) fn whole_or_less(self) -> (u32, u64) {
         let permits = self.permits();
         if permits >= 1.0 || permits == 0.0 {
@@ -237,8 +245,9 @@ impl Rate {
         // Above zero, and what is too large for the type becomes its largest number.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let period = (self.period as f64 / permits).ceil() as u64;
-        // The period, the permits and the quotient are each off by half a 2^-52th at most: made good, so that it is never too short.
-        // Slower than once in the longest period is not told apart from that.
+        // The period, the permits and the quotient are each off by half a 2^-52th at most: made
+        // good, so that it is never too short. Slower than once in the longest period is not told
+        // apart from that.
         (1, period.saturating_add(period >> 50).saturating_add(1).min(1 << 60))
     }
 
@@ -278,7 +287,8 @@ const fn nanos_of(period: Duration) -> Option<u64> {
     Some(nanos as u64)
 }
 
-/// Writes the rate so that parsing it gives the same rate: `5/s`, `2.5/s`, `100/min`, `1000/100ms`, `unlimited`, `zero`.
+/// Writes the rate so that parsing it gives the same rate: `5/s`, `2.5/s`, `100/min`, `1000/100ms`,
+/// `unlimited`, `zero`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unlimited() {
@@ -333,8 +343,9 @@ impl fmt::Debug for Rate {
 
 /// Reads `PERMITS/PERIOD`, `unlimited` or `zero`.
 ///
-/// `PERMITS` is a number above zero, with a fraction or exponent if need be. `PERIOD` is `s`, `min`, `h`, `d`, `ms`,
-/// `us` or `ns`, with a whole number before it if it is not one: `100ms`. Spaces around the parts are ignored.
+/// `PERMITS` is a number above zero, with a fraction or exponent if need be. `PERIOD` is `s`,
+/// `min`, `h`, `d`, `ms`, `us` or `ns`, with a whole number before it if it is not one: `100ms`.
+/// Spaces around the parts are ignored.
 impl FromStr for Rate {
     type Err = RateError;
 
@@ -352,7 +363,8 @@ impl FromStr for Rate {
         match permits.parse::<u64>() {
             Ok(permits) => Rate::new(permits, period),
             Err(_) => {
-                // A float accepts words like "inf" and "NaN"; from_float names them as what they are.
+                // A float accepts words like "inf" and "NaN"; from_float names them as what they
+                // are.
                 let permits = permits.parse::<f64>().map_err(|_| syntax())?;
                 Rate::from_float(permits, period)
             }

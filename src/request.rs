@@ -4,8 +4,10 @@ use std::time::Duration;
 
 /// What a call wants: so many permits, how important it is, how long it waits.
 ///
-/// For [`RateLimiter::acquire_with`](crate::RateLimiter::acquire_with), [`try_acquire_with`](crate::RateLimiter::try_acquire_with) and
-/// [`blocking_acquire_with`](crate::RateLimiter::blocking_acquire_with). The calls with fewer words ask for priority 0.
+/// For [`RateLimiter::acquire_with`](crate::RateLimiter::acquire_with),
+/// [`try_acquire_with`](crate::RateLimiter::try_acquire_with) and
+/// [`blocking_acquire_with`](crate::RateLimiter::blocking_acquire_with). The calls with fewer words
+/// ask for priority 0.
 ///
 /// # Examples
 ///
@@ -44,22 +46,27 @@ impl Request {
     ///
     /// # Fairness
     ///
-    /// A more important request goes before all less important ones that still wait, and equals go in the order in which they came.
-    /// Nothing keeps the less important from starving: as long as the more important take everything, the others wait. Their waiting
-    /// does not make them more important. What helps is a request [`within`](Request::within) a time, which is refused as soon as the
-    /// more important ones make it too late, and a limit of their own for the more important.
+    /// A more important request goes before all less important ones that still wait, and equals go
+    /// in the order in which they came. Nothing keeps the less important from starving: as long as
+    /// the more important take everything, the others wait. Their waiting does not make them more
+    /// important. What helps is a request [`within`](Request::within) a time, which is refused as
+    /// soon as the more important ones make it too late, and a limit of their own for the more
+    /// important.
     pub const fn priority(self, priority: i8) -> Request {
         Request { priority, ..self }
     }
 
-    /// Refused at once if it would wait longer, or as soon as it turns out that it will. A call that does not wait ignores it.
+    /// Refused at once if it would wait longer, or as soon as it turns out that it will. A call
+    /// that does not wait ignores it.
     pub const fn within(self, within: Duration) -> Request {
         Request { within: Some(within), ..self }
     }
 
-    /// Passes at once and takes nothing: for callers that no limit is meant for. Those who [watch](crate::RateLimiter::watch) are told.
+    /// Passes at once and takes nothing: for callers that no limit is meant for. Those who
+    /// [watch](crate::RateLimiter::watch) are told.
     ///
-    /// It passes a [pause](crate::RateLimiter::pause_for), too, and may ask for zero permits or more than there can be.
+    /// It passes a [pause](crate::RateLimiter::pause_for), too, and may ask for zero permits or
+    /// more than there can be.
     pub const fn exempt(self) -> Request {
         Request { exempt: true, ..self }
     }

@@ -1,4 +1,5 @@
-//! What a gate asks for permits: a policy with its state, one key of many, or several limiters at once.
+//! What a gate asks for permits: a policy with its state, one key of many, or several limiters at
+//! once.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use crate::wait::sizes::Sizes;
 
 /// Decides about requests. A [`Gate`](crate::gate::Gate) adds the queue.
 ///
-/// The methods that take an [`After`] are called with the queue's lock held, and leave there whatever has to be done without it.
+/// The methods that take an [`After`] are called with the queue's lock held, and leave there
+/// whatever has to be done without it.
 pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// What one request asks for.
     type Ask: Clone + Debug + PartialEq + Send + 'static;
@@ -54,7 +56,8 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// When a request is due, if those ahead go first.
     fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
 
-    /// When a request is due that has to leave `kept` permits, at least one, for others. Only where the limiter can be told to keep some.
+    /// When a request is due that has to leave `kept` permits, at least one, for others. Only where
+    /// the limiter can be told to keep some.
     fn ready_leaving(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask, kept: u32) -> Nanos {
         let _ = kept;
         self.ready_at(now, ahead, ask)
@@ -72,14 +75,15 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// What requests of these sizes weigh by the terms of now. `None` where sizes do not tell it.
     fn weigh(&self, sizes: &Sizes) -> Option<Self::Ahead>;
 
-    /// How many requests, the first in line, have to be foreseen before a sum of the others tells the rest; see
-    /// [`Policy::one_by_one`].
+    /// How many requests, the first in line, have to be foreseen before a sum of the others tells
+    /// the rest; see [`Policy::one_by_one`].
     fn one_by_one(&self, largest: u32) -> usize;
 
     /// Begins a forecast of the grants from `now` on.
     fn forecast(&self, now: Nanos) -> Forecast;
 
-    /// When a request is due behind all that were foreseen, if it has to leave `kept` permits; and foresees it, too.
+    /// When a request is due behind all that were foreseen, if it has to leave `kept` permits; and
+    /// foresees it, too.
     fn foresee(&self, forecast: &mut Forecast, ask: &Self::Ask, kept: u32) -> Nanos;
 
     /// Foresees many requests of which only sums are known.
@@ -107,8 +111,9 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         let _ = charge;
     }
 
-    /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is in line. Called whenever the line was
-    /// served. Returns when the line is to be looked at, should that be earlier.
+    /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is
+    /// in line. Called whenever the line was served. Returns when the line is to be looked at,
+    /// should that be earlier.
     fn wait_first(&self, now: Nanos, first: Option<(&Self::Ask, i8, Nanos)>, after: &mut After<C>) -> Nanos {
         let _ = (now, first, after);
         Nanos::MAX
@@ -119,7 +124,8 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         let _ = (priority, after);
     }
 
-    /// Whether terms have changed that sums of requests were made by, since it was asked last. Not where who changes them sees to it.
+    /// Whether terms have changed that sums of requests were made by, since it was asked last. Not
+    /// where who changes them sees to it.
     fn has_changed(&self) -> bool {
         false
     }
@@ -138,7 +144,8 @@ pub(crate) struct Single<P: Policy> {
     pub(crate) state: Alone<P::State>,
 }
 
-/// On cache lines of its own: each grant takes the line of the state away from all other threads, and with it whatever lies beside.
+/// On cache lines of its own: each grant takes the line of the state away from all other threads,
+/// and with it whatever lies beside.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Alone<T>(T);
@@ -218,7 +225,8 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.ready_at(&self.state, now, u64::try_from(*ahead).unwrap_or(u64::MAX), *n)
     }
 
-    /// As if those that are to be left were asked for as well: all at once, and, since some policies grant on credit, one by one.
+    /// As if those that are to be left were asked for as well: all at once, and, since some
+    /// policies grant on credit, one by one.
     fn ready_leaving(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if self.left_by(now, kept) < u64::from(*n) {
@@ -256,7 +264,8 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.forecast(&self.state, now)
     }
 
-    /// As if those that are to be left were asked for as well: all at once, and, since some policies grant on credit, one by one.
+    /// As if those that are to be left were asked for as well: all at once, and, since some
+    /// policies grant on credit, one by one.
     fn foresee(&self, forecast: &mut Forecast, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if kept > 0 {

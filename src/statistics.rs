@@ -14,8 +14,9 @@ const BUCKETS: usize = 65;
 /// Counts the calls of a limiter, by how they ended, and how long they waited: give it to
 /// [`RateLimiter::watch`](crate::RateLimiter::watch), or to what else can be [watched](Events).
 ///
-/// A limiter without it counts nothing. One with it adds to three counters for each call, which all threads share; several limiters may
-/// share one, too. All counters wrap at 2^64, which a limiter of a billion permits per second reaches in 584 years.
+/// A limiter without it counts nothing. One with it adds to three counters for each call, which all
+/// threads share; several limiters may share one, too. All counters wrap at 2^64, which a limiter
+/// of a billion permits per second reaches in 584 years.
 ///
 /// # Examples
 ///
@@ -42,8 +43,8 @@ const BUCKETS: usize = 65;
 ///
 /// # Memory ordering
 ///
-/// Establishes no happens-before. A snapshot reads one counter after the other, so calls that end meanwhile may be in some and not in
-/// others.
+/// Establishes no happens-before. A snapshot reads one counter after the other, so calls that end
+/// meanwhile may be in some and not in others.
 pub struct Statistics {
     granted: AtomicU64,
     permits: AtomicU64,
@@ -98,7 +99,8 @@ pub struct Snapshot {
     pub waited: Waited,
 }
 
-/// How long grants were waited for: counted in buckets, of which each is twice as long as the one before it.
+/// How long grants were waited for: counted in buckets, of which each is twice as long as the one
+/// before it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Waited([u64; BUCKETS]);
 
@@ -126,7 +128,8 @@ impl Statistics {
         }
     }
 
-    /// What was counted so far. How many wait right now tells [`Status::waiting`](crate::Status::waiting).
+    /// What was counted so far. How many wait right now tells
+    /// [`Status::waiting`](crate::Status::waiting).
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -237,10 +240,12 @@ impl Snapshot {
 }
 
 impl Waited {
-    /// How long the share `q` of all granted calls waited at most: 0.5 is the median, 0.99 what one in a hundred exceeded.
+    /// How long the share `q` of all granted calls waited at most: 0.5 is the median, 0.99 what one
+    /// in a hundred exceeded.
     ///
-    /// It is the longest wait of a bucket, so it is never too short, and less than twice the true one. Zero is exact. Zero also
-    /// if nothing was granted. A `q` below 0, or one that is not a number, is 0, and above 1 it is 1.
+    /// It is the longest wait of a bucket, so it is never too short, and less than twice the true
+    /// one. Zero is exact. Zero also if nothing was granted. A `q` below 0, or one that is not a
+    /// number, is 0, and above 1 it is 1.
     #[must_use]
     pub fn quantile(&self, q: f64) -> Duration {
         let total = self.0.iter().fold(0u128, |sum, count| sum + u128::from(*count));

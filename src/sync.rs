@@ -30,11 +30,12 @@ pub(crate) use std::thread_local;
 
 use std::sync::TryLockError;
 
-/// How often to look again for what somebody else is about to finish: as often as a mutex of the standard library, before it sleeps.
+/// How often to look again for what somebody else is about to finish: as often as a mutex of the
+/// standard library, before it sleeps.
 pub(crate) const LOOKS: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100 };
 
-/// Locks, and goes on after a panic in another holder: every section leaves its data whole at each point
-/// where foreign code could unwind.
+/// Locks, and goes on after a panic in another holder: every section leaves its data whole at each
+/// point where foreign code could unwind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -75,8 +76,9 @@ pub(crate) fn write<T>(lock: &ShardLock<T>) -> ShardedLockWriteGuard<'_, T> {
 mod twin {
     use super::Ordering;
 
-    /// Loom has no 128-bit atomic. A mutex around the value explores every interleaving of loads and
-    /// exchanges, but not what a relaxed ordering could show to other memory; see `loom-tests/README.md`.
+    /// Loom has no 128-bit atomic. A mutex around the value explores every interleaving of loads
+    /// and exchanges, but not what a relaxed ordering could show to other memory; see
+    /// `loom-tests/README.md`.
     #[derive(Debug)]
     pub(crate) struct AtomicU128(loom::sync::Mutex<u128>);
 

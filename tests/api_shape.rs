@@ -1,4 +1,5 @@
-//! What the compiler checks: the futures can be sent, moved and stored; the default types need not be named.
+//! What the compiler checks: the futures can be sent, moved and stored; the default types need not
+//! be named.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! The token bucket and the leaky bucket against an obvious one: a number of permits, its fraction in exact integers. Random
-//! times, also going back, sizes, refunds and changes. All times are arguments.
+//! The token bucket and the leaky bucket against an obvious one: a number of permits, its fraction
+//! in exact integers. Random times, also going back, sizes, refunds and changes. All times are
+//! arguments.
 
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use tidegate::{LeakyBucket, Nanos, Policy, Rate, Refusal, TokenBucket};
 const SECOND: u64 = 1_000_000_000;
 const MINUTE: i128 = 60_000_000_000;
 
-/// Every period of the tests divides a minute. So a permit in this many parts is never divided further: neither a tick, which is
-/// a sixteenth of a nanosecond, nor any rate leaves a fraction.
+/// Every period of the tests divides a minute. So a permit in this many parts is never divided
+/// further: neither a tick, which is a sixteenth of a nanosecond, nor any rate leaves a fraction.
 const PARTS: i128 = 16 * MINUTE;
 
 // The obvious one
@@ -40,7 +41,8 @@ impl Flow {
         self.permits * MINUTE / self.period
     }
 
-    /// Whether permits come in whole nanoseconds apart. At the rate zero they do not come, and are kept in 2^-28ths.
+    /// Whether permits come in whole nanoseconds apart. At the rate zero they do not come, and are
+    /// kept in 2^-28ths.
     fn is_whole(self) -> bool {
         self.permits == 0 || self.period % self.permits == 0
     }
@@ -73,7 +75,8 @@ struct Model {
     /// How many parts there were, and when, by the bucket's own clock.
     stock: i128,
     at: i128,
-    /// By how much the policy may have more, or less, from documented rounding. Both are zero where the interval is whole.
+    /// By how much the policy may have more, or less, from documented rounding. Both are zero where
+    /// the interval is whole.
     more: i128,
     less: i128,
 }
@@ -380,7 +383,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 let before = format!("{:?}", self.state);
                 let mut charges = Vec::new();
                 for n in sizes {
-                    // A larger one than fits leaves a trace in a leaky bucket; see `tests/policy_cases.rs`.
+                    // A larger one than fits leaves a trace in a leaky bucket; see
+                    // `tests/policy_cases.rs`.
                     if !self.model.stretches || i128::from(*n) <= self.model.burst {
                         charges.extend(self.attempt(*n)?.ok().map(|charge| (charge, u64::MAX)));
                     }
@@ -395,7 +399,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 let granted = self.model.stock != model.stock || self.model.at != model.at;
                 self.model = model;
                 if granted && before != format!("{:?}", self.state) {
-                    // Not newest first: what had overflowed by now is lost, also if the clock goes back.
+                    // Not newest first: what had overflowed by now is lost, also if the clock goes
+                    // back.
                     self.model.set(at, self.model.there(at, 0));
                 }
             }
@@ -432,7 +437,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 }
             }
             Call::Change(flow, burst, keep) => {
-                // What a debt becomes is in `tests/policy_cases.rs`. It takes a clock that goes back.
+                // What a debt becomes is in `tests/policy_cases.rs`. It takes a clock that goes
+                // back.
                 let in_debt = self.model.endless(at) < 0;
                 if in_debt {
                     return Ok(());

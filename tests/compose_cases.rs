@@ -1,4 +1,5 @@
-//! Several limits at once, by example: what is refused, what waits, and what is left behind. All on the manual clock.
+//! Several limits at once, by example: what is refused, what waits, and what is left behind. All on
+//! the manual clock.
 
 mod support;
 
@@ -61,7 +62,8 @@ fn ten_per_second_and_a_hundred_per_minute() -> Result<(), AllRefusal> {
             clock.advance(100 * MS);
         }
     }
-    // A burst and the second's pace; after 100 and what came in meanwhile, the minute's: one each 600 ms.
+    // A burst and the second's pace; after 100 and what came in meanwhile, the minute's: one each
+    // 600 ms.
     assert_eq!(granted[..12], [19, 10, 10, 10, 10, 10, 10, 10, 10, 10, 9, 1]);
     assert_eq!(granted.iter().sum::<u32>(), 100 + 299 / 6);
     Ok(())
@@ -431,7 +433,8 @@ fn with_a_member_that_is_shut_nobody_else_is_held_up() {
     }
 }
 
-/// Many composites wait an hour each, all at the same limiter: it goes on for everybody else, and then serves them in order.
+/// Many composites wait an hour each, all at the same limiter: it goes on for everybody else, and
+/// then serves them in order.
 #[test]
 fn many_composites_do_not_hold_up_a_shared_member() {
     let clock = ManualClock::new();
@@ -547,7 +550,8 @@ fn a_waker_that_panics_costs_nobody_their_turn() {
     assert_eq!((a.status().waiting, b.status().waiting), (0, 0));
 }
 
-/// A member's waiter whose event loop stands still, and that of the composite: whoever comes by serves both.
+/// A member's waiter whose event loop stands still, and that of the composite: whoever comes by
+/// serves both.
 #[test]
 fn whoever_comes_by_serves_those_who_are_due() {
     let clock = ManualClock::new();

@@ -1,4 +1,5 @@
-//! Several limits at once, while one of them is paused, keeps a share, lets pass in shadow, or is a key of many.
+//! Several limits at once, while one of them is paused, keeps a share, lets pass in shadow, or is a
+//! key of many.
 
 mod support;
 

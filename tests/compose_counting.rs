@@ -1,4 +1,5 @@
-//! Composites with limits of what is in use: a limit that is lowered, and what a composite that still waits keeps from other callers.
+//! Composites with limits of what is in use: a limit that is lowered, and what a composite that
+//! still waits keeps from other callers.
 
 mod support;
 
@@ -139,7 +140,8 @@ fn a_lowered_limit_refuses_the_waiters_of_all_composites() {
     assert_eq!((calls.available(), tokens.status().available), (3, 995));
 }
 
-/// The permit used to be taken for the composite and kept until its rate was due again, here for an hour.
+/// The permit used to be taken for the composite and kept until its rate was due again, here for an
+/// hour.
 #[test]
 fn a_composite_whose_rate_is_not_due_keeps_no_permit() {
     let clock = ManualClock::new();
@@ -185,7 +187,8 @@ fn a_composite_that_waits_for_one_limit_keeps_no_permit_of_another() {
     assert_eq!(limits.map(|limit| limit.available()), [1, 1]);
 }
 
-/// A grant is another matter: as with a plain wait it is made whether the future is polled or not, and lasts until it is dropped.
+/// A grant is another matter: as with a plain wait it is made whether the future is polled or not,
+/// and lasts until it is dropped.
 #[test]
 fn a_granted_composite_holds_its_permits_until_it_is_dropped() {
     let clock = ManualClock::new();
@@ -330,7 +333,8 @@ impl World {
         let World { permits, held, limits, .. } = self;
         self.waits.retain_mut(|(wait, taken)| match wait.poll() {
             Poll::Pending => {
-                // One permit may wait for a higher limit; more than there can be are refused at once.
+                // One permit may wait for a higher limit; more than there can be are refused at
+                // once.
                 assert!(taken.iter().zip(&*limits).all(|(n, limit)| *n <= limit.limit().max(1)));
                 true
             }
@@ -399,7 +403,8 @@ proptest! {
         for act in acts {
             world.act(act);
             for (of, limit) in world.limits.iter().enumerate() {
-                // What is out was within the limit when it was taken; all that is out is known here.
+                // What is out was within the limit when it was taken; all that is out is known
+                // here.
                 let (out, available) = (world.out(of), limit.available());
                 prop_assert!(available == 0 || out + available == limit.limit(), "{out} and {available}");
             }
@@ -408,7 +413,8 @@ proptest! {
     }
 }
 
-/// Keeps a limit of one in use: as many callers as are to wait for it, each as long as a call takes.
+/// Keeps a limit of one in use: as many callers as are to wait for it, each as long as a call
+/// takes.
 struct Crowd<'a> {
     limit: &'a CountingLimit,
     waits: Vec<Spawn<Pin<Box<dyn Future<Output = CountingPermit> + 'a>>>>,
@@ -445,7 +451,8 @@ impl<'a> Crowd<'a> {
     }
 }
 
-/// The rate and the limit both have waiters at all times, and their permits never come at one moment.
+/// The rate and the limit both have waiters at all times, and their permits never come at one
+/// moment.
 #[test]
 fn a_composite_does_not_starve_beside_a_busy_rate_and_a_busy_limit() {
     let clock = ManualClock::new();
@@ -488,7 +495,8 @@ fn a_composite_does_not_starve_beside_two_busy_limits() {
     }
     panic!("it starves");
 }
-/// The second one asks for more than there is: it used to be left parked where the first one had let others pass.
+/// The second one asks for more than there is: it used to be left parked where the first one had
+/// let others pass.
 #[test]
 fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     let clock = ManualClock::new();
@@ -506,8 +514,9 @@ fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     drop(assert_ready_ok!(second.poll()));
 }
 
-/// Threads take through two composites of the same limits, in different orders, wait, leave, and take alone, while one changes the
-/// limits. No call is left waiting, and in the end all permits are there.
+/// Threads take through two composites of the same limits, in different orders, wait, leave, and
+/// take alone, while one changes the limits. No call is left waiting, and in the end all permits
+/// are there.
 #[test]
 fn limits_change_beside_threads_that_take_from_several() {
     const MOST: u32 = 4;

@@ -1,4 +1,5 @@
-//! Who waits for several limiters of which one only is short waits there as everybody else does: among any number of others, in order, and as long.
+//! Who waits for several limiters of which one only is short waits there as everybody else does:
+//! among any number of others, in order, and as long.
 
 use std::time::Duration;
 
@@ -134,7 +135,8 @@ fn compare(policy: &AnyPolicy, acts: Vec<Act>) -> Result<(), TestCaseError> {
             Act::Try(n) => {
                 let answers = [&left, &right].map(|side| side.limiter.try_acquire_many(n));
                 match policy {
-                    // Behind composites the time is told by a sum, which does not tell where whole requests fit into a window.
+                    // Behind composites the time is told by a sum, which does not tell where whole
+                    // requests fit into a window.
                     AnyPolicy::FixedWindow(_) | AnyPolicy::SlidingLog(_) => {
                         prop_assert_eq!(answers[0].is_ok(), answers[1].is_ok());
                     }
@@ -247,7 +249,8 @@ fn who_waits_here_again_stands_where_it_stood() {
     let ample = bucket(&clock, 1000, 1000);
     let held = [0, 1].map(|_| bucket(&clock, 1000, 1000));
     held.iter().for_each(|held| held.pause_for(Duration::from_secs(3600)));
-    // Two before, two that wait elsewhere, and behind them one that needs two permits and one that needs one.
+    // Two before, two that wait elsewhere, and behind them one that needs two permits and one that
+    // needs one.
     let mut first = [0, 1].map(|_| user(&all, &ample, 1));
     let mut back = [0, 1].map(|which: usize| user(&all, &held[which], 1));
     let (mut two, mut last) = (user(&all, &ample, 2), user(&all, &ample, 1));
@@ -266,7 +269,8 @@ fn who_waits_here_again_stands_where_it_stood() {
     assert!(last.poll().is_ready());
 }
 
-/// By the time its other limiter is due, somebody has gone first here. From then on it waits here alone.
+/// By the time its other limiter is due, somebody has gone first here. From then on it waits here
+/// alone.
 #[test]
 fn who_waits_here_alone_by_now_is_told_of_a_refund() {
     let clock = ManualClock::new();
@@ -282,8 +286,8 @@ fn who_waits_here_alone_by_now_is_told_of_a_refund() {
     assert!(two.is_woken() && two.poll().is_ready());
 }
 
-/// Of the seats that are away those are judged whose times come first. It used to be those that came first: a hundred that wait for an
-/// hour elsewhere then left all behind them to chance.
+/// Of the seats that are away those are judged whose times come first. It used to be those that
+/// came first: a hundred that wait for an hour elsewhere then left all behind them to chance.
 #[test]
 fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
     let clock = ManualClock::new();

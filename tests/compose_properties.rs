@@ -1,5 +1,6 @@
-//! Several composites and plain users of the same limiters, by random acts: nobody is given more than a member has, nothing is lost, and in the
-//! end every member is as if only the granted calls had ever been made.
+//! Several composites and plain users of the same limiters, by random acts: nobody is given more
+//! than a member has, nothing is lost, and in the end every member is as if only the granted calls
+//! had ever been made.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -92,7 +93,8 @@ impl World {
     fn act(&mut self, act: Act) {
         match act {
             Act::Try(of, a, b) => {
-                // Who finds only now that it will be later, since somebody more important came, lets others go first.
+                // Who finds only now that it will be later, since somebody more important came,
+                // lets others go first.
                 self.composites.iter().for_each(|composite| assert!(composite.status().waiting < 100));
                 let before = self.members.each_ref().map(|member| member.status().available);
                 let free = self.in_use.available();
@@ -220,18 +222,20 @@ proptest! {
         world.finish();
     }
 
-    /// Dropped waits and refused calls, and in the end the world in which only the granted calls were made. On buckets, whose state
-    /// is a number that shows every trace.
+    /// Dropped waits and refused calls, and in the end the world in which only the granted calls
+    /// were made. On buckets, whose state is a number that shows every trace.
     #[test]
     fn only_grants_leave_a_trace(acts in some_acts(), burst in 2..6u32) {
         let policies = [5u64, 7, 3].map(|rate| TokenBucket::new(per_second(rate), burst));
         let mut world = World::new(policies.clone().map(AnyPolicy::from));
-        // Who moves up because somebody left is charged as of when it was due without that one, unless nothing is charged so.
+        // Who moves up because somebody left is charged as of when it was due without that one,
+        // unless nothing is charged so.
         world.members.iter().for_each(|member| member.set_catch_up(Duration::ZERO));
         let mut granted: Vec<Granted> = Vec::new();
         let mut waits: Vec<Noted> = Vec::new();
         for act in acts {
-            // The plain users are left out, so that every grant of a member is one of a composite that says what it took.
+            // The plain users are left out, so that every grant of a member is one of a composite
+            // that says what it took.
             match act {
                 Act::Try(of, a, b) => {
                     let asked = World::weights(of, a, b);

@@ -1,4 +1,5 @@
-//! The counting limit: permits given back on drop, limits changed while they are out, and together with a rate.
+//! The counting limit: permits given back on drop, limits changed while they are out, and together
+//! with a rate.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -125,7 +126,8 @@ fn together_with_a_rate_it_is_both_or_neither() {
     assert!(limit.try_acquire_with(&rate).is_ok());
 }
 
-/// A limit that was lowered below a waiter's size used to keep that waiter, and all behind it, waiting.
+/// A limit that was lowered below a waiter's size used to keep that waiter, and all behind it,
+/// waiting.
 #[test]
 fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
     let limit = CountingLimit::new(4);
@@ -223,7 +225,8 @@ async fn a_wait_with_a_time_limit_is_refused_by_a_lower_limit_at_once() {
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
-/// A waker that panics, and one that comes back into the limit: neither costs other waiters anything.
+/// A waker that panics, and one that comes back into the limit: neither costs other waiters
+/// anything.
 #[test]
 fn wakers_may_panic_or_call_back() {
     struct Panics;
@@ -402,7 +405,8 @@ proptest! {
     }
 }
 
-/// Threads take, wait, leave and give back while one changes the limit. In the end all permits are there, and none more.
+/// Threads take, wait, leave and give back while one changes the limit. In the end all permits are
+/// there, and none more.
 #[test]
 fn permits_are_neither_lost_nor_invented_among_threads() {
     const MOST: u32 = 6;

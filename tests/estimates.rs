@@ -1,4 +1,5 @@
-//! Estimates that are settled: exactly the unused part comes back, the excess is owed, and both at most once. All on the manual clock.
+//! Estimates that are settled: exactly the unused part comes back, the excess is owed, and both at
+//! most once. All on the manual clock.
 
 mod support;
 
@@ -76,7 +77,8 @@ fn an_estimate_waits_in_line_and_its_dropped_wait_leaves_no_trace() {
     assert_eq!(limiter.status().available, 5);
 }
 
-/// What overflowed meanwhile is lost, as if it had never been taken; and a refund in between is taken into account.
+/// What overflowed meanwhile is lost, as if it had never been taken; and a refund in between is
+/// taken into account.
 #[test]
 fn no_permits_are_invented() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);

@@ -1,4 +1,5 @@
-//! The recordings of Go's `golang.org/x/time/rate` in `tests/golden/go-rate`, replayed as `examples/replay` does.
+//! The recordings of Go's `golang.org/x/time/rate` in `tests/golden/go-rate`, replayed as
+//! `examples/replay` does.
 
 #[path = "support/float.rs"]
 mod float;

@@ -1,4 +1,5 @@
-//! The recordings of Guava's `RateLimiter` in `tests/golden/guava`, replayed as `examples/replay` does.
+//! The recordings of Guava's `RateLimiter` in `tests/golden/guava`, replayed as `examples/replay`
+//! does.
 
 #[path = "support/allowance.rs"]
 mod allowance;
@@ -29,8 +30,8 @@ fn every_recording_that_is_not_a_defect_is_met() -> Result<(), String> {
     Ok(())
 }
 
-/// Without the feature `float_roundtrip`, serde_json reads some floats a bit wrong, and the exact comparison fails on
-/// rates of many digits.
+/// Without the feature `float_roundtrip`, serde_json reads some floats a bit wrong, and the exact
+/// comparison fails on rates of many digits.
 #[test]
 fn floats_are_read_as_they_are_written() -> Result<(), serde_json::Error> {
     let trace: Trace = serde_json::from_str(

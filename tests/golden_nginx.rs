@@ -1,4 +1,5 @@
-//! The recordings of NGINX's `limit_req` in `tests/golden/nginx`, replayed as `examples/replay` does.
+//! The recordings of NGINX's `limit_req` in `tests/golden/nginx`, replayed as `examples/replay`
+//! does.
 
 #[path = "../examples/replay/nginx.rs"]
 mod replay_nginx;

@@ -1,8 +1,9 @@
-//! The worked examples of Alibaba Sentinel in `tests/golden/sentinel/README.md`: its uniform queue, and its warm-up.
+//! The worked examples of Alibaba Sentinel in `tests/golden/sentinel/README.md`: its uniform queue,
+//! and its warm-up.
 //!
-//! They are facts about formulas, not recordings. The queue is met row by row. The warm-up is Guava's ramp in both, but Sentinel decides once
-//! a second and refuses, where we decide per permit and pace: there our own exact numbers are asserted beside the
-//! distance from Sentinel's.
+//! They are facts about formulas, not recordings. The queue is met row by row. The warm-up is
+//! Guava's ramp in both, but Sentinel decides once a second and refuses, where we decide per permit
+//! and pace: there our own exact numbers are asserted beside the distance from Sentinel's.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -20,8 +21,9 @@ fn rate(count: f64) -> Rate {
     Rate::from_per_second(count).expect("a positive number")
 }
 
-/// Requests of Sentinel's section 3 on a limiter and its queue: when each arrives, how many permits it wants, and when it
-/// passes, in milliseconds; `None` if it is rejected. `apart_ns` is how far the time may be from that.
+/// Requests of Sentinel's section 3 on a limiter and its queue: when each arrives, how many permits
+/// it wants, and when it passes, in milliseconds; `None` if it is rejected. `apart_ns` is how far
+/// the time may be from that.
 fn check_queue(count: f64, max_wait_ms: u64, apart_ns: f64, rows: &[(u64, u32, Option<f64>)]) {
     let clock = ManualClock::new();
     let policy = LeakyBucket::new(rate(count)).max_wait(Duration::from_millis(max_wait_ms));
@@ -50,7 +52,8 @@ fn nanos(span: Duration) -> u64 {
     Nanos::from_duration(span).as_u64()
 }
 
-/// Where Sentinel's cost is a whole number of milliseconds it is ours, and the times are the same to the nanosecond.
+/// Where Sentinel's cost is a whole number of milliseconds it is ours, and the times are the same
+/// to the nanosecond.
 const SAME: f64 = 0.0;
 
 #[test]
@@ -86,9 +89,9 @@ fn queue_of_mixed_sizes() {
     check_queue(10.0, 1000, SAME, &rows);
 }
 
-/// Sentinel rounds a third of a second to whole nanoseconds. Ours is exact to a sixteenth, and a due time is the first whole
-/// nanosecond after it: at most one away from the true third. That three of them are not more than a second is
-/// what the bucket's slack of 15 sixteenths is for.
+/// Sentinel rounds a third of a second to whole nanoseconds. Ours is exact to a sixteenth, and a
+/// due time is the first whole nanosecond after it: at most one away from the true third. That
+/// three of them are not more than a second is what the bucket's slack of 15 sixteenths is for.
 #[test]
 fn queue_of_thirds() {
     let third = 1000.0 / 3.0;
@@ -150,7 +153,8 @@ impl WarmUp {
         SmoothWarmingUp::try_new(rate(self.count), period, self.factor).expect("a warm-up")
     }
 
-    /// How many permits the ramp has, from cold to the stable rate: Sentinel's `max - warning`, without its cutting to whole ones.
+    /// How many permits the ramp has, from cold to the stable rate: Sentinel's `max - warning`,
+    /// without its cutting to whole ones.
     fn ramp(self) -> f64 {
         2.0 * self.period * self.count / (1.0 + self.factor)
     }
@@ -194,9 +198,10 @@ fn seconds(nanos: u64) -> f64 {
     Duration::from_nanos(nanos).as_secs_f64()
 }
 
-/// Sentinel cuts both ends of the ramp to whole permits, we do not: so its slope belongs to a ramp of `max - warning` permits,
-/// and ours to one of [`WarmUp::ramp`]. Where the ramp begins in stored permits cannot be seen in its prices. For a cold
-/// factor of 3 it is the same place; for others ours is Guava's, and Sentinel's another.
+/// Sentinel cuts both ends of the ramp to whole permits, we do not: so its slope belongs to a ramp
+/// of `max - warning` permits, and ours to one of [`WarmUp::ramp`]. Where the ramp begins in stored
+/// permits cannot be seen in its prices. For a cold factor of 3 it is the same place; for others
+/// ours is Guava's, and Sentinel's another.
 #[test]
 fn ramp_is_that_of_the_derived_parameters() {
     // Count, period, cold factor, warning, max, slope, rate at max.
@@ -237,9 +242,10 @@ fn ramp_is_that_of_the_derived_parameters() {
     }
 }
 
-/// Sentinel reckons once a second with what passed in the second before, rounds down to whole requests and refuses the rest. So it is
-/// late: it takes a warm-up of 10 s about 12. Ours prices each permit on its own, and makes it wait: the ramp takes
-/// exactly the period. In no second do we let through less.
+/// Sentinel reckons once a second with what passed in the second before, rounds down to whole
+/// requests and refuses the rest. So it is late: it takes a warm-up of 10 s about 12. Ours prices
+/// each permit on its own, and makes it wait: the ramp takes exactly the period. In no second do we
+/// let through less.
 #[test]
 fn saturated_demand_climbs_the_ramp() {
     let table: [(WarmUp, &[usize], &[usize]); 4] = [
@@ -273,7 +279,8 @@ fn saturated_demand_climbs_the_ramp() {
     }
 }
 
-/// Checks each permit that was granted in the ramp, the first of which was the one after `taken` others.
+/// Checks each permit that was granted in the ramp, the first of which was the one after `taken`
+/// others.
 #[allow(clippy::cast_precision_loss)]
 fn check_ramp(warm_up: WarmUp, granted: &[u64], taken: f64) {
     for (k, at) in granted.iter().enumerate() {
@@ -289,9 +296,10 @@ fn check_ramp(warm_up: WarmUp, granted: &[u64], taken: f64) {
 /// The one that cools when idle, at 10 a second with 10 s.
 const COOLING: WarmUp = WarmUp { count: 10.0, period: 10.0, factor: 3.0 };
 
-/// Sentinel never gets warmer than 40 permits at full load, since it adds what came in before it takes away what passed; so 3 s of
-/// idling make it cold enough for 4 a second. Ours is at 10 after 14 s, and with the 30 permits of the pause still below the
-/// threshold of 50: it is warm. After 12 s both are as cold as in the beginning.
+/// Sentinel never gets warmer than 40 permits at full load, since it adds what came in before it
+/// takes away what passed; so 3 s of idling make it cold enough for 4 a second. Ours is at 10 after
+/// 14 s, and with the 30 permits of the pause still below the threshold of 50: it is warm. After 12
+/// s both are as cold as in the beginning.
 #[test]
 fn idling_cools_and_a_short_pause_does_not() {
     let policy = COOLING.policy();
@@ -304,8 +312,9 @@ fn idling_cools_and_a_short_pause_does_not() {
     check_ramp(COOLING, &late, 0.0);
 }
 
-/// Two a second leave Sentinel cold, since they are fewer than the cold rate. By default ours works the coldness off all the
-/// same: a pause of up to a cold interval does not cool. With Guava's rule it stays cold as Sentinel does.
+/// Two a second leave Sentinel cold, since they are fewer than the cold rate. By default ours works
+/// the coldness off all the same: a pause of up to a cold interval does not cool. With Guava's rule
+/// it stays cold as Sentinel does.
 #[test]
 fn light_demand_warms_unless_every_pause_cools() {
     let ours: [(SmoothWarmingUp, f64, &[usize]); 2] =
@@ -321,8 +330,8 @@ fn light_demand_warms_unless_every_pause_cools() {
     }
 }
 
-/// A request every 20 ms that waits up to `within`, for 14 s: when each that was accepted arrived, and when it passed, in
-/// nanoseconds.
+/// A request every 20 ms that waits up to `within`, for 14 s: when each that was accepted arrived,
+/// and when it passed, in nanoseconds.
 fn queue_up(warm_up: WarmUp, within: Duration) -> Vec<(u64, u64)> {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(warm_up.policy(), clock.clone());
@@ -346,11 +355,13 @@ fn queue_up(warm_up: WarmUp, within: Duration) -> Vec<(u64, u64)> {
     passed
 }
 
-/// A warm-up, the longest wait in milliseconds, what Sentinel passes in each second, what we do, and when our first ones arrive and pass.
+/// A warm-up, the longest wait in milliseconds, what Sentinel passes in each second, what we do,
+/// and when our first ones arrive and pass.
 type QueueRow = (WarmUp, u64, &'static [usize], &'static [usize], &'static [(u64, u64)]);
 
-/// Sentinel has one price for a whole second, and a request pays its own; ours goes down with every permit, and the
-/// next one pays. So ours is a little earlier from the second request on, and follows the ramp exactly.
+/// Sentinel has one price for a whole second, and a request pays its own; ours goes down with every
+/// permit, and the next one pays. So ours is a little earlier from the second request on, and
+/// follows the ramp exactly.
 #[test]
 fn warm_up_with_a_queue() {
     let table: [QueueRow; 2] = [
@@ -359,7 +370,8 @@ fn warm_up_with_a_queue() {
             500,
             &[4, 3, 4, 4, 4, 4, 5, 5, 6, 6, 8, 9, 10, 10],
             &[4, 3, 4, 4, 5, 4, 5, 6, 7, 8, 10, 10, 10, 10],
-            // Sentinel: (0, 0), (20, 300), (100, 600), (400, 900), (700, 1200), (1000, 1484), (1280, 1768), (1560, 2052)
+            // Sentinel: (0, 0), (20, 300), (100, 600), (400, 900), (700, 1200), (1000, 1484),
+            // (1280, 1768), (1560, 2052)
             &[
                 (0, 0),
                 (20, 298),
@@ -376,7 +388,8 @@ fn warm_up_with_a_queue() {
             200,
             &[7, 7, 9, 9, 11, 16, 19, 20, 20, 20, 20, 20, 20, 20],
             &[7, 8, 9, 11, 15, 20, 20, 20, 20, 20, 20, 20, 20, 20],
-            // Sentinel: (0, 0), (20, 150), (100, 300), (260, 450), (400, 600), (560, 750), (700, 900), (860, 1050)
+            // Sentinel: (0, 0), (20, 150), (100, 300), (260, 450), (400, 600), (560, 750), (700,
+            // 900), (860, 1050)
             &[(0, 0), (20, 149), (100, 296), (260, 441), (400, 584), (540, 725), (680, 864), (820, 1001)],
         ),
     ];

@@ -1,6 +1,8 @@
-//! Guava's own tests of its `RateLimiter`, under their names, on the public API: see `tests/golden/guava/test-cases.md`.
+//! Guava's own tests of its `RateLimiter`, under their names, on the public API: see
+//! `tests/golden/guava/test-cases.md`.
 //!
-//! As there, a granted wait moves the clock. Guava compares waits at two decimals; here they are exact.
+//! As there, a granted wait moves the clock. Guava compares waits at two decimals; here they are
+//! exact.
 
 use std::time::Duration;
 
@@ -53,12 +55,14 @@ impl<P: Policy> Run<P> {
         ns.iter().map(|n| Ok(self.acquire(*n)?.as_nanos())).collect()
     }
 
-    /// Acquires a permit if that takes no longer than `within`, and moves the clock. Returns the wait.
+    /// Acquires a permit if that takes no longer than `within`, and moves the clock. Returns the
+    /// wait.
     fn try_within(&self, within: Duration) -> Result<Duration, Refusal> {
         self.finish(1, self.limiter.try_acquire_within(within))
     }
 
-    /// Waits for a request of `n` permits by moving the clock to its time, and checks that it was not ready earlier.
+    /// Waits for a request of `n` permits by moving the clock to its time, and checks that it was
+    /// not ready earlier.
     fn finish(&self, n: u32, request: AcquireMany<'_, P, ManualClock>) -> Result<Duration, Refusal> {
         // A reservation that is dropped leaves no trace.
         let due_in = self.limiter.reserve(n)?.due_in();
@@ -78,7 +82,8 @@ impl<P: Policy> Run<P> {
         self.clock.advance(time);
     }
 
-    /// Takes `permits` in random pieces and then one, which pays for the last piece. Returns the time that took.
+    /// Takes `permits` in random pieces and then one, which pays for the last piece. Returns the
+    /// time that took.
     fn take_in_pieces(&self, mut permits: u32, dice: &mut Dice) -> Result<Duration, Refusal> {
         let mut total = Duration::ZERO;
         while permits > 0 {
@@ -107,9 +112,9 @@ fn ms<const N: usize>(waits: [u128; N]) -> Vec<u128> {
     waits.iter().map(|ms| ms * 1_000_000).collect()
 }
 
-/// Asserts waits that are not whole ticks, or that come from a cold factor that is no binary fraction: then the fixed point
-/// rounds a price up by a tick, and the clock, which moves in whole nanoseconds, shows one nanosecond more, once, and one
-/// less in the wait after.
+/// Asserts waits that are not whole ticks, or that come from a cold factor that is no binary
+/// fraction: then the fixed point rounds a price up by a tick, and the clock, which moves in whole
+/// nanoseconds, shows one nanosecond more, once, and one less in the wait after.
 fn assert_close(waits: &[u128], expected: &[u128]) {
     assert_eq!(waits.len(), expected.len());
     let close = waits.iter().zip(expected).all(|(wait, expected)| wait.abs_diff(*expected) <= 1);
@@ -127,7 +132,8 @@ fn simple() -> Result<(), Refusal> {
 
 #[test]
 fn immediate_try_acquire() {
-    // The real clock. An hour instead of Guava's second, so that no stall of the machine can fail it.
+    // The real clock. An hour instead of Guava's second, so that no stall of the machine can fail
+    // it.
     let limiter = RateLimiter::smooth_bursty(Rate::per_hour(1));
     assert!(limiter.try_acquire().is_ok());
     assert!(limiter.try_acquire().is_err_and(Refusal::is_limited));
@@ -459,7 +465,8 @@ fn create_warmup_parameter_validation() {
 
 // Case 29, Nulls: there is no null.
 
-/// Cases 30 and 31, Mocking: code that uses a limiter can be tested without waiting. Here a clock is given, nothing is mocked.
+/// Cases 30 and 31, Mocking: code that uses a limiter can be tested without waiting. Here a clock
+/// is given, nothing is mocked.
 #[test]
 fn mocking() {
     async fn work<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> u32 {

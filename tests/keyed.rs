@@ -362,9 +362,10 @@ fn poll(future: &mut Future) -> Poll<Answer> {
 }
 
 proptest! {
-    /// Against one plain limiter for each key, kept for ever. A key without room is refused and leaves no trace; all
-    /// others are told the same, whatever was forgotten, moved into a limiter of its own or back. (Of a rate in whole nanoseconds: with
-    /// others a bucket that lacks a tick counts as full.)
+    /// Against one plain limiter for each key, kept for ever. A key without room is refused and
+    /// leaves no trace; all others are told the same, whatever was forgotten, moved into a limiter
+    /// of its own or back. (Of a rate in whole nanoseconds: with others a bucket that lacks a tick
+    /// counts as full.)
     #[test]
     fn as_if_nothing_was_ever_forgotten(acts in acts(), max_keys in 1..7usize, windowed in any::<bool>()) {
         let text = if windowed { "sliding_log 3/s" } else { "token_bucket 4/s burst 3" };
@@ -376,8 +377,8 @@ proptest! {
             .collect::<Result<_, tidegate::ConfigError>>()?;
         let is_known = |key: u64| keys.iter().any(|(known, _)| known == key);
         let (mut handles, mut waiting) = (Vec::new(), Vec::<(u64, Future, Future)>::new());
-        // When a waiter of a key saw its grant: the key is kept for the catch-up, since the next request may be charged
-        // as of an earlier time.
+        // When a waiter of a key saw its grant: the key is kept for the catch-up, since the next
+        // request may be charged as of an earlier time.
         let mut seen = HashMap::<u64, Nanos>::new();
         for act in acts {
             match act {

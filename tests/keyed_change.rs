@@ -1,4 +1,5 @@
-//! A change of the terms of all keys at once, on a manual clock: every key goes along as a limiter of its own would.
+//! A change of the terms of all keys at once, on a manual clock: every key goes along as a limiter
+//! of its own would.
 #![cfg(feature = "keyed")]
 
 mod support;
@@ -86,7 +87,8 @@ async fn those_who_wait_are_moved_at_once() -> Result<(), Refusal> {
     tokio::time::sleep(10 * MS).await;
     keys.set_rate_all(Rate::per_second(10));
     for waiting in waiting {
-        // Nothing came in before the change but a part of a permit: the alarm is set anew, and nobody polls but by it.
+        // Nothing came in before the change but a part of a permit: the alarm is set anew, and
+        // nobody polls but by it.
         let waited = waiting.await.map_err(|_| Refusal::Displaced)??;
         assert!(waited > 100 * MS && waited <= 111 * MS, "{waited:?}");
     }

@@ -1,4 +1,5 @@
-//! Who watches all keys is told of each call once, as one who watches a limiter for each of them would be.
+//! Who watches all keys is told of each call once, as one who watches a limiter for each of them
+//! would be.
 #![cfg(feature = "keyed")]
 
 mod support;
@@ -242,7 +243,8 @@ fn poll(future: &mut Future) -> Poll<Answer> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Against a plain limiter for each key, all watched by one. Of a rate in whole nanoseconds, so that nobody sees what is forgotten.
+    /// Against a plain limiter for each key, all watched by one. Of a rate in whole nanoseconds, so
+    /// that nobody sees what is forgotten.
     #[test]
     fn it_is_told_what_limiters_would_tell(acts in some_acts()) {
         let (clock, told, expected) = (ManualClock::new(), Arc::new(Log::default()), Arc::new(Log::default()));

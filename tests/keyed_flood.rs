@@ -1,4 +1,5 @@
-//! Ten million keys that were never seen, through a table of a hundred thousand. What it costs in time is `cargo bench --bench keyed`.
+//! Ten million keys that were never seen, through a table of a hundred thousand. What it costs in
+//! time is `cargo bench --bench keyed`.
 #![cfg(feature = "keyed")]
 
 use rand::rngs::SmallRng;

@@ -1,4 +1,5 @@
-//! Keys and policies whose own code panics, blocks or calls the limiter: the count of keys stays right.
+//! Keys and policies whose own code panics, blocks or calls the limiter: the count of keys stays
+//! right.
 #![cfg(feature = "keyed")]
 
 use std::cell::{Cell, RefCell};
@@ -147,8 +148,8 @@ fn keys_that_panic_when_dropped_leave_their_room() {
     assert_eq!(refused, 0);
 }
 
-/// A key makes room for a new one, and its `Drop` panics while the limiter of the new key is returned. That handle was leaked,
-/// and the new key kept its room for good.
+/// A key makes room for a new one, and its `Drop` panics while the limiter of the new key is
+/// returned. That handle was leaked, and the new key kept its room for good.
 #[test]
 fn a_limiter_that_a_panic_takes_away_leaves_its_room() {
     let (keys, clock) = keys(1, WhenKeysFull::RefuseNew);

@@ -9,7 +9,8 @@ use tidegate::{KeyedRateLimiter, ManualClock, Rate, RateLimiter, WhenKeysFull};
 
 type Keys = KeyedRateLimiter<u64, AnyPolicy, ManualClock>;
 
-/// Keys with this policy. `others` come in between, so that a key is forgotten as soon as it may be.
+/// Keys with this policy. `others` come in between, so that a key is forgotten as soon as it may
+/// be.
 struct Tight {
     keys: Keys,
     clock: ManualClock,
@@ -153,8 +154,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// Against a plain limiter that asks for the same permits: after each request, a key that was
-    /// forgotten whenever it could be has got no more than a limiter that forgets nothing. The plain
-    /// limiter is the one that starts as a key at rest does.
+    /// forgotten whenever it could be has got no more than a limiter that forgets nothing. The
+    /// plain limiter is the one that starts as a key at rest does.
     #[test]
     fn a_key_that_is_forgotten_gains_nothing(
         number in 0..POLICIES.len(),

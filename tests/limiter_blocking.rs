@@ -12,7 +12,8 @@ use tokio_test::assert_ready_eq;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns when `count` requests wait. Threads take the time they take; nothing depends on how long.
+/// Returns when `count` requests wait. Threads take the time they take; nothing depends on how
+/// long.
 fn until_waiting(limiter: &Limiter, count: usize) {
     while limiter.status().waiting != count {
         thread::yield_now();

@@ -1,5 +1,5 @@
-//! The limiter with priorities, bounds, pauses and debts against an obvious queue: a sorted list of who waits, and exact integers.
-//! Random joins, drops, tries and times, on the manual clock.
+//! The limiter with priorities, bounds, pauses and debts against an obvious queue: a sorted list of
+//! who waits, and exact integers. Random joins, drops, tries and times, on the manual clock.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -100,7 +100,8 @@ impl Model {
         if priority < self.kept.1 { self.kept.0.into() } else { 0 }
     }
 
-    /// When those before it have been served, and its own permits are there beside those that it has to leave.
+    /// When those before it have been served, and its own permits are there beside those that it
+    /// has to leave.
     fn due(&self, before: &[Waiter], n: u32, priority: i8) -> i64 {
         let at = self.now.max(self.opens);
         let zero = self.zero.max(at - self.burst * PER_PERMIT);
@@ -151,7 +152,8 @@ impl Model {
         self.now -= 1;
     }
 
-    /// Refuses who is too late now, or can never be served, as if they had not been before the others.
+    /// Refuses who is too late now, or can never be served, as if they had not been before the
+    /// others.
     fn retime(&mut self) {
         let mut stay: Vec<Waiter> = Vec::new();
         let mut late = Vec::new();
@@ -359,7 +361,8 @@ proptest! {
         let clock = ManualClock::new();
         let policy = TokenBucket::new(Rate::per_second(1), u32::try_from(burst)?).start_empty();
         let limiter = RateLimiter::with_clock(policy, clock.clone());
-        // A timer is never late here, and somebody who is let go by a change is not charged as of an earlier time.
+        // A timer is never late here, and somebody who is let go by a change is not charged as of
+        // an earlier time.
         limiter.set_catch_up(Duration::ZERO);
         let mut real = Real { limiter, clock, waiting: Vec::new(), told: Vec::new() };
         let mut model = Model {

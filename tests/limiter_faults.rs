@@ -1,4 +1,5 @@
-//! What once went wrong, or could: reservations after idling, wakers that panic, block or come back, a clock that goes back.
+//! What once went wrong, or could: reservations after idling, wakers that panic, block or come
+//! back, a clock that goes back.
 
 mod support;
 
@@ -17,8 +18,8 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn reservations_after_idling_get_the_burst_and_no_more() {
-    // A reservation was once charged as of the time at which the stock was zero, however long ago: an hour of idling
-    // was worth an hour of permits.
+    // A reservation was once charged as of the time at which the stock was zero, however long ago:
+    // an hour of idling was worth an hour of permits.
     let (limiter, clock) = without_burst(Rate::per_second(1));
     clock.advance(3600 * SECOND);
     let mut held: Vec<_> = (0..100).map(|_| limiter.reserve(1).expect("one")).collect();
@@ -172,7 +173,8 @@ fn a_program_that_stood_still_too_long_refuses_who_is_too_late_by_it() {
     let _first = waiting(&limiter);
     let mut second = spawn(limiter.try_acquire_within(20 * MS));
     assert_pending!(second.poll());
-    // The first was due at 10 ms and is charged as of 15 ms, 10 ms ago. So the second is due at 25 ms.
+    // The first was due at 10 ms and is charged as of 15 ms, 10 ms ago. So the second is due at 25
+    // ms.
     clock.jump(25 * MS);
     assert!(assert_ready!(second.poll()).is_err());
 }
@@ -222,7 +224,8 @@ fn advancing_serves_blocked_threads_at_their_own_times() {
 
 type Bursty = RateLimiter<SmoothBursty, ManualClock>;
 
-/// One per second and ten saved; ten waiters are granted at 10 s, and have not seen it. The stock is zero at 11 s.
+/// One per second and ten saved; ten waiters are granted at 10 s, and have not seen it. The stock
+/// is zero at 11 s.
 fn ten_unseen() -> (Bursty, ManualClock, Vec<AcquireOwned<SmoothBursty, ManualClock>>) {
     let clock = ManualClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(10 * SECOND);
@@ -313,7 +316,8 @@ fn a_newcomer_behind_a_woken_waiter_is_charged_as_of_now() {
     assert!(limiter.try_acquire().is_ok());
     let _woken = waiting(&limiter);
     clock.advance(MS);
-    // The next permit is due at 2 ms; the newcomer comes at 2.5 ms, and was once charged as if it had come at 2 ms.
+    // The next permit is due at 2 ms; the newcomer comes at 2.5 ms, and was once charged as if it
+    // had come at 2 ms.
     clock.advance(MS + MS / 2);
     let mut newcomer = waiting(&limiter);
     assert_ready!(newcomer.poll());

@@ -1,4 +1,5 @@
-//! What a server says: debts, draining, a fresh start; a second limiter for what the first refuses; and who watches all that.
+//! What a server says: debts, draining, a fresh start; a second limiter for what the first refuses;
+//! and who watches all that.
 
 mod support;
 
@@ -382,7 +383,8 @@ fn who_watches_and_panics_harms_nobody_else() {
 
 #[test]
 fn a_watched_limiter_takes_no_lock_while_nobody_waits() {
-    // Whoever watches holds on to the queue's lock from another thread: impossible from outside. But a policy can be asked.
+    // Whoever watches holds on to the queue's lock from another thread: impossible from outside.
+    // But a policy can be asked.
     #[derive(Debug)]
     struct Stops(Unlimited, Mutex<()>);
 
@@ -443,7 +445,8 @@ fn a_watched_limiter_takes_no_lock_while_nobody_waits() {
         let stop = limiter.policy().1.lock();
         let inside = scope.spawn(|| limiter.refund(1));
         for _ in 0..1000 {
-            // Would never return if it needed the lock that the other thread holds by now, or will soon.
+            // Would never return if it needed the lock that the other thread holds by now, or will
+            // soon.
             assert!(limiter.try_acquire().is_ok());
             assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
             std::thread::yield_now();

@@ -1,5 +1,5 @@
-//! Timers that are late: the average is exact for any number of callers, also without a stock, and the bound is the one that the
-//! catch-up states, in every span.
+//! Timers that are late: the average is exact for any number of callers, also without a stock, and
+//! the bound is the one that the catch-up states, in every span.
 
 mod support;
 
@@ -38,7 +38,8 @@ fn without_stock(per_second: u64) -> [AnyPolicy; 5] {
     ]
 }
 
-/// The most permits in a span of no length. Where they come in steps, one may be taken before a step and one after it.
+/// The most permits in a span of no length. Where they come in steps, one may be taken before a
+/// step and one after it.
 fn burst(policy: &AnyPolicy) -> u64 {
     if format!("{policy:?}").contains("1/") { 2 } else { 1 }
 }
@@ -63,8 +64,8 @@ impl Wake for Woken {
     }
 }
 
-/// Tasks that acquire in a loop and do so much between, on an executor with one thread, until the time is over. Returns the
-/// times of their grants.
+/// Tasks that acquire in a loop and do so much between, on an executor with one thread, until the
+/// time is over. Returns the times of their grants.
 fn run(
     acquire: &dyn Fn() -> Acquire,
     clock: &ManualClock,
@@ -111,7 +112,8 @@ fn one(limiter: &Limiter) -> Acquire {
 
 /// In any span at most `burst + rate * (span + catch_up)`.
 fn assert_bound(grants: &[u64], burst: u64, per_second: u64, catch_up: u64) {
-    // The number of each grant less what the rate allows until then: it never rises by more than the bound from one to another.
+    // The number of each grant less what the rate allows until then: it never rises by more than
+    // the bound from one to another.
     let (mut least, second) = (i128::MAX, 1_000_000_000);
     for (number, at) in grants.iter().enumerate() {
         let level = |number: usize| number as i128 * second - i128::from(*at) * i128::from(per_second);
@@ -147,7 +149,8 @@ fn any_number_of_tasks_gets_the_whole_rate_without_a_stock() {
 
 #[test]
 fn a_task_that_is_woken_late_gets_the_whole_rate() {
-    // Not the timer is late, but the executor: the task sees its grant a millisecond after it was made.
+    // Not the timer is late, but the executor: the task sees its grant a millisecond after it was
+    // made.
     let clock = ManualClock::new();
     let policy = SmoothBursty::new(Rate::per_second(10_000)).max_burst(Duration::ZERO);
     let limiter = RateLimiter::with_clock(policy, clock.clone());

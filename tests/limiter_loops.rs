@@ -1,4 +1,5 @@
-//! Several event loops that share one limiter, and stall, end, or hand a waiter to another. On the manual clock.
+//! Several event loops that share one limiter, and stall, end, or hand a waiter to another. On the
+//! manual clock.
 
 mod support;
 
@@ -66,7 +67,8 @@ fn a_stalled_loop_costs_the_others_nothing_but_its_turns() {
     assert_ready!(last.poll());
 }
 
-/// Blocks a thread behind one waiter, does something to that one, and lets time pass until the thread is served.
+/// Blocks a thread behind one waiter, does something to that one, and lets time pass until the
+/// thread is served.
 fn a_blocked_thread_is_served_behind_one(limiter: &Limiter, clock: &ManualClock, then: impl FnOnce()) {
     thread::scope(|scope| {
         let blocked = scope.spawn(|| limiter.blocking_acquire());
@@ -258,7 +260,8 @@ fn crowd(count: u32) -> (Limiter, ManualClock, Loops, Vec<Waiter>) {
     (limiter, clock, loops, waiters)
 }
 
-/// Lets a step of time pass. Those that were granted wait again in their loops. Returns how many that were.
+/// Lets a step of time pass. Those that were granted wait again in their loops. Returns how many
+/// that were.
 fn go_on(limiter: &Limiter, clock: &ManualClock, loops: &Loops, waiters: &mut [Waiter]) -> usize {
     clock.advance(MS);
     let mut granted = 0;

@@ -1,5 +1,6 @@
-//! Foreign code that panics: wakers, clocks, timers, policies. The panic goes on in the call that met it. No other request
-//! suffers, no permit is lost, and the future of that call still knows its place.
+//! Foreign code that panics: wakers, clocks, timers, policies. The panic goes on in the call that
+//! met it. No other request suffers, no permit is lost, and the future of that call still knows its
+//! place.
 
 mod support;
 
@@ -43,7 +44,8 @@ impl Drop for PanicsOnDrop {
     }
 }
 
-/// One permit per second and a burst of so many, all taken. No loop's timer wakes anybody, so the calls of the test serve the line.
+/// One permit per second and a burst of so many, all taken. No loop's timer wakes anybody, so the
+/// calls of the test serve the line.
 fn limiter(burst: u32) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();
     let loops = Loops::new(clock.clone());
@@ -158,7 +160,8 @@ fn a_blocked_thread_whose_look_panicked_unwinds_and_leaves_no_trace() {
         while limiter.status().waiting < 2 {
             thread::yield_now();
         }
-        // The thread looks, serves both, and calls the waker that panics. It once ended the process.
+        // The thread looks, serves both, and calls the waker that panics. It once ended the
+        // process.
         clock.jump(2 * SECOND);
         assert!(blocked.join().is_err());
     });

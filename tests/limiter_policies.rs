@@ -1,5 +1,5 @@
-//! Waiting in policies that count: who is served when a window turns, and what is left of waits that were dropped. And a leaky bucket whose
-//! height changes.
+//! Waiting in policies that count: who is served when a window turns, and what is left of waits
+//! that were dropped. And a leaky bucket whose height changes.
 
 mod support;
 
@@ -37,7 +37,8 @@ fn drained<P: Policy>(policy: P) -> (RateLimiter<P, ManualClock>, ManualClock) {
 
 // The window turns
 
-/// Twenty-five wait for one permit each: at each turn as many are woken as there are permits, first come first served, and nobody else.
+/// Twenty-five wait for one permit each: at each turn as many are woken as there are permits, first
+/// come first served, and nobody else.
 fn served_together<P: Policy>(policy: P) {
     let (limiter, clock) = drained(policy);
     let mut line: Vec<_> = (0..25).map(|_| waiting(&limiter)).collect();
@@ -118,7 +119,8 @@ fn next_grants<P: Policy>(limiter: &RateLimiter<P, ManualClock>, clock: &ManualC
     (0..3 * LIMIT).map(|_| next()).collect()
 }
 
-/// The next grants after a storm of waits, all of which were granted, not seen, and dropped a while later.
+/// The next grants after a storm of waits, all of which were granted, not seen, and dropped a while
+/// later.
 fn after_storm<P: Policy>(policy: P, storm: u32, order: Order) -> Vec<Duration> {
     let (limiter, clock) = drained(policy);
     clock.advance(SECOND / 2);

@@ -1,5 +1,5 @@
-//! The limiter with its queue against an obvious one: a list of who waits, and exact integers. Random joins, drops, tries,
-//! refunds, changes of the rate and times, on the manual clock.
+//! The limiter with its queue against an obvious one: a list of who waits, and exact integers.
+//! Random joins, drops, tries, refunds, changes of the rate and times, on the manual clock.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -76,8 +76,9 @@ struct Model {
 }
 
 impl Model {
-    /// As of when a request is charged that comes now and whose permits are there: not before it was due, and not
-    /// further back than the last grants were late, if the limiter was not idle since.
+    /// As of when a request is charged that comes now and whose permits are there: not before it
+    /// was due, and not further back than the last grants were late, if the limiter was not idle
+    /// since.
     fn charge_at(&self) -> i128 {
         let (due, late) = (Self::ceil(self.zero), self.late.min(CATCH_UP));
         let idle = self.now - self.noted > CATCH_UP || self.now - due > 2 * late;

@@ -1,5 +1,5 @@
-//! Waiting with policies that count, by random acts: nobody waits for ever, no alarm rings again and again, and nothing is
-//! lost in the end.
+//! Waiting with policies that count, by random acts: nobody waits for ever, no alarm rings again
+//! and again, and nothing is lost in the end.
 
 use std::time::Duration;
 

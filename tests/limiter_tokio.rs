@@ -77,7 +77,8 @@ async fn a_task_without_budget_still_arms_the_alarm() {
     assert_eq!(limiter.acquire().await, SECOND);
 }
 
-/// Without the feature `test-util` the default clock does not know that tokio's time is paused. It must say so.
+/// Without the feature `test-util` the default clock does not know that tokio's time is paused. It
+/// must say so.
 #[tokio::test(start_paused = true)]
 #[should_panic(expected = "enable tidegate's feature `test-util`")]
 async fn a_clock_that_paused_time_does_not_drive_is_an_error() {
@@ -117,7 +118,8 @@ fn a_runtime_that_ends_with_a_leaked_waiter_stalls_no_other() {
         assert!(leaked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         std::mem::forget(leaked);
     });
-    // A waiter of the other runtime stands behind the leaked one, whose alarm goes down with its runtime.
+    // A waiter of the other runtime stands behind the leaked one, whose alarm goes down with its
+    // runtime.
     let mut waiting = Box::pin(waits.acquire_owned());
     other.block_on(async {
         std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await.is_pending()
@@ -173,7 +175,8 @@ fn a_runtime_that_ends_after_an_alarm_was_due_does_not_panic() {
             std::mem::forget(leaked);
         }
     });
-    // The runtime does not run while the first ones come due, so its timer fires for the last time as it ends.
+    // The runtime does not run while the first ones come due, so its timer fires for the last time
+    // as it ends.
     let start = limiter.clock().now();
     while limiter.clock().now().saturating_since(start).as_duration() < Duration::from_millis(5) {
         std::hint::spin_loop();
@@ -182,7 +185,8 @@ fn a_runtime_that_ends_after_an_alarm_was_due_does_not_panic() {
     assert!(limiter.status().waiting < 100);
 }
 
-/// Waits until `count` requests stand in line. Time does not move meanwhile: the runtime has work to do.
+/// Waits until `count` requests stand in line. Time does not move meanwhile: the runtime has work
+/// to do.
 async fn until_waiting(limiter: &RateLimiter<SmoothBursty, TokioClock>, count: usize) {
     while limiter.status().waiting < count {
         tokio::task::yield_now().await;

@@ -1,4 +1,5 @@
-//! The queue: order, cancellation, leaks, and changes that move those who wait. All on the manual clock.
+//! The queue: order, cancellation, leaks, and changes that move those who wait. All on the manual
+//! clock.
 
 mod support;
 
@@ -77,7 +78,8 @@ enum Order {
     Random,
 }
 
-/// 10,000 waits are polled and dropped; the next grant comes exactly when it would have come without them.
+/// 10,000 waits are polled and dropped; the next grant comes exactly when it would have come
+/// without them.
 fn storm_leaves_no_trace(order: &Order) {
     const STORM: usize = 10_000;
     let (limiter, clock) = one_per_second();

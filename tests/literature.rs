@@ -40,7 +40,8 @@ fn count(times: &[Duration], from: Duration, until: Duration) -> usize {
     times.iter().filter(|at| (from..until).contains(*at)).count()
 }
 
-/// 2 per minute: 0:24 and 0:36 pass, 0:49 does not, 1:12 is a window later than neither of them; it has to wait for 1:24.
+/// 2 per minute: 0:24 and 0:36 pass, 0:49 does not, 1:12 is a window later than neither of them; it
+/// has to wait for 1:24.
 #[test]
 fn two_per_minute_with_a_request_too_many() {
     let requests = [24, 36, 49, 72, 85].map(Duration::from_secs);
@@ -51,7 +52,8 @@ fn two_per_minute_with_a_request_too_many() {
     assert_eq!(through, [24, 36, 72, 85].map(Duration::from_secs));
 }
 
-/// 9 in the minute before, 5 in this one, a quarter of it gone: 9 * 0.75 + 5 = 11.75 is more than 10. A minute's 9 leave room for 3.
+/// 9 in the minute before, 5 in this one, a quarter of it gone: 9 * 0.75 + 5 = 11.75 is more than
+/// 10. A minute's 9 leave room for 3.
 #[test]
 fn nine_times_three_quarters_and_five_are_too_many() -> Result<(), Refusal> {
     let (limiter, clock) = limiter(SlidingEstimate::new(Rate::per_minute(10)));
@@ -75,7 +77,8 @@ fn a_fixed_window_lets_twice_the_limit_through_at_the_edge() {
     assert_eq!(let_through(SlidingLog::new(rate), requests()).len(), 100);
 }
 
-/// 100 a minute, six sub-windows of 10 s, 20/s from 0:05: all of the first 5 s are counted as of 0:00 and drop out at 1:00.
+/// 100 a minute, six sub-windows of 10 s, 20/s from 0:05: all of the first 5 s are counted as of
+/// 0:00 and drop out at 1:00.
 #[test]
 fn six_sub_windows_let_twice_the_limit_through_in_a_minute() {
     let (rate, requests) = (Rate::per_minute(100), || steady(5 * SECOND, 65 * SECOND, 50 * MS));
@@ -83,8 +86,8 @@ fn six_sub_windows_let_twice_the_limit_through_in_a_minute() {
     assert_eq!(let_through(SlidingLog::new(rate), requests()).len(), 100);
 }
 
-/// A leaky bucket that is full lets N through in no time, and what leaks out in the rest of a span: at most N + (T - t) * N / T. With
-/// N = 100 in T = 60 s, and 20/s from t = 5 s on.
+/// A leaky bucket that is full lets N through in no time, and what leaks out in the rest of a span:
+/// at most N + (T - t) * N / T. With N = 100 in T = 60 s, and 20/s from t = 5 s on.
 #[test]
 fn a_leaky_bucket_lets_a_burst_through_and_what_leaks_out() {
     let requests = || steady(5 * SECOND, 65 * SECOND, 50 * MS);
@@ -103,8 +106,9 @@ fn a_leaky_bucket_lets_a_burst_through_and_what_leaks_out() {
     assert_eq!(through.len(), 100);
 }
 
-/// 1000 per 3 s: 10 in each of the first two seconds, and then 990 a second. The counter lets 980 through in the third second, and 1000
-/// more in the next window: 1,980 in the seconds 3 to 5. The log never more than 1000.
+/// 1000 per 3 s: 10 in each of the first two seconds, and then 990 a second. The counter lets 980
+/// through in the third second, and 1000 more in the next window: 1,980 in the seconds 3 to 5. The
+/// log never more than 1000.
 #[test]
 fn a_counter_lets_almost_twice_a_thousand_through() -> Result<(), Box<dyn std::error::Error>> {
     let rate = Rate::new(1000, 3 * SECOND)?;
@@ -119,7 +123,8 @@ fn a_counter_lets_almost_twice_a_thousand_through() -> Result<(), Box<dyn std::e
     Ok(())
 }
 
-/// Asks at these multiples of 10 per second, 20 s each, and measures what is let through per second in the last 10 s of each.
+/// Asks at these multiples of 10 per second, 20 s each, and measures what is let through per second
+/// in the last 10 s of each.
 fn driven<P: Policy>(policy: P) -> Vec<usize> {
     let (limiter, clock) = limiter(policy);
     // 1, 2, 5, 10, 10 x 2, 10 x 2.5, 10 x 5 and 10 x 10 in each second, evenly.

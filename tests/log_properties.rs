@@ -1,5 +1,6 @@
-//! The sliding log against a plain list of grants from which undone grants are removed: every verdict, every told time and every
-//! status, in long runs in which far more permits are undone than the log has spare places. All times are arguments.
+//! The sliding log against a plain list of grants from which undone grants are removed: every
+//! verdict, every told time and every status, in long runs in which far more permits are undone
+//! than the log has spare places. All times are arguments.
 
 use std::time::Duration;
 
@@ -32,8 +33,8 @@ struct Pair<'a> {
     now: u64,
     /// The time of the last grant or refund: none is noted as of an earlier time.
     latest: u64,
-    /// The time of the last change. By a clock that goes back behind it, a grant that was over, and whose place was taken
-    /// since, would count again in a longer window.
+    /// The time of the last change. By a clock that goes back behind it, a grant that was over, and
+    /// whose place was taken since, would count again in a longer window.
     changed: u64,
     grants: Vec<Grant<<SlidingLog as Policy>::Charge>>,
 }

@@ -1,4 +1,5 @@
-//! Threads that take from one sliding log while others give back to it. Only what was granted is judged, never how long it took.
+//! Threads that take from one sliding log while others give back to it. Only what was granted is
+//! judged, never how long it took.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,7 +32,8 @@ fn beside(taker: impl Fn(&AtomicBool) -> u64 + Sync, giver_back: impl FnOnce()) 
     })
 }
 
-/// A reset once freed the places that were taken while it ran, and began anew whenever a request was granted: 62 limits at a time.
+/// A reset once freed the places that were taken while it ran, and began anew whenever a request
+/// was granted: 62 limits at a time.
 #[test]
 fn a_reset_grants_the_limit_once_more_and_not_more() {
     const RESETS: u64 = 1000;
@@ -63,8 +65,8 @@ fn a_reset_grants_the_limit_once_more_and_not_more() {
     }
 }
 
-/// Each thread keeps some grants and undoes others, in an order of its own, at an instant that stands still: more are undone than the
-/// ring has spare places, many times over.
+/// Each thread keeps some grants and undoes others, in an order of its own, at an instant that
+/// stands still: more are undone than the ring has spare places, many times over.
 #[test]
 fn undone_permits_are_granted_once_more_and_not_more() {
     const ROUNDS: u64 = 20_000;
@@ -93,7 +95,8 @@ fn undone_permits_are_granted_once_more_and_not_more() {
     assert_eq!(policy.status(&state, at).available, LIMIT - held, "{held} are held");
 }
 
-/// Takers by the real clock while a thread settles estimates: of what is kept, never more than the limit is in any window.
+/// Takers by the real clock while a thread settles estimates: of what is kept, never more than the
+/// limit is in any window.
 #[test]
 fn a_log_keeps_its_bound_while_permits_are_undone_and_refunded() {
     const WINDOW: u64 = 1_000_000;

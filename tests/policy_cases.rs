@@ -29,7 +29,8 @@ fn served_one_by_one<P: Policy>(policy: &P, state: &P::State, at: Nanos, n: u32)
 
 // Steps of a token bucket
 
-/// The price of a permit was rounded up each time, so after some steps the last permit was missing, and what was left overflowed.
+/// The price of a permit was rounded up each time, so after some steps the last permit was missing,
+/// and what was left overflowed.
 #[test]
 fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
     for permits in [3, 7, 48] {
@@ -43,7 +44,8 @@ fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A hundred come in, and five fit: the sum of those ahead was taken for a time in which nothing overflows.
+/// A hundred come in, and five fit: the sum of those ahead was taken for a time in which nothing
+/// overflows.
 #[test]
 fn a_step_larger_than_the_bucket_does_not_serve_everybody() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_minute(100), 5).in_steps()?.start_empty();
@@ -214,7 +216,8 @@ fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An empty cell kept its beginning, which lies within the longer one, and the grant was counted as of that.
+/// An empty cell kept its beginning, which lies within the longer one, and the grant was counted as
+/// of that.
 #[test]
 fn a_longer_cell_begins_where_it_begins() -> Result<(), Box<dyn Error>> {
     let policy = SlidingWindow::new(Rate::per_second(1), 1);
@@ -227,7 +230,8 @@ fn a_longer_cell_begins_where_it_begins() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What was counted beyond the new limit was left out of the sum: the first cell to drop out seemed to make room.
+/// What was counted beyond the new limit was left out of the sum: the first cell to drop out seemed
+/// to make room.
 #[test]
 fn a_lower_limit_waits_for_all_that_is_counted_beyond_it() -> Result<(), Box<dyn Error>> {
     let rate = |limit| Rate::new(limit, Duration::from_secs(10));
@@ -250,7 +254,8 @@ fn what_is_over_in_the_new_window_is_not_counted_with_a_newer_cell() -> Result<(
         let state = policy.start(Nanos::ZERO);
         policy.try_acquire(&state, secs(begin + 5), 1)?;
         policy.try_acquire(&state, secs(begin + 15), 1)?;
-        // Cells of 6 s: the last moment of the first cell is in the one from 6 s on, which drops out at 18 s.
+        // Cells of 6 s: the last moment of the first cell is in the one from 6 s on, which drops
+        // out at 18 s.
         policy.set_rate(&state, secs(begin + 19), Rate::new(2, Duration::from_secs(12))?);
         assert!(policy.try_acquire(&state, secs(begin + 19), 1).is_ok(), "{begin}");
     }

@@ -1,4 +1,5 @@
-//! A clone is as good as the policy it was made of, also at a state that went through changes with that one.
+//! A clone is as good as the policy it was made of, also at a state that went through changes with
+//! that one.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

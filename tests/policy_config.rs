@@ -86,7 +86,8 @@ fn a_state_of_another_policy_is_never_free() -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A cold factor as a configuration may have it by mistake: refused with its value, and equal to itself.
+/// A cold factor as a configuration may have it by mistake: refused with its value, and equal to
+/// itself.
 #[test]
 fn a_number_that_is_none_is_refused_by_each_way_in() {
     for factor in

@@ -83,8 +83,8 @@ fn no_debit_overflows() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A large request of a leaky bucket came out of the time in which nobody came. A small one would have found no more than what the bucket
-/// holds: so what it did not use is not in stock.
+/// A large request of a leaky bucket came out of the time in which nobody came. A small one would
+/// have found no more than what the bucket holds: so what it did not use is not in stock.
 #[test]
 fn what_a_large_request_did_not_use_is_not_saved() -> Result<(), Box<dyn Error>> {
     let policy = LeakyBucket::new(Rate::per_second(1));
@@ -100,7 +100,8 @@ fn what_a_large_request_did_not_use_is_not_saved() -> Result<(), Box<dyn Error>>
 #[test]
 fn a_debit_at_zero_is_owed_in_permits() -> Result<(), Box<dyn Error>> {
     let rate = Rate::per_second(10);
-    // What is due a second later for one permit, if 20 are charged at zero and then the rate comes back.
+    // What is due a second later for one permit, if 20 are charged at zero and then the rate comes
+    // back.
     let due = |policy: AnyPolicy| {
         let state = policy.start(at(0));
         policy.set_rate(&state, at(0), Rate::ZERO);
@@ -146,8 +147,8 @@ fn without_a_limit_nothing_is_owed() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What is owed beyond what a state can tell: once a new rate took the largest number for the debt, and a debit of a million at one per
-/// hour was paid in 300 s at a thousand per second.
+/// What is owed beyond what a state can tell: once a new rate took the largest number for the debt,
+/// and a debit of a million at one per hour was paid in 300 s at a thousand per second.
 #[test]
 fn no_rate_makes_a_debt_less_that_is_owed_for_ever() -> Result<(), Box<dyn Error>> {
     let slow = [Rate::per_hour(1), Rate::new(1, Duration::from_secs(1 << 29))?, Rate::from_per_second(1e-9)?];
@@ -178,7 +179,8 @@ fn no_rate_makes_a_debt_less_that_is_owed_for_ever() -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// A debt in permits was nothing at a rate whose permits outlast the clock, and after that at every rate.
+/// A debt in permits was nothing at a rate whose permits outlast the clock, and after that at every
+/// rate.
 #[test]
 fn a_debt_is_owed_at_a_rate_that_is_as_good_as_none() -> Result<(), Box<dyn Error>> {
     let never = Rate::from_per_second(1e-200)?;
@@ -212,7 +214,8 @@ fn some_quotient() -> impl Strategy<Value = (u64, u64)> {
 }
 
 proptest! {
-    /// A bucket in debt, changed from rate to rate: it is in debt for no less than the permits take that it owes.
+    /// A bucket in debt, changed from rate to rate: it is in debt for no less than the permits take
+    /// that it owes.
     #[test]
     fn no_change_of_the_rate_forgives_a_debt(
         rates in proptest::collection::vec(some_quotient(), 2..7), n in prop_oneof![1u32..1000, 1u32..],
@@ -225,7 +228,8 @@ proptest! {
             policy.set_rate(&state, at(10), rate((permits, nanos))?);
             let due = policy.ready_at(&state, at(10), 0, 1);
             if due < Nanos::MAX {
-                // One was there, and one more is asked for. The bucket holds a little more than one, by which roundings are made good.
+                // One was there, and one more is asked for. The bucket holds a little more than
+                // one, by which roundings are made good.
                 let span = u128::from(due.as_u64() - at(10).as_u64());
                 prop_assert!(span * u128::from(permits) >= u128::from(n - 1) * u128::from(nanos), "{span} ns at {permits} in {nanos} ns");
             }

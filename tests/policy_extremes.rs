@@ -1,4 +1,5 @@
-//! Arguments at the edge of what their types admit, and other ends of the world. Each was once a panic, a hang or a free permit.
+//! Arguments at the edge of what their types admit, and other ends of the world. Each was once a
+//! panic, a hang or a free permit.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ fn at(seconds: u64) -> Nanos {
     Nanos::from_duration(Duration::from_secs(seconds))
 }
 
-/// u32::MAX used, and one more: `saturating_add` in `fits` hides the overflow. Panics in debug, in release `used` wraps to 0.
+/// u32::MAX used, and one more: `saturating_add` in `fits` hides the overflow. Panics in debug, in
+/// release `used` wraps to 0.
 #[test]
 fn estimate_used_does_not_overflow() {
     let policy = SlidingEstimate::new(Rate::per_second(u64::from(u32::MAX)));
@@ -23,7 +25,8 @@ fn estimate_used_does_not_overflow() {
     assert!(policy.try_acquire(&state, T, 1).is_err());
 }
 
-/// Count at a small limit, Ratio to a large one, again and again: the counter reached `u64::MAX`, and `used + n` wrapped.
+/// Count at a small limit, Ratio to a large one, again and again: the counter reached `u64::MAX`,
+/// and `used + n` wrapped.
 fn stays_used_up(policy: impl Policy) {
     let (most, one) = (policy.rate(), Rate::per_second(1));
     let state = policy.start(T);
@@ -42,7 +45,8 @@ fn what_was_used_does_not_overflow() {
     stays_used_up(SlidingWindow::new(most, 2));
 }
 
-/// `whole_or_less`: `ceil() as u64 + 1` overflows below about 5.4e-11/s. In release the length is 0, and the division panics.
+/// `whole_or_less`: `ceil() as u64 + 1` overflows below about 5.4e-11/s. In release the length is
+/// 0, and the division panics.
 #[test]
 fn a_very_slow_rate_is_no_panic() {
     let slow = Rate::from_per_second(1e-12).expect("a rate");
@@ -87,7 +91,8 @@ fn log_with_the_largest_limit() {
     assert!(policy.try_acquire(&state, T, SlidingLog::MAX_LIMIT - 1).is_err(), "twice the limit");
 }
 
-/// `free` looks at `limit` places only: it makes a hole between times that count, and a request for several looks at the hole.
+/// `free` looks at `limit` places only: it makes a hole between times that count, and a request for
+/// several looks at the hole.
 #[test]
 fn log_refund_with_a_lower_limit_leaves_no_hole() {
     let policy = SlidingLog::new(Rate::per_minute(5));
@@ -102,7 +107,8 @@ fn log_refund_with_a_lower_limit_leaves_no_hole() {
     assert!(policy.try_acquire(&state, at(6), 4).is_err(), "eight in a minute, and the limit is five");
 }
 
-/// No step ever brings anything, so `ready_at` must not name a time, and the limiter must not spin when it is past.
+/// No step ever brings anything, so `ready_at` must not name a time, and the limiter must not spin
+/// when it is past.
 #[test]
 fn a_stepped_bucket_without_burst_does_not_spin() {
     let policy = TokenBucket::new("5/7ns".parse().expect("a rate"), 0);

@@ -1,5 +1,5 @@
-//! What the policies promise, over random calls at random times: agreement with the reference model, the bound, refusals,
-//! undoing, and the extremes. All times are arguments.
+//! What the policies promise, over random calls at random times: agreement with the reference
+//! model, the bound, refusals, undoing, and the extremes. All times are arguments.
 
 #[path = "support/allowance.rs"]
 mod allowance;
@@ -91,7 +91,8 @@ fn some_calls() -> impl Strategy<Value = Vec<Call>> {
 
 /// Makes the calls to both, the model deciding as the policy does, and compares the due times.
 fn agree<P: Policy>(policy: &P, kind: Kind, mut rate: f64, calls: &[Call]) -> Result<(), TestCaseError> {
-    // Before 2036, whatever happens, so that the clock's end is out of sight of those who do not wait for it.
+    // Before 2036, whatever happens, so that the clock's end is out of sight of those who do not
+    // wait for it.
     const LATEST: u64 = 300_000_000 * SECOND;
     let ticks = |at: Nanos| i128::from(at.as_u64()) * Ticks::PER_NANO;
     let mut now = secs(3.25);
@@ -214,8 +215,9 @@ enum Grab {
     SetRate(u64),
 }
 
-/// Refunds or changes of the rate, not both: a permit is refunded at today's price, not at the one it was bought at. Nor
-/// refunds and undone grants: who gives a permit back twice gets it back twice.
+/// Refunds or changes of the rate, not both: a permit is refunded at today's price, not at the one
+/// it was bought at. Nor refunds and undone grants: who gives a permit back twice gets it back
+/// twice.
 fn some_grabs(jumps_back: bool, undoes: bool) -> impl Strategy<Value = Vec<Grab>> {
     any::<bool>().prop_flat_map(move |refunds| some_grabs_of(jumps_back, undoes, refunds && !undoes))
 }
@@ -242,10 +244,11 @@ struct Passed<Charge> {
     charge: Option<(Charge, usize)>,
 }
 
-/// Grabs what it can, and checks every span between two grants: all but the last of them fit into the time between, plus
-/// the burst, plus the nanosecond that is always saved. Exact integers.
+/// Grabs what it can, and checks every span between two grants: all but the last of them fit into
+/// the time between, plus the burst, plus the nanosecond that is always saved. Exact integers.
 ///
-/// Grants that are undone do not count at all, as if they had not been. Refunded permits count until they are.
+/// Grants that are undone do not count at all, as if they had not been. Refunded permits count
+/// until they are.
 fn bounded<P: Policy>(
     policy: &P,
     permits: u64,
@@ -385,8 +388,9 @@ proptest! {
 
 #[test]
 fn a_second_undone_grant_gives_back_no_more_than_was_missed() -> Result<(), Box<dyn Error>> {
-    // The second grant was remembered where it was before the first one was undone, and so gave back a permit for a time in
-    // which, without both, the stock would have been full and would have saved nothing.
+    // The second grant was remembered where it was before the first one was undone, and so gave
+    // back a permit for a time in which, without both, the stock would have been full and would
+    // have saved nothing.
     let policy = SmoothBursty::new(Rate::per_second(1));
     let (undone, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
     let mut rooms = Rooms::default();
@@ -407,7 +411,8 @@ fn a_second_undone_grant_gives_back_no_more_than_was_missed() -> Result<(), Box<
 
 #[test]
 fn refunds_in_pieces_give_back_no_more_than_was_taken() -> Result<(), Box<dyn Error>> {
-    // Three permits of a third of a tick cost one tick; given back one by one they were worth three.
+    // Three permits of a third of a tick cost one tick; given back one by one they were worth
+    // three.
     let policy = SmoothBursty::new(Rate::per_second(48_000_000_000));
     let (state, now) = (policy.start(Nanos::ZERO), Nanos::ZERO);
     policy.try_acquire(&state, now, 4_800_000)?;
@@ -482,8 +487,8 @@ proptest! {
 
 // Undoing
 
-/// Two limiters with the same history, but one of them also grants what is undone at the same instant. Nobody can tell
-/// them apart then or later.
+/// Two limiters with the same history, but one of them also grants what is undone at the same
+/// instant. Nobody can tell them apart then or later.
 fn undoes_without_a_trace<P: Policy>(
     policy: &P,
     history: &[(u64, u32, Option<u32>)],
@@ -559,8 +564,8 @@ proptest! {
 
 // Settling
 
-/// Two limiters with the same history, but one of them takes too much and gives back what was not used. Nobody can tell them apart
-/// then or later.
+/// Two limiters with the same history, but one of them takes too much and gives back what was not
+/// used. Nobody can tell them apart then or later.
 fn settles_without_a_trace<P: Policy>(policy: &P, history: &[(u64, u32, u32)]) -> Result<(), TestCaseError> {
     let mut now = secs(1.0);
     let (plain, other) = (policy.start(now), policy.start(now));
@@ -663,8 +668,8 @@ fn a_refund_without_a_debt_changes_no_coldness() {
 
 #[test]
 fn an_undone_grant_does_not_interrupt_idling() -> Result<(), Box<dyn Error>> {
-    // Idling for 400 ms cools, since it is longer than the cold interval of 300 ms. A grant in the middle that was undone once made
-    // it two gaps of 200 ms, which do not.
+    // Idling for 400 ms cools, since it is longer than the cold interval of 300 ms. A grant in the
+    // middle that was undone once made it two gaps of 200 ms, which do not.
     let policy = SmoothWarmingUp::new(Rate::per_second(10), Duration::from_millis(500)).start_warm();
     let (undone, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
     let charge = policy.try_acquire(&undone, secs(0.2), 1)?;
@@ -679,8 +684,8 @@ fn an_undone_grant_does_not_interrupt_idling() -> Result<(), Box<dyn Error>> {
 // The price of many
 
 proptest! {
-    /// The area under the curve: within the tick that each single price is rounded up by, and the surcharge of the two ticks
-    /// of coldness that this takes away or leaves, where it is steepest.
+    /// The area under the curve: within the tick that each single price is rounded up by, and the
+    /// surcharge of the two ticks of coldness that this takes away or leaves, where it is steepest.
     #[test]
     fn many_at_once_cost_as_much_as_one_by_one(
         rate in some_rate(), warm_up in 0..100 * SECOND, factor in prop_oneof![Just(3.0), 1.0..20.0f64], n in 1u32..200,
@@ -717,7 +722,8 @@ fn extreme_rates() -> Result<Vec<Rate>, Box<dyn Error>> {
     ])
 }
 
-/// Does everything to a policy at all times with all numbers. What it finds is in the panics it does not have.
+/// Does everything to a policy at all times with all numbers. What it finds is in the panics it
+/// does not have.
 fn survives<P: Policy>(policy: &P, rates: &[Rate]) -> Result<(), Box<dyn Error>> {
     let end = 36_500 * 24 * 3600 * SECOND;
     let times = [0, 1, SECOND, (1 << 60) - 1, end, u64::MAX - 1, u64::MAX].map(Nanos::new);
@@ -799,7 +805,8 @@ fn a_debt_beyond_the_end_of_time_is_never_paid() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Guava, trace `d-x16`: `stored` is 0/0 after the first idle microsecond, and nothing is limited any more.
+/// Guava, trace `d-x16`: `stored` is 0/0 after the first idle microsecond, and nothing is limited
+/// any more.
 #[test]
 fn a_warm_up_of_zero_limits() -> Result<(), Box<dyn Error>> {
     // The second one is trace `d-x17`: Guava cuts it to zero. When cold, half of it is owed on top.

@@ -1,7 +1,8 @@
-//! Threads that hammer one limiter on the real clock. Only what they were granted is judged, never how long it took.
+//! Threads that hammer one limiter on the real clock. Only what they were granted is judged, never
+//! how long it took.
 //!
-//! A thread reads the clock before and after each attempt, so each grant was made at some time between the two. A bound is broken only
-//! if it is for every choice of these times.
+//! A thread reads the clock before and after each attempt, so each grant was made at some time
+//! between the two. A bound is broken only if it is for every choice of these times.
 
 use std::sync::Barrier;
 use std::thread;
@@ -56,7 +57,8 @@ fn hammer<P: Policy>(policy: P) -> Vec<Grant> {
     grants
 }
 
-/// The most permits that were surely granted in a span of this length: those whose two readings lie in it.
+/// The most permits that were surely granted in a span of this length: those whose two readings lie
+/// in it.
 fn most_in(grants: &[Grant], span: u64) -> u64 {
     let sum = |from: u64| {
         let inside = grants.iter().filter(|grant| grant.before >= from && grant.after < from + span);
@@ -116,8 +118,8 @@ fn a_sliding_window_keeps_its_bound_among_threads() {
     assert!(most_in(&grants, WINDOW) <= 2 * LIMIT);
 }
 
-/// Two of three takers once forgot what was counted, since they went on by the old cut while the change had put it where it belongs by the
-/// new one: two limits in an instant.
+/// Two of three takers once forgot what was counted, since they went on by the old cut while the
+/// change had put it where it belongs by the new one: two limits in an instant.
 #[test]
 fn a_sliding_window_that_changes_keeps_its_limit_among_threads() {
     const LIMIT: u32 = 100;
@@ -143,11 +145,13 @@ fn a_sliding_window_that_changes_keeps_its_limit_among_threads() {
     }
 }
 
-/// Takers once went on by the terms before, while a bucket that becomes slower had been converted already: each had what others had spent.
+/// Takers once went on by the terms before, while a bucket that becomes slower had been converted
+/// already: each had what others had spent.
 #[test]
 fn a_bucket_that_changes_keeps_its_burst_among_threads() {
     const BURST: u32 = 1000;
-    // Much slower and much faster, and never the same again: an exchange cannot tell a state from an equal one by other terms.
+    // Much slower and much faster, and never the same again: an exchange cannot tell a state from
+    // an equal one by other terms.
     let rate = |change: u64| {
         let nanos = [1_000_003, 9_999_991, 31][usize::try_from(change % 3).expect("small")] + 64 * change;
         Rate::new(1, Duration::from_nanos(nanos)).expect("a rate")
@@ -173,8 +177,9 @@ fn a_bucket_that_changes_keeps_its_burst_among_threads() {
     }
 }
 
-/// A window of which all is used, beside takers: limits and lengths change and come back, and all stays used by its share. Takers once
-/// read the old count by the new limit, or a new count by the old limit.
+/// A window of which all is used, beside takers: limits and lengths change and come back, and all
+/// stays used by its share. Takers once read the old count by the new limit, or a new count by the
+/// old limit.
 fn stays_used_up_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
     let rate = |(limit, seconds)| Rate::new(limit, Duration::from_secs(seconds)).expect("a whole rate");
     let steps = [(100, 1000), (300, 1000), (7, 1000), (300, 9000), (100, 500), (5000, 70), (100, 1000)];
@@ -220,8 +225,8 @@ fn a_sliding_window_that_changes_stays_used_up_among_threads() {
     stays_used_up_among_threads(|rate| SlidingWindow::new(rate, 7));
 }
 
-/// The limit and the length change and come back, and what was used stays used: no more than the largest limit altogether. Resets give
-/// back everything: no more than that for each of them.
+/// The limit and the length change and come back, and what was used stays used: no more than the
+/// largest limit altogether. Resets give back everything: no more than that for each of them.
 fn counts_on_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
     let rate = |(limit, seconds)| Rate::new(limit, Duration::from_secs(seconds)).expect("a whole rate");
     let steps = [(100, 1000), (90, 1000), (100, 9000), (10, 50), (100, 1000)];

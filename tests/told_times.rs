@@ -1,5 +1,6 @@
-//! Told times behind requests of mixed sizes, for all policies: each request is served at the time that it was told, to the
-//! nanosecond, if nothing else happens. The limiter itself, run on, is the model.
+//! Told times behind requests of mixed sizes, for all policies: each request is served at the time
+//! that it was told, to the nanosecond, if nothing else happens. The limiter itself, run on, is the
+//! model.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -129,7 +130,8 @@ impl Line {
                 }
             }
             Act::Join(n, priority) => drop(self.join(Request::permits(n).priority(priority))),
-            // Permits given back make it colder, and a waiter that was in time may be too late: see its docs.
+            // Permits given back make it colder, and a waiter that was in time may be too late: see
+            // its docs.
             Act::Within(n, priority, _) if matches!(self.limiter.policy(), AnyPolicy::SmoothWarmingUp(_)) => {
                 self.join(Request::permits(n).priority(priority));
             }
@@ -152,7 +154,8 @@ impl Line {
         }
     }
 
-    /// Asks for the time at which a request would be due, and joins with exactly so much time. Returns the time.
+    /// Asks for the time at which a request would be due, and joins with exactly so much time.
+    /// Returns the time.
     fn join_just(&mut self, request: Request) -> Option<Nanos> {
         let retry_after = match self.limiter.try_acquire_with(request) {
             Err(refusal) => refusal.retry_after().filter(|after| *after < Duration::MAX)?,

@@ -1,5 +1,5 @@
-//! Grants that are undone: what comes back is never more than a replay of history without them has, and no less where every request
-//! is known to the queue. All on the manual clock.
+//! Grants that are undone: what comes back is never more than a replay of history without them has,
+//! and no less where every request is known to the queue. All on the manual clock.
 
 mod support;
 
@@ -39,8 +39,8 @@ fn bursty(rate: u64, burst: u64) -> AnyPolicy {
     SmoothBursty::new(rate_).max_burst(Duration::from_millis(burst * 1000 / rate)).start_full().into()
 }
 
-/// Once each of the small estimates gave back the room that all of them saw: 1,495 permits passed at one instant, 149,999 with the
-/// burst 100,000.
+/// Once each of the small estimates gave back the room that all of them saw: 1,495 permits passed
+/// at one instant, 149,999 with the burst 100,000.
 #[test]
 fn many_estimates_share_the_room_that_was_left() -> Result<(), Refusal> {
     for (rate, burst, large, count, each) in [
@@ -89,7 +89,8 @@ fn an_estimate_of_several_limiters_shares_the_room_too() {
     assert!(passed <= 1000, "{passed}");
 }
 
-/// Once a bucket gave back nothing of a call that took longer than the bucket takes to fill, although it was never near full.
+/// Once a bucket gave back nothing of a call that took longer than the bucket takes to fill,
+/// although it was never near full.
 #[test]
 fn a_bucket_that_is_never_near_full_gives_back_all() -> Result<(), Refusal> {
     for policy in [
@@ -124,7 +125,8 @@ enum Event {
     Reset,
 }
 
-/// A bucket, or a `SmoothBursty`, in exact integers: a stock that fills with time and is cut at a size.
+/// A bucket, or a `SmoothBursty`, in exact integers: a stock that fills with time and is cut at a
+/// size.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     bursty: bool,
@@ -280,7 +282,8 @@ impl World {
             Act::Reserve(n) => {
                 if let Ok(reservation) = self.limiter.reserve(n) {
                     let due_in = reservation.due_in();
-                    // A debt may be too long for a test, and a large request may be too large for the bucket.
+                    // A debt may be too long for a test, and a large request may be too large for
+                    // the bucket.
                     if due_in < Duration::from_secs(1000) {
                         self.clock.advance(due_in);
                         assert_eq!(reservation.due_in(), Duration::ZERO);
@@ -354,7 +357,8 @@ fn some_act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    /// Whatever happens and in whatever order grants are undone, the limiter is never fuller than if these had not been made.
+    /// Whatever happens and in whatever order grants are undone, the limiter is never fuller than
+    /// if these had not been made.
     #[test]
     fn undone_grants_give_back_no_more_than_a_replay_without_them_has(
         bursty: bool, rate in some_rate(), burst in 1u32..60, acts in vec(some_act(), 1..60),

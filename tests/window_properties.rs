@@ -1,5 +1,5 @@
-//! The policies that count, each against an obvious one: a plain list of grants. Random times, also going back, sizes, refunds,
-//! undone grants and changes. All times are arguments.
+//! The policies that count, each against an obvious one: a plain list of grants. Random times, also
+//! going back, sizes, refunds, undone grants and changes. All times are arguments.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -569,7 +569,8 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
         Ok(())
     }
 
-    /// In each span of `length`, from one grant on, are at most so many permits; if time only went on.
+    /// In each span of `length`, from one grant on, are at most so many permits; if time only went
+    /// on.
     fn most_in(&self, length: i128) -> i128 {
         let in_span = |first: &Grant| {
             let span = first.at..first.at + length;
@@ -696,7 +697,8 @@ proptest! {
         prop_assert!(most <= terms.limit.into(), "{most}");
     }
 
-    /// The limit in each window that a span of length *d* touches: `d / length + 2` of them at most.
+    /// The limit in each window that a span of length *d* touches: `d / length + 2` of them at
+    /// most.
     #[test]
     fn a_fixed_window_lets_twice_as_much_through_in_a_span(
         terms in some_terms(), from_first: bool, windows in 0i128..4, calls in some_grabs(),
@@ -729,7 +731,8 @@ proptest! {
 
 // The worst of the estimate
 
-/// The most permits in a span shorter than a window, if somebody takes all that is there in each of these thousandths of a window.
+/// The most permits in a span shorter than a window, if somebody takes all that is there in each of
+/// these thousandths of a window.
 fn most_by_estimate(limit: u32, thousandths: impl IntoIterator<Item = u64>) -> Result<u64, Refusal> {
     let policy = SlidingEstimate::new(Rate::per_second(limit.into()));
     let state = policy.start(Nanos::ZERO);
@@ -750,10 +753,12 @@ fn most_by_estimate(limit: u32, thousandths: impl IntoIterator<Item = u64>) -> R
     Ok(taken.iter().map(|(first, _)| in_span(*first)).max().unwrap_or(0))
 }
 
-/// All of it in the last thousandth of a window, and then whatever the estimate lets through: it takes what is there for evenly spread.
+/// All of it in the last thousandth of a window, and then whatever the estimate lets through: it
+/// takes what is there for evenly spread.
 ///
-/// Nothing worse was found: less than an instant before the edge, and all but one in the window after it. That is twice the limit less
-/// one permit, and less another one for a span that ends before the window does.
+/// Nothing worse was found: less than an instant before the edge, and all but one in the window
+/// after it. That is twice the limit less one permit, and less another one for a span that ends
+/// before the window does.
 #[test]
 fn the_worst_estimate_lets_nearly_twice_the_limit_through() -> Result<(), Refusal> {
     for (limit, worst) in [(1, 1), (2, 3), (10, 19), (100, 199), (1000, 1998)] {

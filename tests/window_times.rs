@@ -1,5 +1,5 @@
-//! The policies that count, when a clock reading is older than what a state has seen: a thread read its clock, stalled, and called
-//! later. All times are arguments.
+//! The policies that count, when a clock reading is older than what a state has seen: a thread read
+//! its clock, stalled, and called later. All times are arguments.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use tidegate::{FixedWindow, Nanos, Rate, Refusal, SlidingEstimate, SlidingWindow
 const DAY: u64 = 86_400_000_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// The windows of 100 permits in a second, each with what it has again a moment after 100 were granted at two seconds.
+/// The windows of 100 permits in a second, each with what it has again a moment after 100 were
+/// granted at two seconds.
 fn windows() -> [AnyPolicy; 6] {
     let rate = Rate::per_second(100);
     let aligned = |offset| FixedWindow::new(rate).at_wall_clock(Duration::from_nanos(offset));
@@ -50,7 +51,8 @@ fn nothing_more_after(what: &str, operation: impl Fn(&AnyPolicy, &<AnyPolicy as 
     }
 }
 
-/// The stamp of the last time had one bit more than the words have room for, so that each grant was forgotten.
+/// The stamp of the last time had one bit more than the words have room for, so that each grant was
+/// forgotten.
 #[test]
 fn the_limit_is_kept_at_the_end_of_time() {
     const LAST: u64 = (1 << 62) - (1 << 60);
@@ -193,7 +195,8 @@ fn told<C>(answer: Result<C, Refusal>, at: Nanos) -> Option<Nanos> {
     }
 }
 
-/// One limiter gets the readings as they come, another one at least the latest reading of all that was written before. Both do the same.
+/// One limiter gets the readings as they come, another one at least the latest reading of all that
+/// was written before. Both do the same.
 fn acts_as_of_the_latest<P: Policy + Clone>(
     policy: &P,
     calls: &[(u64, Call, u64)],
@@ -256,8 +259,9 @@ fn acts_as_of_the_latest<P: Policy + Clone>(
 }
 
 proptest! {
-    /// A window from the first grant is left out. It knows when it began and not what came later, so that an older reading may still
-    /// lie in it, after a change that ended it: then its permits are counted for longer.
+    /// A window from the first grant is left out. It knows when it began and not what came later,
+    /// so that an older reading may still lie in it, after a change that ended it: then its permits
+    /// are counted for longer.
     #[test]
     fn every_operation_is_as_of_the_latest_that_was_seen(
         limit in 1u64..12, length in 1u64..1000, offset in 0u64..1000, calls in some_calls(),

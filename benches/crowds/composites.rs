@@ -1,6 +1,7 @@
 //! What do composites cost where each of n users has a limit, and all have one limit together?
 //!
-//! A composite per user, one request each; the users have permits, and all wait for the common limit.
+//! A composite per user, one request each; the users have permits, and all wait for the common
+//! limit.
 
 use std::pin::Pin;
 use std::task::Poll;

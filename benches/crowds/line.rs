@@ -1,6 +1,7 @@
 //! What does a call on a limiter cost while so many requests wait in its line?
 //!
-//! The requests ask for 1 to 5 permits in turns, and every other one has a deadline that is far away.
+//! The requests ask for 1 to 5 permits in turns, and every other one has a deadline that is far
+//! away.
 
 use std::hint::black_box;
 use std::pin::Pin;

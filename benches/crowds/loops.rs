@@ -1,6 +1,7 @@
 //! How often do event loops wake up for a permit, if one limiter is awaited in many of them?
 //!
-//! Each event loop has a thread and one task that acquires again and again, at 200 per second together.
+//! Each event loop has a thread and one task that acquires again and again, at 200 per second
+//! together.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;

@@ -1,6 +1,8 @@
-//! What does it cost to settle one estimate while 100,000 of them are outstanding, with each policy?
+//! What does it cost to settle one estimate while 100,000 of them are outstanding, with each
+//! policy?
 //!
-//! Each estimate takes two permits a microsecond after the one before, and all are settled at one, in random order.
+//! Each estimate takes two permits a microsecond after the one before, and all are settled at one,
+//! in random order.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,9 @@
-//! Is a limit per key cheaper than governor's, in time and memory, and does a flood of new keys disturb those that are known?
+//! Is a limit per key cheaper than governor's, in time and memory, and does a flood of new keys
+//! disturb those that are known?
 //!
-//! `cargo bench --bench keyed` runs all; `-- hot flood` runs the cases whose name contains an argument; `--quick` has fewer keys and
-//! rounds. All contestants take turns in one process; bytes are those of a process of its own for each.
+//! `cargo bench --bench keyed` runs all; `-- hot flood` runs the cases whose name contains an
+//! argument; `--quick` has fewer keys and rounds. All contestants take turns in one process; bytes
+//! are those of a process of its own for each.
 
 mod contestants;
 mod flood;
@@ -78,7 +80,8 @@ impl Mix {
     /// Whether a round of `each` attempts went as the case is meant.
     fn is_as_meant(&self, granted: u32, each: u32) -> bool {
         match self.limit {
-            // Half of them, less the others of the first rank, and the permits that come in meanwhile.
+            // Half of them, less the others of the first rank, and the permits that come in
+            // meanwhile.
             Limit::Plenty if self.first_is_spent => granted > each * 2 / 5 && granted < each * 3 / 5,
             Limit::Plenty => granted == each,
             // Zipf may ask for the first keys more often than their permits come in.

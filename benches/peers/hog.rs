@@ -1,6 +1,7 @@
 //! What does a task that always asks for 100 get among 100 tasks that always ask for one?
 //!
-//! First come, first served gives it half: each round serves it once and each of the others once. One worker, 100,000 per second.
+//! First come, first served gives it half: each round serves it once and each of the others once.
+//! One worker, 100,000 per second.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

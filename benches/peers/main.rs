@@ -1,8 +1,10 @@
-//! Are we at least as good as the other limiters at what users feel: one attempt, a wait, a place in line?
+//! Are we at least as good as the other limiters at what users feel: one attempt, a wait, a place
+//! in line?
 //!
-//! `cargo bench --bench peers` prints one table and writes `target/peers.json`. Everything is measured in one run, in
-//! turns, so that a noisy moment hits all alike; the table shows medians. `cargo bench --bench peers -- await/1k` runs the
-//! cases whose name contains one of the arguments; `--quick` has fewer repetitions and fewer waiters at 1,000 per second.
+//! `cargo bench --bench peers` prints one table and writes `target/peers.json`. Everything is
+//! measured in one run, in turns, so that a noisy moment hits all alike; the table shows medians.
+//! `cargo bench --bench peers -- await/1k` runs the cases whose name contains one of the arguments;
+//! `--quick` has fewer repetitions and fewer waiters at 1,000 per second.
 
 mod attempt;
 mod hog;
@@ -28,7 +30,8 @@ type Case = (&'static str, fn(&'static str, &Options) -> Vec<Row>);
 struct Options {
     /// Fewer repetitions.
     quick: bool,
-    /// Of the contestants in the attempts, only those whose name begins like this: to count instructions.
+    /// Of the contestants in the attempts, only those whose name begins like this: to count
+    /// instructions.
     only: Option<String>,
 }
 

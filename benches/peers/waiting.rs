@@ -1,7 +1,8 @@
 //! Does a crowd of waiters get its rate, in order, cheaply, in CPU time and in memory?
 //!
-//! All tasks are spawned on one worker, and each awaits one permit; nothing is saved. `ideal` is the time of the last permit if the first
-//! came at once: (n - 1) / rate. The wall time begins before the spawning, which nobody's limiter can shorten.
+//! All tasks are spawned on one worker, and each awaits one permit; nothing is saved. `ideal` is
+//! the time of the last permit if the first came at once: (n - 1) / rate. The wall time begins
+//! before the spawning, which nobody's limiter can shorten.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -40,7 +41,8 @@ struct Sample {
 pub(crate) fn at_1k(case: &'static str, options: &Options) -> Vec<Row> {
     let crowd =
         Crowd { tasks: if options.quick { 3_000 } else { 10_000 }, interval: Duration::from_millis(1) };
-    // Ten seconds each: three for us and for the reference, one for the others, whose distance is not a matter of noise.
+    // Ten seconds each: three for us and for the reference, one for the others, whose distance is
+    // not a matter of noise.
     let mut rows =
         contest(case, crowd, if options.quick { 1 } else { 3 }, &[("reserve-and-sleep", reserve_and_sleep)]);
     rows.extend(peers(case, crowd, &rows, &[("leaky-bucket", leaky_bucket), ("governor", governor)]));
@@ -48,7 +50,8 @@ pub(crate) fn at_1k(case: &'static str, options: &Options) -> Vec<Row> {
     rows
 }
 
-/// Without governor: every time a permit is due it wakes everybody, which takes minutes with so many.
+/// Without governor: every time a permit is due it wakes everybody, which takes minutes with so
+/// many.
 pub(crate) fn at_100k(case: &'static str, options: &Options) -> Vec<Row> {
     let crowd = Crowd { tasks: 100_000, interval: Duration::from_micros(10) };
     let mut rows = contest(
@@ -154,7 +157,8 @@ fn our_limiter(interval: Duration) -> RateLimiter {
     RateLimiter::new(SmoothBursty::new(rate).max_burst(Duration::ZERO))
 }
 
-/// tokio's timer ticks in milliseconds, and so does leaky-bucket: above 1,000 per second it gets a millisecond's worth at a time.
+/// tokio's timer ticks in milliseconds, and so does leaky-bucket: above 1,000 per second it gets a
+/// millisecond's worth at a time.
 fn leaky_limiter(interval: Duration) -> leaky_bucket::RateLimiter {
     let tick = Duration::from_millis(1).max(interval);
     let refill = usize::try_from(tick.as_nanos() / interval.as_nanos()).unwrap_or(usize::MAX);
@@ -165,7 +169,8 @@ fn governor_limiter(interval: Duration) -> governor::DefaultDirectRateLimiter {
     governor::RateLimiter::direct(governor::Quota::with_period(interval).expect("an interval above zero"))
 }
 
-/// The plain reference: take the next free time, sleep until then. No cancelling, no rate change, no order but the timer's.
+/// The plain reference: take the next free time, sleep until then. No cancelling, no rate change,
+/// no order but the timer's.
 struct ReserveAndSleep {
     start: tokio::time::Instant,
     interval: u64,
@@ -298,8 +303,9 @@ fn inversions(mut list: Vec<u32>) -> u64 {
     count
 }
 
-/// The heap that a waiting task takes, all included: the task, its future, the limiter's entry and the runtime's queues. One permit per
-/// second, so that all but the first still wait when they are counted.
+/// The heap that a waiting task takes, all included: the task, its future, the limiter's entry and
+/// the runtime's queues. One permit per second, so that all but the first still wait when they are
+/// counted.
 fn bytes(case: &'static str, tasks: u32, with_governor: bool) -> Vec<Row> {
     let second = Duration::from_secs(1);
     let limiter = our_limiter(second);

@@ -29,7 +29,8 @@ fn attempts(attempt: impl Fn() -> bool + Sync + 'static) -> Attempts {
     Box::new(move |count| (0..count).map(|_| u32::from(attempt())).sum())
 }
 
-/// Uses all of an answer, as a caller would. (Passing it on as a whole would measure how it is copied.)
+/// Uses all of an answer, as a caller would. (Passing it on as a whole would measure how it is
+/// copied.)
 fn is_passed<T, E>(answer: Result<T, E>) -> bool {
     match answer {
         Ok(_) => black_box(true),
@@ -44,7 +45,8 @@ fn is_passed<T, E>(answer: Result<T, E>) -> bool {
 #[repr(align(128))]
 struct Alone<T>(T);
 
-/// The time from one attempt to the next, alone: a microsecond, as a clock would show if every attempt took that.
+/// The time from one attempt to the next, alone: a microsecond, as a clock would show if every
+/// attempt took that.
 fn step(outcome: Outcome) -> Duration {
     if outcome == Outcome::Granted { Duration::from_micros(1) } else { Duration::ZERO }
 }
@@ -123,7 +125,8 @@ fn counting(outcome: Outcome) -> Contestant {
     Contestant { name: "CountingLimit", through_limiter: attempts(), policy_alone: attempts() }
 }
 
-/// governor, whose state needs no policy of ours. Alone: at times of a clock that is one atomic word.
+/// governor, whose state needs no policy of ours. Alone: at times of a clock that is one atomic
+/// word.
 fn governor(outcome: Outcome) -> Contestant {
     let quota = || match outcome {
         Outcome::Granted => governor::Quota::per_second(number(1_000_000_000)),

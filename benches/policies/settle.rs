@@ -1,4 +1,5 @@
-//! What does it cost to settle one of many estimates, in an order that has nothing to do with theirs? Without the exact log.
+//! What does it cost to settle one of many estimates, in an order that has nothing to do with
+//! theirs? Without the exact log.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,8 @@ fn policies() -> [(&'static str, AnyPolicy); 7] {
     ]
 }
 
-/// Nanoseconds for taking one and for settling one. Time goes on by a permit's interval with each, so that no two see the same room.
+/// Nanoseconds for taking one and for settling one. Time goes on by a permit's interval with each,
+/// so that no two see the same room.
 fn measure(policy: AnyPolicy) -> Result<(f64, f64), Refusal> {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(policy, clock.clone());

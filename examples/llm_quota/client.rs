@@ -35,8 +35,9 @@ pub(crate) struct Limits {
 impl Limits {
     /// Those of a server that saves up what comes in during `burst`.
     ///
-    /// A call is charged here before it is charged there, and given back here after it is given back there. So the server has never less
-    /// than the callers believe, but for what has come in on the way, and for what a limiter makes up for. By that much the callers save less.
+    /// A call is charged here before it is charged there, and given back here after it is given
+    /// back there. So the server has never less than the callers believe, but for what has come in
+    /// on the way, and for what a limiter makes up for. By that much the callers save less.
     pub(crate) fn new(
         [requests, tokens]: [Rate; 2],
         burst: Duration,
@@ -84,9 +85,11 @@ impl Limits {
         Ok(Permit { own, all })
     }
 
-    /// What is left of both budgets. Less than nothing where a call used more than it was estimated to.
+    /// What is left of both budgets. Less than nothing where a call used more than it was estimated
+    /// to.
     fn left(&self) -> [f64; 2] {
-        // What is available counts as nothing while somebody waits, so it is told from the other side.
+        // What is available counts as nothing while somebody waits, so it is told from the other
+        // side.
         [&self.requests, &self.tokens].map(|limiter| {
             let missing = limiter.rate().as_per_second() * limiter.status().full_in.as_secs_f64();
             f64::from(limiter.policy().burst()) - missing
@@ -113,7 +116,8 @@ impl Permit {
         [self.own.as_ref().map(Estimate::waited).unwrap_or_default(), self.all.waited()]
     }
 
-    /// The call is over and used so many tokens. Not called if nobody knows: then the estimate is the cost.
+    /// The call is over and used so many tokens. Not called if nobody knows: then the estimate is
+    /// the cost.
     fn settle(self, tokens: u32) -> Result<(), Box<dyn Error + Send + Sync>> {
         if let Some(own) = self.own {
             own.settle(tokens);
@@ -171,7 +175,8 @@ struct Shared {
     believed: Mutex<Vec<Believed>>,
 }
 
-/// Makes the calls, and shows how it goes. Returns them with what the callers believed to have meanwhile.
+/// Makes the calls, and shows how it goes. Returns them with what the callers believed to have
+/// meanwhile.
 pub(crate) async fn run(
     url: Url,
     limits: Option<Limits>,
@@ -231,7 +236,8 @@ async fn make_call(shared: &Shared, tenant: usize, number: u32) -> Call {
     let Tenant { name, .. } = &TENANTS[tenant];
     let (asked_at, short) = (shared.begin.elapsed(), number >= shared.calls.div_ceil(2));
     let (prompt_tokens, max_tokens) = TENANTS[tenant].call(number, short);
-    // What the server charges. An estimate could be wrong in either direction; here it is the most that a call can cost.
+    // What the server charges. An estimate could be wrong in either direction; here it is the most
+    // that a call can cost.
     let estimate = prompt_tokens + max_tokens;
     let permit = match &shared.limits {
         Some(limits) => limits.acquire(tenant, estimate).await.map(Some),

@@ -1,4 +1,5 @@
-//! Calls an LLM API that limits requests per minute and tokens per minute, for several tenants, without ever being refused.
+//! Calls an LLM API that limits requests per minute and tokens per minute, for several tenants,
+//! without ever being refused.
 //!
 //! ```text
 //! cargo run --release --example llm_quota
@@ -6,12 +7,14 @@
 //! cargo run --release --example llm_quota -- --requests 300/min --calls 120
 //! ```
 //!
-//! The API is a real HTTP server on the loopback, on a thread of its own, with two strict budgets (`server.rs`). What a call costs is
-//! known only when it is answered. So the callers take an estimate from one [`AllOf`](tidegate::AllOf) of both budgets and a limit of
-//! calls in flight, and settle it to what was used (`client.rs`).
+//! The API is a real HTTP server on the loopback, on a thread of its own, with two strict budgets
+//! (`server.rs`). What a call costs is known only when it is answered. So the callers take an
+//! estimate from one [`AllOf`](tidegate::AllOf) of both budgets and a limit of calls in flight, and
+//! settle it to what was used (`client.rs`).
 //!
-//! With the limits the exit code is 0 if every answer was a success, 1 if one was a 429 or a call failed. Without them,
-//! answers 429 are what is to be shown, and only other failures count. A wrong command line is 2.
+//! With the limits the exit code is 0 if every answer was a success, 1 if one was a 429 or a call
+//! failed. Without them, answers 429 are what is to be shown, and only other failures count. A
+//! wrong command line is 2.
 
 mod client;
 mod plot;
@@ -31,13 +34,15 @@ use tidegate::Rate;
 use client::Limits;
 use server::{Server, Terms};
 
-/// Calls an LLM API that limits requests and tokens per minute, for three tenants, through one queue.
+/// Calls an LLM API that limits requests and tokens per minute, for three tenants, through one
+/// queue.
 ///
 /// The first half of the calls is long and needs many tokens; the second half is short.
 ///
-/// The API is an HTTP server on the loopback. It keeps one bucket of requests and one of tokens, charges what a call may use at
-/// most, and gives back what was not generated. If either has not enough it answers 429. The buckets of the callers are smaller by
-/// what comes in within 300 ms: 50 ms of these are lateness that a limiter makes up for, and 250 ms are jitter of the network.
+/// The API is an HTTP server on the loopback. It keeps one bucket of requests and one of tokens,
+/// charges what a call may use at most, and gives back what was not generated. If either has not
+/// enough it answers 429. The buckets of the callers are smaller by what comes in within 300 ms: 50
+/// ms of these are lateness that a limiter makes up for, and 250 ms are jitter of the network.
 #[derive(Parser)]
 #[command(name = "llm_quota")]
 struct Arguments {

@@ -55,8 +55,9 @@ impl<'a> Summary<'a> {
         self.print_tenants();
     }
 
-    /// How much was used of what the callers had to begin with and what came in, while they asked for more: for the long or the
-    /// short calls, in percent of requests and tokens, and from when to when.
+    /// How much was used of what the callers had to begin with and what came in, while they asked
+    /// for more: for the long or the short calls, in percent of requests and tokens, and from when
+    /// to when.
     fn utilisation(&self, short: bool) -> Option<([f64; 2], Range<Duration>)> {
         let calls = || self.calls.iter().filter(move |call| call.short == short);
         let from = calls().map(|call| call.began_at).min()?;

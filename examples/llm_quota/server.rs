@@ -38,7 +38,8 @@ impl Terms {
     }
 }
 
-/// What was left of requests and tokens at some time, when a call was charged or was given back what it did not use.
+/// What was left of requests and tokens at some time, when a call was charged or was given back
+/// what it did not use.
 #[derive(Clone, Copy)]
 pub(crate) struct Left {
     pub(crate) at: Instant,

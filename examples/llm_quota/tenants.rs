@@ -1,6 +1,7 @@
 //! Who calls, and what for.
 //!
-//! The first half of the calls is long and held back by the tokens; the second half is short and held back by the requests.
+//! The first half of the calls is long and held back by the tokens; the second half is short and
+//! held back by the requests.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -75,7 +76,8 @@ impl Tenant {
     }
 }
 
-/// A number of the range, the same for the same seed: in whatever order the calls come, each costs what it costs.
+/// A number of the range, the same for the same seed: in whatever order the calls come, each costs
+/// what it costs.
 pub(crate) fn pick(range: &Range<u32>, seed: u64) -> u32 {
     SmallRng::seed_from_u64(seed).random_range(range.clone())
 }

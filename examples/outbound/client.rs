@@ -14,8 +14,8 @@ use tokio::time::{MissedTickBehavior, interval_at};
 
 /// How much lateness the limiter makes up for, so that a busy machine does not slow it down.
 ///
-/// The default of 5 ms covers tokio's timer. Where other programs compete for the processor, the thread of the
-/// callers may stand still for longer than that.
+/// The default of 5 ms covers tokio's timer. Where other programs compete for the processor, the
+/// thread of the callers may stand still for longer than that.
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(50);
 
 pub(crate) enum Limiter {
@@ -69,7 +69,8 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-/// A client that makes one call per request: what nobody has a permit for, as following a redirect, it does not do.
+/// A client that makes one call per request: what nobody has a permit for, as following a redirect,
+/// it does not do.
 pub(crate) fn client() -> Result<Client, Box<dyn Error>> {
     // Fails if it is installed already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -117,7 +118,8 @@ pub(crate) async fn run(client: Client, url: Url, limiter: Limiter, calls: u32, 
 async fn make_calls(shared: Arc<Shared>) -> Vec<Call> {
     let mut calls = Vec::new();
     loop {
-        // Nothing comes between this and the first poll of the limiter, where the place in the queue is taken.
+        // Nothing comes between this and the first poll of the limiter, where the place in the
+        // queue is taken.
         let asked = shared.asked.fetch_add(1, Ordering::Relaxed);
         if asked >= shared.calls {
             return calls;

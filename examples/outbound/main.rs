@@ -7,11 +7,13 @@
 //! cargo run --release --example outbound -- --url https://api.example.com/status --rate 5/s --calls 50
 //! ```
 //!
-//! The third party is a real HTTP server on the loopback, on a thread of its own, that counts strictly (`server.rs`). The
-//! callers are many tasks that share one limiter and make real HTTP calls (`client.rs`).
+//! The third party is a real HTTP server on the loopback, on a thread of its own, that counts
+//! strictly (`server.rs`). The callers are many tasks that share one limiter and make real HTTP
+//! calls (`client.rs`).
 //!
-//! With a limiter the exit code is 0 if every answer was a success, 1 if one was a 429 or a call failed. Without one,
-//! answers 429 are what is to be shown, and only other failures count. A wrong command line is 2.
+//! With a limiter the exit code is 0 if every answer was a success, 1 if one was a 429 or a call
+//! failed. Without one, answers 429 are what is to be shown, and only other failures count. A wrong
+//! command line is 2.
 
 mod client;
 mod plot;
@@ -33,10 +35,11 @@ use server::{Rule, Server};
 
 /// Calls a third party that limits its callers, from many tasks through one limiter.
 ///
-/// Unless --url is given, the third party is an HTTP server on the loopback. It counts exactly, and answers 429 to a call that
-/// would be one too many: in any span of 5 seconds or less it accepts what LIMIT allows in that time, plus a tolerance of 1 call
-/// and of what LIMIT allows in 100 ms. 50 ms of these are lateness that the limiter makes up for, and 50 ms are
-/// jitter of the network. With 200/s the tolerance is 21 calls. Being 3 % too fast is not tolerated.
+/// Unless --url is given, the third party is an HTTP server on the loopback. It counts exactly, and
+/// answers 429 to a call that would be one too many: in any span of 5 seconds or less it accepts
+/// what LIMIT allows in that time, plus a tolerance of 1 call and of what LIMIT allows in 100 ms.
+/// 50 ms of these are lateness that the limiter makes up for, and 50 ms are jitter of the network.
+/// With 200/s the tolerance is 21 calls. Being 3 % too fast is not tolerated.
 #[derive(Parser)]
 #[command(name = "outbound")]
 struct Arguments {

@@ -16,15 +16,18 @@ use tidegate::Rate;
 
 use crate::client::CATCH_UP;
 
-/// What the third party accepts: in any span of time *d*, of 5 s or shorter, at most `rate * d` calls plus a tolerance.
-/// (Below 0.2 permits per second the longest span is the time of one permit.)
+/// What the third party accepts: in any span of time *d*, of 5 s or shorter, at most `rate * d`
+/// calls plus a tolerance. (Below 0.2 permits per second the longest span is the time of one
+/// permit.)
 ///
-/// The count is exact: the times of all calls accepted in the last 5 s are kept, and a call is refused if there is one
-/// of them since which it would be one too many. A refused call does not count.
+/// The count is exact: the times of all calls accepted in the last 5 s are kept, and a call is
+/// refused if there is one of them since which it would be one too many. A refused call does not
+/// count.
 ///
-/// The tolerance is 1 call, plus what the rate allows in 100 ms. It takes a limiter as it is: one that pays late timers back
-/// grants up to `1 + rate * (d + catch-up)`, and the catch-up is 50 ms here. That leaves 50 ms by which a call may be
-/// longer on its way than another. In 5 s, a caller that is 3 % too fast is 150 ms ahead, and refused.
+/// The tolerance is 1 call, plus what the rate allows in 100 ms. It takes a limiter as it is: one
+/// that pays late timers back grants up to `1 + rate * (d + catch-up)`, and the catch-up is 50 ms
+/// here. That leaves 50 ms by which a call may be longer on its way than another. In 5 s, a caller
+/// that is 3 % too fast is 150 ms ahead, and refused.
 #[derive(Clone, Copy)]
 pub(crate) struct Rule {
     rate: f64,
@@ -67,7 +70,8 @@ impl Log {
         while self.accepted.front().is_some_and(|&at| now.duration_since(at) > self.rule.longest) {
             self.accepted.pop_front();
         }
-        // From each accepted call on, with this one: how many there are, less how many the rate allows.
+        // From each accepted call on, with this one: how many there are, less how many the rate
+        // allows.
         let spans = self.accepted.iter().rev().zip(2u32..);
         let ahead = spans.map(|(&at, calls)| f64::from(calls) - self.rule.rate * (now - at).as_secs_f64());
         let ahead = ahead.fold(1.0, f64::max);

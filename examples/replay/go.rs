@@ -1,7 +1,7 @@
 //! Replays recordings of Go's `golang.org/x/time/rate`: see `tests/golden/go-rate/README.md`.
 //!
-//! The policy is the production one, [`TokenBucket`], with the recorded times. Where the two libraries do not ask the same
-//! questions, these rules put Go's in our words:
+//! The policy is the production one, [`TokenBucket`], with the recorded times. Where the two
+//! libraries do not ask the same questions, these rules put Go's in our words:
 //!
 //! | Go | here |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | `cancel` of the newest, with limit and burst as they were | [`Policy::undo`]: both give everything back |
 //! | any other `cancel` | differs on purpose: Go keeps what later reservations were told, here those behind move up; Go gives back permits where the limit has changed, here it may be less. The rest of the trace is not compared |
 //!
-//! Whether a cancel is of the newest is Go's own rule, followed from what was recorded: it gives `n` less what was reserved
-//! after it. "The newest" means that this is all of `n`.
+//! Whether a cancel is of the newest is Go's own rule, followed from what was recorded: it gives
+//! `n` less what was reserved after it. "The newest" means that this is all of `n`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,8 @@ use tidegate::{Nanos, Policy, Rate, Refusal, TokenBucket};
 use crate::float::float;
 use crate::report::{Outcome, Report, mismatch, read};
 
-/// How far times may be apart, in nanoseconds, beside [`RELATIVE`]. Go counts permits in floats and cuts delays.
+/// How far times may be apart, in nanoseconds, beside [`RELATIVE`]. Go counts permits in floats and
+/// cuts delays.
 const APART_NS: f64 = 100.0;
 
 /// How far apart they may be, as a part of their value.
@@ -43,7 +44,8 @@ const SAME_NS: i128 = 2;
 /// Go's delay of what is never due.
 const NEVER: i64 = i64::MAX;
 
-/// Delays beyond this (31.7 years) may be beyond the end of a policy's time. Then they are never here.
+/// Delays beyond this (31.7 years) may be beyond the end of a policy's time. Then they are never
+/// here.
 const LONG: i64 = 1_000_000_000_000_000_000;
 
 #[derive(Debug, Deserialize)]
@@ -236,7 +238,8 @@ impl Limiter {
     fn due(&self, at: Nanos, n: u32) -> Option<Nanos> {
         let due = self.policy.ready_at(&self.state, at, 0, n).max(at);
         let exceeds = matches!(self.policy.check(n), Err(Refusal::ExceedsBurst { .. }));
-        // A single permit is never said to exceed the burst: not even a burst of 0, which may change.
+        // A single permit is never said to exceed the burst: not even a burst of 0, which may
+        // change.
         if exceeds || (due == Nanos::MAX && n > self.policy.burst()) { None } else { Some(due) }
     }
 
@@ -303,7 +306,8 @@ impl Limiter {
         }
     }
 
-    /// How far due times may be apart, in nanoseconds. A limit that was cut stretches what was apart before.
+    /// How far due times may be apart, in nanoseconds. A limit that was cut stretches what was
+    /// apart before.
     fn allowance_ns(&self) -> f64 {
         if self.limit > 0.0 { APART_NS.max(self.inherited / self.limit * 1e9) } else { APART_NS }
     }
@@ -349,8 +353,8 @@ fn check_verdict(ok: bool, granted: bool) -> Result<(), Differs> {
     if ok == granted { Ok(()) } else { Err(Differs::new(word(ok), word(granted))) }
 }
 
-/// The time that `n` permits take, cut to whole nanoseconds as Go does; at limit 0, which has none, Go says the longest, and
-/// so goes to a later time where it means an earlier one.
+/// The time that `n` permits take, cut to whole nanoseconds as Go does; at limit 0, which has none,
+/// Go says the longest, and so goes to a later time where it means an earlier one.
 #[allow(clippy::cast_possible_truncation)] // Cut on purpose, and a float that is too large becomes the largest number.
 fn price_ns(n: u32, limit: f64) -> i128 {
     if limit > 0.0 { i128::from((f64::from(n) / limit * 1e9) as i64) } else { -i128::from(NEVER) }

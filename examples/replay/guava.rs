@@ -2,10 +2,13 @@
 //!
 //! Three things are compared, for every trace that is not one of Guava's defects:
 //!
-//! 1. The reference model at one tick a microsecond gives the recorded answers exactly. So the model is right.
-//! 2. The policy agrees with the reference model at the policy's own tick of 1/16 ns, when both are made to decide as
-//!    recorded. So the policy is right. The bound is computed, not chosen: see `tests/support/allowance.rs`.
-//! 3. What is left between the policy and the recording is Guava's cutting to whole microseconds. It is told, not judged.
+//! 1. The reference model at one tick a microsecond gives the recorded answers exactly. So the
+//!    model is right.
+//! 2. The policy agrees with the reference model at the policy's own tick of 1/16 ns, when both are
+//!    made to decide as recorded. So the policy is right. The bound is computed, not chosen: see
+//!    `tests/support/allowance.rs`.
+//! 3. What is left between the policy and the recording is Guava's cutting to whole microseconds.
+//!    It is told, not judged.
 
 use std::path::Path;
 use std::time::Duration;
@@ -107,8 +110,8 @@ fn check_policy(trace: &Trace, drift: &mut Drift) -> Result<(), String> {
         Limiter::WarmingUp { permits_per_second, cold_factor, .. } => {
             let warm_up = Duration::from_nanos(warm_up_ns(trace.limiter).unsigned_abs());
             let policy = SmoothWarmingUp::try_new(rate_of(permits_per_second)?, warm_up, cold_factor);
-            // Guava lets every idle microsecond cool. By default tidegate does not, on purpose, so that a caller that
-            // polls a little slower than the rate can get warm.
+            // Guava lets every idle microsecond cool. By default tidegate does not, on purpose, so
+            // that a caller that polls a little slower than the rate can get warm.
             let policy = policy.map_err(|error| refused(error.to_string()))?.cool_at_once();
             run(&policy, trace, drift)
         }
@@ -132,8 +135,8 @@ fn run<P: Policy>(policy: &P, trace: &Trace, drift: &mut Drift) -> Result<(), St
                 policy.set_rate(&state, now, rate_of(rate)?);
                 model.set_rate(at, within_floats(rate));
                 if let (Kind::Bursty { .. }, true, true) = (kind, was_unlimited, due > now) {
-                    // Leaving the unlimited rate in debt, Guava has a full stock and still the debt. A word that is either
-                    // a stock or a debt has the debt.
+                    // Leaving the unlimited rate in debt, Guava has a full stock and still the
+                    // debt. A word that is either a stock or a debt has the debt.
                     model.forget_stored();
                 }
             }
@@ -145,7 +148,8 @@ fn run<P: Policy>(policy: &P, trace: &Trace, drift: &mut Drift) -> Result<(), St
                     let granted =
                         due != Nanos::MAX && i128::from(due.as_u64()) <= i128::from(now.as_u64()) + timeout;
                     let margin = model.next() - at - timeout * Ticks::PER_NANO;
-                    // A timeout of more than all time is no timeout, and never is still never: nothing to compare.
+                    // A timeout of more than all time is no timeout, and never is still never:
+                    // nothing to compare.
                     let compared = due != Nanos::MAX || timeout < i128::from(NEVER_US) * 1000;
                     if compared {
                         #[allow(clippy::cast_precision_loss)]
@@ -240,8 +244,9 @@ fn rate_of(permits_per_second: f64) -> Result<Rate, String> {
     Rate::from_per_second(permits_per_second).map_err(|error| error.to_string())
 }
 
-/// Keeps the model's floats from running over, which the policy has none of. No wait tells one rate beyond these from
-/// another: a permit takes longer than time lasts, or four billion of them take no tick.
+/// Keeps the model's floats from running over, which the policy has none of. No wait tells one rate
+/// beyond these from another: a permit takes longer than time lasts, or four billion of them take
+/// no tick.
 fn within_floats(rate: f64) -> f64 {
     if rate.is_finite() { rate.clamp(1e-100, 1e100) } else { rate }
 }
@@ -253,7 +258,8 @@ struct Drift {
     extreme_us: Vec<f64>,
     verdicts: usize,
     other_verdicts: usize,
-    /// The largest distance between policy and fine model, and the bound at that time, in nanoseconds.
+    /// The largest distance between policy and fine model, and the bound at that time, in
+    /// nanoseconds.
     farthest: (f64, f64),
     largest_bound: f64,
 }

@@ -6,8 +6,9 @@
 //! cargo run --release --example replay -- nginx tests/golden/nginx
 //! ```
 //!
-//! The last line is `N passed, N failed`, counted in traces. Traces that differ on purpose are counted apart, in the line before.
-//! The exit code is 0 if all passed, 1 if one failed or there was none, 2 if the command line was wrong.
+//! The last line is `N passed, N failed`, counted in traces. Traces that differ on purpose are
+//! counted apart, in the line before. The exit code is 0 if all passed, 1 if one failed or there
+//! was none, 2 if the command line was wrong.
 
 #[path = "../../tests/support/allowance.rs"]
 mod allowance;

@@ -1,8 +1,8 @@
 //! Replays recordings of the `limit_req` module of NGINX: see `tests/golden/nginx/README.md`.
 //!
-//! A zone is a [`RateLimiter`] with a [`LeakyBucket`], on a clock that is set to the recorded arrivals. Those who are
-//! delayed really wait in its queue. A request takes a place in each zone; where one of them refuses, it gives its places back,
-//! which leaves no trace.
+//! A zone is a [`RateLimiter`] with a [`LeakyBucket`], on a clock that is set to the recorded
+//! arrivals. Those who are delayed really wait in its queue. A request takes a place in each zone;
+//! where one of them refuses, it gives its places back, which leaves no trace.
 
 use std::path::Path;
 use std::time::Duration;
@@ -144,7 +144,8 @@ impl Limiter {
         Ok(Limiter { limiter, milli_rps: milli_rps as f64 })
     }
 
-    /// The excess with one more request: what is missing until the limiter is full, and those in line, who pay when they leave.
+    /// The excess with one more request: what is missing until the limiter is full, and those in
+    /// line, who pay when they leave.
     fn excess_milli(&self) -> f64 {
         let status = self.limiter.status();
         #[allow(clippy::cast_precision_loss)]

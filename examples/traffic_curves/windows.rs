@@ -29,7 +29,8 @@ struct Examples {
 }
 
 impl Examples {
-    /// Runs them. `edge` is what passes between 0:50 and 1:10 of the first, `cell` between 0:05 and 1:05 of the second.
+    /// Runs them. `edge` is what passes between 0:50 and 1:10 of the first, `cell` between 0:05 and
+    /// 1:05 of the second.
     fn run<P: Policy + Clone>(policy: &P, edge: u64, cell: u64) -> Result<Examples, Box<dyn Error>> {
         let run = |from, per_second| {
             let demand = Demand::default().steady(from, RIGHT, per_second);

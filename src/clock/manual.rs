@@ -12,13 +12,14 @@ use crate::nanos::Nanos;
 
 /// A clock for tests and simulations: it stands still until it is advanced.
 ///
-/// Clones share the time. [`advance`](ManualClock::advance) goes from one due time to the next, so that everything that
-/// waits happens at its own time, as it would in reality, and by the time it returns, permits that came due have
-/// been granted. [`jump`](ManualClock::jump) skips the times between, as a stalled machine does.
+/// Clones share the time. [`advance`](ManualClock::advance) goes from one due time to the next, so
+/// that everything that waits happens at its own time, as it would in reality, and by the time it
+/// returns, permits that came due have been granted. [`jump`](ManualClock::jump) skips the times
+/// between, as a stalled machine does.
 ///
-/// Works with any executor, and with blocking calls from other threads. A task's own code runs when its executor runs it, which is
-/// after `advance` has returned. To be sure that another task or thread waits before you advance, look at
-/// [`status().waiting`](crate::RateLimiter::status).
+/// Works with any executor, and with blocking calls from other threads. A task's own code runs when
+/// its executor runs it, which is after `advance` has returned. To be sure that another task or
+/// thread waits before you advance, look at [`status().waiting`](crate::RateLimiter::status).
 ///
 /// # Examples
 ///
@@ -38,7 +39,8 @@ pub struct ManualClock {
 #[derive(Debug, Default)]
 struct Shared {
     now: Nanos,
-    /// Who sleeps until when. The second part of the key tells sleeps of the same time apart, in order.
+    /// Who sleeps until when. The second part of the key tells sleeps of the same time apart, in
+    /// order.
     sleepers: BTreeMap<(Nanos, u64), Waker>,
     next_id: u64,
 }
@@ -60,8 +62,8 @@ impl ManualClock {
 
     /// Moves forward by `span`, stopping at each time that somebody waits for.
     ///
-    /// Call it from one thread at a time: where two threads advance at once, one may pass a time before the other has
-    /// served those who are due at it, and they are served late.
+    /// Call it from one thread at a time: where two threads advance at once, one may pass a time
+    /// before the other has served those who are due at it, and they are served late.
     pub fn advance(&self, span: Duration) {
         let target = self.now().saturating_add(Nanos::from_duration(span));
         while let Some(waker) = self.next_due(target) {
@@ -72,7 +74,8 @@ impl ManualClock {
         shared.now = shared.now.max(target);
     }
 
-    /// Moves forward by `span` in one step, then wakes everybody who is due: a machine that stood still.
+    /// Moves forward by `span` in one step, then wakes everybody who is due: a machine that stood
+    /// still.
     pub fn jump(&self, span: Duration) {
         let target = self.now().saturating_add(Nanos::from_duration(span));
         self.set(target);
@@ -155,8 +158,8 @@ impl ManualSleep {
         self.clock.lock().sleepers.remove(&key)
     }
 
-    /// Leaves the waker with the clock, or hands it back if it is time already. One look under one lock: no advance
-    /// can slip in between.
+    /// Leaves the waker with the clock, or hands it back if it is time already. One look under one
+    /// lock: no advance can slip in between.
     fn register(&mut self, waker: Waker) -> Option<Waker> {
         let mut shared = self.clock.lock();
         if self.at <= shared.now {

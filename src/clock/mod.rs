@@ -32,15 +32,16 @@ pub type DefaultClock = TokioClock;
 
 /// Tells the time.
 ///
-/// An implementation should never go back. If it does, limiters stay within their bounds: time that is told twice
-/// earns permits once.
+/// An implementation should never go back. If it does, limiters stay within their bounds: time that
+/// is told twice earns permits once.
 pub trait Clock: Debug + Send + Sync + 'static {
     /// The time since this clock's beginning.
     fn now(&self) -> Nanos;
 
     /// The Unix time at this clock's beginning, as the wall clock told then.
     ///
-    /// Schedules that follow the wall clock are built on it. The default is zero: this clock's time is Unix time.
+    /// Schedules that follow the wall clock are built on it. The default is zero: this clock's time
+    /// is Unix time.
     fn unix_time_at_zero(&self) -> Duration {
         Duration::ZERO
     }
@@ -53,10 +54,11 @@ fn unix_time() -> Duration {
 
 /// A clock that can also wait.
 ///
-/// A limiter waits with one [`Sleep`] per event loop, however many tasks wait for permits. It polls the sleep from wherever
-/// it is called, with a waker that does the work of handing out permits. So `wake` must not be called
-/// while the timer holds a lock that polling, resetting or dropping a sleep would take. The limiter holds a lock of its own
-/// when it asks for the time and makes a sleep, so neither may wait for code that calls the limiter.
+/// A limiter waits with one [`Sleep`] per event loop, however many tasks wait for permits. It polls
+/// the sleep from wherever it is called, with a waker that does the work of handing out permits. So
+/// `wake` must not be called while the timer holds a lock that polling, resetting or dropping a
+/// sleep would take. The limiter holds a lock of its own when it asks for the time and makes a
+/// sleep, so neither may wait for code that calls the limiter.
 pub trait Timer: Clock {
     /// A future that is ready at a set time.
     type Sleep: Sleep;
@@ -64,10 +66,12 @@ pub trait Timer: Clock {
     /// Names an event loop. Sleeps made in the same one are woken by the same thread or threads.
     type Domain: Copy + Debug + PartialEq + Send + 'static;
 
-    /// The event loop of the calling task; `None` where there is none, and waiting for a permit is a mistake.
+    /// The event loop of the calling task; `None` where there is none, and waiting for a permit is
+    /// a mistake.
     fn domain(&self) -> Option<Self::Domain>;
 
-    /// Whether sleeps are woken without an event loop. Then blocked threads rely on them as tasks do.
+    /// Whether sleeps are woken without an event loop. Then blocked threads rely on them as tasks
+    /// do.
     fn rings_anywhere(&self) -> bool {
         false
     }
@@ -79,7 +83,8 @@ pub trait Timer: Clock {
     /// May panic where [`domain`](Timer::domain) is `None`.
     fn sleep_until(&self, at: Nanos) -> Self::Sleep;
 
-    /// Blocks the calling thread until `at`, or until the thread is unparked. It may return early for no reason.
+    /// Blocks the calling thread until `at`, or until the thread is unparked. It may return early
+    /// for no reason.
     ///
     /// [`Nanos::MAX`] means until unparked.
     fn park_until(&self, at: Nanos);

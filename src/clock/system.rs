@@ -8,10 +8,12 @@ use crate::clock::tokio::{TokioSleep, park_for};
 use crate::clock::{Clock, Timer, unix_time};
 use crate::nanos::Nanos;
 
-/// Reads the processor's time stamp counter where it is steady, else the operating system's monotonic clock.
+/// Reads the processor's time stamp counter where it is steady, else the operating system's
+/// monotonic clock.
 ///
-/// A reading costs about 8 ns, a third of `std::time::Instant` (`benches/README.md` has the numbers). Waiting uses tokio's timer, so
-/// `acquire().await` needs a tokio runtime with time enabled; `try_acquire` and `blocking_acquire` need none.
+/// A reading costs about 8 ns, a third of `std::time::Instant` (`benches/README.md` has the
+/// numbers). Waiting uses tokio's timer, so `acquire().await` needs a tokio runtime with time
+/// enabled; `try_acquire` and `blocking_acquire` need none.
 ///
 /// # Panics
 ///

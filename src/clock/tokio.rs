@@ -24,22 +24,24 @@ const TICK: Nanos = Nanos::new(1_000_000);
 ///
 /// With the feature `test-util` this is the clock of every limiter made without one, so that
 /// `#[tokio::test(start_paused = true)]` works. Without the feature, pass it to
-/// [`RateLimiter::with_clock`](crate::RateLimiter::with_clock). It costs about three times as much as the system clock.
+/// [`RateLimiter::with_clock`](crate::RateLimiter::with_clock). It costs about three times as much
+/// as the system clock.
 ///
 /// tokio's paused time moves in whole milliseconds.
 ///
-/// Paused time belongs to one runtime. A call inside a runtime sees the time of that runtime. A call on a
-/// thread outside of any runtime sees the time of the runtime in which the clock was made. So blocking
-/// calls are served by `advance` as tasks are, and a runtime that has nothing to do advances to the time at
-/// which they are due.
+/// Paused time belongs to one runtime. A call inside a runtime sees the time of that runtime. A
+/// call on a thread outside of any runtime sees the time of the runtime in which the clock was
+/// made. So blocking calls are served by `advance` as tasks are, and a runtime that has nothing to
+/// do advances to the time at which they are due.
 ///
-/// A clock that was made outside of any runtime shows real time to a thread outside of any runtime. Under
-/// paused time, make the limiter inside the runtime, or let the thread enter the runtime with
-/// [`Handle::enter`]. A blocking call on the runtime's own thread stops the runtime, and paused time with
-/// it: use [`spawn_blocking`](tokio::task::spawn_blocking) or a thread.
+/// A clock that was made outside of any runtime shows real time to a thread outside of any runtime.
+/// Under paused time, make the limiter inside the runtime, or let the thread enter the runtime with
+/// [`Handle::enter`]. A blocking call on the runtime's own thread stops the runtime, and paused
+/// time with it: use [`spawn_blocking`](tokio::task::spawn_blocking) or a thread.
 ///
-/// When its runtime has ended, the clock goes on at the pace of real time. Pause time before a thread
-/// blocks: a thread that is blocked already looks at the clock again after the real time it had left.
+/// When its runtime has ended, the clock goes on at the pace of real time. Pause time before a
+/// thread blocks: a thread that is blocked already looks at the clock again after the real time it
+/// had left.
 ///
 /// # Examples
 ///
@@ -58,8 +60,8 @@ const TICK: Nanos = Nanos::new(1_000_000);
 pub struct TokioClock {
     start: Instant,
     unix_time: Duration,
-    /// The runtime in which it was made, if the time of that runtime can be paused. Not a handle: a clock
-    /// can be copied.
+    /// The runtime in which it was made, if the time of that runtime can be paused. Not a handle: a
+    /// clock can be copied.
     home: Option<Id>,
 }
 
@@ -108,8 +110,8 @@ impl Timer for TokioClock {
     fn park_until(&self, at: Nanos) {
         let now = self.now();
         match self.unpark_at(at) {
-            // With a limit in real time, too: the calling thread may be the runtime's own. The limit is a tick
-            // of tokio's timer at least, or a thread would spin while time stands.
+            // With a limit in real time, too: the calling thread may be the runtime's own. The
+            // limit is a tick of tokio's timer at least, or a thread would spin while time stands.
             Some(_unpark) => park_for(at.max(now.saturating_add(TICK)), now),
             None => park_for(at, now),
         }
@@ -117,7 +119,8 @@ impl Timer for TokioClock {
 }
 
 impl TokioClock {
-    /// Sees that the calling thread is unparked at `at`, if the time of its runtime is not real time.
+    /// Sees that the calling thread is unparked at `at`, if the time of its runtime is not real
+    /// time.
     fn unpark_at(&self, at: Nanos) -> Option<Unpark> {
         if at == Nanos::MAX {
             return None;

@@ -21,21 +21,25 @@ use crate::wait::ring::Ring;
 use crate::wait::seats::UNSURE;
 use crate::wait::sizes::Sizes;
 
-/// How often a time is judged again by what the members say about it. One round is enough unless others wait in seats, too.
+/// How often a time is judged again by what the members say about it. One round is enough unless
+/// others wait in seats, too.
 const ROUNDS: usize = 4;
 
 /// All of several limiters.
 pub(crate) struct All<C: Timer> {
     pub(crate) members: Vec<Entry<C>>,
-    /// In which order they are asked for permits: the same for any two composites, whichever way they were written, so that of two that meet
-    /// at their last permits one gets them. Those that count come last.
+    /// In which order they are asked for permits: the same for any two composites, whichever way
+    /// they were written, so that of two that meet at their last permits one gets them. Those that
+    /// count come last.
     order: Vec<usize>,
     /// The places in the lines of the members. Used under the gate's lock.
     pub(super) seats: Mutex<Seats>,
-    /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due earlier, so it is not charged as of a time
-    /// before, however long its own rates were due. Changed under the gate's lock.
+    /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due
+    /// earlier, so it is not charged as of a time before, however long its own rates were due.
+    /// Changed under the gate's lock.
     last: AtomicU64,
-    /// How often members had moved those who wait when the sums of those who wait were made. Changed under the gate's lock.
+    /// How often members had moved those who wait when the sums of those who wait were made.
+    /// Changed under the gate's lock.
     changes: AtomicU64,
     pub(super) gate: Weak<Gate<All<C>, C>>,
 }
@@ -52,7 +56,8 @@ pub(crate) enum Kind<C: Timer> {
 
 /// The first waiter of each priority keeps its places while a more important one is first.
 pub(super) struct Seats {
-    /// Of each priority for which somebody waits and was first, in the line of each member; 0 where there is none.
+    /// Of each priority for which somebody waits and was first, in the line of each member; 0 where
+    /// there is none.
     pub(super) places: BTreeMap<i8, Vec<u64>>,
     /// The priority of the first waiter, as long as it has places.
     first: i8,
@@ -66,7 +71,8 @@ impl Seats {
     }
 }
 
-/// Permits of those that count. Nearly always there is one at most, which is kept without allocating.
+/// Permits of those that count. Nearly always there is one at most, which is kept without
+/// allocating.
 #[derive(Debug, Default)]
 pub(crate) struct Permits {
     first: Option<CountingPermit>,
@@ -169,7 +175,8 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// Takes from all that are left in the order, one inside the other, so that each puts back if a later one has not enough.
+    /// Takes from all that are left in the order, one inside the other, so that each puts back if a
+    /// later one has not enough.
     fn take_rest(&self, ask: &Weights, left: &[usize], permits: &mut Permits) -> Result<(), Refusal> {
         let Some((&index, left)) = left.split_first() else { return Ok(()) };
         match (&self.members[index].kind, ask[index]) {
@@ -254,7 +261,8 @@ impl<C: Timer> Rule<C> for All<C> {
         let mut permits = Permits::default();
         match self.take_rest(ask, &self.order, &mut permits) {
             Ok(()) => Ok(AllCharge { taken: Vec::new(), permits }),
-            // Somebody took it just now. What the same call would be told by now, or else what this one was told.
+            // Somebody took it just now. What the same call would be told by now, or else what this
+            // one was told.
             Err(refusal) => Err(self.look(ask).err().unwrap_or(refusal)),
         }
     }
@@ -296,12 +304,14 @@ impl<C: Timer> Rule<C> for All<C> {
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
-        // The members tell how long it takes from now, and this may be asked for the end of a pause.
+        // The members tell how long it takes from now, and this may be asked for the end of a
+        // pause.
         let told = self.gate.upgrade().map_or(now, |gate| now.min(gate.clock.now()));
         let begin = span(now, told);
         let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
         for _ in 0..ROUNDS {
-            // By then others in seats may go first who do not now, or the other way round. Not where this is due by then anyway.
+            // By then others in seats may go first who do not now, or the other way round. Not
+            // where this is due by then anyway.
             let judged =
                 self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
                     let ahead = ahead.get(index).copied().unwrap_or(0);
@@ -413,8 +423,9 @@ impl<C: Timer> Rule<C> for All<C> {
         if new && self.ready_at(now, &Vec::new(), ask) < due {
             after.rings.extend(self.gate.upgrade().map(|gate| gate as Arc<dyn Ring>));
         }
-        // If it is due later than by each of the members for itself, others will go first somewhere who do not now: it is away everywhere
-        // until then, and waits for one member alone from then on.
+        // If it is due later than by each of the members for itself, others will go first somewhere
+        // who do not now: it is away everywhere until then, and waits for one member alone from
+        // then on.
         let alone_from = time(now, alone_from);
         if alone_from > now && alone_from.saturating_add(UNSURE) < due {
             alone_from.min(look_at)

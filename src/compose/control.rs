@@ -9,9 +9,11 @@ use crate::events::Events;
 use crate::nanos::Nanos;
 use crate::wait::QueueBounds;
 
-/// At run time, from any clone. Only for calls of this composite: its members are told by themselves.
+/// At run time, from any clone. Only for calls of this composite: its members are told by
+/// themselves.
 impl<C: Timer> AllOf<C> {
-    /// Lets nobody pass for so long: what a server's `Retry-After` asks for. As [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
+    /// Lets nobody pass for so long: what a server's `Retry-After` asks for. As
+    /// [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
     ///
     /// A refusal names the member that is ready last, or the first one if all are ready.
     ///
@@ -35,7 +37,8 @@ impl<C: Timer> AllOf<C> {
         self.gate.pause_for(span);
     }
 
-    /// Lets nobody pass before this time of the clock of the first member. As [`RateLimiter::pause_until`](crate::RateLimiter::pause_until).
+    /// Lets nobody pass before this time of the clock of the first member. As
+    /// [`RateLimiter::pause_until`](crate::RateLimiter::pause_until).
     pub fn pause_until(&self, until: Nanos) {
         self.gate.pause_until(until);
     }
@@ -51,8 +54,9 @@ impl<C: Timer> AllOf<C> {
         self.gate.set_bounds(bounds);
     }
 
-    /// Tells `events` of each call of this composite; its weights, summed, are the permits. As [`RateLimiter::watch`](crate::RateLimiter::watch).
-    /// Returns `false` if somebody watches already.
+    /// Tells `events` of each call of this composite; its weights, summed, are the permits. As
+    /// [`RateLimiter::watch`](crate::RateLimiter::watch). Returns `false` if somebody watches
+    /// already.
     ///
     /// Those who watch a member are not told of what it gives to composites.
     pub fn watch(&self, events: Arc<dyn Events>) -> bool {

@@ -12,13 +12,13 @@
 //!
 //! # Why does a place stand although something else is missing?
 //!
-//! The permits of two busy members need not come at one moment. If the composite always let others go
-//! first, it could wait for ever beside them; if it never did, it would keep permits idle for as long as
-//! the other member likes. So it may keep a free permit from others for as long as it has waited for
-//! permits in use before, and no longer. A rate tells when it is due, so the permit is kept only if that
-//! is soon enough. A limit does not, so the permit is kept until the time is over; then the composite
-//! lets others pass there, until another of its limits has come. Each wait is longer than the one before, so
-//! in the end one of them is longer than the other member needs.
+//! The permits of two busy members need not come at one moment. If the composite always let others
+//! go first, it could wait for ever beside them; if it never did, it would keep permits idle for as
+//! long as the other member likes. So it may keep a free permit from others for as long as it has
+//! waited for permits in use before, and no longer. A rate tells when it is due, so the permit is
+//! kept only if that is soon enough. A limit does not, so the permit is kept until the time is
+//! over; then the composite lets others pass there, until another of its limits has come. Each wait
+//! is longer than the one before, so in the end one of them is longer than the other member needs.
 
 use crate::clock::Timer;
 use crate::compose::all::{All, Kind, Permits, Seats};
@@ -100,8 +100,8 @@ impl<C: Timer> All<C> {
         })
     }
 
-    /// Sees to the places of the first waiter, which is `due` then by its rates. Returns when to look
-    /// again.
+    /// Sees to the places of the first waiter, which is `due` then by its rates. Returns when to
+    /// look again.
     pub(super) fn place_counting(
         &self,
         seats: &mut Seats,
@@ -111,8 +111,8 @@ impl<C: Timer> All<C> {
     ) -> Nanos {
         let Seats { places, counting, .. } = seats;
         let Some(places) = places.get_mut(&ask.priority) else { return Nanos::MAX };
-        // A request that asks nothing of a limit has a place there as well: it is rung if the limit is
-        // lowered, for those behind it.
+        // A request that asks nothing of a limit has a place there as well: it is rung if the limit
+        // is lowered, for those behind it.
         for ((entry, place), n) in self.members.iter().zip(places.iter_mut()).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Rate(_) => {}

@@ -16,9 +16,11 @@ use crate::sync::lock;
 use crate::wait::blocking;
 use crate::wait::pending::{Poller, Wait};
 
-/// Permits of all members for a cost that was estimated: [settle](AllEstimate::settle) it when the cost is known.
+/// Permits of all members for a cost that was estimated: [settle](AllEstimate::settle) it when the
+/// cost is known.
 ///
-/// Dropped without that, the estimate is the cost, and permits of a [`CountingLimit`](crate::CountingLimit) are free again.
+/// Dropped without that, the estimate is the cost, and permits of a
+/// [`CountingLimit`](crate::CountingLimit) are free again.
 ///
 /// # Examples
 ///
@@ -52,15 +54,17 @@ impl AllEstimate {
         AllEstimate { weights, shares, permits: AllPermits { permits, waited } }
     }
 
-    /// Tells the actual cost, in permits of each member, in the order in which they were added. Of a rate, less than the estimate
-    /// gives back the rest, and more is charged; those who wait are moved at once. A member that was not asked is not
-    /// charged. The call is over: permits of a [`CountingLimit`](crate::CountingLimit) are free again, whatever their number here.
+    /// Tells the actual cost, in permits of each member, in the order in which they were added. Of
+    /// a rate, less than the estimate gives back the rest, and more is charged; those who wait are
+    /// moved at once. A member that was not asked is not charged. The call is over: permits of a
+    /// [`CountingLimit`](crate::CountingLimit) are free again, whatever their number here.
     ///
     /// All zeros take back the whole estimate, as far as that is possible: for a call that failed.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::Weights`] if there are more or fewer numbers than members; then the estimate is the cost.
+    /// [`AllRefusal::Weights`] if there are more or fewer numbers than members; then the estimate
+    /// is the cost.
     pub fn settle(self, actual: &[u32]) -> Result<(), AllRefusal> {
         let (given, members) = (actual.len(), self.weights.len());
         if given != members {
@@ -92,7 +96,8 @@ impl fmt::Debug for AllEstimate {
 }
 
 impl<C: Timer> AllOf<C> {
-    /// Takes an estimate of each member now, in the order in which they were added, or nothing. To be settled when the cost is known.
+    /// Takes an estimate of each member now, in the order in which they were added, or nothing. To
+    /// be settled when the cost is known.
     ///
     /// Takes locks, unlike [`try_acquire`](AllOf::try_acquire).
     ///
@@ -107,7 +112,8 @@ impl<C: Timer> AllOf<C> {
         }
     }
 
-    /// Blocks the calling thread until it has an estimate of each member, to be settled when the cost is known.
+    /// Blocks the calling thread until it has an estimate of each member, to be settled when the
+    /// cost is known.
     ///
     /// # Errors
     ///

@@ -1,15 +1,17 @@
 //! One limiter among several: what is asked of its gate.
 //!
-//! Two kinds of calls. Those of a `try_` hold no lock when they come; they go past the queue while nobody is in it. Those on behalf of a
-//! waiter come with the lock of its own gate, take the member's for a moment, and leave all foreign code in
-//! [`After`].
+//! Two kinds of calls. Those of a `try_` hold no lock when they come; they go past the queue while
+//! nobody is in it. Those on behalf of a waiter come with the lock of its own gate, take the
+//! member's for a moment, and leave all foreign code in [`After`].
 //!
 //! # Taking without the lock
 //!
-//! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails it puts back exactly that, as far as
-//! there was room since (`wait/room.rs`). The queue knows that only of grants that were made under its lock. So the gate publishes a number (`levels`)
-//! that changes each time permits are given back, and the queue keeps how much that was the last times. The room since the number that was read before
-//! the take follows from that. If permits were given back more often than is kept, or the terms were changed, nothing is put back.
+//! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
+//! it puts back exactly that, as far as there was room since (`wait/room.rs`). The queue knows that
+//! only of grants that were made under its lock. So the gate publishes a number (`levels`) that
+//! changes each time permits are given back, and the queue keeps how much that was the last times.
+//! The room since the number that was read before the take follows from that. If permits were given
+//! back more often than is kept, or the terms were changed, nothing is put back.
 //!
 //! | operation | ordering | pairs with | what for |
 //! |---|---|---|---|
@@ -17,11 +19,14 @@
 //! | `levels` is loaded, before the take without the lock | Acquire | the store | whoever reads a number takes from a state in which these permits are back |
 //! | `levels` is compared, under the lock | as the lock | | |
 //!
-//! **Why enough.** The bad execution: permits are given back after the take, and the number is that read before it. Giving back happens under the lock and
-//! raises the queue's own number in the same section. The comparison takes the lock after the take. If it comes after that section, it sees
-//! the higher number. If it comes before, the permits are given back after the undoing, which is no harm. The other way round, a number that is
-//! read with Acquire and counts a level means that the take comes after it in the order of the state. **Why not less.** With Relaxed on both sides
-//! the take could come before permits that the number counts already, and be undone with too high a level.
+//! **Why enough.** The bad execution: permits are given back after the take, and the number is that
+//! read before it. Giving back happens under the lock and raises the queue's own number in the same
+//! section. The comparison takes the lock after the take. If it comes after that section, it sees
+//! the higher number. If it comes before, the permits are given back after the undoing, which is no
+//! harm. The other way round, a number that is read with Acquire and counts a level means that the
+//! take comes after it in the order of the state. **Why not less.** With Relaxed on both sides the
+//! take could come before permits that the number counts already, and be undone with too high a
+//! level.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -41,7 +46,8 @@ use crate::wait::queue::Queue;
 use crate::wait::ring::Ring;
 use crate::wait::seats::end_of;
 
-/// A time from now, so that clocks with different zeros understand each other; negative if it is past.
+/// A time from now, so that clocks with different zeros understand each other; negative if it is
+/// past.
 pub(crate) type Span = i128;
 
 /// Never.
@@ -77,22 +83,25 @@ pub(crate) trait Member<C: Timer>: Ring {
     /// The number of its gate, the same for all clones.
     fn number(&self) -> u64;
 
-    /// How long until `n` permits can be had, behind all who wait. Takes nothing and writes nothing while nobody waits.
+    /// How long until `n` permits can be had, behind all who wait. Takes nothing and writes nothing
+    /// while nobody waits.
     fn look(&self, n: u32, priority: i8) -> Nanos;
 
-    /// Takes so many permits for a request of this priority now, then lets the `rest` take; puts them back if it fails.
+    /// Takes so many permits for a request of this priority now, then lets the `rest` take; puts
+    /// them back if it fails.
     fn take_then(
         &self,
         asked: (u32, i8),
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal>;
 
-    /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that weigh `ahead`, if nothing happens before
-    /// `begin`; not before `at`. Leaves out the seat `own`.
+    /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that
+    /// weigh `ahead`, if nothing happens before `begin`; not before `at`. Leaves out the seat
+    /// `own`.
     fn due(&self, begin_at: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
 
-    /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to be granted `at`. Returns the place, and when
-    /// the request is due here.
+    /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to
+    /// be granted `at`. Returns the place, and when the request is due here.
     fn sit(
         &self,
         seat: u64,
@@ -165,7 +174,8 @@ impl<R: Rule<C>, C: Timer> Ring for Gate<R, C> {
 }
 
 impl<R: OneRule<C>, C: Timer> Gate<R, C> {
-    /// The queue, for a short look on behalf of a waiter of another gate. Call [`let_go`](Gate::let_go) if anything has changed.
+    /// The queue, for a short look on behalf of a waiter of another gate. Call
+    /// [`let_go`](Gate::let_go) if anything has changed.
     fn reach(&self) -> (MutexGuard<'_, Queue<R, C>>, Nanos) {
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
@@ -173,7 +183,8 @@ impl<R: OneRule<C>, C: Timer> Gate<R, C> {
         (queue, now)
     }
 
-    /// Unlocks. If there is news for others than those in the `own` seats, they are seen to when no lock is held.
+    /// Unlocks. If there is news for others than those in the `own` seats, they are seen to when no
+    /// lock is held.
     fn let_go(
         self: &Arc<Self>,
         queue: MutexGuard<'_, Queue<R, C>>,

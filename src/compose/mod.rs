@@ -1,20 +1,23 @@
 //! Several limits at once: all of them or none.
 //!
-//! [`AllOf`] asks several limiters in one call: 10 per second *and* 100 per minute *and* at most 20 at a time; a user's limit *and* that of all
-//! users. Either all of them give what is asked for, or none of them does.
+//! [`AllOf`] asks several limiters in one call: 10 per second *and* 100 per minute *and* at most 20
+//! at a time; a user's limit *and* that of all users. Either all of them give what is asked for, or
+//! none of them does.
 //!
 //! # How it works
 //!
-//! An `AllOf` is a gate as that of a [`RateLimiter`]: the same queue, alarms, threads and deadlines, with a rule that asks several gates
-//! instead of one policy. Two ways lead through it.
+//! An `AllOf` is a gate as that of a [`RateLimiter`]: the same queue, alarms, threads and
+//! deadlines, with a rule that asks several gates instead of one policy. Two ways lead through it.
 //!
-//! **While nobody waits.** First all members are looked at; a refusal writes nothing. Then one after the other takes, each inside the one
-//! before: if a later one has not enough after all, because somebody took it just now, those before put back exactly what they took. Meanwhile
-//! others may see fewer permits than there are, never more. No lock is taken and nothing is allocated, unless somebody waits at a
-//! member: then its queue is asked, and those in it go first.
+//! **While nobody waits.** First all members are looked at; a refusal writes nothing. Then one
+//! after the other takes, each inside the one before: if a later one has not enough after all,
+//! because somebody took it just now, those before put back exactly what they took. Meanwhile
+//! others may see fewer permits than there are, never more. No lock is taken and nothing is
+//! allocated, unless somebody waits at a member: then its queue is asked, and those in it go first.
 //!
-//! **Waiting.** The waiters of one `AllOf` stand in its own queue. The first of them has a *seat* in the line of each member, which
-//! keeps its place there and does not hold up those behind (`src/wait/seats.rs`). When it is due everywhere it is charged, in all or none.
+//! **Waiting.** The waiters of one `AllOf` stand in its own queue. The first of them has a *seat*
+//! in the line of each member, which keeps its place there and does not hold up those behind
+//! (`src/wait/seats.rs`). When it is due everywhere it is charged, in all or none.
 //!
 //! | the first waiter | its seats | what it holds |
 //! |---|---|---|
@@ -28,24 +31,29 @@
 //!
 //! # Locks
 //!
-//! The lock of an `AllOf` comes before those of its members, rates and limits alike, of which one at a time is held for a moment. With the former held no foreign code
-//! runs: wakers, rings, and what calls code when dropped, are left in the list that a gate works off when it has unlocked.
-//! A member never locks an `AllOf`: it *rings* it, from the same list, when no lock is held. So there is no order of locks in which two threads wait for each
-//! other, and a chain of rings is a loop, not a recursion (`src/wait/ring.rs`).
+//! The lock of an `AllOf` comes before those of its members, rates and limits alike, of which one
+//! at a time is held for a moment. With the former held no foreign code runs: wakers, rings, and
+//! what calls code when dropped, are left in the list that a gate works off when it has unlocked. A
+//! member never locks an `AllOf`: it *rings* it, from the same list, when no lock is held. So there
+//! is no order of locks in which two threads wait for each other, and a chain of rings is a loop,
+//! not a recursion (`src/wait/ring.rs`).
 //!
 //! # Why no time is missed
 //!
-//! What makes permits of a member come earlier (a refund, a new rate, somebody who leaves) happens under the member's lock, and rings
-//! the seat. If there was no seat yet, the gate finds it: having taken its seats it asks all members again, and if one of them
-//! is due earlier than before, it rings itself. Each of the two happens under the member's lock, so one of them sees the other.
+//! What makes permits of a member come earlier (a refund, a new rate, somebody who leaves) happens
+//! under the member's lock, and rings the seat. If there was no seat yet, the gate finds it: having
+//! taken its seats it asks all members again, and if one of them is due earlier than before, it
+//! rings itself. Each of the two happens under the member's lock, so one of them sees the other.
 //!
-//! What makes them come later needs no ring. When *T* comes and a member is not ready, the gate finds a later time. That happens only where
-//! permits were taken past the seats: by requests that overlapped with sitting down, or by a lower rate.
+//! What makes them come later needs no ring. When *T* comes and a member is not ready, the gate
+//! finds a later time. That happens only where permits were taken past the seats: by requests that
+//! overlapped with sitting down, or by a lower rate.
 //!
 //! The orderings of the way without the lock are argued in `compose/member.rs`.
 //!
-//! **Checked by** `loom-tests/compose.rs`: two composites that share two members, a composite against a plain taker, a dropped wait against its
-//! grant; with twins that do not undo, undo too much, or forget to ring.
+//! **Checked by** `loom-tests/compose.rs`: two composites that share two members, a composite
+//! against a plain taker, a dropped wait against its grant; with twins that do not undo, undo too
+//! much, or forget to ring.
 
 pub(crate) mod all;
 mod control;
@@ -76,8 +84,9 @@ use crate::wait::pending::{Poller, Wait};
 
 /// Several limits at once: a request is granted by all of them or by none.
 ///
-/// Built once from named limiters of any policies, and limits of what is in use at the same time. The limiters stay usable on their own, and in
-/// other composites. Clones share one queue; a clone costs a reference count.
+/// Built once from named limiters of any policies, and limits of what is in use at the same time.
+/// The limiters stay usable on their own, and in other composites. Clones share one queue; a clone
+/// costs a reference count.
 ///
 /// | call | not due now |
 /// |---|---|
@@ -86,18 +95,19 @@ use crate::wait::pending::{Poller, Wait};
 /// | [`try_acquire_within`](AllOf::try_acquire_within), [`try_acquire_weighted_within`](AllOf::try_acquire_weighted_within) | waits if it takes no longer, else refuses |
 /// | [`blocking_acquire`](AllOf::blocking_acquire), … | waits in the same queue, from a plain thread |
 ///
-/// One request can weigh differently in each member: one call and 850 tokens. Weights are given in the order in which the members were
-/// added, and a member with weight 0 is not asked.
+/// One request can weigh differently in each member: one call and 850 tokens. Weights are given in
+/// the order in which the members were added, and a member with weight 0 is not asked.
 ///
-/// Add each limiter once. All rate limiters of one composite have clocks of one type that run at the same pace; they may have begun at different
-/// times. Alarms are set by the clock of the first.
+/// Add each limiter once. All rate limiters of one composite have clocks of one type that run at
+/// the same pace; they may have begun at different times. Alarms are set by the clock of the first.
 ///
 /// # Fairness
 ///
-/// Those who wait in one composite are served first come, first served. The first of them stands in the line of each member, behind those who were
-/// there before. Those behind it may go first where that does not delay it: who waits an hour for one member does not hold up
-/// the others. And it never waits for the permits of busy members to coincide by chance: its turn comes, and then they are kept for it. After a grant the next
-/// waiter goes to the end of the members' lines.
+/// Those who wait in one composite are served first come, first served. The first of them stands in
+/// the line of each member, behind those who were there before. Those behind it may go first where
+/// that does not delay it: who waits an hour for one member does not hold up the others. And it
+/// never waits for the permits of busy members to coincide by chance: its turn comes, and then they
+/// are kept for it. After a grant the next waiter goes to the end of the members' lines.
 ///
 /// # Settings of members
 ///
@@ -110,13 +120,15 @@ use crate::wait::pending::{Poller, Wait};
 ///
 /// # Cost
 ///
-/// A few hundred bytes and two allocations: a composite may be made for a single request, as for a user's limit and that of all users. Only who waits in the
-/// same composite shares a queue; those of different ones meet in the lines of their members, first come, first served.
+/// A few hundred bytes and two allocations: a composite may be made for a single request, as for a
+/// user's limit and that of all users. Only who waits in the same composite shares a queue; those
+/// of different ones meet in the lines of their members, first come, first served.
 ///
 /// # Cancel safety
 ///
-/// A wait can be dropped at any time, and a refusal happen at any point, without a trace in any member. While a request is being decided, others may see
-/// fewer permits of a member than it has, never more.
+/// A wait can be dropped at any time, and a refusal happen at any point, without a trace in any
+/// member. While a request is being decided, others may see fewer permits of a member than it has,
+/// never more.
 ///
 /// # Examples
 ///
@@ -199,12 +211,14 @@ pub enum AllRefusal {
     Member {
         /// The name of the member that is ready last, or refuses for good.
         name: &'static str,
-        /// Why. Its `retry_after` counts for all members: if nobody else comes, the same call succeeds that much later and not
-        /// before.
+        /// Why. Its `retry_after` counts for all members: if nobody else comes, the same call
+        /// succeeds that much later and not before.
         refusal: Refusal,
     },
-    /// No member refused, but the composite itself, whose queue is full or which is paused; or there is no limiter to ask, when it is made from
-    /// the refusal of [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter) by `?`.
+    /// No member refused, but the composite itself, whose queue is full or which is paused; or
+    /// there is no limiter to ask, when it is made from the refusal of
+    /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
+    /// by `?`.
     Composite {
         /// Why.
         refusal: Refusal,
@@ -293,13 +307,15 @@ impl<C: Timer + Clone> AllOf<C> {
 
     /// Adds a limit of what is in use at the same time.
     ///
-    /// A request that waits holds no permit: it takes from all members at one moment, when all permits are there. While the rates are not
-    /// due, other callers of the limit go first. Where the permits of two busy members do not come at one moment, the request may keep
-    /// a free permit from callers behind it, until the rates are due or another such limit has come, but never for longer than it has
-    /// waited for permits in use before. A request for more than a lowered limit has is refused at once, as by a rate.
+    /// A request that waits holds no permit: it takes from all members at one moment, when all
+    /// permits are there. While the rates are not due, other callers of the limit go first. Where
+    /// the permits of two busy members do not come at one moment, the request may keep a free
+    /// permit from callers behind it, until the rates are due or another such limit has come, but
+    /// never for longer than it has waited for permits in use before. A request for more than a
+    /// lowered limit has is refused at once, as by a rate.
     ///
-    /// A request that is granted holds its permits until its future, or the [`AllPermits`] it returned, is dropped, whether the future is
-    /// polled or not.
+    /// A request that is granted holds its permits until its future, or the [`AllPermits`] it
+    /// returned, is dropped, whether the future is polled or not.
     ///
     /// # Panics
     ///
@@ -320,10 +336,13 @@ impl<C: Timer + Clone> AllOf<C> {
         AllOf::of(members, self.gate.clock.clone()).priority(self.ones.priority)
     }
 
-    /// A handle whose requests are this important, 0 otherwise: they go before all of lower priority in the queue of this composite, which clones
-    /// share whatever their priority, and in the lines of its members, and may take what a member [keeps](RateLimiter::set_reserve) for them.
+    /// A handle whose requests are this important, 0 otherwise: they go before all of lower
+    /// priority in the queue of this composite, which clones share whatever their priority, and in
+    /// the lines of its members, and may take what a member [keeps](RateLimiter::set_reserve) for
+    /// them.
     ///
-    /// The less important are served only when no more important request waits, so they can wait for ever.
+    /// The less important are served only when no more important request waits, so they can wait
+    /// for ever.
     ///
     /// # Examples
     ///
@@ -362,8 +381,9 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::Member`] if one of them has none, or others wait for it. Its `retry_after` is the longest of all members, and exact
-    /// if nobody else comes and nobody waits at the members. If a [`CountingLimit`] has none, nobody knows how long it takes.
+    /// [`AllRefusal::Member`] if one of them has none, or others wait for it. Its `retry_after` is
+    /// the longest of all members, and exact if nobody else comes and nobody waits at the members.
+    /// If a [`CountingLimit`] has none, nobody knows how long it takes.
     #[inline]
     pub fn try_acquire(&self) -> Result<AllPermits, AllRefusal> {
         self.attempt(&self.ones)
@@ -375,7 +395,8 @@ impl<C: Timer> AllOf<C> {
     ///
     /// As [`try_acquire`](AllOf::try_acquire), and:
     ///
-    /// - [`AllRefusal::Member`] with a refusal that is not limited if a member can never give so many at once, or all weights are 0.
+    /// - [`AllRefusal::Member`] with a refusal that is not limited if a member can never give so
+    ///   many at once, or all weights are 0.
     /// - [`AllRefusal::Weights`] if there are more or fewer weights than members.
     pub fn try_acquire_weighted(&self, weights: &[u32]) -> Result<AllPermits, AllRefusal> {
         self.attempt(&self.weigh(weights)?)
@@ -424,15 +445,18 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// Only those that waiting cannot cure: [`Refusal::ExceedsBurst`], [`Refusal::ZeroPermits`], [`AllRefusal::Weights`]; and, if the queue is
-    /// [bounded](AllOf::set_queue_bounds), [`Refusal::QueueFull`] and [`Refusal::Displaced`].
+    /// Only those that waiting cannot cure: [`Refusal::ExceedsBurst`], [`Refusal::ZeroPermits`],
+    /// [`AllRefusal::Weights`]; and, if the queue is [bounded](AllOf::set_queue_bounds),
+    /// [`Refusal::QueueFull`] and [`Refusal::Displaced`].
     pub fn acquire_weighted(&self, weights: &[u32]) -> AcquireAll<C> {
         AcquireAll::new(self, self.weigh(weights), None)
     }
 
-    /// Waits for one permit of each member if that takes no longer than `within`; else refuses at once and spends nothing.
+    /// Waits for one permit of each member if that takes no longer than `within`; else refuses at
+    /// once and spends nothing.
     ///
-    /// How long a [`CountingLimit`] takes nobody knows: if it is only that, the request waits, and is refused when the time is over.
+    /// How long a [`CountingLimit`] takes nobody knows: if it is only that, the request waits, and
+    /// is refused when the time is over.
     ///
     /// # Errors
     ///
@@ -445,14 +469,16 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_within`](AllOf::try_acquire_within) and [`acquire_weighted`](AllOf::acquire_weighted).
+    /// As [`try_acquire_within`](AllOf::try_acquire_within) and
+    /// [`acquire_weighted`](AllOf::acquire_weighted).
     pub fn try_acquire_weighted_within(&self, weights: &[u32], within: Duration) -> AcquireAll<C> {
         AcquireAll::new(self, self.weigh(weights), Some(within))
     }
 
     /// Blocks the calling thread until it has one permit of each member.
     ///
-    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the executor's thread. It needs no runtime.
+    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the
+    /// executor's thread. It needs no runtime.
     ///
     /// # Errors
     ///
@@ -470,7 +496,8 @@ impl<C: Timer> AllOf<C> {
         self.block(self.weigh(weights)?, None)
     }
 
-    /// Blocks the calling thread until it has one permit of each member if that takes no longer than `within`; else refuses at once.
+    /// Blocks the calling thread until it has one permit of each member if that takes no longer
+    /// than `within`; else refuses at once.
     ///
     /// # Errors
     ///
@@ -479,7 +506,8 @@ impl<C: Timer> AllOf<C> {
         self.block(self.ones.clone(), Some(within))
     }
 
-    /// [`blocking_try_acquire_within`](AllOf::blocking_try_acquire_within) for so many permits of each member.
+    /// [`blocking_try_acquire_within`](AllOf::blocking_try_acquire_within) for so many permits of
+    /// each member.
     ///
     /// # Errors
     ///
@@ -492,8 +520,8 @@ impl<C: Timer> AllOf<C> {
         self.block(self.weigh(weights)?, Some(within))
     }
 
-    /// What could be had of all members now: the smallest limit, the fewest permits, the longest time until all are full, and how many
-    /// wait in this composite.
+    /// What could be had of all members now: the smallest limit, the fewest permits, the longest
+    /// time until all are full, and how many wait in this composite.
     #[must_use]
     pub fn status(&self) -> Status {
         let (waiting, _) = self.gate.waiting();
@@ -612,7 +640,8 @@ impl<C: Timer> fmt::Debug for AllOf<C> {
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics. So does waiting on the default clock outside of a tokio runtime.
+/// Polling it again after it was ready panics. So does waiting on the default clock outside of a
+/// tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAll<C: Timer = DefaultClock> {
     gate: Arc<Gate<All<C>, C>>,

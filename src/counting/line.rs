@@ -3,8 +3,8 @@
 //! # State
 //!
 //! `word` is twice the number of free permits, plus 1 while the line has an entry. The number is
-//! negative while more permits are out than a lowered limit allows: what is given back pays that debt
-//! first, so a lower limit needs no list of permits that are to be kept back.
+//! negative while more permits are out than a lowered limit allows: what is given back pays that
+//! debt first, so a lower limit needs no list of permits that are to be kept back.
 //!
 //! | entry of the line | what happens at the front | what those behind it do |
 //! |---|---|---|
@@ -16,8 +16,8 @@
 //! | parked, since the composite waits for something else | no, but it keeps its number | nothing |
 //! | stands, since the composite waits for this limit | yes, at its number | nothing |
 //!
-//! A waiter of more permits than the limit is refused under the same lock as the limit is lowered. It
-//! is found by size, wherever it stands, so it holds up no other waiter.
+//! A waiter of more permits than the limit is refused under the same lock as the limit is lowered.
+//! It is found by size, wherever it stands, so it holds up no other waiter.
 //!
 //! # Ordering
 //!
@@ -30,20 +30,24 @@
 //! | the line | under the lock | | |
 //!
 //! **No lost wake-up.** The bad execution: a waiter finds no permit and joins the line, a permit is
-//! given back in between, and its giver finds no line. The waiter raises the flag before it looks for
-//! the last time, and both are operations on `word`, as giving back is. All read-modify-write operations
-//! on one word have one order. If the permit is given back before the flag is raised, the waiter's look
-//! finds it. If it is given back after, its giver reads the flag, takes the lock and serves the line.
+//! given back in between, and its giver finds no line. The waiter raises the flag before it looks
+//! for the last time, and both are operations on `word`, as giving back is. All read-modify-write
+//! operations on one word have one order. If the permit is given back before the flag is raised,
+//! the waiter's look finds it. If it is given back after, its giver reads the flag, takes the lock
+//! and serves the line.
 //!
-//! **No overtaking.** A request that begins after a waiter has joined reads the flag, at any ordering,
-//! by coherence; then it is refused or joins behind. **No permit too many.** An exchange succeeds only
-//! on the latest word. The limit is checked first, by a reading that may be old; but the free permits
-//! never exceed the limit that `word` was last changed to, so a request above it fails at the exchange.
+//! **No overtaking.** A request that begins after a waiter has joined reads the flag, at any
+//! ordering, by coherence; then it is refused or joins behind. **No permit too many.** An exchange
+//! succeeds only on the latest word. The limit is checked first, by a reading that may be old; but
+//! the free permits never exceed the limit that `word` was last changed to, so a request above it
+//! fails at the exchange.
 //!
-//! **Why not more.** Two words, one for permits and one for the flag, would need sequential consistency.
+//! **Why not more.** Two words, one for permits and one for the flag, would need sequential
+//! consistency.
 //!
 //! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back; leaving
-//! against a grant; lowering against joining; with a twin that looks at the flag before it gives back.
+//! against a grant; lowering against joining; with a twin that looks at the flag before it gives
+//! back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -205,8 +209,8 @@ impl Shared {
         });
     }
 
-    /// Runs `work` with the line and serves it. Foreign code is left in `after`, which runs without the
-    /// lock.
+    /// Runs `work` with the line and serves it. Foreign code is left in `after`, which runs without
+    /// the lock.
     fn with_line<C: Timer, T>(
         &self,
         after: &mut After<C>,
@@ -222,8 +226,8 @@ impl Shared {
         result
     }
 
-    /// Refuses all that exceed the limit, and grants in order what is there. Returns whether that is
-    /// done, or a slice of it.
+    /// Refuses all that exceed the limit, and grants in order what is there. Returns whether that
+    /// is done, or a slice of it.
     fn serve<C: Timer>(&self, line: &mut MutexGuard<'_, Line>, after: &mut After<C>) -> bool {
         self.raise_flag(line);
         let limit = self.limit();
@@ -277,8 +281,8 @@ impl Shared {
 
 /// Waiters.
 impl Shared {
-    /// Takes permits, or joins the line behind all others with a waker that is called with the answer.
-    /// The error is its number.
+    /// Takes permits, or joins the line behind all others with a waker that is called with the
+    /// answer. The error is its number.
     pub(super) fn join(&self, n: u32, waker: Waker, after: &mut Later) -> Result<(), u64> {
         self.with_line(after, |line, after| {
             if line.entries.is_empty() && self.take_if(n, |_| true) {
@@ -324,7 +328,8 @@ impl Shared {
     }
 }
 
-/// Places of composites. Called with the lock of the composite's gate held, which comes before this one.
+/// Places of composites. Called with the lock of the composite's gate held, which comes before this
+/// one.
 impl Shared {
     /// Takes a place behind all others, parked. Its composite is rung when a limit is lowered.
     pub(super) fn sit(&self, composite: Weak<dyn Ring>) -> u64 {
@@ -350,8 +355,8 @@ impl Shared {
         }
     }
 
-    /// Puts the place in the line, for `n` permits. Returns whether they are there; if not, the composite
-    /// is rung when they are.
+    /// Puts the place in the line, for `n` permits. Returns whether they are there; if not, the
+    /// composite is rung when they are.
     pub(super) fn stand<C: Timer>(&self, number: u64, n: u32, after: &mut After<C>) -> bool {
         self.with_line(after, |line, _| {
             line.entries.insert(number, Entry::Place { n });

@@ -16,23 +16,25 @@ use crate::policy::Policy;
 use crate::wait::after::After;
 use crate::wait::ring::Ring;
 
-/// At most so many at the same time: connections, calls in flight, jobs. A permit is given back when it is dropped.
+/// At most so many at the same time: connections, calls in flight, jobs. A permit is given back
+/// when it is dropped.
 ///
-/// It knows no time, so a refusal cannot tell when to retry. It is a fair semaphore with the calls of this crate, and its limit can
-/// be changed while permits are out. To limit the rate as well, see [`acquire_with`](CountingLimit::acquire_with), or
-/// [`AllOf`](crate::AllOf) for several.
+/// It knows no time, so a refusal cannot tell when to retry. It is a fair semaphore with the calls
+/// of this crate, and its limit can be changed while permits are out. To limit the rate as well,
+/// see [`acquire_with`](CountingLimit::acquire_with), or [`AllOf`](crate::AllOf) for several.
 ///
-/// While no request waits, taking and giving back are one atomic operation each. What a holder does before it gives a permit back
-/// happens before anything that the next holder of it does.
+/// While no request waits, taking and giving back are one atomic operation each. What a holder does
+/// before it gives a permit back happens before anything that the next holder of it does.
 ///
 /// Clones share one limit.
 ///
 /// # Fairness
 ///
-/// First come, first served, whatever the size: a request is never overtaken. A request for more permits than a lowered limit has is
-/// refused at once, and those behind it go on.
+/// First come, first served, whatever the size: a request is never overtaken. A request for more
+/// permits than a lowered limit has is refused at once, and those behind it go on.
 ///
-/// A wait is granted whether its future is polled or not, and holds its permits from then on: drop futures that are no longer wanted.
+/// A wait is granted whether its future is polled or not, and holds its permits from then on: drop
+/// futures that are no longer wanted.
 ///
 /// # Cancel safety
 ///
@@ -91,7 +93,8 @@ impl CountingLimit {
     /// # Errors
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if `n` is more than the limit, or the limit is lowered below `n` meanwhile.
+    /// - [`Refusal::ExceedsBurst`] if `n` is more than the limit, or the limit is lowered below `n`
+    ///   meanwhile.
     pub async fn acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
         self.wait(n).await
@@ -122,7 +125,8 @@ impl CountingLimit {
 
     /// Waits for one permit, but no longer than `within`, by tokio's clock.
     ///
-    /// Nobody knows when a permit is given back, so unlike with a rate this cannot be refused at once.
+    /// Nobody knows when a permit is given back, so unlike with a rate this cannot be refused at
+    /// once.
     ///
     /// # Errors
     ///
@@ -139,18 +143,21 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_within`](CountingLimit::try_acquire_within) and [`acquire_many`](CountingLimit::acquire_many).
+    /// As [`try_acquire_within`](CountingLimit::try_acquire_within) and
+    /// [`acquire_many`](CountingLimit::acquire_many).
     pub async fn try_acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
         let in_time = tokio::time::timeout(within, self.wait(n)).await;
         in_time.unwrap_or_else(|_| Err(Refusal::InUse { limit: self.limit() }))
     }
 
-    /// Waits for one permit of this limit, and then for one of a rate: so many at the same time *and* so many per second.
+    /// Waits for one permit of this limit, and then for one of a rate: so many at the same time
+    /// *and* so many per second.
     ///
-    /// In this order, so that no permit of the rate is spent on a call that cannot begin: those who wait for the rate hold a
-    /// permit of this limit meanwhile. It cannot refuse, so it waits outside of a [`LeakyBucket`](crate::LeakyBucket). Dropping the
-    /// wait leaves no trace in either.
+    /// In this order, so that no permit of the rate is spent on a call that cannot begin: those who
+    /// wait for the rate hold a permit of this limit meanwhile. It cannot refuse, so it waits
+    /// outside of a [`LeakyBucket`](crate::LeakyBucket). Dropping the wait leaves no trace in
+    /// either.
     ///
     /// # Examples
     ///
@@ -197,10 +204,11 @@ impl CountingLimit {
         self.shared.available()
     }
 
-    /// Changes the limit, at once for requests that wait: a request for more than one permit and for more than the new limit is
-    /// refused with [`Refusal::ExceedsBurst`], and the others go on.
+    /// Changes the limit, at once for requests that wait: a request for more than one permit and
+    /// for more than the new limit is refused with [`Refusal::ExceedsBurst`], and the others go on.
     ///
-    /// Permits that are out stay out: after the limit was lowered there may be more than it for a while.
+    /// Permits that are out stay out: after the limit was lowered there may be more than it for a
+    /// while.
     ///
     /// # Examples
     ///
@@ -245,8 +253,8 @@ impl CountingLimit {
     }
 }
 
-/// For composites, which hold a place in the line; see `counting/line.rs`. A place with the number 0 is
-/// a newcomer.
+/// For composites, which hold a place in the line; see `counting/line.rs`. A place with the number
+/// 0 is a newcomer.
 impl CountingLimit {
     /// How often the limit was lowered.
     pub(crate) fn lowered(&self) -> u64 {
@@ -309,7 +317,8 @@ impl Future for Turn<'_> {
         };
         *number = None;
         let answer = answer.map(|()| limit.permit(*n));
-        // Other waiters' wakers run here. One that panics finds the number and the permit where they belong.
+        // Other waiters' wakers run here. One that panics finds the number and the permit where
+        // they belong.
         drop(after);
         Poll::Ready(answer)
     }

@@ -10,24 +10,28 @@
 //! | each known state | the same, on a clone of the shard's policy | no request finds it with the other policy |
 //! | the policy | the same, on a clone that takes its place | a key that is added has the terms of its shard |
 //!
-//! All at one time by the clock, since that may become a part of the terms: at no rate a bucket knows since when nothing comes in.
+//! All at one time by the clock, since that may become a part of the terms: at no rate a bucket
+//! knows since when nothing comes in.
 //!
-//! **No permit is granted twice.** A request takes state and policy under the shared lock, so it finds both from before or both from after. A line
-//! can be taken from while it changes; then it is as when a plain limiter changes.
+//! **No permit is granted twice.** A request takes state and policy under the shared lock, so it
+//! finds both from before or both from after. A line can be taken from while it changes; then it is
+//! as when a plain limiter changes.
 //!
-//! **No line is missed.** Lines are made, found and settled under the lock of the shard. One that is in the table has the terms of its shard, or terms
-//! of its own.
+//! **No line is missed.** Lines are made, found and settled under the lock of the shard. One that
+//! is in the table has the terms of its shard, or terms of its own.
 //!
-//! **One change after the other.** A mutex lets one change go through all shards before the next one begins.
+//! **One change after the other.** A mutex lets one change go through all shards before the next
+//! one begins.
 //!
-//! **Locks.** The mutex, then a shard, then a queue; never another way round. Wakers and alarms are foreign code. They are left in an [`After`], which is worked off
-//! when no lock is held.
+//! **Locks.** The mutex, then a shard, then a queue; never another way round. Wakers and alarms are
+//! foreign code. They are left in an [`After`], which is worked off when no lock is held.
 //!
-//! **Panics.** A policy is foreign code, and its panic goes on when all is done. One that panics for a state or a line does not keep the others
-//! from their change. One that panics for the policy of a shard leaves that shard as it was.
+//! **Panics.** A policy is foreign code, and its panic goes on when all is done. One that panics
+//! for a state or a line does not keep the others from their change. One that panics for the policy
+//! of a shard leaves that shard as it was.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the lines in a section apart; and by
-//! `tests/keyed_change.rs`, against a plain limiter for each key.
+//! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the lines
+//! in a section apart; and by `tests/keyed_change.rs`, against a plain limiter for each key.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -52,7 +56,8 @@ where
 {
     /// Changes the policy of all keys that have none of their own, and each state with it.
     ///
-    /// Those who wait are woken when all are changed: wakers and alarms are foreign code, which may come back here.
+    /// Those who wait are woken when all are changed: wakers and alarms are foreign code, which may
+    /// come back here.
     pub(crate) fn change_all(&self, change: Change) -> Result<(), PolicyError> {
         let mut after = After::new();
         {
@@ -73,8 +78,8 @@ where
     fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, after: &mut After<C>) {
         let shard = &mut *write(lock);
         let (at, old) = (self.clock.now(), shard.policy.clone());
-        // A policy changes itself together with one state, so each state needs one that was not changed yet. It was tried before
-        // whether this is an error.
+        // A policy changes itself together with one state, so each state needs one that was not
+        // changed yet. It was tried before whether this is an error.
         let changed = |state: &P::State| {
             let policy = P::clone(&old);
             let _ = policy.change(state, at, change);
@@ -97,7 +102,8 @@ where
 impl<P: Policy, C: Timer> Gate<Single<ForKey<P>>, C> {
     /// Goes along with a change for all keys, made at `at`, unless the key has terms of its own.
     ///
-    /// As [`change`](Gate::change), but for a caller that holds a lock: what runs foreign code is left to be done after that.
+    /// As [`change`](Gate::change), but for a caller that holds a lock: what runs foreign code is
+    /// left to be done after that.
     pub(crate) fn follow(self: &Arc<Self>, change: Change, at: Nanos, after: &mut After<C>) {
         let Single { policy, state } = &self.rule;
         let mut queue = lock(&self.queue);

@@ -8,14 +8,16 @@ use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicBool, Ordering};
 
-/// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter): that of all keys, whatever that is
-/// [changed](crate::KeyedRateLimiter::change_all) to, until it is [changed](crate::RateLimiter::change) for this key.
+/// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter): that of all keys,
+/// whatever that is [changed](crate::KeyedRateLimiter::change_all) to, until it is
+/// [changed](crate::RateLimiter::change) for this key.
 #[derive(Debug)]
 pub struct ForKey<P> {
     /// A copy from the start: whoever asks while it is changed must find the one that is changed.
     policy: P,
-    /// Whether it went through a change that the policy of all keys did not. Then a state may mean something else to it, by the time
-    /// at which nothing came in any more, or by the number of a window's terms.
+    /// Whether it went through a change that the policy of all keys did not. Then a state may mean
+    /// something else to it, by the time at which nothing came in any more, or by the number of a
+    /// window's terms.
     apart: AtomicBool,
     /// Whether it has terms of its own, and goes along with no change for all keys any more.
     own: AtomicBool,

@@ -5,7 +5,8 @@
 //! A key may be forgotten once its state is [fresh](crate::policy::Policy::is_fresh): as good as
 //! new. It is forgotten
 //!
-//! - when a new key finds no room: [`SEARCH`] places are looked at, and all fresh keys among them go;
+//! - when a new key finds no room: [`SEARCH`] places are looked at, and all fresh keys among them
+//!   go;
 //! - after it was fresh for [`LINGER`]: each new key looks at [`SWEEP`] places of its shard;
 //! - by `sweep`, and by `remove`.
 //!
@@ -19,8 +20,8 @@
 //! policy of all keys does not say. An idle line is settled: its state goes back into the table,
 //! and its limiter is dropped.
 //!
-//! - Each call that used a line looks at it when it ends. Calls leave a line one after the other:
-//!   a call first gives up its handle, then looks. Both touch one counter, so the call that gives up
+//! - Each call that used a line looks at it when it ends. Calls leave a line one after the other: a
+//!   call first gives up its handle, then looks. Both touch one counter, so the call that gives up
 //!   its handle last finds that the table's handle is the only one.
 //! - A handle that a user keeps, or a reservation, ends without a look. What it leaves is settled
 //!   by later calls: each new key, and each new line, looks at [`SWEEP`] lines of its shard.
@@ -204,7 +205,8 @@ where
         shards.any(|lock| Self::may_have_room(&read(lock), first, now))
     }
 
-    /// Looks around for keys that may be forgotten, and forgets them. Returns whether there was one.
+    /// Looks around for keys that may be forgotten, and forgets them. Returns whether there was
+    /// one.
     pub(super) fn make_room(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         let (shards, first) = self.search(self.hand.fetch_add(1, Ordering::Relaxed));
         for lock in shards {
@@ -224,9 +226,11 @@ where
         matches!(self.when_full, WhenKeysFull::ForgetFreshest) && self.forget_freshest(hash, now, removed)
     }
 
-    /// Forgets the key that is closest to fresh, of some that stand next to each other. Returns whether there was one.
+    /// Forgets the key that is closest to fresh, of some that stand next to each other. Returns
+    /// whether there was one.
     ///
-    /// They stand in the shard of the new key, unless that has none, so that shards stay as full as they are.
+    /// They stand in the shard of the new key, unless that has none, so that shards stay as full as
+    /// they are.
     fn forget_freshest(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         for lock in std::iter::once(self.shard(hash)).chain(self.all_from(0)) {
             let mut shard = write(lock);

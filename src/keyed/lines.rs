@@ -77,7 +77,8 @@ where
         Ok(self.visit(self.hash_of(key), self.line(key)?))
     }
 
-    /// The limiter in which a request for `n` permits of a key waits. One that can never be granted leaves no trace.
+    /// The limiter in which a request for `n` permits of a key waits. One that can never be granted
+    /// leaves no trace.
     #[cold]
     pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Visit<'_, K, P, C>, Refusal>
     where

@@ -27,12 +27,13 @@ use crate::rate::Rate;
 use crate::request::Request;
 use crate::wait::Reservation;
 
-/// A limiter for each key: the same policy for all, a state of its own for each, and never more than so many keys.
+/// A limiter for each key: the same policy for all, a state of its own for each, and never more
+/// than so many keys.
 ///
-/// A key is known from its first request on, and begins as a new limiter would. Once it is as good as
-/// new again, full and with nothing owed or counted, it may be forgotten. It is forgotten when a new
-/// key needs its place, or when it has been as good as new for a minute and new keys come. A key
-/// that is limited is never forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest).
+/// A key is known from its first request on, and begins as a new limiter would. Once it is as good
+/// as new again, full and with nothing owed or counted, it may be forgotten. It is forgotten when a
+/// new key needs its place, or when it has been as good as new for a minute and new keys come. A
+/// key that is limited is never forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest).
 /// Forgetting is done by the calls themselves, a few places of the table at each new key: there is
 /// no thread, no timer, and nothing to call.
 ///
@@ -55,30 +56,37 @@ use crate::wait::Reservation;
 /// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | what a key can have, as those of a limiter |
 /// | [`remove`](KeyedRateLimiter::remove) | a key begins anew |
 ///
-/// All calls for all keys together can be [watched](KeyedRateLimiter::watched_by), and counted by [`Statistics`](crate::Statistics).
+/// All calls for all keys together can be [watched](KeyedRateLimiter::watched_by), and counted by
+/// [`Statistics`](crate::Statistics).
 ///
 /// Clones share one table; a clone costs a reference count.
 ///
-/// The number of keys is bounded, and the number of those who wait for a key is not, unless its [`limiter`](KeyedRateLimiter::limiter) is given
-/// [bounds](RateLimiter::set_queue_bounds): where callers are not trusted, refuse instead of waiting, or wait
-/// [within a time](KeyedRateLimiter::try_acquire_within).
+/// The number of keys is bounded, and the number of those who wait for a key is not, unless its
+/// [`limiter`](KeyedRateLimiter::limiter) is given [bounds](RateLimiter::set_queue_bounds): where
+/// callers are not trusted, refuse instead of waiting, or wait [within a
+/// time](KeyedRateLimiter::try_acquire_within).
 ///
 /// # Cost
 ///
-/// A known key costs its state and itself, with what the table has free in between: about 21 bytes for a `u64` and a
-/// [`TokenBucket`] when the limiter is full, up to twice that before. A key for which somebody waits, or of which somebody has the
-/// [`limiter`](KeyedRateLimiter::limiter), costs a limiter, some 2200 bytes. The last wait that ends gives them back. What a
-/// [`limiter`](KeyedRateLimiter::limiter) or a reservation leaves is given back by the next call for that key, or step by step by new keys.
+/// A known key costs its state and itself, with what the table has free in between: about 21 bytes
+/// for a `u64` and a [`TokenBucket`] when the limiter is full, up to twice that before. A key for
+/// which somebody waits, or of which somebody has the [`limiter`](KeyedRateLimiter::limiter), costs
+/// a limiter, some 2200 bytes. The last wait that ends gives them back. What a
+/// [`limiter`](KeyedRateLimiter::limiter) or a reservation leaves is given back by the next call
+/// for that key, or step by step by new keys.
 ///
-/// A request for a known key takes the shared side of the lock of a small part of the table, where those who look do not
-/// disturb each other. It waits only while a key is added to that part or forgotten, well below a microsecond, or while
-/// [all change](KeyedRateLimiter::change_all). The permit itself is taken by compare-and-swap, as in a plain limiter.
+/// A request for a known key takes the shared side of the lock of a small part of the table, where
+/// those who look do not disturb each other. It waits only while a key is added to that part or
+/// forgotten, well below a microsecond, or while [all change](KeyedRateLimiter::change_all). The
+/// permit itself is taken by compare-and-swap, as in a plain limiter.
 ///
-/// Calls take a key as it is borrowed: a `&str` for a `String`. What is borrowed must know how to become a key (`ToOwned`), since a key
-/// that is new is kept; for an `Arc<str>` that is a `&Arc<str>`.
+/// Calls take a key as it is borrowed: a `&str` for a `String`. What is borrowed must know how to
+/// become a key (`ToOwned`), since a key that is new is kept; for an `Arc<str>` that is a
+/// `&Arc<str>`.
 ///
-/// A policy of your own is cloned: for each key that waits, and for each known key when [all change](KeyedRateLimiter::change_all). A clone must
-/// read an existing state exactly as the original does.
+/// A policy of your own is cloned: for each key that waits, and for each known key when [all
+/// change](KeyedRateLimiter::change_all). A clone must read an existing state exactly as the
+/// original does.
 ///
 /// # A user's limit and that of all users
 ///
@@ -98,9 +106,10 @@ use crate::wait::Reservation;
 ///
 /// # Keys
 ///
-/// Keys are hashed with a seed of its own for each limiter. `Eq` of a key, `Hash` of the keys that are known, and `Clone` when they are
-/// [listed](KeyedRateLimiter::iter) run while a part of the table is locked, and must not call the limiter. `Drop` of a key may. Any of them may
-/// panic: the panic reaches the call that ran it, and no key is lost or counted twice.
+/// Keys are hashed with a seed of its own for each limiter. `Eq` of a key, `Hash` of the keys that
+/// are known, and `Clone` when they are [listed](KeyedRateLimiter::iter) run while a part of the
+/// table is locked, and must not call the limiter. `Drop` of a key may. Any of them may panic: the
+/// panic reaches the call that ran it, and no key is lost or counted twice.
 ///
 /// # Fairness
 ///
@@ -129,15 +138,19 @@ pub struct KeyedRateLimiter<K, P: Policy + Clone = TokenBucket, C: Timer = Defau
 /// What becomes of a new key when the table is full of keys that are limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenKeysFull {
-    /// Its requests are refused: [`Refusal::TooManyKeys`]. During a flood this refuses honest new keys as well, so choose `max_keys` well above
-    /// the number of keys that are limited at the same time. An HTTP server answers 503 rather than 429: it is not this client who asked too much.
+    /// Its requests are refused: [`Refusal::TooManyKeys`]. During a flood this refuses honest new
+    /// keys as well, so choose `max_keys` well above the number of keys that are limited at the
+    /// same time. An HTTP server answers 503 rather than 429: it is not this client who asked too
+    /// much.
     #[default]
     RefuseNew,
     /// All that find no room share one limiter with the same policy.
     ShareOne,
-    /// It takes the place of the key that is closest to fresh, of some that stand next to each other in the table. That key can
-    /// then have more than its limit: whoever has enough keys can free any. Choose it where losing count is better than refusing. Keys that
-    /// somebody waits for or that have settings of their own are not forgotten; if there are no others, the new key is refused.
+    /// It takes the place of the key that is closest to fresh, of some that stand next to each
+    /// other in the table. That key can then have more than its limit: whoever has enough keys can
+    /// free any. Choose it where losing count is better than refusing. Keys that somebody waits for
+    /// or that have settings of their own are not forgotten; if there are no others, the new key is
+    /// refused.
     ForgetFreshest,
 }
 
@@ -149,7 +162,8 @@ where
     /// At most `max_keys` keys, each with this policy, on the default clock.
     ///
     /// When that many are limited at the same time, new ones are refused; for another choice see
-    /// [`when_full`](KeyedRateLimiter::when_full). With 0 there is room for none. Memory is taken as keys come.
+    /// [`when_full`](KeyedRateLimiter::when_full). With 0 there is room for none. Memory is taken
+    /// as keys come.
     #[must_use]
     pub fn new(policy: P, max_keys: usize) -> Self {
         KeyedRateLimiter::with_clock(policy, max_keys, DefaultClock::new())
@@ -169,7 +183,8 @@ where
         KeyedRateLimiter { table: Arc::new(table) }
     }
 
-    /// A new, empty limiter with another choice for when it is full. Keys known so far are not carried over, so call it before the first request.
+    /// A new, empty limiter with another choice for when it is full. Keys known so far are not
+    /// carried over, so call it before the first request.
     ///
     /// # Examples
     ///
@@ -191,14 +206,18 @@ where
         KeyedRateLimiter { table: Arc::new(table.watched_by(events.clone())) }
     }
 
-    /// A new, empty limiter whose calls are told to `events`, for any key. Keys known so far are not carried over, so call it before the first request.
+    /// A new, empty limiter whose calls are told to `events`, for any key. Keys known so far are
+    /// not carried over, so call it before the first request.
     ///
-    /// What is told is what a [`RateLimiter`] tells [who watches it](RateLimiter::watch), once for each call: grants with the time waited, refusals,
-    /// also for [want of room](Refusal::TooManyKeys), waits that were dropped, and what is done to a key through its
-    /// [`limiter`](KeyedRateLimiter::limiter). The key is not told. Whoever watches the limiter of one key is told of its calls as well, after
-    /// this one. A key that is watched only so can be forgotten as before.
+    /// What is told is what a [`RateLimiter`] tells [who watches it](RateLimiter::watch), once for
+    /// each call: grants with the time waited, refusals, also for [want of
+    /// room](Refusal::TooManyKeys), waits that were dropped, and what is done to a key through its
+    /// [`limiter`](KeyedRateLimiter::limiter). The key is not told. Whoever watches the limiter of
+    /// one key is told of its calls as well, after this one. A key that is watched only so can be
+    /// forgotten as before.
     ///
-    /// A second one takes the place of the first. A limiter that is not watched compares once more for each call.
+    /// A second one takes the place of the first. A limiter that is not watched compares once more
+    /// for each call.
     ///
     /// # Examples
     ///
@@ -343,7 +362,8 @@ where
         }
     }
 
-    /// Waits for one permit of a key if that takes no longer than `within`; else refuses at once and spends nothing.
+    /// Waits for one permit of a key if that takes no longer than `within`; else refuses at once
+    /// and spends nothing.
     ///
     /// # Errors
     ///
@@ -357,7 +377,8 @@ where
         self.try_acquire_many_within(key, 1, within).await
     }
 
-    /// Waits for `n` permits of a key at once if that takes no longer than `within`; else refuses at once and spends nothing.
+    /// Waits for `n` permits of a key at once if that takes no longer than `within`; else refuses
+    /// at once and spends nothing.
     ///
     /// # Errors
     ///
@@ -392,9 +413,11 @@ where
         self.blocking_acquire_many(key, 1)
     }
 
-    /// Blocks the calling thread until it has `n` permits of a key at once. Returns the time waited.
+    /// Blocks the calling thread until it has `n` permits of a key at once. Returns the time
+    /// waited.
     ///
-    /// Threads and tasks wait in the same line. Do not call it from a task: it blocks the executor's thread.
+    /// Threads and tasks wait in the same line. Do not call it from a task: it blocks the
+    /// executor's thread.
     ///
     /// # Errors
     ///
@@ -423,20 +446,23 @@ where
         self.table.line_for(key, n)?.reserve(n)
     }
 
-    /// The limiter of a key, with everything that a [`RateLimiter`] can do: pausing it, giving it another rate, combining it.
+    /// The limiter of a key, with everything that a [`RateLimiter`] can do: pausing it, giving it
+    /// another rate, combining it.
     ///
-    /// As long as you keep it the key is not forgotten. What is set through it holds for this key until the key is
-    /// [removed](KeyedRateLimiter::remove), and until then the key is not forgotten either and keeps its place among `max_keys`: a rate or burst of its own, a bound,
-    /// a share that is kept, shadow, who watches. A pause ends by itself, and a [reset](RateLimiter::reset) is over when the key is as good
-    /// as new.
+    /// As long as you keep it the key is not forgotten. What is set through it holds for this key
+    /// until the key is [removed](KeyedRateLimiter::remove), and until then the key is not
+    /// forgotten either and keeps its place among `max_keys`: a rate or burst of its own, a bound,
+    /// a share that is kept, shadow, who watches. A pause ends by itself, and a
+    /// [reset](RateLimiter::reset) is over when the key is as good as new.
     ///
-    /// A key that is new has the permits of a new key. A larger burst does not fill by itself: [`Keep::Ratio`](crate::Keep::Ratio) makes what is
-    /// full stay full.
+    /// A key that is new has the permits of a new key. A larger burst does not fill by itself:
+    /// [`Keep::Ratio`](crate::Keep::Ratio) makes what is full stay full.
     ///
     /// # Errors
     ///
-    /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it. With [`WhenKeysFull::ShareOne`] you get the limiter that all
-    /// without room share, and what you set there is set for all of them.
+    /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it. With
+    /// [`WhenKeysFull::ShareOne`] you get the limiter that all without room share, and what you set
+    /// there is set for all of them.
     ///
     /// # Examples
     ///
@@ -458,8 +484,9 @@ where
         self.table.line(key)
     }
 
-    /// Gives a key a rate of its own, until the key is [removed](KeyedRateLimiter::remove). What it owes or has in stock stays, by the
-    /// policy's rule. For a burst of its own, too, [`change`](RateLimiter::change) its [`limiter`](KeyedRateLimiter::limiter).
+    /// Gives a key a rate of its own, until the key is [removed](KeyedRateLimiter::remove). What it
+    /// owes or has in stock stays, by the policy's rule. For a burst of its own, too,
+    /// [`change`](RateLimiter::change) its [`limiter`](KeyedRateLimiter::limiter).
     ///
     /// # Errors
     ///
@@ -473,22 +500,27 @@ where
         Ok(())
     }
 
-    /// Changes the rate, the burst or both of all keys, and chooses what becomes of the permits: a new configuration, while the program
-    /// runs. For a rate alone there is [`set_rate_all`](KeyedRateLimiter::set_rate_all).
+    /// Changes the rate, the burst or both of all keys, and chooses what becomes of the permits: a
+    /// new configuration, while the program runs. For a rate alone there is
+    /// [`set_rate_all`](KeyedRateLimiter::set_rate_all).
     ///
-    /// What a known key has in stock, counted or owed is carried over as by [`RateLimiter::change`]. New keys begin with the new terms, and
-    /// so do those that were forgotten because they were as good as new. Those who wait are moved before this returns. A key that was
-    /// given [a rate](KeyedRateLimiter::set_rate) or a burst of its own keeps all its terms until it is
-    /// [removed](KeyedRateLimiter::remove); other settings of a key do not matter here.
+    /// What a known key has in stock, counted or owed is carried over as by
+    /// [`RateLimiter::change`]. New keys begin with the new terms, and so do those that were
+    /// forgotten because they were as good as new. Those who wait are moved before this returns. A
+    /// key that was given [a rate](KeyedRateLimiter::set_rate) or a burst of its own keeps all its
+    /// terms until it is [removed](KeyedRateLimiter::remove); other settings of a key do not matter
+    /// here.
     ///
-    /// A request that overlaps with it is decided by the old terms or by the new ones, with a state that goes with them; that of a key
-    /// for which somebody waits as when a [`RateLimiter`] changes. Two changes at the same time come one after the other.
+    /// A request that overlaps with it is decided by the old terms or by the new ones, with a state
+    /// that goes with them; that of a key for which somebody waits as when a [`RateLimiter`]
+    /// changes. Two changes at the same time come one after the other.
     ///
     /// # Cost
     ///
-    /// About 0.1 µs for each known key, a few times as much with a policy of many words, 1 µs for a key that is a limiter of its own, and more for each
-    /// who waits. One part of the table changes after the other, of 64 at most, and the requests for its keys wait meanwhile: 3 ms with
-    /// a million keys.
+    /// About 0.1 µs for each known key, a few times as much with a policy of many words, 1 µs for a
+    /// key that is a limiter of its own, and more for each who waits. One part of the table changes
+    /// after the other, of 64 at most, and the requests for its keys wait meanwhile: 3 ms with a
+    /// million keys.
     ///
     /// # Errors
     ///
@@ -533,8 +565,9 @@ where
         Ok(())
     }
 
-    /// Gives back `n` permits of a key that were acquired and not used. Nothing if the key is not known: then it is full. A key that has no room
-    /// and [shares](WhenKeysFull::ShareOne) gives back to those it shares with.
+    /// Gives back `n` permits of a key that were acquired and not used. Nothing if the key is not
+    /// known: then it is full. A key that has no room and [shares](WhenKeysFull::ShareOne) gives
+    /// back to those it shares with.
     pub fn refund<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,
@@ -551,8 +584,9 @@ where
         }
     }
 
-    /// What a key could have now, and how many wait for it. A key that is not known is as a new one, or as those that
-    /// [share](WhenKeysFull::ShareOne) if there is no room for it. It does not become known.
+    /// What a key could have now, and how many wait for it. A key that is not known is as a new
+    /// one, or as those that [share](WhenKeysFull::ShareOne) if there is no room for it. It does
+    /// not become known.
     #[must_use]
     pub fn status<Q>(&self, key: &Q) -> Status
     where
@@ -564,8 +598,9 @@ where
 
     /// Forgets a key, with what it owes and with a rate of its own. Returns whether it was known.
     ///
-    /// Those who wait for it, or have its [`limiter`](KeyedRateLimiter::limiter), keep the old one to themselves: they are served as if nothing
-    /// had happened, while the next request of this key begins anew.
+    /// Those who wait for it, or have its [`limiter`](KeyedRateLimiter::limiter), keep the old one
+    /// to themselves: they are served as if nothing had happened, while the next request of this
+    /// key begins anew.
     pub fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -589,7 +624,8 @@ where
         self.table.shards().flat_map(move |keys| keys.into_iter().filter_map(status))
     }
 
-    /// Forgets all keys that are as good as new, at once, and gives memory back. There is no need to: new keys take their places.
+    /// Forgets all keys that are as good as new, at once, and gives memory back. There is no need
+    /// to: new keys take their places.
     pub fn sweep(&self) {
         self.table.sweep_all();
     }

@@ -1,8 +1,8 @@
 //! What leaves the table under a lock, and is dropped without it.
 //!
-//! `Drop` of a key, a state, a policy, a clock or a waker is foreign code, which may block, panic or
-//! call the limiter. So a section that takes something out of the table puts it here, and the call
-//! drops it when no lock is held and its own request is decided.
+//! `Drop` of a key, a state, a policy, a clock or a waker is foreign code, which may block, panic
+//! or call the limiter. So a section that takes something out of the table puts it here, and the
+//! call drops it when no lock is held and its own request is decided.
 
 use super::for_key::ForKey;
 use super::table::Line;

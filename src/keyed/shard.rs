@@ -12,7 +12,8 @@ use crate::sync::ShardLock;
 
 /// One cache line, together with the pointers of its lock: each request reads it.
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
-    /// Of all keys that have none of their own. It belongs to the states, and changes together with them, under the lock.
+    /// Of all keys that have none of their own. It belongs to the states, and changes together with
+    /// them, under the lock.
     pub(crate) policy: Arc<P>,
     pub(crate) known: Slots<K, P::State>,
     /// `None` while there are none, so that a request sees that without another look.

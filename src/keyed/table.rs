@@ -8,14 +8,16 @@
 //! | known: a state in the table | its state and the key | a line, when somebody has to wait or asks for its limiter; nowhere, when it is as good as new |
 //! | a line: a whole limiter | a limiter | known or nowhere again, when nobody waits, nobody has the limiter, and nothing was set for this key |
 //!
-//! `keyed/forget.rs` has the ways back: when a key is forgotten, and when a line becomes a known key again.
+//! `keyed/forget.rs` has the ways back: when a key is forgotten, and when a line becomes a known
+//! key again.
 //!
-//! The state itself moves from the table into the line and back. So there is one state per key at any time, and whoever has a line
-//! needs no look into the table.
+//! The state itself moves from the table into the line and back. So there is one state per key at
+//! any time, and whoever has a line needs no look into the table.
 //!
 //! # Locks
 //!
-//! The table is cut into shards by the keys' hashes, each under a lock of its own that is shared by those who only look.
+//! The table is cut into shards by the keys' hashes, each under a lock of its own that is shared by
+//! those who only look.
 //!
 //! | operation | lock | why |
 //! |---|---|---|
@@ -24,21 +26,25 @@
 //! | add, forget, make a line of a known key, and back | exclusive | nobody is taking |
 //! | change the policy of all keys | exclusive, one shard after the other | a state and its policy change as one |
 //!
-//! **No permit is lost or doubled by forgetting.** A key is judged and forgotten in one exclusive section. A grant before it is in
-//! the state that is judged; a request after it does not find the key and adds it anew, as good as it was.
+//! **No permit is lost or doubled by forgetting.** A key is judged and forgotten in one exclusive
+//! section. A grant before it is in the state that is judged; a request after it does not find the
+//! key and adds it anew, as good as it was.
 //!
-//! **Two first requests of a key.** The second request looks again under the exclusive lock, and finds the key.
+//! **Two first requests of a key.** The second request looks again under the exclusive lock, and
+//! finds the key.
 //!
-//! **Nobody overtakes.** A waiter's line is in the table before its first poll returns. A request that begins later takes the shard's lock
-//! later, finds the line, and goes behind by the promise of the gate.
+//! **Nobody overtakes.** A waiter's line is in the table before its first poll returns. A request
+//! that begins later takes the shard's lock later, finds the line, and goes behind by the promise
+//! of the gate.
 //!
-//! **A state and its policy belong together.** Each shard has the policy of its keys, and both are looked at under one shared lock. How they change
-//! as one tells `keyed/change.rs`.
+//! **A state and its policy belong together.** Each shard has the policy of its keys, and both are
+//! looked at under one shared lock. How they change as one tells `keyed/change.rs`.
 //!
-//! **Bound.** The count of keys is raised before one is added and lowered after one is removed, so there are never more than allowed.
+//! **Bound.** The count of keys is raised before one is added and lowered after one is removed, so
+//! there are never more than allowed.
 //!
-//! **Readers do not disturb each other.** The lock is crossbeam's `ShardedLock`: a thread that looks writes to a line of its own.
-//! `docs/DESIGN.md` has the comparison with other maps.
+//! **Readers do not disturb each other.** The lock is crossbeam's `ShardedLock`: a thread that
+//! looks writes to a line of its own. `docs/DESIGN.md` has the comparison with other maps.
 //!
 //! **Foreign code.** The table calls the code of its keys, its policy, its clock and its observer.
 //!
@@ -57,8 +63,8 @@
 //!
 //! A queue's lock is taken while a shard is locked, and never the other way round.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do not look again, that leave the
-//! state where it was.
+//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do
+//! not look again, that leave the state where it was.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -81,10 +87,12 @@ use crate::policy::Policy;
 use crate::request::Request;
 use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
 
-/// The places of a shard when all keys are there, at least: growing a table of so many stops nobody for long.
+/// The places of a shard when all keys are there, at least: growing a table of so many stops nobody
+/// for long.
 const PLACES: usize = 4096;
 
-/// The most shards. More would be locks that are not in the processor's nearest cache; fewer, larger ones take longer to grow.
+/// The most shards. More would be locks that are not in the processor's nearest cache; fewer,
+/// larger ones take longer to grow.
 const MOST_SHARDS: usize = 64;
 
 /// How many places are searched for a key that may be forgotten, when there is no room.
@@ -106,14 +114,16 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(super) hand: AtomicUsize,
     /// Of all keys without room, if they share one.
     pub(super) overflow: Line<P, C>,
-    /// Held by whoever changes the policy of all keys: so each shard goes through the same changes in the same order.
+    /// Held by whoever changes the policy of all keys: so each shard goes through the same changes
+    /// in the same order.
     pub(super) changing: Mutex<()>,
     /// Told of every call, if anybody watches.
     pub(crate) events: Option<Arc<dyn Events>>,
 }
 
-/// How many shards there are for so many keys: as many as it takes for their tables to be as full as hashbrown fills one (7 of 8 places), less
-/// what random shares deviate, when all keys are there. So no table has to double for the last of them.
+/// How many shards there are for so many keys: as many as it takes for their tables to be as full
+/// as hashbrown fills one (7 of 8 places), less what random shares deviate, when all keys are
+/// there. So no table has to double for the last of them.
 fn shards(max_keys: usize) -> usize {
     let with = |places: usize| max_keys.div_ceil(places / 5 * 4);
     let places = std::iter::successors(Some(PLACES), |places| places.checked_mul(2));
@@ -207,7 +217,8 @@ where
         self.hasher.hash_one(key)
     }
 
-    /// The shard of a hash. Its tables take the lowest bits for places and the highest seven for tags, so this takes those between.
+    /// The shard of a hash. Its tables take the lowest bits for places and the highest seven for
+    /// tags, so this takes those between.
     #[inline]
     pub(super) fn shard(&self, hash: u64) -> &Locked<K, P, C> {
         let middle = (hash >> 20) & u64::from(u32::MAX);
@@ -463,8 +474,8 @@ where
             let step = work(&mut write(self.shard(hash)), now, &mut new, &mut removed);
             match step {
                 Step::Done(done) => {
-                    // Before the answer is in the caller's hands: an answer that is being returned when a drop panics
-                    // is leaked, and a limiter's handle with it.
+                    // Before the answer is in the caller's hands: an answer that is being returned
+                    // when a drop panics is leaked, and a limiter's handle with it.
                     drop(removed);
                     return Ok(done);
                 }
@@ -497,7 +508,8 @@ where
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Forgets a key and what it owes. Returns whether it was known. A caller that has its limiter keeps that.
+    /// Forgets a key and what it owes. Returns whether it was known. A caller that has its limiter
+    /// keeps that.
     pub(crate) fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -524,7 +536,8 @@ where
 /// Takes `n` permits of a state.
 #[inline]
 fn take<P: Policy>(policy: &Arc<P>, state: &P::State, now: Nanos, n: u32) -> Result<(), Refusal> {
-    // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place first.
+    // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place
+    // first.
     policy.try_acquire(state, now, n)?;
     Ok(())
 }

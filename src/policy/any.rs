@@ -12,10 +12,12 @@ use crate::policy::{
 };
 use crate::rate::Rate;
 
-/// Any of the policies, where the choice comes from a configuration: one type for all limiters of a program.
+/// Any of the policies, where the choice comes from a configuration: one type for all limiters of a
+/// program.
 ///
-/// Made from a [policy](AnyPolicy::from), a [`PolicyConfig`](super::PolicyConfig), or a [text](super::PolicyConfig#text). A decision
-/// costs one branch more than with the policy itself, and the state has the size of the largest.
+/// Made from a [policy](AnyPolicy::from), a [`PolicyConfig`](super::PolicyConfig), or a
+/// [text](super::PolicyConfig#text). A decision costs one branch more than with the policy itself,
+/// and the state has the size of the largest.
 ///
 /// The rate and burst can be changed at run time, the kind of policy cannot.
 ///
@@ -80,9 +82,11 @@ enum Charge {
     None(()),
 }
 
-/// The same call for each policy, with its own type of state where one is given, and the result wrapped where it says so.
+/// The same call for each policy, with its own type of state where one is given, and the result
+/// wrapped where it says so.
 ///
-/// A state of another kind of policy is a mistake of whoever passes it; `else` says what is told then.
+/// A state of another kind of policy is a mistake of whoever passes it; `else` says what is told
+/// then.
 macro_rules! each {
     ($any:expr, $policy:ident => $call:expr) => {
         match $any {

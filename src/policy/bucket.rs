@@ -1,23 +1,26 @@
-//! The bucket: the one word behind [`TokenBucket`](super::TokenBucket) and [`LeakyBucket`](super::LeakyBucket).
+//! The bucket: the one word behind [`TokenBucket`](super::TokenBucket) and
+//! [`LeakyBucket`](super::LeakyBucket).
 //!
 //! # Algorithm
 //!
-//! A bucket holds up to *burst* tokens; they come in at a rate, and a request takes as many as it asks for, or none. The plain
-//! way keeps two numbers: how many there are, and when that was. One will do: the time *Z* at which the bucket was, or
-//! would have been, empty. The tokens are `(now - Z) / interval`, and what came in before `now - burst * interval` has
-//! overflowed.
+//! A bucket holds up to *burst* tokens; they come in at a rate, and a request takes as many as it
+//! asks for, or none. The plain way keeps two numbers: how many there are, and when that was. One
+//! will do: the time *Z* at which the bucket was, or would have been, empty. The tokens are `(now -
+//! Z) / interval`, and what came in before `now - burst * interval` has overflowed.
 //!
-//! This is the Generic Cell Rate Algorithm: its *theoretical arrival time* is *Z* plus the burst, its increment the interval, its
-//! limit the burst less one permit. It is the leaky bucket as a meter, too: what is missing from a full bucket of tokens is the
-//! water in the other one. Three names, one word.
+//! This is the Generic Cell Rate Algorithm: its *theoretical arrival time* is *Z* plus the burst,
+//! its increment the interval, its limit the burst less one permit. It is the leaky bucket as a
+//! meter, too: what is missing from a full bucket of tokens is the water in the other one. Three
+//! names, one word.
 //!
-//! A request of `n` pays **before** it passes: it is due at *Z* plus the price of `n`, and moves *Z* there. Guava's
-//! [`SmoothBursty`](super::SmoothBursty) is the same word with the other comparison: due at *Z*, and the next one pays.
+//! A request of `n` pays **before** it passes: it is due at *Z* plus the price of `n`, and moves
+//! *Z* there. Guava's [`SmoothBursty`](super::SmoothBursty) is the same word with the other
+//! comparison: due at *Z*, and the next one pays.
 //!
-//! Tokens that come in steps, `k` at once each `t`, are the same rule on a clock that goes on once per `t`, by the price of `k`
-//! tokens, or of as many as fit into the bucket. The word stays a time on the common clock: it is put on the bucket's own
-//! clock to compute, and back to be stored.
-//! No tokens at all is the same rule on a clock that stands still.
+//! Tokens that come in steps, `k` at once each `t`, are the same rule on a clock that goes on once
+//! per `t`, by the price of `k` tokens, or of as many as fit into the bucket. The word stays a time
+//! on the common clock: it is put on the bucket's own clock to compute, and back to be stored. No
+//! tokens at all is the same rule on a clock that stands still.
 //!
 //! # State word
 //!
@@ -27,19 +30,22 @@
 //!
 //! # Rounding
 //!
-//! The price of a request is rounded up to whole ticks once, and due times up to whole nanoseconds. Where the interval is not a whole
-//! number of nanoseconds, a burst taken one by one would miss its last permit by those roundings, and a caller that
-//! comes exactly when told would lose a little each time. So the bucket is larger by just that much: by what the burst costs
-//! more one by one than at once, and a nanosecond; never more than 50 ns, nor a whole permit.
+//! The price of a request is rounded up to whole ticks once, and due times up to whole nanoseconds.
+//! Where the interval is not a whole number of nanoseconds, a burst taken one by one would miss its
+//! last permit by those roundings, and a caller that comes exactly when told would lose a little
+//! each time. So the bucket is larger by just that much: by what the burst costs more one by one
+//! than at once, and a nanosecond; never more than 50 ns, nor a whole permit.
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`. The numbers are read as one through `policy/published.rs`; the two that decide about a
-//! single permit of a plain bucket have words of their own.
+//! One word under the shared loop: see `policy/cell.rs`. The numbers are read as one through
+//! `policy/published.rs`; the two that decide about a single permit of a plain bucket have words of
+//! their own.
 //!
-//! **A change** closes the bucket, converts the word, replaces the numbers, and opens the bucket. While it is closed nobody passes. So a
-//! request takes by the old terms from the old word, or by the new terms from the new one, as if all were replaced at once,
-//! in the exchange that converts the word:
+//! **A change** closes the bucket, converts the word, replaces the numbers, and opens the bucket.
+//! While it is closed nobody passes. So a request takes by the old terms from the old word, or by
+//! the new terms from the new one, as if all were replaced at once, in the exchange that converts
+//! the word:
 //!
 //! | bucket | word | numbers | a request |
 //! |---|---|---|---|
@@ -48,8 +54,9 @@
 //! | closed | new | old, or some of each | the same |
 //! | open | new | new | takes by the new terms |
 //!
-//! Without the second and third row a thread that stalls there would leave old numbers to a new word: a stock that the conversion made
-//! longer, as for a slower rate, could be had at the old price.
+//! Without the second and third row a thread that stalls there would leave old numbers to a new
+//! word: a stock that the conversion made longer, as for a slower rate, could be had at the old
+//! price.
 //!
 //! | operation | ordering | pairs with | why |
 //! |---|---|---|---|
@@ -58,22 +65,26 @@
 //! | the numbers are stored, then `way` | Release | their loads | whoever finds it open by the new terms finds the new numbers |
 //! | after the word `way` is loaded, then the numbers | Acquire | their stores | whoever finds a new number comes after the conversion |
 //!
-//! **Why enough.** The bad executions are an old number for the new word, and a new one for the old word. The first: the word was loaded with
-//! Acquire, so `way` shows at least that the bucket is closed. If it shows that it is open, it is so by the new terms, and all numbers are
-//! new. The second: the new number was stored after the conversion and loaded with Acquire, so the exchange comes
-//! after the conversion and does not find the old word. **Why not more.** What others make of a word is an exchange, too, which carries
-//! on what the conversion published, at any ordering.
+//! **Why enough.** The bad executions are an old number for the new word, and a new one for the old
+//! word. The first: the word was loaded with Acquire, so `way` shows at least that the bucket is
+//! closed. If it shows that it is open, it is so by the new terms, and all numbers are new. The
+//! second: the new number was stored after the conversion and loaded with Acquire, so the exchange
+//! comes after the conversion and does not find the old word. **Why not more.** What others make of
+//! a word is an exchange, too, which carries on what the conversion published, at any ordering.
 //!
-//! **What is left.** An exchange tells words apart, not terms. Where a change leaves the word as it is, because nothing is in stock, only
-//! the burst becomes larger, or the bucket is to stand still, one request that stalled meanwhile passes by the old terms, and finds what came
-//! in at the old rate until its own time. Where others take by the new terms and arrive at the old word, to a sixteenth of a nanosecond, one
-//! that stalled all the while pays the old price.
+//! **What is left.** An exchange tells words apart, not terms. Where a change leaves the word as it
+//! is, because nothing is in stock, only the burst becomes larger, or the bucket is to stand still,
+//! one request that stalled meanwhile passes by the old terms, and finds what came in at the old
+//! rate until its own time. Where others take by the new terms and arrive at the old word, to a
+//! sixteenth of a nanosecond, one that stalled all the while pays the old price.
 //!
-//! Giving back and charging cannot be refused, so they wait until the bucket is open. A limiter's own never meet a change, since
-//! both hold the queue's lock. Those of a policy that is used alone may count by the old terms where the word stays as it is.
+//! Giving back and charging cannot be refused, so they wait until the bucket is open. A limiter's
+//! own never meet a change, since both hold the queue's lock. Those of a policy that is used alone
+//! may count by the old terms where the word stays as it is.
 //!
-//! **Checked by** `loom-tests/change.rs`, with twins that ignore that the bucket is closed, and that read the numbers before the word;
-//! and by `tests/policy_stress.rs`. Loom does not reorder a load behind a later exchange, so the second bad execution rests on the argument.
+//! **Checked by** `loom-tests/change.rs`, with twins that ignore that the bucket is closed, and
+//! that read the numbers before the word; and by `tests/policy_stress.rs`. Loom does not reorder a
+//! load behind a later exchange, so the second bad execution rests on the argument.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -89,7 +100,8 @@ use crate::policy::{Change, Crowd, Forecast, Keep, PolicyStatus, limited, ticks}
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, LOOKS, Ordering, spin_loop};
 
-/// The state of one [`TokenBucket`](super::TokenBucket) or [`LeakyBucket`](super::LeakyBucket): a single word.
+/// The state of one [`TokenBucket`](super::TokenBucket) or [`LeakyBucket`](super::LeakyBucket): a
+/// single word.
 #[derive(Debug)]
 pub struct BucketState {
     /// The tick at which the bucket would be empty.
@@ -125,14 +137,16 @@ struct Hot {
     way: AtomicU64,
     /// The price of one permit.
     one: AtomicU64,
-    /// How many ticks of tokens a full bucket holds after one permit is taken. With the stock itself, a price and a stock of
-    /// different terms could put the word beyond now; with this no two numbers can.
+    /// How many ticks of tokens a full bucket holds after one permit is taken. With the stock
+    /// itself, a price and a stock of different terms could put the word beyond now; with this no
+    /// two numbers can.
     rest: AtomicU64,
 }
 
 /// Open, tokens come in all the time, and the bucket can hold the price of one permit.
 const PLAIN: u64 = 0;
-/// Open, and tokens come in steps. All numbers are read as one, since the steps of one rate make no sense with those of another.
+/// Open, and tokens come in steps. All numbers are read as one, since the steps of one rate make no
+/// sense with those of another.
 const IN_STEPS: u64 = 1;
 /// Open, and unlimited, without any tokens coming in, or too small for a permit.
 const OTHER: u64 = 3;
@@ -155,7 +169,8 @@ pub(crate) struct Bucket {
     /// `Numbers` (six words), `More` (four), and `Terms` (seven).
     words: Published<17>,
     start: Start,
-    /// Whether a request that is larger than the bucket waits for its own price, instead of being refused for ever.
+    /// Whether a request that is larger than the bucket waits for its own price, instead of being
+    /// refused for ever.
     stretches: bool,
     /// Steps are at this time after the periods of Unix time.
     wall_clock: Option<Duration>,
@@ -271,7 +286,8 @@ impl Bucket {
         }
     }
 
-    /// The numbers of a state that was loaded before, for those who can wait until the bucket is open.
+    /// The numbers of a state that was loaded before, for those who can wait until the bucket is
+    /// open.
     fn settled(&self) -> (Numbers, More) {
         if self.hot.way.load(Ordering::Acquire) == CLOSED {
             drop(self.words.writer());
@@ -324,7 +340,8 @@ impl Bucket {
         if n == 1 { self.try_acquire_one(state, at) } else { self.try_acquire_any(state, at, n, true) }
     }
 
-    /// One permit. This is the rule of [`take`](Bucket::take) for a bucket that is [`PLAIN`], and no more than that.
+    /// One permit. This is the rule of [`take`](Bucket::take) for a bucket that is [`PLAIN`], and
+    /// no more than that.
     #[inline]
     fn try_acquire_one(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
@@ -461,8 +478,9 @@ impl Bucket {
         numbers.time_of(zero.saturating_add(price))
     }
 
-    /// Where tokens come in steps, those that do not fit are lost, also while a large request waits for more. And a request that is larger
-    /// than the bucket finds what came in for it alone, which is none of a nanosecond that it was granted late.
+    /// Where tokens come in steps, those that do not fit are lost, also while a large request waits
+    /// for more. And a request that is larger than the bucket finds what came in for it alone,
+    /// which is none of a nanosecond that it was granted late.
     pub(crate) fn one_by_one(&self, largest: u32) -> usize {
         let (numbers, price) = self.published(largest);
         let overflows = numbers.step > 0 && price.saturating_add(numbers.gain) > numbers.saved;
@@ -495,7 +513,8 @@ impl Bucket {
     /// As if none of them found more than the bucket holds.
     pub(crate) fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd) {
         let (numbers, largest) = self.price(crowd.largest);
-        // A request that waits lacks some tokens, so of a step no more is lost than this, and the request takes the step.
+        // A request that waits lacks some tokens, so of a step no more is lost than this, and the
+        // request takes the step.
         let lost = match numbers.step {
             0 if largest > numbers.saved => ticks::PER_NANO,
             0 => 0,
@@ -606,7 +625,8 @@ impl Bucket {
         // Published by the conversion.
         self.hot.way.store(CLOSED, Ordering::Relaxed);
         let Ok(level) = convert(&state.zero, |zero| {
-            // Without a limit, and where no permits are kept, what grants took before is not told apart any more.
+            // Without a limit, and where no permits are kept, what grants took before is not told
+            // apart any more.
             let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
                 Keep::Reset => (self.starting_word(new, at), false),
                 _ if filled => (new.0.word(new.0.tick(at).saturating_sub(new.0.saved)), false),
@@ -679,7 +699,8 @@ fn paid(numbers: &Numbers, more: &More, charge: BucketCharge) -> u64 {
 }
 
 impl Clone for Bucket {
-    /// With what the terms alone do not say: since when nothing comes in, and what a token was worth until then.
+    /// With what the terms alone do not say: since when nothing comes in, and what a token was
+    /// worth until then.
     fn clone(&self) -> Bucket {
         let (words, [one, saved, stopped, step, shift, gain, ..]) = self.words.copy();
         let hot = Hot::new(&Numbers { one, saved, stopped, step, shift, gain });

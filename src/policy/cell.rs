@@ -11,19 +11,21 @@
 //! | the same, of a conversion | Release | load, failure | who sees the word in new terms sees what was written before |
 //! | compare and exchange, failure | Acquire | a conversion | the next guess |
 //!
-//! **Why enough.** The bad execution is two takers that both spend the same permit. Each successful exchange reads
-//! the latest value in the word's modification order and puts its own directly behind, so the second one
-//! sees what the first one spent. A refusal from a stale guess is a refusal that was right a moment earlier, in a call that overlaps with
-//! the change. **Why not more.** The word carries its whole meaning, so a taker publishes nothing; and its exchange carries on what a
-//! conversion published, since it reads and writes in one.
+//! **Why enough.** The bad execution is two takers that both spend the same permit. Each successful
+//! exchange reads the latest value in the word's modification order and puts its own directly
+//! behind, so the second one sees what the first one spent. A refusal from a stale guess is a
+//! refusal that was right a moment earlier, in a call that overlaps with the change. **Why not
+//! more.** The word carries its whole meaning, so a taker publishes nothing; and its exchange
+//! carries on what a conversion published, since it reads and writes in one.
 //!
-//! The terms are other memory, which a change replaces together with the word. Which of both comes first, and what a taker makes
-//! of a word in other terms, is each policy's own argument. It never sees half a rate: that is [`published`](super::published)'s
-//! promise.
+//! The terms are other memory, which a change replaces together with the word. Which of both comes
+//! first, and what a taker makes of a word in other terms, is each policy's own argument. It never
+//! sees half a rate: that is [`published`](super::published)'s promise.
 //!
 //! **Promise.** None: a grant establishes no happens-before between callers.
 //!
-//! **Checked by** `loom-tests/cell.rs`, with a load-and-store twin that double-spends, and `change.rs`.
+//! **Checked by** `loom-tests/cell.rs`, with a load-and-store twin that double-spends, and
+//! `change.rs`.
 
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 
@@ -31,7 +33,8 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 pub(crate) trait Cell {
     type Word: Copy;
     fn load(&self) -> Self::Word;
-    /// Replaces `current` by `new`, or returns the word that is there instead; may fail for no reason.
+    /// Replaces `current` by `new`, or returns the word that is there instead; may fail for no
+    /// reason.
     fn exchange(&self, current: Self::Word, new: Self::Word, success: Ordering) -> Result<(), Self::Word>;
 }
 
@@ -59,7 +62,8 @@ impl Cell for AtomicU128 {
     }
 }
 
-/// Applies a pure step until it is applied to the newest word. An error from the step writes nothing.
+/// Applies a pure step until it is applied to the newest word. An error from the step writes
+/// nothing.
 #[inline]
 pub(crate) fn update<C: Cell, R, E>(
     cell: &C,
@@ -68,7 +72,8 @@ pub(crate) fn update<C: Cell, R, E>(
     apply(cell, Ordering::Relaxed, step)
 }
 
-/// The same for a step into other terms: whoever sees its word, or one made of it, also sees what was written before.
+/// The same for a step into other terms: whoever sees its word, or one made of it, also sees what
+/// was written before.
 pub(crate) fn convert<C: Cell, R, E>(
     cell: &C,
     step: impl Fn(C::Word) -> Result<(C::Word, R), E>,

@@ -1,12 +1,14 @@
-//! The cells of a sliding window: a log of the cells in which permits were granted, with a running total.
+//! The cells of a sliding window: a log of the cells in which permits were granted, with a running
+//! total.
 //!
 //! # Idea
 //!
-//! The permits of the last *k* cells are a difference of two totals: of all permits ever counted, less those counted before the
-//! oldest of these cells began. So a cell needs its beginning and the total at that time, and no count of its own. The decision
-//! takes from one word, the **head**, which has the newest total. A cell that drops out is subtracted by looking at the next
-//! one. Nothing is swept, and the totals rise from cell to cell, so that a search by halves finds the cell that has to drop out
-//! before `n` permits are free.
+//! The permits of the last *k* cells are a difference of two totals: of all permits ever counted,
+//! less those counted before the oldest of these cells began. So a cell needs its beginning and the
+//! total at that time, and no count of its own. The decision takes from one word, the **head**,
+//! which has the newest total. A cell that drops out is subtracted by looking at the next one.
+//! Nothing is swept, and the totals rise from cell to cell, so that a search by halves finds the
+//! cell that has to drop out before `n` permits are free.
 //!
 //! # State
 //!
@@ -21,8 +23,9 @@
 //! | beginning | 0..64 | when the cell begins, in ns | |
 //! | oldest | 0..64 | number of the oldest cell that counts: a hint, checked at each use | |
 //!
-//! Cells in which nothing is granted are not opened. The ring has more places than the window has cells, so the place of a new
-//! cell is that of one that counts no more, neither in the new cell nor in the one before.
+//! Cells in which nothing is granted are not opened. The ring has more places than the window has
+//! cells, so the place of a new cell is that of one that counts no more, neither in the new cell
+//! nor in the one before.
 //!
 //! # Protocol
 //!
@@ -35,34 +38,40 @@
 //! | 5 give back in an older cell | marks: plus `n` in this cell and those before it, the newest first | Release |
 //! | all | loads | Acquire |
 //!
-//! A grant in the newest cell is step 3. The first grant in a cell makes steps 1 to 3. A thread that finds a fresh head enters
-//! the cell for the one that opened it, so a thread that stalls holds up none. A refusal is a difference of words and writes
-//! nothing.
+//! A grant in the newest cell is step 3. The first grant in a cell makes steps 1 to 3. A thread
+//! that finds a fresh head enters the cell for the one that opened it, so a thread that stalls
+//! holds up none. A refusal is a difference of words and writes nothing.
 //!
-//! **No permit is granted twice.** A grant is one exchange of the head. It fails if anything was granted or opened since the head
-//! was loaded. The other term of the difference, the total before the oldest cell, changes by step 5 alone, which makes room.
-//! A place of the ring is taken for a newer cell only after the head has changed, so a request that reads such a place fails; a
-//! place that shows another number than the one that was looked for counts as over, and a refusal looks at the head again.
+//! **No permit is granted twice.** A grant is one exchange of the head. It fails if anything was
+//! granted or opened since the head was loaded. The other term of the difference, the total before
+//! the oldest cell, changes by step 5 alone, which makes room. A place of the ring is taken for a
+//! newer cell only after the head has changed, so a request that reads such a place fails; a place
+//! that shows another number than the one that was looked for counts as over, and a refusal looks
+//! at the head again.
 //!
-//! **A cell is entered once.** While the head is fresh its time, number and total stay as they are, so all threads enter the same.
-//! One that stalls before an exchange of step 2 finds a newer beginning, or a newer number, and fails: neither comes again before
-//! the numbers wrap. Only across a change may a beginning come again; then a cell may be taken to begin later than it does, by
-//! less than the length of a cell, and counts for longer.
+//! **A cell is entered once.** While the head is fresh its time, number and total stay as they are,
+//! so all threads enter the same. One that stalls before an exchange of step 2 finds a newer
+//! beginning, or a newer number, and fails: neither comes again before the numbers wrap. Only
+//! across a change may a beginning come again; then a cell may be taken to begin later than it
+//! does, by less than the length of a cell, and counts for longer.
 //!
-//! **Step 5** raises the total before a cell, which lowers what counts from this cell on. Between two of its exchanges some totals
-//! are too low, so too much counts. Giving back holds a lock that no decision looks at, since two that took the permits of one cell
-//! would take them twice.
+//! **Step 5** raises the total before a cell, which lowers what counts from this cell on. Between
+//! two of its exchanges some totals are too low, so too much counts. Giving back holds a lock that
+//! no decision looks at, since two that took the permits of one cell would take them twice.
 //!
-//! **A change** holds that lock, closes the head, carries the counts over into new cells, enters them under numbers that no place
-//! has shown before, and opens the head. A request that stalls meanwhile does not find its head again.
+//! **A change** holds that lock, closes the head, carries the counts over into new cells, enters
+//! them under numbers that no place has shown before, and opens the head. A request that stalls
+//! meanwhile does not find its head again.
 //!
-//! **Why the orderings suffice.** A request that loads a head sees all places that were entered before it, since each exchange of
-//! the head releases what its thread has entered or acquired. A mark is stored after its beginning, so a request that reads the
-//! number it looked for reads the beginning of this cell, or of a newer one; then the head is another, too.
+//! **Why the orderings suffice.** A request that loads a head sees all places that were entered
+//! before it, since each exchange of the head releases what its thread has entered or acquired. A
+//! mark is stored after its beginning, so a request that reads the number it looked for reads the
+//! beginning of this cell, or of a newer one; then the head is another, too.
 //!
-//! **Checked by** `loom-tests/sliding_window.rs`, with a twin that counts in a cell before it enters it; by `loom-tests/change.rs`,
-//! with a twin that does not close the head; and by `tests/policy_stress.rs`. Loom has no 128-bit atomic, see its README, so the last
-//! paragraph rests on the argument.
+//! **Checked by** `loom-tests/sliding_window.rs`, with a twin that counts in a cell before it
+//! enters it; by `loom-tests/change.rs`, with a twin that does not close the head; and by
+//! `tests/policy_stress.rs`. Loom has no 128-bit atomic, see its README, so the last paragraph
+//! rests on the argument.
 
 use crate::policy::Keep;
 use crate::policy::closable::{ClosableWord, Seen};
@@ -150,7 +159,8 @@ pub(crate) struct View {
     now: Stamp,
     /// When the cell of this time begins.
     pub(crate) beginning: Stamp,
-    /// The length of all cells: the window's, or a little more, so that a cell is a whole number of nanoseconds.
+    /// The length of all cells: the window's, or a little more, so that a cell is a whole number of
+    /// nanoseconds.
     pub(crate) span: u64,
     /// The number of the oldest cell that counts, if any does.
     oldest: u64,
@@ -206,7 +216,8 @@ impl Cells {
         self.cell(head, number(of.wrapping_add(1))).map(|cell| cell.before)
     }
 
-    /// How a window of so many cells looks at a time. Always inlined, since a grant needs little of the view, and none of it in memory.
+    /// How a window of so many cells looks at a time. Always inlined, since a grant needs little of
+    /// the view, and none of it in memory.
     #[inline(always)]
     pub(crate) fn view(&self, head: Head, window: &Window, cells: u16, at: Stamp) -> View {
         let now = at.max(head.time);
@@ -263,13 +274,15 @@ impl Cells {
         Some(self.cell(&view.head, of_age(age))?.beginning.saturating_add(view.span))
     }
 
-    /// Whether no cell was opened, and the terms are those of the view. Otherwise places may have been reused.
+    /// Whether no cell was opened, and the terms are those of the view. Otherwise places may have
+    /// been reused.
     #[inline]
     pub(crate) fn is_current(&self, view: &View) -> bool {
         self.head.load().is_some_and(|seen| Head::decode(seen.content()).number == view.head.number)
     }
 
-    /// Counts `n` permits. Returns the number of their cell, or `None` if the state is another by now, or a step nearer.
+    /// Counts `n` permits. Returns the number of their cell, or `None` if the state is another by
+    /// now, or a step nearer.
     #[inline]
     pub(crate) fn count(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
         let head = view.head;
@@ -309,7 +322,8 @@ impl Cells {
         }
     }
 
-    /// When each cell that counts drops out, and how many permits, the oldest first. `None` if the view is outdated.
+    /// When each cell that counts drops out, and how many permits, the oldest first. `None` if the
+    /// view is outdated.
     pub(crate) fn counting(&self, view: &View) -> Option<Vec<(Stamp, u64)>> {
         let ages = if view.sum == 0 { 0 } else { number(view.head.number.wrapping_sub(view.oldest)) + 1 };
         let cell = |age: u64| {
@@ -321,7 +335,8 @@ impl Cells {
         (0..ages).rev().map(cell).collect()
     }
 
-    /// Counts `n` permits whether there is room or not. `None` if the state is another by now, or a step nearer.
+    /// Counts `n` permits whether there is room or not. `None` if the state is another by now, or a
+    /// step nearer.
     pub(crate) fn owe(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
         self.count(seen, view, n.min(MOST_OWED.saturating_sub(view.sum)))
     }
@@ -354,7 +369,8 @@ impl Cells {
         }
     }
 
-    /// Takes up to `n` permits out of the cells of a view, the oldest first. Returns whether the view was still right.
+    /// Takes up to `n` permits out of the cells of a view, the oldest first. Returns whether the
+    /// view was still right.
     pub(crate) fn give_back_oldest(
         &self,
         seen: Seen<127, 0>,
@@ -409,8 +425,9 @@ impl Cells {
         }
     }
 
-    /// Carries what counts at a time over into the cells of a new window. The caller holds the right to do so, and has closed the
-    /// head, of which it passes the content. Returns the new content.
+    /// Carries what counts at a time over into the cells of a new window. The caller holds the
+    /// right to do so, and has closed the head, of which it passes the content. Returns the new
+    /// content.
     pub(crate) fn carry_over(
         &self,
         content: u128,
@@ -423,7 +440,8 @@ impl Cells {
         let view = self.view(head, old, cells, at);
         let newest = new.beginning(view.now);
         let over = newest.saturating_sub(new.piece * u64::from(cells));
-        // When each begins and what it counts, the newest first. There is always one for the time of the change.
+        // When each begins and what it counts, the newest first. There is always one for the time
+        // of the change.
         let mut carried = vec![(newest, 0)];
         let (mut sum, mut of) = (0, head.number);
         let mut left = view.sum;

@@ -5,14 +5,18 @@ use std::time::Duration;
 use crate::error::PolicyError;
 use crate::rate::Rate;
 
-/// What becomes of what a limiter has in stock, has counted or is owed, when its rate, burst or window changes.
+/// What becomes of what a limiter has in stock, has counted or is owed, when its rate, burst or
+/// window changes.
 ///
-/// Each policy has a rule of its own that it follows unless told otherwise: Guava's two keep the ratio, all others the count.
+/// Each policy has a rule of its own that it follows unless told otherwise: Guava's two keep the
+/// ratio, all others the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keep {
-    /// The number of permits: who had 5 in stock has 5, up to the new burst; who owes 5 owes 5; 5 counted are 5 counted.
+    /// The number of permits: who had 5 in stock has 5, up to the new burst; who owes 5 owes 5; 5
+    /// counted are 5 counted.
     Count,
-    /// The share: a bucket that was half full is half full, a window that was half used is half used, and a debt keeps its time.
+    /// The share: a bucket that was half full is half full, a window that was half used is half
+    /// used, and a debt keeps its time.
     Ratio,
     /// Nothing: as a new limiter.
     Reset,
@@ -53,15 +57,17 @@ impl Change {
         Change { rate: Some(rate), ..Change::default() }
     }
 
-    /// Also a new burst. Only for policies that have one in permits: [`TokenBucket`](super::TokenBucket), and
-    /// [`LeakyBucket`](super::LeakyBucket), where it is the number of undelayed permits and the one that is passing, as far as they fit.
+    /// Also a new burst. Only for policies that have one in permits:
+    /// [`TokenBucket`](super::TokenBucket), and [`LeakyBucket`](super::LeakyBucket), where it is
+    /// the number of undelayed permits and the one that is passing, as far as they fit.
     #[must_use]
     pub fn burst(self, burst: u32) -> Change {
         Change { burst: Some(burst), ..self }
     }
 
-    /// Also a new [capacity](super::LeakyBucket::capacity), in place of a longest wait. Only for [`LeakyBucket`](super::LeakyBucket). What is
-    /// undelayed is cut to it. Those who wait already stay.
+    /// Also a new [capacity](super::LeakyBucket::capacity), in place of a longest wait. Only for
+    /// [`LeakyBucket`](super::LeakyBucket). What is undelayed is cut to it. Those who wait already
+    /// stay.
     ///
     /// # Examples
     ///
@@ -81,8 +87,9 @@ impl Change {
         Change { capacity: Some(permits), max_wait: None, ..self }
     }
 
-    /// Also a new [longest wait](super::LeakyBucket::max_wait), in place of a capacity. Only for [`LeakyBucket`](super::LeakyBucket). Those who
-    /// wait already stay. [`Duration::MAX`] is a bucket without end.
+    /// Also a new [longest wait](super::LeakyBucket::max_wait), in place of a capacity. Only for
+    /// [`LeakyBucket`](super::LeakyBucket). Those who wait already stay. [`Duration::MAX`] is a
+    /// bucket without end.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> Change {
         Change { capacity: None, max_wait: Some(max_wait), ..self }

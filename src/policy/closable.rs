@@ -1,10 +1,12 @@
-//! A word of state that is closed while the terms by which it is read are replaced. For the policies that count.
+//! A word of state that is closed while the terms by which it is read are replaced. For the
+//! policies that count.
 //!
 //! # The problem
 //!
-//! A state is one word, the terms are several others, and no exchange replaces both. A request that reads a converted count by the
-//! old limit, or an old count by the new limit, takes permits that are not there. No order of publishing forbids both: whichever
-//! comes first, the thread that changes may stall in between.
+//! A state is one word, the terms are several others, and no exchange replaces both. A request that
+//! reads a converted count by the old limit, or an old count by the new limit, takes permits that
+//! are not there. No order of publishing forbids both: whichever comes first, the thread that
+//! changes may stall in between.
 //!
 //! # Protocol
 //!
@@ -14,10 +16,11 @@
 //! | the `TURNS` below it | turn | the number of changes, modulo `2^TURNS` |
 //! | the others | content | what the policy counts |
 //!
-//! A policy puts these bits at the top of one half of the word, so that its own numbers do not cross the middle.
+//! A policy puts these bits at the top of one half of the word, so that its own numbers do not
+//! cross the middle.
 //!
-//! A change holds the lock of the terms' writer. It closes the word, converts the content, publishes the terms, and opens the
-//! word with the new content and the next turn:
+//! A change holds the lock of the terms' writer. It closes the word, converts the content,
+//! publishes the terms, and opens the word with the new content and the next turn:
 //!
 //! | word | content | terms | a request |
 //! |---|---|---|---|
@@ -25,10 +28,12 @@
 //! | closed | old | old, or new | looks again, and is refused for the shortest time there is |
 //! | open, turn *k* + 1 | new | new | takes by the new terms |
 //!
-//! A request never blocks. It finds the word closed for the few stores that a change takes, and looks at it [`LOOKS`] times. If the
-//! word is still closed, the thread that changes was taken off its processor; then the request is refused and told to try
-//! again a nanosecond later. An operation that cannot be refused, such as a refund, waits for the writer's lock. In a limiter it
-//! never has to, since the limiter's own operations of this kind and its changes hold the lock of the queue.
+//! A request never blocks. It finds the word closed for the few stores that a change takes, and
+//! looks at it [`LOOKS`] times. If the word is still closed, the thread that changes was taken off
+//! its processor; then the request is refused and told to try again a nanosecond later. An
+//! operation that cannot be refused, such as a refund, waits for the writer's lock. In a limiter it
+//! never has to, since the limiter's own operations of this kind and its changes hold the lock of
+//! the queue.
 //!
 //! # Memory ordering
 //!
@@ -41,17 +46,20 @@
 //! | 5 load of the terms, always after 4 | Acquire | 2 | as above |
 //! | 6 take: exchange | Relaxed, unless the policy says otherwise | | reads the newest word, or fails |
 //!
-//! **Why enough.** The bad executions are a new content by old terms, and an old content by new terms. The first: the request has
-//! loaded the new content in 4, so it comes after 3 and thus after 2, and loads the new terms in 5, or newer ones. The second:
-//! the request has loaded a new term in 5, so it comes after 1, and its exchange in 6 does not find the open word of turn *k*
-//! any more. **Why not more.** A taker publishes nothing, and its exchange carries on what 3 published, since it reads and writes
-//! in one.
+//! **Why enough.** The bad executions are a new content by old terms, and an old content by new
+//! terms. The first: the request has loaded the new content in 4, so it comes after 3 and thus
+//! after 2, and loads the new terms in 5, or newer ones. The second: the request has loaded a new
+//! term in 5, so it comes after 1, and its exchange in 6 does not find the open word of turn *k*
+//! any more. **Why not more.** A taker publishes nothing, and its exchange carries on what 3
+//! published, since it reads and writes in one.
 //!
-//! **What is left.** A request that stalls between 4 and 6 for a multiple of `2^TURNS` changes, and then finds the word as it was to
-//! the last bit, takes by the terms that it has read. A *refusal* is not checked again: one that overlaps with a change may have
-//! mixed both terms, and tell a time that neither of them has.
+//! **What is left.** A request that stalls between 4 and 6 for a multiple of `2^TURNS` changes, and
+//! then finds the word as it was to the last bit, takes by the terms that it has read. A *refusal*
+//! is not checked again: one that overlaps with a change may have mixed both terms, and tell a time
+//! that neither of them has.
 //!
-//! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; and by `tests/policy_stress.rs`.
+//! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; and by
+//! `tests/policy_stress.rs`.
 
 use std::fmt;
 
@@ -119,8 +127,9 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         self.0.exchange(seen.0, bits, success).is_ok()
     }
 
-    /// Applies the step of a request until it is applied to the newest content. The step reads the terms itself. A refusal writes
-    /// nothing. Always inlined, so that what the step captures stays in registers.
+    /// Applies the step of a request until it is applied to the newest content. The step reads the
+    /// terms itself. A refusal writes nothing. Always inlined, so that what the step captures stays
+    /// in registers.
     #[inline(always)]
     pub(crate) fn request<R>(
         &self,
@@ -138,7 +147,8 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         }
     }
 
-    /// The word, for an operation that can wait until it is open: `wait` waits for the thread that changes.
+    /// The word, for an operation that can wait until it is open: `wait` waits for the thread that
+    /// changes.
     pub(crate) fn settled(&self, wait: impl Fn()) -> Seen<TOP, TURNS> {
         loop {
             if let Some(seen) = self.load() {
@@ -163,7 +173,8 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         loop {
             let seen = self.settled(&wait);
             let result = look(seen.content());
-            // The terms may have been replaced meanwhile. Permits that were taken meanwhile do not matter.
+            // The terms may have been replaced meanwhile. Permits that were taken meanwhile do not
+            // matter.
             if (Cell::load(&self.0) ^ seen.0) & !Self::CONTENT == 0 {
                 return result;
             }
@@ -179,7 +190,8 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         bits & Self::CONTENT
     }
 
-    /// Opens the word with another content. The caller has closed it, and has published the terms of the content.
+    /// Opens the word with another content. The caller has closed it, and has published the terms
+    /// of the content.
     pub(crate) fn open(&self, content: u128) {
         // No other thread writes a closed word.
         let turn = (Cell::load(&self.0) & Self::TURN) + Self::NEXT;

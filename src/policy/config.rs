@@ -32,14 +32,15 @@ pub enum PolicyKind {
 
 /// What a configuration says of a policy: its kind, its rate, and what else that kind has.
 ///
-/// What is left out is as in the policy's own constructor. A field that the policy does not have is an error, so
-/// that nothing is silently ignored.
+/// What is left out is as in the policy's own constructor. A field that the policy does not have is
+/// an error, so that nothing is silently ignored.
 ///
 /// # Text
 ///
-/// The kind, the rate without spaces, and then each field with its value, in any order: `token_bucket 100/s burst 20`. A field that is
-/// only set or not, such as `from_first_grant`, has no value. `unlimited` and `blocked` have nothing else. Spans are whole numbers with a
-/// unit: `500ms`, `8h`.
+/// The kind, the rate without spaces, and then each field with its value, in any order:
+/// `token_bucket 100/s burst 20`. A field that is only set or not, such as `from_first_grant`, has
+/// no value. `unlimited` and `blocked` have nothing else. Spans are whole numbers with a unit:
+/// `500ms`, `8h`.
 ///
 /// | kind | fields |
 /// |---|---|
@@ -54,10 +55,12 @@ pub enum PolicyKind {
 ///
 /// # serde
 ///
-/// With the feature `serde` it can be read from and written to any format, with the same names; rates and spans are strings. An
-/// [`AnyPolicy`] can be read, too: then what is missing or does not fit is an error of the format's.
+/// With the feature `serde` it can be read from and written to any format, with the same names;
+/// rates and spans are strings. An [`AnyPolicy`] can be read, too: then what is missing or does not
+/// fit is an error of the format's.
 ///
-/// New versions may add fields: make one with [`new`](PolicyConfig::new), and with `..` where you name fields.
+/// New versions may add fields: make one with [`new`](PolicyConfig::new), and with `..` where you
+/// name fields.
 ///
 /// # Examples
 ///
@@ -78,7 +81,8 @@ pub enum PolicyKind {
 pub struct PolicyConfig {
     /// Which policy.
     pub policy: PolicyKind,
-    /// The rate; the limit and the window of a policy that counts. Not for [`PolicyKind::Unlimited`] and [`PolicyKind::Blocked`].
+    /// The rate; the limit and the window of a policy that counts. Not for
+    /// [`PolicyKind::Unlimited`] and [`PolicyKind::Blocked`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub rate: Option<Rate>,
     /// For how long unused permits are saved: [`SmoothBursty::max_burst`].
@@ -108,7 +112,8 @@ pub struct PolicyConfig {
     /// [`TokenBucket::in_steps`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_false"))]
     pub in_steps: bool,
-    /// How long after the periods of Unix time the policy's own begin: [`FixedWindow::at_wall_clock`].
+    /// How long after the periods of Unix time the policy's own begin:
+    /// [`FixedWindow::at_wall_clock`].
     #[cfg_attr(feature = "serde", serde(default, with = "spans", skip_serializing_if = "Option::is_none"))]
     pub at_wall_clock: Option<Duration>,
     /// [`TokenBucket::tolerance`].
@@ -227,7 +232,8 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// Equal if each field is, and a [`cold_factor`](PolicyConfig::cold_factor) that is not a number is equal to itself.
+/// Equal if each field is, and a [`cold_factor`](PolicyConfig::cold_factor) that is not a number is
+/// equal to itself.
 impl PartialEq for PolicyConfig {
     fn eq(&self, other: &PolicyConfig) -> bool {
         self.policy == other.policy && self.rate == other.rate && self.fields() == other.fields()
@@ -562,7 +568,8 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// A number that is finite: some formats write others as nothing, which would read back as the default.
+/// A number that is finite: some formats write others as nothing, which would read back as the
+/// default.
 #[cfg(feature = "serde")]
 mod factor {
     use serde::{Deserialize, Deserializer, Serializer, de, ser};

@@ -2,9 +2,9 @@
 //!
 //! # Memory ordering
 //!
-//! The price of one permit has a word of its own, so that the request nearly everybody makes needs one load. It is relaxed: the
-//! word is whole by itself, and a request that overlaps with a change may pay either price. Everything else is
-//! read as one through [`Published`].
+//! The price of one permit has a word of its own, so that the request nearly everybody makes needs
+//! one load. It is relaxed: the word is whole by itself, and a request that overlaps with a change
+//! may pay either price. Everything else is read as one through [`Published`].
 
 use std::fmt;
 

@@ -2,9 +2,10 @@
 //!
 //! # Algorithm
 //!
-//! Count the permits of this minute; when the next minute begins, begin at zero. The cheapest rule, and the one that most
-//! services publish. What it forgets: the minute before. Whoever takes all permits at the end of one window and all of
-//! the next at its beginning has twice the limit in an instant.
+//! Count the permits of this minute; when the next minute begins, begin at zero. The cheapest rule,
+//! and the one that most services publish. What it forgets: the minute before. Whoever takes all
+//! permits at the end of one window and all of the next at its beginning has twice the limit in an
+//! instant.
 //!
 //! # State word
 //!
@@ -15,13 +16,15 @@
 //! | 47..63 | turn | changes | wraps |
 //! | 0..47 | permits used in the window of that time | | at most the limit, or an old limit that was higher, unless there were debits |
 //!
-//! Every operation acts as of its clock reading or as of the time in the word, whichever is later. The beginning of the window
-//! would not do: a window that becomes shorter while it is open may begin between an older reading and the last grant.
+//! Every operation acts as of its clock reading or as of the time in the word, whichever is later.
+//! The beginning of the window would not do: a window that becomes shorter while it is open may
+//! begin between an older reading and the last grant.
 //!
 //! # Invariant
 //!
-//! At most `limit` permits in each window. In any span of length *d* at most `limit * (d / length + 2)`, rounded down; so up to
-//! twice the limit within an instant around the edge. Tests: `tests/window_properties.rs`.
+//! At most `limit` permits in each window. In any span of length *d* at most `limit * (d / length +
+//! 2)`, rounded down; so up to twice the limit within an instant around the edge. Tests:
+//! `tests/window_properties.rs`.
 //!
 //! # Memory ordering
 //!
@@ -29,7 +32,8 @@
 //!
 //! # Source
 //!
-//! The counter of many services; Redis documentation, `INCR`, "Pattern: rate limiter". Anchored at the first grant: tower's `RateLimit`.
+//! The counter of many services; Redis documentation, `INCR`, "Pattern: rate limiter". Anchored at
+//! the first grant: tower's `RateLimit`.
 
 use std::time::Duration;
 
@@ -42,17 +46,19 @@ use crate::rate::Rate;
 
 /// At most so many permits in each period of time, counted from zero when the next one begins.
 ///
-/// `FixedWindow::new("100/min".parse()?)` grants 100 in each minute. The minutes begin with the limiter's clock, or
-/// [by the wall clock](FixedWindow::at_wall_clock), or [with the first permit](FixedWindow::from_first_grant) after the last one ended.
+/// `FixedWindow::new("100/min".parse()?)` grants 100 in each minute. The minutes begin with the
+/// limiter's clock, or [by the wall clock](FixedWindow::at_wall_clock), or [with the first
+/// permit](FixedWindow::from_first_grant) after the last one ended.
 ///
-/// **At the edge** of two windows twice the limit can pass within an instant. For a server with this very rule that is what it
-/// allows; to protect a service, choose [`SlidingWindow`](super::SlidingWindow) or [`SlidingLog`](super::SlidingLog).
+/// **At the edge** of two windows twice the limit can pass within an instant. For a server with
+/// this very rule that is what it allows; to protect a service, choose
+/// [`SlidingWindow`](super::SlidingWindow) or [`SlidingLog`](super::SlidingLog).
 ///
-/// A request for more than the limit can never be had. Those who wait are served together when the window turns, in order, as many as
-/// it has permits.
+/// A request for more than the limit can never be had. Those who wait are served together when the
+/// window turns, in order, as many as it has permits.
 ///
-/// When the rate changes, what was used stays used: [`Keep::Count`]. A permit that was granted but not yet seen by its future, and is
-/// given up right after that, is not given back.
+/// When the rate changes, what was used stays used: [`Keep::Count`]. A permit that was granted but
+/// not yet seen by its future, and is given up right after that, is not given back.
 ///
 /// # Examples
 ///
@@ -94,7 +100,8 @@ pub struct FixedState {
 pub struct FixedCharge {
     /// The time in the state word after the grant.
     time: Stamp,
-    /// Of the window's terms: after a change it is not known whether it still counts, and then it is not given back.
+    /// Of the window's terms: after a change it is not known whether it still counts, and then it
+    /// is not given back.
     version: u64,
     n: u32,
 }
@@ -127,12 +134,13 @@ impl Word {
 }
 
 impl FixedWindow {
-    /// As many permits in each period as the rate says: `5000/h` is 5000 in each hour, `2.5/s` is 5 in each 2 s.
+    /// As many permits in each period as the rate says: `5000/h` is 5000 in each hour, `2.5/s` is 5
+    /// in each 2 s.
     ///
     /// # Panics
     ///
-    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds. For values from a
-    /// configuration, use [`try_new`](FixedWindow::try_new).
+    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of
+    /// nanoseconds. For values from a configuration, use [`try_new`](FixedWindow::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate) -> FixedWindow {
@@ -146,13 +154,15 @@ impl FixedWindow {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
+    /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`,
+    /// in a whole number of nanoseconds.
     pub fn try_new(rate: Rate) -> Result<FixedWindow, PolicyError> {
         Ok(FixedWindow { window: CurrentWindow::new(rate, 1)?, from_first_grant: false })
     }
 
-    /// Begins windows by the wall clock, `offset` after the periods of Unix time, which is UTC: with a rate per hour and
-    /// no offset at each full hour, with one per day and 8 hours at eight in the morning UTC.
+    /// Begins windows by the wall clock, `offset` after the periods of Unix time, which is UTC:
+    /// with a rate per hour and no offset at each full hour, with one per day and 8 hours at eight
+    /// in the morning UTC.
     ///
     /// The wall clock is read once, when the limiter is made. Setting it later moves nothing.
     #[must_use]

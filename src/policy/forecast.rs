@@ -2,12 +2,12 @@
 
 use crate::nanos::Nanos;
 
-/// The requests that go first, as a policy foresees them: what [`Policy::foresee`](super::Policy::foresee) keeps from one request to
-/// the next.
+/// The requests that go first, as a policy foresees them: what
+/// [`Policy::foresee`](super::Policy::foresee) keeps from one request to the next.
 ///
-/// [`Policy::forecast`](super::Policy::forecast) makes it. Only the policy that made it reads it, and it reads it together with the
-/// state for which it was made. What each field means is that policy's own choice; the defaults of the trait use
-/// `from`, `at` and `ahead` as described here.
+/// [`Policy::forecast`](super::Policy::forecast) makes it. Only the policy that made it reads it,
+/// and it reads it together with the state for which it was made. What each field means is that
+/// policy's own choice; the defaults of the trait use `from`, `at` and `ahead` as described here.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Forecast {
@@ -37,7 +37,8 @@ impl Forecast {
         Forecast { numbers, ..Forecast::new(from) }
     }
 
-    /// Notes that so many permits come back at a time that is not earlier than any noted before, in a unit of the policy's choice.
+    /// Notes that so many permits come back at a time that is not earlier than any noted before, in
+    /// a unit of the policy's choice.
     pub fn comes_back(&mut self, at: u64, permits: u64) {
         match self.back[self.passed..].last_mut() {
             Some((last, more)) if *last >= at => *more = more.saturating_add(permits),
@@ -111,16 +112,19 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// So many requests, with the sums of their permits and of their weights, none for more permits than the largest.
+    /// So many requests, with the sums of their permits and of their weights, none for more permits
+    /// than the largest.
     #[must_use]
     pub fn new(requests: u64, permits: u64, weight: u64, largest: u32) -> Crowd {
         Crowd { requests, permits, weight, largest }
     }
 
-    /// In how many spans of time all of them are granted at the latest, where at most `limit` permits pass in any span, and a request waits
-    /// only if they leave no room for it. The crowd counts as a part of those that wait, so a span ends with a request that does not fit.
+    /// In how many spans of time all of them are granted at the latest, where at most `limit`
+    /// permits pass in any span, and a request waits only if they leave no room for it. The crowd
+    /// counts as a part of those that wait, so a span ends with a request that does not fit.
     ///
-    /// Then more than `limit - largest` permits have passed in that span, and at least one request has.
+    /// Then more than `limit - largest` permits have passed in that span, and at least one request
+    /// has.
     pub(crate) fn spans(&self, limit: u64) -> u64 {
         let passes = limit.saturating_sub(self.largest.into()).saturating_add(1);
         self.permits.div_ceil(passes).min(self.requests)

@@ -5,8 +5,9 @@ use crate::rate::Rate;
 
 /// The time between two permits as the fraction `ticks / permits`, never smaller than the true one.
 ///
-/// The fraction is exact where both numbers fit 64 bits after reduction, which holds for every rate of a whole number
-/// of permits. Otherwise (floats of many digits) it is rounded up to a fraction of 2^-62 ticks, or to 62 bits if it is larger.
+/// The fraction is exact where both numbers fit 64 bits after reduction, which holds for every rate
+/// of a whole number of permits. Otherwise (floats of many digits) it is rounded up to a fraction
+/// of 2^-62 ticks, or to 62 bits if it is larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interval {
     /// The price of one permit, kept because nearly everybody asks for one.
@@ -32,7 +33,8 @@ impl Interval {
         let mut ticks = u128::from(period) * u128::from(ticks::PER_NANO);
         let mut permits = u128::from(digits);
         for _ in 0..exponent.unsigned_abs() {
-            // The side that grows; both lose four bits when it is about to run over, rounded against the caller.
+            // The side that grows; both lose four bits when it is about to run over, rounded
+            // against the caller.
             let grows = if exponent > 0 { &mut permits } else { &mut ticks };
             *grows *= 10;
             if ticks.max(permits) >= 1 << 120 {
@@ -57,7 +59,8 @@ impl Interval {
         if n == 1 { self.one } else { price(self.ticks, self.permits, n) }
     }
 
-    /// What `n` permits given back are worth, rounded down: giving back in pieces must not gain anything.
+    /// What `n` permits given back are worth, rounded down: giving back in pieces must not gain
+    /// anything.
     pub(crate) fn worth(self, n: u32) -> u64 {
         match u128::from(self.permits) {
             // While nothing comes in, nothing tells what a permit is worth.
@@ -67,8 +70,9 @@ impl Interval {
         }
     }
 
-    /// The span that holds as many permits of another interval as `span` holds of this one, rounded down, or up if it is a debt.
-    /// No stock if either is unlimited or none at all, nor a debt if either is unlimited.
+    /// The span that holds as many permits of another interval as `span` holds of this one, rounded
+    /// down, or up if it is a debt. No stock if either is unlimited or none at all, nor a debt if
+    /// either is unlimited.
     pub(crate) fn convert(self, span: u64, other: Interval, up: bool) -> u64 {
         if self.ticks == 0 || (!up && (self.permits == 0 || other.permits == 0)) || span == 0 {
             return 0;

@@ -1,16 +1,19 @@
 //! Leaky bucket as a queue: a constant outflow, and a bucket that can overflow.
 //!
-//! The rule, the state word and the rounding are in `policy/bucket.rs`. The queue is the limiter's: those who wait in line
-//! are the water in the bucket, and the longest time that the newest may wait is its height.
+//! The rule, the state word and the rounding are in `policy/bucket.rs`. The queue is the limiter's:
+//! those who wait in line are the water in the bucket, and the longest time that the newest may
+//! wait is its height.
 //!
 //! # Invariant
 //!
-//! In any span of length *d* at most `1 + undelayed + rate * d` single permits leave. No request waits longer than the bucket is high.
+//! In any span of length *d* at most `1 + undelayed + rate * d` single permits leave. No request
+//! waits longer than the bucket is high.
 //!
 //! # Source
 //!
-//! J. Turner 1986; `ngx_http_limit_req_module` of NGINX 1.22 (`burst`, `nodelay`, `delay`), recorded in `tests/golden/nginx`; uniform queueing
-//! (`ThrottlingController`) of Alibaba Sentinel 1.8.9, computed in `tests/golden/sentinel`.
+//! J. Turner 1986; `ngx_http_limit_req_module` of NGINX 1.22 (`burst`, `nodelay`, `delay`),
+//! recorded in `tests/golden/nginx`; uniform queueing (`ThrottlingController`) of Alibaba Sentinel
+//! 1.8.9, computed in `tests/golden/sentinel`.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,15 +26,17 @@ use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Lets requests out at a constant rate; those who wait are the water in the bucket, and what does not fit is refused.
+/// Lets requests out at a constant rate; those who wait are the water in the bucket, and what does
+/// not fit is refused.
 ///
-/// Single permits come evenly spaced, however long nobody came. A request pays before it passes: one for `n` permits comes out `n`
-/// intervals after the one before, and so at once if nobody came for that long. Its size is not limited, so check sizes
-/// that come from outside.
+/// Single permits come evenly spaced, however long nobody came. A request pays before it passes:
+/// one for `n` permits comes out `n` intervals after the one before, and so at once if nobody came
+/// for that long. Its size is not limited, so check sizes that come from outside.
 ///
-/// Waiting is the limiter's queue, with the limit that the bucket sets: a request that would wait longer than
-/// the bucket is high is refused at once, with the time after which there is room. **That goes for all calls that can refuse;
-/// [`acquire`](crate::RateLimiter::acquire) cannot, and waits outside of the bucket.** For one permit or a refusal, call
+/// Waiting is the limiter's queue, with the limit that the bucket sets: a request that would wait
+/// longer than the bucket is high is refused at once, with the time after which there is room.
+/// **That goes for all calls that can refuse; [`acquire`](crate::RateLimiter::acquire) cannot, and
+/// waits outside of the bucket.** For one permit or a refusal, call
 /// [`acquire_many(1)`](crate::RateLimiter::acquire_many).
 ///
 /// In any span of length *d* at most `1 + undelayed + rate * d` single permits come out.
@@ -44,9 +49,9 @@ use crate::sync::{AtomicU64, Ordering};
 /// | `burst=5 nodelay` | `.capacity(5).undelayed(5)`: this is [`TokenBucket`](super::TokenBucket) with a burst of 6, the leaky bucket as a meter |
 /// | Sentinel's uniform queueing | `.max_wait(time)` |
 ///
-/// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of permits. The height can
-/// [change](super::Change::capacity), too; those who wait already stay. A `try_` in the moment in which the terms are replaced may be refused, to be
-/// tried again at once.
+/// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of
+/// permits. The height can [change](super::Change::capacity), too; those who wait already stay. A
+/// `try_` in the moment in which the terms are replaced may be refused, to be tried again at once.
 ///
 /// # Examples
 ///
@@ -127,7 +132,8 @@ impl Height {
 }
 
 impl LeakyBucket {
-    /// An outflow of `rate`, and a bucket without end. A rate above 16,000,000,000 per second counts as that.
+    /// An outflow of `rate`, and a bucket without end. A rate above 16,000,000,000 per second
+    /// counts as that.
     #[must_use]
     pub fn new(rate: Rate) -> LeakyBucket {
         LeakyBucket { bucket: Self::outflow(rate, 0), height: AtomicU64::new(u64::MAX), undelayed: 0 }
@@ -140,7 +146,8 @@ impl LeakyBucket {
         Bucket::cut(terms, Start::Full, true)
     }
 
-    /// Room for `permits` beside the one that is passing. Zero: nobody waits. [`acquire`](crate::RateLimiter::acquire) does not mind.
+    /// Room for `permits` beside the one that is passing. Zero: nobody waits.
+    /// [`acquire`](crate::RateLimiter::acquire) does not mind.
     #[must_use]
     pub fn capacity(self, permits: u32) -> LeakyBucket {
         self.high(Height::Permits(permits))
@@ -152,10 +159,11 @@ impl LeakyBucket {
         self.high(Height::Wait(max_wait))
     }
 
-    /// Lets the first `permits` in the bucket pass without delay; they leak out at the rate as all others.
+    /// Lets the first `permits` in the bucket pass without delay; they leak out at the rate as all
+    /// others.
     ///
-    /// No more than the [`capacity`](LeakyBucket::capacity). A number so large that it takes longer than 2.28 years to leak out is cut to
-    /// that.
+    /// No more than the [`capacity`](LeakyBucket::capacity). A number so large that it takes longer
+    /// than 2.28 years to leak out is cut to that.
     #[must_use]
     pub fn undelayed(self, permits: u32) -> LeakyBucket {
         LeakyBucket { undelayed: permits, ..self }.fitted()
@@ -263,8 +271,8 @@ impl Policy for LeakyBucket {
         self.bucket.debit(state, at, n);
     }
 
-    /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is passing. A lower capacity cuts it, and a
-    /// higher one later does not bring it back.
+    /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is
+    /// passing. A lower capacity cuts it, and a higher one later does not bring it back.
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let height = match (change.capacity, change.max_wait) {
             (Some(capacity), _) => Height::Permits(capacity),

@@ -1,7 +1,8 @@
 //! Policies: the rules by which permits come due, without clocks, queues or threads.
 //!
-//! A policy is configuration plus a rule. Its state is separate, so one policy can serve many states. Time is always
-//! an argument: a policy can be simulated, replayed and tested with times of your choice.
+//! A policy is configuration plus a rule. Its state is separate, so one policy can serve many
+//! states. Time is always an argument: a policy can be simulated, replayed and tested with times of
+//! your choice.
 //!
 //! | policy | state | who pays for `n` permits | unused permits | use it for |
 //! |---|---|---|---|---|
@@ -83,12 +84,13 @@ use crate::rate::Rate;
 
 /// A rule that says when permits are due.
 ///
-/// Every method takes the time as an argument and may be called from many threads at once. Times need not rise:
-/// a caller may have read its clock a moment before another.
+/// Every method takes the time as an argument and may be called from many threads at once. Times
+/// need not rise: a caller may have read its clock a moment before another.
 ///
-/// Implement it to bring a rule of your own; [`RateLimiter`](crate::RateLimiter) adds the waiting. The contract: a refusal
-/// changes nothing, [`try_acquire`](Policy::try_acquire) succeeds at the time that [`ready_at`](Policy::ready_at) tells with nobody
-/// ahead, if nothing happened meanwhile, and nothing panics.
+/// Implement it to bring a rule of your own; [`RateLimiter`](crate::RateLimiter) adds the waiting.
+/// The contract: a refusal changes nothing, [`try_acquire`](Policy::try_acquire) succeeds at the
+/// time that [`ready_at`](Policy::ready_at) tells with nobody ahead, if nothing happened meanwhile,
+/// and nothing panics.
 pub trait Policy: Debug + Send + Sync + 'static {
     /// What one limiter, or one key, keeps in memory.
     type State: Debug + Send + Sync + 'static;
@@ -110,26 +112,30 @@ pub trait Policy: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Refusal::ZeroPermits`] or [`Refusal::ExceedsBurst`]. A single permit is never refused here: where there is none to give, a
-    /// request for one is [`Refusal::Limited`] without end.
+    /// [`Refusal::ZeroPermits`] or [`Refusal::ExceedsBurst`]. A single permit is never refused
+    /// here: where there is none to give, a request for one is [`Refusal::Limited`] without end.
     fn check(&self, n: u32) -> Result<(), Refusal>;
 
-    /// What a request of `n` permits weighs in a sum of requests that go first, in the policy's own unit.
+    /// What a request of `n` permits weighs in a sum of requests that go first, in the policy's own
+    /// unit.
     fn weight(&self, n: u32) -> u64;
 
-    /// The earliest time at which `n` permits can be had, if requests of the summed weight `ahead` are served first and
-    /// nothing happens before `at`. A time in the past means "now"; [`Nanos::MAX`] means never.
+    /// The earliest time at which `n` permits can be had, if requests of the summed weight `ahead`
+    /// are served first and nothing happens before `at`. A time in the past means "now";
+    /// [`Nanos::MAX`] means never.
     ///
-    /// It is exact with nobody ahead. Behind others it is exact unless [`one_by_one`](Policy::one_by_one) says that their sum does not
-    /// tell it.
+    /// It is exact with nobody ahead. Behind others it is exact unless
+    /// [`one_by_one`](Policy::one_by_one) says that their sum does not tell it.
     fn ready_at(&self, state: &Self::State, at: Nanos, ahead: u64, n: u32) -> Nanos;
 
-    /// How many requests, the first in line, have to be [foreseen](Policy::foresee) one by one before the sum of all others tells when
-    /// the next one is due. None of them asks for more than `largest` permits.
+    /// How many requests, the first in line, have to be [foreseen](Policy::foresee) one by one
+    /// before the sum of all others tells when the next one is due. None of them asks for more than
+    /// `largest` permits.
     ///
-    /// Zero, which is the default: [`ready_at`](Policy::ready_at) is exact behind any sum. `usize::MAX`: a sum never tells it, as in a
-    /// window, where a request that does not fit leaves room that nobody uses. Then told times are exact behind some
-    /// thousand requests, and behind more of them not too early.
+    /// Zero, which is the default: [`ready_at`](Policy::ready_at) is exact behind any sum.
+    /// `usize::MAX`: a sum never tells it, as in a window, where a request that does not fit leaves
+    /// room that nobody uses. Then told times are exact behind some thousand requests, and behind
+    /// more of them not too early.
     fn one_by_one(&self, largest: u32) -> usize {
         let _ = largest;
         0
@@ -142,8 +148,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
     }
 
     /// When a request of `n` permits is due behind all that `forecast` has foreseen, and not before
-    /// [`forecast.at`](Forecast::at). From then on it is among those that were foreseen; one that is never due, which is told by
-    /// [`Nanos::MAX`], is not.
+    /// [`forecast.at`](Forecast::at). From then on it is among those that were foreseen; one that
+    /// is never due, which is told by [`Nanos::MAX`], is not.
     ///
     /// The default adds up weights.
     fn foresee(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
@@ -155,7 +161,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
         due
     }
 
-    /// Foresees many requests at once. What the forecast tells from then on may be too late, but never too early.
+    /// Foresees many requests at once. What the forecast tells from then on may be too late, but
+    /// never too early.
     ///
     /// The default adds up weights.
     fn foresee_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
@@ -163,26 +170,31 @@ pub trait Policy: Debug + Send + Sync + 'static {
         forecast.ahead = forecast.ahead.saturating_add(crowd.weight);
     }
 
-    /// Puts back what one grant took, as if the grant had not been made, but at most `most` of it. Returns the level that the state is left at.
+    /// Puts back what one grant took, as if the grant had not been made, but at most `most` of it.
+    /// Returns the level that the state is left at.
     ///
-    /// Without the grant the limiter would have been fuller. What came in while it would have been full would have been lost, and
-    /// must not be given back: permits are never invented. The caller judges that by levels. A level is the policy's own measure of how
-    /// full a state is: the lower, the fuller. Grants raise it, and time does not change it. The room in a state is its level less
-    /// the level of a full one, [`full_level`](Policy::full_level). `most` is the least room in the state at any moment since the grant, less
-    /// all that was undone since. With each undone grant, the caller lowers that number for all others.
-    /// [`RateLimiter`](crate::RateLimiter) keeps these numbers for dropped waits, for estimates and for limits among several.
+    /// Without the grant the limiter would have been fuller. What came in while it would have been
+    /// full would have been lost, and must not be given back: permits are never invented. The
+    /// caller judges that by levels. A level is the policy's own measure of how full a state is:
+    /// the lower, the fuller. Grants raise it, and time does not change it. The room in a state is
+    /// its level less the level of a full one, [`full_level`](Policy::full_level). `most` is the
+    /// least room in the state at any moment since the grant, less all that was undone since. With
+    /// each undone grant, the caller lowers that number for all others.
+    /// [`RateLimiter`](crate::RateLimiter) keeps these numbers for dropped waits, for estimates and
+    /// for limits among several.
     ///
-    /// `u64::MAX` says that nothing was undone, refunded, changed or debited since the grant. Then the policy judges by the time alone. A
-    /// caller that undoes no more than its last grant needs no other number.
+    /// `u64::MAX` says that nothing was undone, refunded, changed or debited since the grant. Then
+    /// the policy judges by the time alone. A caller that undoes no more than its last grant needs
+    /// no other number.
     ///
     /// A policy that counts ignores `most`: it loses nothing by being full.
     fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge, most: u64) -> u64;
 
-    /// The levels that a grant moved its state between, by the terms in force: before, and after. The difference is the most that
-    /// [`undo`](Policy::undo) can put back.
+    /// The levels that a grant moved its state between, by the terms in force: before, and after.
+    /// The difference is the most that [`undo`](Policy::undo) can put back.
     ///
-    /// A policy that loses what comes in while it is full has to implement this and [`full_level`](Policy::full_level). Unless a policy says
-    /// otherwise, there is always room.
+    /// A policy that loses what comes in while it is full has to implement this and
+    /// [`full_level`](Policy::full_level). Unless a policy says otherwise, there is always room.
     fn moved(&self, charge: Self::Charge) -> (u64, u64) {
         let _ = charge;
         (0, u64::MAX)
@@ -194,38 +206,45 @@ pub trait Policy: Debug + Send + Sync + 'static {
         0
     }
 
-    /// So many levels are so many permits, by the terms in force, if a change of terms keeps permits. Numbers that never change, if it
-    /// keeps levels.
+    /// So many levels are so many permits, by the terms in force, if a change of terms keeps
+    /// permits. Numbers that never change, if it keeps levels.
     fn level_unit(&self) -> (u64, u64) {
         (1, 1)
     }
 
-    /// Gives back `n` permits that were acquired and not used. Returns the level that the state is left at. The limiter
-    /// never becomes fuller than full.
+    /// Gives back `n` permits that were acquired and not used. Returns the level that the state is
+    /// left at. The limiter never becomes fuller than full.
     fn refund(&self, state: &Self::State, at: Nanos, n: u32) -> u64;
 
-    /// The part of a grant of `n` permits that only its last `n - used` permits took, to be put back by [`undo`](Policy::undo): for a
-    /// request that was an estimate, and turned out to be too large. `None` if there is nothing to put back.
+    /// The part of a grant of `n` permits that only its last `n - used` permits took, to be put
+    /// back by [`undo`](Policy::undo): for a request that was an estimate, and turned out to be too
+    /// large. `None` if there is nothing to put back.
     ///
-    /// It is rounded so that no permits are invented. If nothing happened since the grant, undoing this part of it leaves what a grant of
-    /// `used` permits at that time would have left. Where the rate changed since, it is a share.
+    /// It is rounded so that no permits are invented. If nothing happened since the grant, undoing
+    /// this part of it leaves what a grant of `used` permits at that time would have left. Where
+    /// the rate changed since, it is a share.
     ///
-    /// Unless a policy says otherwise, a grant is put back as a whole or not at all: `None` as soon as one permit was used.
+    /// Unless a policy says otherwise, a grant is put back as a whole or not at all: `None` as soon
+    /// as one permit was used.
     fn unused(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge> {
         (used == 0 && n > 0).then_some(charge)
     }
 
-    /// Charges `n` permits at the time `at` whether they are there or not: for work that was done without asking, or turned out to be
-    /// larger than what was asked for. What is not there is owed, and those who come later wait for it.
+    /// Charges `n` permits at the time `at` whether they are there or not: for work that was done
+    /// without asking, or turned out to be larger than what was asked for. What is not there is
+    /// owed, and those who come later wait for it.
     ///
     /// Without a limit nothing is charged: nobody waits. At a rate of [zero](Rate::ZERO)
     ///
     /// - a bucket charges tokens, and what is owed is paid when they come in again;
     /// - a window counts, and so does a log, and the window stays as long as it was;
-    /// - [`SmoothBursty`] and [`SmoothWarmingUp`] charge nothing, since their stock and debt are times, and there a permit has none.
+    /// - [`SmoothBursty`] and [`SmoothWarmingUp`] charge nothing, since their stock and debt are
+    ///   times, and there a permit has none.
     ///
-    /// No debit overflows. One that a bucket would pay off later than a state can tell, some 34 years after the clock's beginning, is
-    /// owed for ever: no other rate makes it less, only a refund or a reset ends it. A window's counter stays at its largest number until the window is over. A log remembers as many as it has room for.
+    /// No debit overflows. One that a bucket would pay off later than a state can tell, some 34
+    /// years after the clock's beginning, is owed for ever: no other rate makes it less, only a
+    /// refund or a reset ends it. A window's counter stays at its largest number until the window
+    /// is over. A log remembers as many as it has room for.
     ///
     /// A policy that does not implement it takes as much as is there, and nobody owes the rest.
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {
@@ -238,15 +257,18 @@ pub trait Policy: Debug + Send + Sync + 'static {
         }
     }
 
-    /// Changes the rate, the burst or what else there is. Each policy states what happens to saved permits and debts, unless the change says it.
+    /// Changes the rate, the burst or what else there is. Each policy states what happens to saved
+    /// permits and debts, unless the change says it.
     ///
-    /// Returns the level that the state is left at, by the new terms. 0 says that grants from before the change give back nothing any
-    /// more: the policy did not convert its levels by their [unit](Policy::level_unit).
+    /// Returns the level that the state is left at, by the new terms. 0 says that grants from
+    /// before the change give back nothing any more: the policy did not convert its levels by their
+    /// [unit](Policy::level_unit).
     ///
     /// # Errors
     ///
-    /// A [`PolicyError`], for a burst, a capacity or a longest wait where there is none, or numbers that are too large; then nothing was changed. A new
-    /// rate alone is never an error: what does not fit is rounded to less.
+    /// A [`PolicyError`], for a burst, a capacity or a longest wait where there is none, or numbers
+    /// that are too large; then nothing was changed. A new rate alone is never an error: what does
+    /// not fit is rounded to less.
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError>;
 
     /// Changes the rate, by the policy's own rule. Returns the level that the state is left at.
@@ -280,20 +302,24 @@ pub trait Policy: Debug + Send + Sync + 'static {
         self.start(now)
     }
 
-    /// Whether a grant that came late, because a timer was late, may be charged as of the time it was due.
+    /// Whether a grant that came late, because a timer was late, may be charged as of the time it
+    /// was due.
     ///
-    /// That keeps the average exact where permits come in at a rate. A policy that counts grants in a span says no: its
-    /// permits do not get lost by being late, and its bound is about the times at which they were really granted.
+    /// That keeps the average exact where permits come in at a rate. A policy that counts grants in
+    /// a span says no: its permits do not get lost by being late, and its bound is about the times
+    /// at which they were really granted.
     fn catches_up(&self) -> bool {
         true
     }
 
-    /// The longest time that a request may wait in line; one that would wait longer is refused when it asks.
+    /// The longest time that a request may wait in line; one that would wait longer is refused when
+    /// it asks.
     fn max_wait(&self) -> Duration {
         Duration::MAX
     }
 
-    /// Tells a policy with a schedule what Unix time it is at the clock's zero. [`RateLimiter`](crate::RateLimiter) calls it once.
+    /// Tells a policy with a schedule what Unix time it is at the clock's zero.
+    /// [`RateLimiter`](crate::RateLimiter) calls it once.
     #[must_use]
     fn anchored(self, unix_time_at_zero: Duration) -> Self
     where

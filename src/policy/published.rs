@@ -1,8 +1,9 @@
 //! A few words that change rarely and are read on every decision, always as one.
 //!
-//! Two slots and a version. The version's lowest bit names the slot to read; a writer fills the other slot and
-//! then raises the version. A reader that finds the version unchanged after reading has read one
-//! publication. It retries only if a whole publication happened meanwhile, so a stalled writer holds up nobody.
+//! Two slots and a version. The version's lowest bit names the slot to read; a writer fills the
+//! other slot and then raises the version. A reader that finds the version unchanged after reading
+//! has read one publication. It retries only if a whole publication happened meanwhile, so a
+//! stalled writer holds up nobody.
 //!
 //! # Memory ordering
 //!
@@ -14,9 +15,10 @@
 //! | reader loads a word | Acquire | writer's word store | as above |
 //! | reader loads the version again | Relaxed | | ordered behind the words by their acquire |
 //!
-//! **Why enough.** The bad execution: at version *v* a reader reads one word of publication *v* and one of *v + 2*, which
-//! uses the same slot. The word of *v + 2* was stored after version *v + 1*; the reader's acquire load of
-//! it makes version *v + 1* visible, so its second look at the version differs and it retries.
+//! **Why enough.** The bad execution: at version *v* a reader reads one word of publication *v* and
+//! one of *v + 2*, which uses the same slot. The word of *v + 2* was stored after version *v + 1*;
+//! the reader's acquire load of it makes version *v + 1* visible, so its second look at the version
+//! differs and it retries.
 //!
 //! **Checked by** `loom-tests/published.rs`, with a twin that does not look again.
 

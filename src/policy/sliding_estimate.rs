@@ -2,11 +2,13 @@
 //!
 //! # Algorithm
 //!
-//! A fixed window forgets the one before it, all at once. Keep its count, too, and assume that its permits were granted evenly: a
-//! quarter into this window, three quarters of the one before still lie in the span that ends now. So
-//! `before * (1 - elapsed / length) + used + n` must not exceed the limit.
+//! A fixed window forgets the one before it, all at once. Keep its count, too, and assume that its
+//! permits were granted evenly: a quarter into this window, three quarters of the one before still
+//! lie in the span that ends now. So `before * (1 - elapsed / length) + used + n` must not exceed
+//! the limit.
 //!
-//! Only granted permits are counted. Where refused requests count, too, a flooded limiter never recovers.
+//! Only granted permits are counted. Where refused requests count, too, a flooded limiter never
+//! recovers.
 //!
 //! # State word
 //!
@@ -22,9 +24,10 @@
 //!
 //! # Invariant
 //!
-//! At most `limit` permits in each aligned window, and less than twice the limit in any span of its length. The error is largest
-//! when all permits of a window were taken at its end, which the estimate takes for evenly spread:
-//! `tests/window_properties.rs` looks for the worst, `docs/ALGORITHMS.md` says what it found.
+//! At most `limit` permits in each aligned window, and less than twice the limit in any span of its
+//! length. The error is largest when all permits of a window were taken at its end, which the
+//! estimate takes for evenly spread: `tests/window_properties.rs` looks for the worst,
+//! `docs/ALGORITHMS.md` says what it found.
 //!
 //! # Memory ordering
 //!
@@ -32,7 +35,8 @@
 //!
 //! # Source
 //!
-//! J. Desgats, "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017,
+//! J. Desgats, "How we built rate limiting capable of scaling to millions of domains", Cloudflare,
+//! 2017,
 //! <https://blog.cloudflare.com/counting-things-a-lot-of-different-things/>.
 
 use std::time::Duration;
@@ -46,15 +50,18 @@ use crate::rate::Rate;
 
 /// At most about so many permits in any period, estimated from two counters.
 ///
-/// The widespread approximation of a sliding window: it keeps the counts of this period and the one before, and weighs the
-/// older one by how much of it still counts. No burst at the edge of two windows as with [`FixedWindow`](super::FixedWindow),
-/// and much less memory than [`SlidingLog`](super::SlidingLog). The price is that it errs to both sides, as far as the permits of the period before were not
-/// evenly spread: at worst nearly twice the limit pass in a span, and a caller may wait longer than it would have to.
+/// The widespread approximation of a sliding window: it keeps the counts of this period and the one
+/// before, and weighs the older one by how much of it still counts. No burst at the edge of two
+/// windows as with [`FixedWindow`](super::FixedWindow), and much less memory than
+/// [`SlidingLog`](super::SlidingLog). The price is that it errs to both sides, as far as the
+/// permits of the period before were not evenly spread: at worst nearly twice the limit pass in a
+/// span, and a caller may wait longer than it would have to.
 ///
-/// Only granted permits are counted, so a flooded limiter recovers. A request for more than the limit can never be had.
+/// Only granted permits are counted, so a flooded limiter recovers. A request for more than the
+/// limit can never be had.
 ///
-/// When the rate changes, what was used stays used: [`Keep::Count`]. A permit that was granted but not yet seen by its future, and is
-/// given up right after that, is not given back.
+/// When the rate changes, what was used stays used: [`Keep::Count`]. A permit that was granted but
+/// not yet seen by its future, and is given up right after that, is not given back.
 ///
 /// # Examples
 ///
@@ -76,7 +83,8 @@ use crate::rate::Rate;
 ///
 /// # Source
 ///
-/// J. Desgats, "How we built rate limiting capable of scaling to millions of domains", Cloudflare, 2017.
+/// J. Desgats, "How we built rate limiting capable of scaling to millions of domains", Cloudflare,
+/// 2017.
 ///
 /// # Picture
 ///
@@ -97,7 +105,8 @@ pub struct EstimateState {
 pub struct EstimateCharge {
     /// The time in the state word after the grant.
     time: Stamp,
-    /// Of the window's terms: after a change it is not known whether it still counts, and then it is not given back.
+    /// Of the window's terms: after a change it is not known whether it still counts, and then it
+    /// is not given back.
     version: u64,
     n: u32,
 }
@@ -129,8 +138,8 @@ impl SlidingEstimate {
     ///
     /// # Panics
     ///
-    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds. For values from a
-    /// configuration, use [`try_new`](SlidingEstimate::try_new).
+    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of
+    /// nanoseconds. For values from a configuration, use [`try_new`](SlidingEstimate::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate) -> SlidingEstimate {
@@ -144,7 +153,8 @@ impl SlidingEstimate {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
+    /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`,
+    /// in a whole number of nanoseconds.
     pub fn try_new(rate: Rate) -> Result<SlidingEstimate, PolicyError> {
         Ok(SlidingEstimate { window: CurrentWindow::new(rate, 1)? })
     }
@@ -201,7 +211,8 @@ fn small(count: u64) -> u32 {
 /// For so many windows the prediction for those who wait is exact.
 const WINDOWS: usize = 64;
 
-/// Whether `n` more permits fit below the limit at the time of a word, whose window begins at a time.
+/// Whether `n` more permits fit below the limit at the time of a word, whose window begins at a
+/// time.
 #[inline]
 fn fits(word: Word, beginning: Stamp, n: u32, window: &Window) -> bool {
     let Some(room) = u64::from(window.limit).checked_sub(u64::from(word.used) + u64::from(n)) else {
@@ -221,7 +232,8 @@ fn until_the_end(word: Word, window: &Window) -> u64 {
 /// When `n` more permits fit below the limit, if nothing else is granted. `n` is at most the limit.
 fn due(word: Word, beginning: Stamp, n: u64, window: &Window) -> Stamp {
     let (limit, length) = (u64::from(window.limit), window.length);
-    // The part of the window before that may still count, so that `n` fits; in this window or in the next.
+    // The part of the window before that may still count, so that `n` fits; in this window or in
+    // the next.
     let part = |before: u32, room: u64| match u128::from(room) * u128::from(length) {
         _ if before == 0 => length,
         product => u64::try_from(product / u128::from(before)).unwrap_or(length).min(length),
@@ -343,7 +355,8 @@ impl Policy for SlidingEstimate {
         }
         let word = Word { time, before: small(before), used: small(used) };
         let (word, beginning) = Self::open(word, stamp(forecast.at), &window);
-        // In the last nanosecond of a window this many permits of the one before still count, at most.
+        // In the last nanosecond of a window this many permits of the one before still count, at
+        // most.
         let limit = window.limit;
         let rest = u64::from(limit).div_ceil(window.length);
         let passes = u64::from(limit).saturating_sub(rest);

@@ -2,11 +2,13 @@
 //!
 //! # Algorithm
 //!
-//! Cut the window into cells, count the permits of each, and let the sum of the last `k` cells decide. When time enters a
-//! new cell, the oldest drops out, with whatever was counted in it. More cells come closer to a window that really slides.
+//! Cut the window into cells, count the permits of each, and let the sum of the last `k` cells
+//! decide. When time enters a new cell, the oldest drops out, with whatever was counted in it. More
+//! cells come closer to a window that really slides.
 //!
-//! Adding up and then adding one are two steps, and between them others add, too: that is how such counters let too much
-//! through. Here the sum is a difference of two totals, and the newest total is the word that a grant replaces.
+//! Adding up and then adding one are two steps, and between them others add, too: that is how such
+//! counters let too much through. Here the sum is a difference of two totals, and the newest total
+//! is the word that a grant replaces.
 //!
 //! | a decision | looks at |
 //! |---|---|
@@ -16,14 +18,16 @@
 //!
 //! # State
 //!
-//! A head of 128 bits and a ring of cells: see `policy/cells.rs`, which has the protocol and the argument.
+//! A head of 128 bits and a ring of cells: see `policy/cells.rs`, which has the protocol and the
+//! argument.
 //!
 //! Every operation acts as of its clock reading or as of the last grant, whichever is later.
 //!
 //! # Invariant
 //!
-//! At most `limit` permits in any `k` cells in a row, so in any span of `(k - 1) / k` of the window; up to twice as many in a
-//! whole window that begins and ends within a cell. Tests: `tests/window_properties.rs`.
+//! At most `limit` permits in any `k` cells in a row, so in any span of `(k - 1) / k` of the
+//! window; up to twice as many in a whole window that begins and ends within a cell. Tests:
+//! `tests/window_properties.rs`.
 //!
 //! # Source
 //!
@@ -41,16 +45,18 @@ use crate::rate::Rate;
 
 /// At most so many permits in this cell of the period and those before it, as many as there are.
 ///
-/// With six cells and `100/min`, no 50 seconds ever have more than 100 permits: in any span of the window less one cell the limit
-/// is kept exactly. **In a whole window up to twice as many can pass**, at its two ends. More cells, of 16 bytes each and one more,
-/// rounded up to a power of two, come closer; one cell is a [`FixedWindow`](super::FixedWindow). For a hard limit in any window, choose
-/// [`SlidingLog`](super::SlidingLog).
+/// With six cells and `100/min`, no 50 seconds ever have more than 100 permits: in any span of the
+/// window less one cell the limit is kept exactly. **In a whole window up to twice as many can
+/// pass**, at its two ends. More cells, of 16 bytes each and one more, rounded up to a power of
+/// two, come closer; one cell is a [`FixedWindow`](super::FixedWindow). For a hard limit in any
+/// window, choose [`SlidingLog`](super::SlidingLog).
 ///
-/// It never lets more through under concurrency: one word decides. A decision costs the same with ten cells as with a thousand. A request for more
-/// than the limit can never be had.
+/// It never lets more through under concurrency: one word decides. A decision costs the same with
+/// ten cells as with a thousand. A request for more than the limit can never be had.
 ///
-/// When the rate changes, what was counted stays counted, in the cell in which its time lies: [`Keep::Count`]. A permit that was granted but
-/// not yet seen by its future, and is given up right after a change, is not given back.
+/// When the rate changes, what was counted stays counted, in the cell in which its time lies:
+/// [`Keep::Count`]. A permit that was granted but not yet seen by its future, and is given up right
+/// after a change, is not given back.
 ///
 /// # Examples
 ///
@@ -90,18 +96,21 @@ pub struct SlidingState {
 pub struct SlidingCharge {
     /// The beginning of the cell in which it is counted.
     beginning: Stamp,
-    /// The number of that cell. After a change no cell has it any more, and then nothing is given back.
+    /// The number of that cell. After a change no cell has it any more, and then nothing is given
+    /// back.
     number: u64,
     n: u32,
 }
 
 impl SlidingWindow {
-    /// As many permits in the last period as the rate says, counted in so many cells: `100/min` in 6 cells of 10 s.
+    /// As many permits in the last period as the rate says, counted in so many cells: `100/min` in
+    /// 6 cells of 10 s.
     ///
     /// # Panics
     ///
-    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds, or `cells` is 0. For
-    /// values from a configuration, use [`try_new`](SlidingWindow::try_new).
+    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of
+    /// nanoseconds, or `cells` is 0. For values from a configuration, use
+    /// [`try_new`](SlidingWindow::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate, cells: u16) -> SlidingWindow {
@@ -115,7 +124,8 @@ impl SlidingWindow {
     ///
     /// # Errors
     ///
-    /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of nanoseconds.
+    /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most
+    ///   `u32::MAX`, in a whole number of nanoseconds.
     /// - [`PolicyError::NoCells`] if `cells` is 0.
     pub fn try_new(rate: Rate, cells: u16) -> Result<SlidingWindow, PolicyError> {
         if cells == 0 {
@@ -139,7 +149,8 @@ impl SlidingWindow {
         state.cells.view(Head::decode(seen.content()), window, self.window.cells(), stamp(at))
     }
 
-    /// Looks at the state when no change is at work. `look` returns `None` where the view turns out to be outdated.
+    /// Looks at the state when no change is at work. `look` returns `None` where the view turns out
+    /// to be outdated.
     fn look<R>(&self, state: &SlidingState, at: Nanos, look: impl Fn(&View, &Window) -> Option<R>) -> R {
         loop {
             let seen = state.cells.head.settled(|| self.window.wait());

@@ -2,22 +2,24 @@
 //!
 //! # Algorithm
 //!
-//! The simplest limiter remembers when it last granted a permit, and lets the next one go an interval later. It forgets
-//! two things. It forgets how long nobody came: a service that idled for an hour could well take a few requests
-//! at once. And it makes a request for 100 permits wait for all of them, though there is nothing else to do meanwhile.
+//! The simplest limiter remembers when it last granted a permit, and lets the next one go an
+//! interval later. It forgets two things. It forgets how long nobody came: a service that idled for
+//! an hour could well take a few requests at once. And it makes a request for 100 permits wait for
+//! all of them, though there is nothing else to do meanwhile.
 //!
 //! So remember instead the time *Z* at which the saved permits would be, or will be, zero.
 //!
-//! - *Z* in the past: the time since then has been saved. `(now - Z) / interval` permits are in stock, up to a cap.
+//! - *Z* in the past: the time since then has been saved. `(now - Z) / interval` permits are in
+//!   stock, up to a cap.
 //! - *Z* in the future: the stock is overdrawn until then.
 //!
-//! A request is due as soon as *Z* is not in the future, **whatever its size**, and moves *Z* forward by `n` intervals. It
-//! never waits for itself: the next one pays. With 5 per second and nothing saved, at time 0: one permit is granted at
-//! once and moves *Z* to 0.2 s. Ten permits are granted at 0.2 s and move *Z* to 2.2 s. The next permit, for whomever, is due
-//! at 2.2 s.
+//! A request is due as soon as *Z* is not in the future, **whatever its size**, and moves *Z*
+//! forward by `n` intervals. It never waits for itself: the next one pays. With 5 per second and
+//! nothing saved, at time 0: one permit is granted at once and moves *Z* to 0.2 s. Ten permits are
+//! granted at 0.2 s and move *Z* to 2.2 s. The next permit, for whomever, is due at 2.2 s.
 //!
-//! The cap is a time, not a number of permits. "One second's worth" means the same at any rate, so a rate change
-//! leaves *Z* alone: the stock keeps its fill ratio, a debt keeps its time.
+//! The cap is a time, not a number of permits. "One second's worth" means the same at any rate, so
+//! a rate change leaves *Z* alone: the stock keeps its fill ratio, a debt keeps its time.
 //!
 //! # State word
 //!
@@ -27,9 +29,9 @@
 //!
 //! # Invariant
 //!
-//! In any span of length *d*, single permits: at most `1 + rate * (d + max_burst)`. Requests of up to *n*: at most `n` in place of `1`.
-//! One nanosecond is always saved, since the clock cannot tell a gap that short from rounding.
-//! Tests: `tests/policy_properties.rs`.
+//! In any span of length *d*, single permits: at most `1 + rate * (d + max_burst)`. Requests of up
+//! to *n*: at most `n` in place of `1`. One nanosecond is always saved, since the clock cannot tell
+//! a gap that short from rounding. Tests: `tests/policy_properties.rs`.
 //!
 //! # Memory ordering
 //!
@@ -37,10 +39,11 @@
 //!
 //! # Source
 //!
-//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothBursty`), where the stock is a float of permits beside the time of the next
-//! grant. Where we deviate: ticks of 1/16 ns rounded up once per request, where Guava cuts to whole microseconds
-//! and so is 4 % too fast at 80,000/s and unlimited above 1 M/s; the rate read back is the rate given; and a
-//! limiter that leaves [`Rate::UNLIMITED`] in debt pays the debt before it has stock, where Guava has both.
+//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothBursty`), where the stock is a float of
+//! permits beside the time of the next grant. Where we deviate: ticks of 1/16 ns rounded up once
+//! per request, where Guava cuts to whole microseconds and so is 4 % too fast at 80,000/s and
+//! unlimited above 1 M/s; the rate read back is the rate given; and a limiter that leaves
+//! [`Rate::UNLIMITED`] in debt pays the debt before it has stock, where Guava has both.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -55,19 +58,22 @@ use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 
-/// A steady rate; unused permits are saved, and a request of any size is granted at once and paid by the next.
+/// A steady rate; unused permits are saved, and a request of any size is granted at once and paid
+/// by the next.
 ///
-/// Guava's `SmoothBursty`. By default it saves up to one second's worth of permits and starts with none.
+/// Guava's `SmoothBursty`. By default it saves up to one second's worth of permits and starts with
+/// none.
 ///
-/// A burst is `max_burst` worth of permits plus one request, since a request never waits for itself. The size of that request is
-/// not limited: at 5 per second a request for 100 is granted at once, and the next one waits 20 s. Check sizes that
-/// come from outside.
+/// A burst is `max_burst` worth of permits plus one request, since a request never waits for
+/// itself. The size of that request is not limited: at 5 per second a request for 100 is granted at
+/// once, and the next one waits 20 s. Check sizes that come from outside.
 ///
 /// Cloning copies the configuration, with the rate that is in force.
 ///
-/// When the rate changes, the fill ratio of the saved permits is kept, and a debt stays a time: it is not
-/// recomputed. That is [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the stock is full. At [`Rate::ZERO`] nothing is granted and nothing is saved: a request
-/// takes its permits at the price of the day, and there is none. Afterwards the stock is what it was.
+/// When the rate changes, the fill ratio of the saved permits is kept, and a debt stays a time: it
+/// is not recomputed. That is [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the stock is full. At
+/// [`Rate::ZERO`] nothing is granted and nothing is saved: a request takes its permits at the price
+/// of the day, and there is none. Afterwards the stock is what it was.
 ///
 /// # Examples
 ///
@@ -90,11 +96,13 @@ use crate::sync::{AtomicU64, Ordering};
 ///
 /// `SmoothRateLimiter.SmoothBursty` of Guava 31.1, with these differences:
 ///
-/// - Ticks of 1/16 ns rounded up once per request. Guava cuts to whole microseconds, so that 80,000 per second are 83,333, and above
-///   a million per second single permits are free.
+/// - Ticks of 1/16 ns rounded up once per request. Guava cuts to whole microseconds, so that 80,000
+///   per second are 83,333, and above a million per second single permits are free.
 /// - The rate read back is the rate given; in Guava it can be off by the last bit.
-/// - Leaving [`Rate::UNLIMITED`] in debt, the debt is paid before anything is saved. Guava has both at once.
-/// - The time for which permits are saved can be set, and the start can be full. In Guava it is one second, and empty.
+/// - Leaving [`Rate::UNLIMITED`] in debt, the debt is paid before anything is saved. Guava has both
+///   at once.
+/// - The time for which permits are saved can be set, and the start can be full. In Guava it is one
+///   second, and empty.
 ///
 /// # Picture
 ///
@@ -126,9 +134,9 @@ pub struct BurstyCharge {
     price: u64,
 }
 
-/// Ticks that are always saved: one less than a nanosecond. Times are whole nanoseconds, rounded up where they come from a
-/// tick. A gap of less than one is that rounding; charging for it would slow a limiter without burst by up to a
-/// nanosecond per permit.
+/// Ticks that are always saved: one less than a nanosecond. Times are whole nanoseconds, rounded up
+/// where they come from a tick. A gap of less than one is that rounding; charging for it would slow
+/// a limiter without burst by up to a nanosecond per permit.
 const RESOLUTION: u64 = ticks::PER_NANO - 1;
 
 impl SmoothBursty {
@@ -148,8 +156,8 @@ impl SmoothBursty {
     ///
     /// # Panics
     ///
-    /// If `max_burst` is longer than [`MAX_BURST`](SmoothBursty::MAX_BURST). For a value from a configuration, use
-    /// [`try_max_burst`](SmoothBursty::try_max_burst).
+    /// If `max_burst` is longer than [`MAX_BURST`](SmoothBursty::MAX_BURST). For a value from a
+    /// configuration, use [`try_max_burst`](SmoothBursty::try_max_burst).
     #[must_use]
     #[track_caller]
     pub fn max_burst(self, max_burst: Duration) -> SmoothBursty {
@@ -184,7 +192,8 @@ impl SmoothBursty {
         at - self.saved
     }
 
-    /// Takes a state back by what was given back. Where it is owed for ever, how much is owed is not known any more.
+    /// Takes a state back by what was given back. Where it is owed for ever, how much is owed is
+    /// not known any more.
     fn move_back(state: &BurstyState, charge: BurstyCharge, most: u64, floor: u64) -> u64 {
         move_to(state, |zero| match most {
             u64::MAX if zero == charge.after || zero < ticks::NEVER => {
@@ -222,7 +231,8 @@ impl fmt::Debug for SmoothBursty {
     }
 }
 
-/// How long a debt takes at another rate. Without permits, or without a limit, nothing tells how many they are: then it stays a time.
+/// How long a debt takes at another rate. Without permits, or without a limit, nothing tells how
+/// many they are: then it stays a time.
 pub(super) fn owed(old: Interval, debt: u64, new: Interval) -> u64 {
     if [old, new].iter().any(|interval| interval.is_zero() || interval.is_unlimited()) {
         return debt;
@@ -230,7 +240,8 @@ pub(super) fn owed(old: Interval, debt: u64, new: Interval) -> u64 {
     old.convert(debt, new, true)
 }
 
-/// What is left of `paid` for `n` permits if only `used` of them were, at today's price of either; or a share, if that was another.
+/// What is left of `paid` for `n` permits if only `used` of them were, at today's price of either;
+/// or a share, if that was another.
 pub(super) fn unused_share(paid: u64, n: u32, used: u32, today: impl Fn(u32) -> u64) -> u64 {
     let share = u128::from(paid) * u128::from(used.min(n));
     let share = u64::try_from(share.div_ceil(u128::from(n.max(1)))).unwrap_or(paid);
@@ -355,11 +366,13 @@ impl Policy for SmoothBursty {
             (true, false) => self.stopped.swap(ticks::NEVER, Ordering::Relaxed),
             _ => ticks::NEVER,
         };
-        // Whether the state was moved as a time: only then it is known what grants from before are worth.
+        // Whether the state was moved as a time: only then it is known what grants from before are
+        // worth.
         let mut kept = !old.is_unlimited() || new.is_unlimited();
         if stopped < at {
             kept &= Cell::load(&state.zero) <= stopped;
-            // Nothing came in meanwhile: the stock is what it was. A debt was paid as far as the time goes.
+            // Nothing came in meanwhile: the stock is what it was. A debt was paid as far as the
+            // time goes.
             move_to(state, |zero| match stopped.checked_sub(zero.max(stopped - self.saved)) {
                 Some(stock) => at - stock,
                 None => zero.max(at),
@@ -370,7 +383,8 @@ impl Policy for SmoothBursty {
                 kept = false;
                 move_to(state, |_| if self.start_full { at - self.max_burst } else { at })
             }
-            // Nothing was counted while unlimited: begin with a full stock, unless an old debt is still running.
+            // Nothing was counted while unlimited: begin with a full stock, unless an old debt is
+            // still running.
             _ if old.is_unlimited() && !new.is_unlimited() => {
                 move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) })
             }
@@ -394,7 +408,8 @@ impl Policy for SmoothBursty {
         self.rate.rate()
     }
 
-    /// Not at rate zero, at which a stock does not fill, although the time passes by which it would.
+    /// Not at rate zero, at which a stock does not fill, although the time passes by which it
+    /// would.
     fn is_fresh(&self, state: &BurstyState, at: Nanos) -> bool {
         !self.rate.is_zero() && self.status(state, at).full_at <= at
     }

@@ -76,7 +76,8 @@ impl Terms {
             _ if still => before,
             // A price that adds up to a step without rounding.
             (permits, 0, _) if stepped => Interval::of_ticks((step / permits).max(1)),
-            // Where a tick is several permits, one permit costs a tick, and larger requests would cost less.
+            // Where a tick is several permits, one permit costs a tick, and larger requests would
+            // cost less.
             _ => Interval::new(self.rate).of_a_tick_at_least(),
         };
         let saved = self.fill(interval).min(ticks::ORIGIN - step);
@@ -157,9 +158,9 @@ impl Numbers {
         word.map_or(ticks::NEVER, |word| word.saturating_sub(self.shift))
     }
 
-    /// The word after a price, and the tick at which it is due, if the bucket has not been full: what [`own`](Numbers::own),
-    /// [`word`](Numbers::word) and [`time_of`](Numbers::time_of) say, with one division instead of three. `None` without steps, and where
-    /// numbers are too large.
+    /// The word after a price, and the tick at which it is due, if the bucket has not been full:
+    /// what [`own`](Numbers::own), [`word`](Numbers::word) and [`time_of`](Numbers::time_of) say,
+    /// with one division instead of three. `None` without steps, and where numbers are too large.
     #[inline]
     pub(super) fn in_steps(&self, word: u64, price: u64) -> Option<(u64, u64)> {
         if self.step == 0 || self.stopped < ticks::NEVER {

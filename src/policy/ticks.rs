@@ -6,12 +6,12 @@ use crate::nanos::Nanos;
 
 /// Ticks in a nanosecond.
 ///
-/// A whole nanosecond is too coarse for an interval: 700,000/s would be 0.04 % wrong. A 16th keeps the
-/// error of rounding up below 65 ppm at 1 M/s, and a `u64` of them still lasts 36.5 years.
+/// A whole nanosecond is too coarse for an interval: 700,000/s would be 0.04 % wrong. A 16th keeps
+/// the error of rounding up below 65 ppm at 1 M/s, and a `u64` of them still lasts 36.5 years.
 pub(crate) const PER_NANO: u64 = 16;
 
-/// The tick of time zero. What lies before it is room for permits saved before the clock began: a full bucket
-/// at time zero was empty 2.28 years ago. The 34 years after it are the clock's.
+/// The tick of time zero. What lies before it is room for permits saved before the clock began: a
+/// full bucket at time zero was empty 2.28 years ago. The 34 years after it are the clock's.
 pub(crate) const ORIGIN: u64 = 1 << 60;
 
 /// A state at this tick is never free again: [`from_nanos`] stays below.
@@ -37,7 +37,8 @@ pub(crate) const fn between(earlier: u64, later: u64) -> Nanos {
     if later > from_nanos(Nanos::MAX) {
         return Nanos::MAX;
     }
-    // The sum cannot overflow: `later` lies at least 15 ticks before the end. `div_ceil` would look at the remainder.
+    // The sum cannot overflow: `later` lies at least 15 ticks before the end. `div_ceil` would look
+    // at the remainder.
     #[allow(clippy::manual_div_ceil)]
     Nanos::new((later - earlier + (PER_NANO - 1)) / PER_NANO)
 }

@@ -4,15 +4,17 @@
 //!
 //! # Invariant
 //!
-//! In any span of length *d* at most `burst + rate * d` permits, whatever their sizes; with steps of `k` each `t`, at most
-//! `burst + k * (d / t + 1)`. A tolerance adds `rate * tolerance`. Where the interval is not a whole number of nanoseconds, the times of *d* are
-//! exact to `burst` sixteenths of a nanosecond, and never off by as much as a permit. Tests: `tests/bucket_properties.rs`.
+//! In any span of length *d* at most `burst + rate * d` permits, whatever their sizes; with steps
+//! of `k` each `t`, at most `burst + k * (d / t + 1)`. A tolerance adds `rate * tolerance`. Where
+//! the interval is not a whole number of nanoseconds, the times of *d* are exact to `burst`
+//! sixteenths of a nanosecond, and never off by as much as a permit. Tests:
+//! `tests/bucket_properties.rs`.
 //!
 //! # Source
 //!
-//! J. Turner, "New directions in communications (or which way to the information age?)", IEEE Communications Magazine 24(10), 1986; the
-//! cell rate algorithm of ATM Forum, Traffic Management Specification 4.0, 1996, section 4.4.2. Behaviour checked against
-//! golang.org/x/time/rate.
+//! J. Turner, "New directions in communications (or which way to the information age?)", IEEE
+//! Communications Magazine 24(10), 1986; the cell rate algorithm of ATM Forum, Traffic Management
+//! Specification 4.0, 1996, section 4.4.2. Behaviour checked against golang.org/x/time/rate.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,23 +26,26 @@ use crate::policy::terms::Terms;
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 
-/// Holds up to `burst` permits, which come in at a rate; a request takes what it needs, or waits until it is there.
+/// Holds up to `burst` permits, which come in at a rate; a request takes what it needs, or waits
+/// until it is there.
 ///
-/// A request pays before it passes, so in any span of length *d* at most `burst + rate * d` permits are granted, and a
-/// request for more than the burst can never be had: [`Refusal::ExceedsBurst`].
+/// A request pays before it passes, so in any span of length *d* at most `burst + rate * d` permits
+/// are granted, and a request for more than the burst can never be had: [`Refusal::ExceedsBurst`].
 ///
-/// This is the Generic Cell Rate Algorithm (GCRA): the same state, the same decisions. There the burst is a time by which
-/// requests may come early; here it can be given [so, too](TokenBucket::tolerance). It is also the leaky bucket as a meter, seen from the
-/// other side: tokens that are missing are the water in the bucket.
+/// This is the Generic Cell Rate Algorithm (GCRA): the same state, the same decisions. There the
+/// burst is a time by which requests may come early; here it can be given [so,
+/// too](TokenBucket::tolerance). It is also the leaky bucket as a meter, seen from the other side:
+/// tokens that are missing are the water in the bucket.
 ///
 /// It starts full. Permits come in one by one, or [all at once](TokenBucket::in_steps) each period.
 ///
-/// When the rate or the burst changes, the number of permits in stock is kept, up to the new burst; see [`Change`] for the other rules. At
-/// [`Rate::ZERO`] the stock can still be had. Leaving [`Rate::UNLIMITED`], the bucket is full. A permit that was granted but
-/// not yet seen by its future, and is given up right after such a change, may be worth less.
+/// When the rate or the burst changes, the number of permits in stock is kept, up to the new burst;
+/// see [`Change`] for the other rules. At [`Rate::ZERO`] the stock can still be had. Leaving
+/// [`Rate::UNLIMITED`], the bucket is full. A permit that was granted but not yet seen by its
+/// future, and is given up right after such a change, may be worth less.
 ///
-/// A request that overlaps with a change passes by the old terms or by the new ones. In the moment in which they are replaced it may be
-/// refused, to be tried again at once.
+/// A request that overlaps with a change passes by the old terms or by the new ones. In the moment
+/// in which they are replaced it may be refused, to be tried again at once.
 ///
 /// # Examples
 ///
@@ -62,7 +67,8 @@ use crate::rate::Rate;
 ///
 /// # Source
 ///
-/// J. Turner 1986; ATM Forum, Traffic Management Specification 4.0, section 4.4.2 (GCRA); golang.org/x/time/rate.
+/// J. Turner 1986; ATM Forum, Traffic Management Specification 4.0, section 4.4.2 (GCRA);
+/// golang.org/x/time/rate.
 ///
 /// # Picture
 ///
@@ -79,13 +85,14 @@ impl TokenBucket {
 
     /// A bucket for `burst` permits that come in at `rate`. It starts full.
     ///
-    /// With a burst of 0 nothing is ever granted, except at [`Rate::UNLIMITED`]. Tokens come in no faster than one in a 16th of a
-    /// nanosecond: a higher rate counts as 16,000,000,000 per second.
+    /// With a burst of 0 nothing is ever granted, except at [`Rate::UNLIMITED`]. Tokens come in no
+    /// faster than one in a 16th of a nanosecond: a higher rate counts as 16,000,000,000 per
+    /// second.
     ///
     /// # Panics
     ///
-    /// If the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to fill. For values from a configuration, use
-    /// [`try_new`](TokenBucket::try_new).
+    /// If the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to fill. For values from
+    /// a configuration, use [`try_new`](TokenBucket::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate, burst: u32) -> TokenBucket {
@@ -99,7 +106,8 @@ impl TokenBucket {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Fill`] if the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to fill.
+    /// [`PolicyError::Fill`] if the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to
+    /// fill.
     pub fn try_new(rate: Rate, burst: u32) -> Result<TokenBucket, PolicyError> {
         let terms = Terms { rate, burst, tolerance: 0, stepped: false, anchor: 0 };
         Ok(TokenBucket { bucket: Bucket::new(terms, Start::Full, false)? })
@@ -121,9 +129,11 @@ impl TokenBucket {
         Ok(TokenBucket { bucket: self.bucket.starting(Start::Tokens(permits))? })
     }
 
-    /// Lets permits come in all at once, once per period of the rate: with `100/min` a hundred each minute.
+    /// Lets permits come in all at once, once per period of the rate: with `100/min` a hundred each
+    /// minute.
     ///
-    /// The periods begin with the limiter's clock: when the limiter was made, unless it was given a clock.
+    /// The periods begin with the limiter's clock: when the limiter was made, unless it was given a
+    /// clock.
     ///
     /// In a span of length *d* at most `burst + permits * (d / period + 1)` are granted.
     ///
@@ -134,10 +144,12 @@ impl TokenBucket {
         Ok(TokenBucket { bucket: self.bucket.with(|terms| Terms { stepped: true, ..terms })? })
     }
 
-    /// Lets permits come in all at once, at the full minute, hour or whatever the period of the rate is, by the wall clock.
+    /// Lets permits come in all at once, at the full minute, hour or whatever the period of the
+    /// rate is, by the wall clock.
     ///
-    /// The periods begin `offset` after those of Unix time, which is UTC: a rate per day with an offset of 8 hours refills at
-    /// eight in the morning UTC. The wall clock is read once, when the limiter is made. Setting it later moves nothing.
+    /// The periods begin `offset` after those of Unix time, which is UTC: a rate per day with an
+    /// offset of 8 hours refills at eight in the morning UTC. The wall clock is read once, when the
+    /// limiter is made. Setting it later moves nothing.
     ///
     /// # Errors
     ///
@@ -164,10 +176,11 @@ impl TokenBucket {
         Ok(TokenBucket { bucket })
     }
 
-    /// Lets requests come earlier by `tolerance` than the burst alone allows: the limit of GCRA beside its burst.
+    /// Lets requests come earlier by `tolerance` than the burst alone allows: the limit of GCRA
+    /// beside its burst.
     ///
-    /// `TokenBucket::new(rate, 1).tolerance(τ)` is GCRA(1 / rate, τ). In any span of length *d* at most
-    /// `burst + rate * (d + tolerance)` permits are granted.
+    /// `TokenBucket::new(rate, 1).tolerance(τ)` is GCRA(1 / rate, τ). In any span of length *d* at
+    /// most `burst + rate * (d + tolerance)` permits are granted.
     ///
     /// # Errors
     ///
@@ -183,9 +196,11 @@ impl TokenBucket {
         self.bucket.terms().burst
     }
 
-    /// The permits in stock with their fraction, for display and statistics; infinite without a limit.
+    /// The permits in stock with their fraction, for display and statistics; infinite without a
+    /// limit.
     ///
-    /// Negative only where times were given in advance, as a [`Policy`] can be used without a limiter.
+    /// Negative only where times were given in advance, as a [`Policy`] can be used without a
+    /// limiter.
     #[must_use]
     pub fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
         self.bucket.tokens(state, at)

@@ -7,8 +7,8 @@ use crate::rate::Rate;
 
 /// Grants everything at once: for configurations in which a limit can be switched off.
 ///
-/// It has no state and does nothing, so its rate cannot be changed. For a limit that can be switched on again, use any
-/// other policy with [`Rate::UNLIMITED`].
+/// It has no state and does nothing, so its rate cannot be changed. For a limit that can be
+/// switched on again, use any other policy with [`Rate::UNLIMITED`].
 ///
 /// # Examples
 ///

@@ -10,11 +10,12 @@ use crate::policy::closable::ClosableWord;
 use crate::policy::published::Published;
 use crate::rate::Rate;
 
-/// The time zero, as a stamp. What lies before it is room for a window that began before the clock did.
+/// The time zero, as a stamp. What lies before it is room for a window that began before the clock
+/// did.
 const ORIGIN: u64 = 1 << 60;
 
-/// The last time that has a stamp of its own, 109 years after the beginning. Its stamp takes 62 bits, which is all the room that
-/// the words of state have for a time.
+/// The last time that has a stamp of its own, 109 years after the beginning. Its stamp takes 62
+/// bits, which is all the room that the words of state have for a time.
 const LAST: u64 = (1 << 62) - (1 << 60) - 1;
 
 /// A time in nanoseconds, counted from long before the clock's zero.
@@ -41,7 +42,8 @@ pub(crate) struct Window {
     pub(crate) piece: u64,
     /// What a stamp lacks to be a whole number of pieces where one begins.
     pub(crate) shift: u64,
-    /// How many pieces there are in 2^64 ns, rounded down: a product with it is cheaper than a division by the piece.
+    /// How many pieces there are in 2^64 ns, rounded down: a product with it is cheaper than a
+    /// division by the piece.
     pub(crate) reciprocal: u64,
 }
 
@@ -77,7 +79,8 @@ impl Window {
     /// How long ago the piece began in which a time lies.
     #[inline]
     pub(crate) fn since_beginning(&self, at: Stamp) -> u64 {
-        // Below 2^63 for the stamp of a time, so that the product is too small by less than one. A forecast may be later than any.
+        // Below 2^63 for the stamp of a time, so that the product is too small by less than one. A
+        // forecast may be later than any.
         let shifted = at.saturating_add(self.shift);
         let product = u128::from(shifted) * u128::from(self.reciprocal);
         // The upper half.
@@ -87,7 +90,8 @@ impl Window {
         if since >= self.piece { since - self.piece } else { since }
     }
 
-    /// Whether a request of `n` can ever be granted. One permit can, some day: at another rate, if not at this one.
+    /// Whether a request of `n` can ever be granted. One permit can, some day: at another rate, if
+    /// not at this one.
     #[inline]
     pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
         match n {
@@ -103,7 +107,8 @@ impl Window {
         match keep {
             _ if self.unlimited || new.unlimited => 0,
             Keep::Reset => 0,
-            // A counter has room for any number of permits that was ever granted in a window, and not for any more.
+            // A counter has room for any number of permits that was ever granted in a window, and
+            // not for any more.
             Keep::Count => count.min(u32::MAX.into()),
             Keep::Ratio if self.limit == 0 => 0,
             // Rounded up: what was used is not forgotten.
@@ -123,7 +128,8 @@ pub(crate) fn nanos_between(earlier: Duration, later: Duration) -> i64 {
 
 /// The window in force, which can be replaced at any time.
 pub(crate) struct CurrentWindow {
-    /// The limit (all bits set without one), piece, shift, reciprocal and length, and the rate (three words).
+    /// The limit (all bits set without one), piece, shift, reciprocal and length, and the rate
+    /// (three words).
     words: Published<8>,
     /// How many cells it is cut into.
     cells: u16,
@@ -185,8 +191,8 @@ impl CurrentWindow {
         writer.publish(words(rate, self.with(rate)));
     }
 
-    /// Replaces the window, or leaves it as it is without a rate, together with a word that is counted by it. `convert` makes the
-    /// content of the new window out of that of the old one.
+    /// Replaces the window, or leaves it as it is without a rate, together with a word that is
+    /// counted by it. `convert` makes the content of the new window out of that of the old one.
     pub(crate) fn change<const TOP: u32, const TURNS: u32>(
         &self,
         word: &ClosableWord<TOP, TURNS>,
@@ -223,7 +229,8 @@ fn words(rate: Rate, window: Window) -> [u64; 8] {
 }
 
 impl Clone for CurrentWindow {
-    /// With the version, which charges carry. A window of no permits is as long as the one before it.
+    /// With the version, which charges carry. A window of no permits is as long as the one before
+    /// it.
     fn clone(&self) -> CurrentWindow {
         CurrentWindow { words: self.words.copy().0, ..*self }
     }

@@ -1,7 +1,8 @@
 //! What is left to be done when a lock is gone.
 //!
-//! Wakers, sleeps, rings and guards run foreign code, which may take its time, call the limiter, or panic. So the holder of a
-//! queue's lock collects them in an [`After`], which calls or drops them when the lock is gone.
+//! Wakers, sleeps, rings and guards run foreign code, which may take its time, call the limiter, or
+//! panic. So the holder of a queue's lock collects them in an [`After`], which calls or drops them
+//! when the lock is gone.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -75,7 +76,8 @@ pub(crate) fn run<T>(first: &mut Option<Payload>, foreign: impl FnOnce() -> T) -
     }
 }
 
-/// Keeps the first panic. Another one is leaked: dropping what it carries is foreign code, which may panic again.
+/// Keeps the first panic. Another one is leaked: dropping what it carries is foreign code, which
+/// may panic again.
 fn keep(first: &mut Option<Payload>, panic: Payload) {
     match first {
         None => *first = Some(panic),
@@ -83,7 +85,8 @@ fn keep(first: &mut Option<Payload>, panic: Payload) {
     }
 }
 
-/// Runs what may panic, and swallows a panic in a thread that is unwinding already: a second one would end the process.
+/// Runs what may panic, and swallows a panic in a thread that is unwinding already: a second one
+/// would end the process.
 pub(crate) fn run_in_drop(work: impl FnOnce()) {
     if !std::thread::panicking() {
         return work();
@@ -114,7 +117,8 @@ impl<C: Timer> Drop for After<C> {
     }
 }
 
-/// Lets a panic go on that was kept in a drop, unless a second one would end the process: in a thread that is unwinding already.
+/// Lets a panic go on that was kept in a drop, unless a second one would end the process: in a
+/// thread that is unwinding already.
 pub(crate) fn go_on(panic: Option<Payload>) {
     match panic {
         None => {}

@@ -1,12 +1,12 @@
 //! Alarms: who looks at the queue when the next permit is due.
 //!
-//! The queue has one alarm per event loop in which tasks wait: a [`Sleep`] set to the time at which the
-//! head of the queue is due, with a waker that serves the queue itself. So nobody depends on a waiter being polled, and
-//! a time that moves is one alarm to set, not one timer per waiter.
+//! The queue has one alarm per event loop in which tasks wait: a [`Sleep`] set to the time at which
+//! the head of the queue is due, with a waker that serves the queue itself. So nobody depends on a
+//! waiter being polled, and a time that moves is one alarm to set, not one timer per waiter.
 //!
-//! Setting an alarm may call its waker on the spot, and the waker takes the queue's lock. So an alarm is taken out of
-//! the queue, set without the lock, and put back. Whoever finds it taken leaves it: the one who has it looks at the
-//! queue again when putting it back.
+//! Setting an alarm may call its waker on the spot, and the waker takes the queue's lock. So an
+//! alarm is taken out of the queue, set without the lock, and put back. Whoever finds it taken
+//! leaves it: the one who has it looks at the queue again when putting it back.
 //!
 //! # States of an alarm
 //!
@@ -25,13 +25,15 @@
 //! | the second reserve: of the others, that of the event loop which was joined last | [`SECOND`] later |
 //! | the rest | [`REST`] later |
 //!
-//! An alarm that is no longer due so early is moved later before it rings, when half of its margin is used up. So only the head's
-//! alarm rings while its event loop runs, however many there are. An event loop that stalls costs [`SLACK`] for each of its turns, and two at once
-//! cost [`SECOND`] once, since the one that rings is the reserve from then on.
+//! An alarm that is no longer due so early is moved later before it rings, when half of its margin
+//! is used up. So only the head's alarm rings while its event loop runs, however many there are. An
+//! event loop that stalls costs [`SLACK`] for each of its turns, and two at once cost [`SECOND`]
+//! once, since the one that rings is the reserve from then on.
 //!
-//! An alarm is lost if it rings far too early: its event loop is shutting down, which fires all timers, or does not keep the clock's
-//! time. Or if its event loop turns out to be gone when it is set, or its timer panics. Those who relied on it are woken, and the ones that still live
-//! make a new one.
+//! An alarm is lost if it rings far too early: its event loop is shutting down, which fires all
+//! timers, or does not keep the clock's time. Or if its event loop turns out to be gone when it is
+//! set, or its timer panics. Those who relied on it are woken, and the ones that still live make a
+//! new one.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -45,14 +47,16 @@ use crate::nanos::Nanos;
 use crate::rule::Rule;
 use crate::sync::{AtomicBool, Ordering};
 
-/// How much later than the head is due the reserve rings, and blocked threads look, in case the head's own alarm is held up.
-/// Together with a late timer less than the catch-up, so that nothing is lost by it.
+/// How much later than the head is due the reserve rings, and blocked threads look, in case the
+/// head's own alarm is held up. Together with a late timer less than the catch-up, so that nothing
+/// is lost by it.
 pub(crate) const SLACK: Nanos = Nanos::new(5_000_000);
 
 /// The same for the second reserve.
 const SECOND: Nanos = Nanos::new(20_000_000);
 
-/// The same for the rest: seldom, since there may be hundreds, and each has to be moved later when half of it is over.
+/// The same for the rest: seldom, since there may be hundreds, and each has to be moved later when
+/// half of it is over.
 const REST: Nanos = Nanos::new(1_000_000_000);
 
 /// How early an alarm may ring: two clocks that differ a little, or one that ticks in milliseconds.
@@ -192,19 +196,21 @@ impl<C: Timer> Alarms<C> {
         self.list.remove(key).sleep
     }
 
-    /// Looks for an alarm that has to be set, if the head of the queue is due at `due` and has the alarm `first`.
+    /// Looks for an alarm that has to be set, if the head of the queue is due at `due` and has the
+    /// alarm `first`.
     pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, clock: &C) -> Found<C> {
         // With no preference, the first alarm is as good as any.
         let first = first.or_else(|| self.list.iter().next().map(|(key, _)| key));
         let (reserve, second) = self.reserves(first);
         for (key, alarm) in &mut self.list {
             if alarm.sleep.is_none() {
-                // Whoever has it looks again. A ring stays for them: it may be that of the new setting already.
+                // Whoever has it looks again. A ring stays for them: it may be that of the new
+                // setting already.
                 continue;
             }
             if alarm.rung.load(Ordering::Acquire) {
-                // A new reading of the clock: an older one may be from before the time that made it ring. Before
-                // anything is changed, since a clock may panic.
+                // A new reading of the clock: an older one may be from before the time that made it
+                // ring. Before anything is changed, since a clock may panic.
                 let now = clock.now();
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
@@ -226,7 +232,8 @@ impl<C: Timer> Alarms<C> {
                 _ if at == Nanos::MAX => continue,
                 None => at,
                 Some(armed) if armed.at > at => at,
-                // Not one that may ring this moment: that would be taken for a ring of the new setting.
+                // Not one that may ring this moment: that would be taken for a ring of the new
+                // setting.
                 Some(armed) if armed.at < half && armed.at > clock.now().saturating_add(EARLY) => armed.at,
                 Some(_) => continue,
             };
@@ -276,7 +283,8 @@ impl<C: Timer> Alarms<C> {
 }
 
 impl<C: Timer> Job<C> {
-    /// Sets the alarm. Returns whether its event loop is gone. Not under the queue's lock: this may call the bell.
+    /// Sets the alarm. Returns whether its event loop is gone. Not under the queue's lock: this may
+    /// call the bell.
     pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.armed.at);
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {

@@ -20,11 +20,12 @@ impl Wake for Unpark {
     }
 }
 
-/// Blocks the calling thread until a request has its answer: the time waited, what was taken, and what to end the grant with if it
-/// was [kept](Wait::keeping).
+/// Blocks the calling thread until a request has its answer: the time waited, what was taken, and
+/// what to end the grant with if it was [kept](Wait::keeping).
 ///
-/// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so it is not lost. Parking
-/// may end early for no reason; then the poll finds nothing and the thread parks again.
+/// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so
+/// it is not lost. Parking may end early for no reason; then the poll finds nothing and the thread
+/// parks again.
 pub(crate) fn acquire<R: Rule<C>, C: Timer>(
     gate: &Arc<Gate<R, C>>,
     wait: Wait<R::Ask>,

@@ -11,13 +11,15 @@ use crate::wait::told::FORESEEN;
 
 /// How many may wait, how many permits they may wait for, and what happens to one more.
 ///
-/// Unbounded unless told otherwise: a place in line takes about a hundred bytes, and the newest waits for all others. Give it to
+/// Unbounded unless told otherwise: a place in line takes about a hundred bytes, and the newest
+/// waits for all others. Give it to
 /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
 ///
 /// A call that returns no error cannot be refused: [`acquire`](crate::RateLimiter::acquire) and
-/// [`blocking_acquire`](crate::RateLimiter::blocking_acquire) count towards the bounds, but wait also beyond them, and are never dropped.
-/// All others are refused with [`Refusal::QueueFull`]. Only those who would have to wait are: a permit that is there is granted, also
-/// with no room at all.
+/// [`blocking_acquire`](crate::RateLimiter::blocking_acquire) count towards the bounds, but wait
+/// also beyond them, and are never dropped. All others are refused with [`Refusal::QueueFull`].
+/// Only those who would have to wait are: a permit that is there is granted, also with no room at
+/// all.
 ///
 /// # Examples
 ///
@@ -45,18 +47,19 @@ pub struct QueueBounds {
 
 /// What happens to a request that would have to wait when the queue is full.
 ///
-/// Nobody is dropped for a newcomer that is refused anyway, nor for a less important one. Who was dropped gets
-/// [`Refusal::Displaced`]; those behind it move up. A newcomer looks for requests to be dropped among 4,096; where those of them that can be
-/// dropped do not make room, it is refused.
+/// Nobody is dropped for a newcomer that is refused anyway, nor for a less important one. Who was
+/// dropped gets [`Refusal::Displaced`]; those behind it move up. A newcomer looks for requests to
+/// be dropped among 4,096; where those of them that can be dropped do not make room, it is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {
     /// The newcomer is refused.
     #[default]
     RefuseNewcomer,
-    /// Whoever has waited longest among the least important is dropped, if it is no more important than the newcomer. For work that
-    /// loses its worth while it waits.
+    /// Whoever has waited longest among the least important is dropped, if it is no more important
+    /// than the newcomer. For work that loses its worth while it waits.
     DropOldest,
-    /// The newest of the least important is dropped, if it is less important than the newcomer. Else the newcomer is refused.
+    /// The newest of the least important is dropped, if it is less important than the newcomer.
+    /// Else the newcomer is refused.
     DropLeastImportant,
 }
 
@@ -145,7 +148,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             WhenFull::DropLeastImportant => false,
         };
         let (mut waiting, mut permits, mut victims) = (self.len(), self.permits, Vec::new());
-        // So many are looked at, so that a newcomer costs no more behind a million that cannot be dropped.
+        // So many are looked at, so that a newcomer costs no more behind a million that cannot be
+        // dropped.
         let mut looks = FORESEEN;
         for level in self.levels.all().iter().rev() {
             if level.priority > priority || (!oldest && level.priority == priority) {
@@ -175,7 +179,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.entries.get(before as usize).map_or(self.head, |last| last.next)
     }
 
-    /// When there will be room for a newcomer, or its permits, if nobody else comes. `Nanos::MAX` if nobody knows.
+    /// When there will be room for a newcomer, or its permits, if nobody else comes. `Nanos::MAX`
+    /// if nobody knows.
     fn room_at(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
         let own = self.due_behind(rule, now, ask, priority);
         let head = self.entries.contains(self.head as usize).then(|| self.due_of(rule, now, self.head));

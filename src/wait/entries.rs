@@ -1,8 +1,9 @@
 //! The memory of a queue: entries under keys, in chunks.
 //!
-//! A future keeps the key of its entry, so an entry never moves. One list for all of them would be copied as a whole when it grows,
-//! with the queue's lock held, and would keep its memory for as long as its last entry is there. A chunk is small enough to be copied, and is
-//! given back when it is empty.
+//! A future keeps the key of its entry, so an entry never moves. One list for all of them would be
+//! copied as a whole when it grows, with the queue's lock held, and would keep its memory for as
+//! long as its last entry is there. A chunk is small enough to be copied, and is given back when it
+//! is empty.
 
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
@@ -20,7 +21,8 @@ pub(crate) struct Entries<T> {
     room: BTreeSet<usize>,
     /// The numbers below the length of `chunks` that have no chunk.
     free: BTreeSet<usize>,
-    /// An empty chunk that is kept, so that a line whose length goes up and down at the end of a chunk allocates nothing.
+    /// An empty chunk that is kept, so that a line whose length goes up and down at the end of a
+    /// chunk allocates nothing.
     spare: Option<usize>,
     len: usize,
 }

@@ -1,8 +1,10 @@
-//! An index of a long line: sums by place, so that what stands before a place is told without passing it.
+//! An index of a long line: sums by place, so that what stands before a place is told without
+//! passing it.
 //!
-//! Places rise along the line. Entries whose places differ in the last eight bits alone are a block, and 256 blocks are a
-//! shelf. What stands before an entry is the shelves before its shelf, the blocks before its block, and the entries before it in its
-//! block. A short line is passed as fast, and has no index.
+//! Places rise along the line. Entries whose places differ in the last eight bits alone are a
+//! block, and 256 blocks are a shelf. What stands before an entry is the shelves before its shelf,
+//! the blocks before its block, and the entries before it in its block. A short line is passed as
+//! fast, and has no index.
 
 use std::collections::BTreeMap;
 
@@ -70,8 +72,8 @@ impl Index {
         self.shelves.range(..shelf).map(|(_, shelf)| shelf).chain(blocks)
     }
 
-    /// The first block that is not passed, with its first entry. A part is passed if `passes` says so, which is asked in order and
-    /// says so no more after it has once said no.
+    /// The first block that is not passed, with its first entry. A part is passed if `passes` says
+    /// so, which is asked in order and says so no more after it has once said no.
     pub(super) fn find(&self, mut passes: impl FnMut(&Sizes) -> bool) -> Option<u32> {
         let (shelf, _) = self.shelves.iter().find(|(_, sizes)| !passes(sizes))?;
         let mut blocks = self.blocks.range(shelf << 8..(shelf + 1) << 8);

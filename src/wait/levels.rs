@@ -1,8 +1,9 @@
 //! The levels of importance in a line: one for each priority that waits, the most important first.
 //!
-//! The line itself is linked through its entries. A level knows where it ends, so that a newcomer finds its place without passing those
-//! who wait, and what its entries sum up to, so that its turn can be told. There are as many levels as different
-//! priorities in line, at most 256: a sorted list that is searched by halving, and keeps its memory while nobody waits.
+//! The line itself is linked through its entries. A level knows where it ends, so that a newcomer
+//! finds its place without passing those who wait, and what its entries sum up to, so that its turn
+//! can be told. There are as many levels as different priorities in line, at most 256: a sorted
+//! list that is searched by halving, and keeps its memory while nobody waits.
 
 use crate::wait::sizes::Sizes;
 

@@ -38,18 +38,20 @@ use crate::request::Request;
 use crate::rule::Single;
 use crate::wait::pending::{Poller, Wait};
 
-/// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire): one permit, and the time waited for it.
+/// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire): one permit, and the time
+/// waited for it.
 ///
 /// Lazy: it joins the queue when it is first polled. `Unpin` and `Send`.
 ///
 /// # Cancel safety
 ///
-/// Dropping it at any time leaves no trace: it loses its place, and those behind move up. If it had been granted a permit that
-/// it did not yet see, the permit goes to the next one.
+/// Dropping it at any time leaves no trace: it loses its place, and those behind move up. If it had
+/// been granted a permit that it did not yet see, the permit goes to the next one.
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics. So does waiting on the default clock outside of a tokio runtime.
+/// Polling it again after it was ready panics. So does waiting on the default clock outside of a
+/// tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
 pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     gate: &'a Arc<Gate<Single<P>, C>>,
@@ -57,7 +59,8 @@ pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 }
 
 /// The future of [`RateLimiter::acquire_many`](crate::RateLimiter::acquire_many) and
-/// [`try_acquire_within`](crate::RateLimiter::try_acquire_within): some permits, and the time waited for them.
+/// [`try_acquire_within`](crate::RateLimiter::try_acquire_within): some permits, and the time
+/// waited for them.
 ///
 /// Lazy, cancel safe, `Unpin` and `Send`, as [`Acquire`].
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
@@ -124,7 +127,8 @@ fn poll_one<P: Policy, C: Timer>(
     match gate.poll(wait, Poller::Task(context.waker())) {
         Poll::Ready(Ok((waited, _))) => Poll::Ready(waited),
         Poll::Ready(Err(_)) => {
-            // A policy that refuses a single permit for good breaks its contract. There is none, so this goes on waiting.
+            // A policy that refuses a single permit for good breaks its contract. There is none, so
+            // this goes on waiting.
             *wait = Wait::new(1);
             Poll::Pending
         }

@@ -15,14 +15,17 @@ use crate::rule::Rule;
 pub(crate) struct Wait<Ask> {
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
-    /// Whether a bound on the queue may refuse or drop it. Not where the caller can be told no error.
+    /// Whether a bound on the queue may refuse or drop it. Not where the caller can be told no
+    /// error.
     pub(crate) bounded: bool,
     pub(crate) place: Place,
-    /// Refused if it would take longer; `Nanos::MAX` if it waits for as long as it takes. Not an `Option`: eight bytes more make a task 128 larger.
+    /// Refused if it would take longer; `Nanos::MAX` if it waits for as long as it takes. Not an
+    /// `Option`: eight bytes more make a task 128 larger.
     pub(crate) within: Nanos,
     /// When it was first polled.
     pub(crate) since: Nanos,
-    /// Not 0 if its grant may be undone in part later: then what to end it with, when it has its answer.
+    /// Not 0 if its grant may be undone in part later: then what to end it with, when it has its
+    /// answer.
     pub(crate) begun: u64,
 }
 
@@ -72,7 +75,8 @@ impl<Ask> Wait<Ask> {
         Wait { ask, priority: 0, bounded: false, place, within: Nanos::MAX, since, begun: 0 }
     }
 
-    /// A request that is refused if it would take longer than `within`, or than the policy lets anybody wait.
+    /// A request that is refused if it would take longer than `within`, or than the policy lets
+    /// anybody wait.
     pub(crate) fn within<R, C>(gate: &Gate<R, C>, ask: Ask, within: Option<Duration>) -> Wait<Ask>
     where
         R: Rule<C, Ask = Ask>,
@@ -120,7 +124,8 @@ impl<Ask> Wait<Ask> {
         Wait { priority, ..self }
     }
 
-    /// The same, but its grant can be undone in part later: it has to be [ended](crate::wait::queue::Queue::end) with [`begun`](Wait::begun).
+    /// The same, but its grant can be undone in part later: it has to be
+    /// [ended](crate::wait::queue::Queue::end) with [`begun`](Wait::begun).
     pub(crate) fn keeping(self) -> Wait<Ask> {
         Wait { begun: u64::MAX, ..self }
     }

@@ -15,7 +15,8 @@ use crate::wait::after::run_in_drop;
 use crate::wait::pending::{Leave, Place, Poller, Wait};
 use crate::wait::queue::{Kind, Newcomer, Queue};
 
-/// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the same time.
+/// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the
+/// same time.
 const TOO_OFTEN: u8 = 16;
 
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
@@ -95,7 +96,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
             };
-            // After the timer, which may panic, so that nobody makes room for a request that does not come.
+            // After the timer, which may panic, so that nobody makes room for a request that does
+            // not come.
             if no_room && let Err(refusal) = queue.make_room(&source, now, ask, priority, after) {
                 queue.leave_alarm(kind, after);
                 return Err(refusal);
@@ -103,7 +105,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             let since = source.arrival(now, || queue.due_behind(&self.rule, now, ask, priority));
             let (ask, waker, droppable) = (ask.clone(), waker.take(), wait.bounded);
             let newcomer = Newcomer { ask, priority, droppable, kind, since, deadline, waker };
-            // At once, so that the future knows of its entry also if foreign code panics before this returns.
+            // At once, so that the future knows of its entry also if foreign code panics before
+            // this returns.
             wait.place = Place::Queued(queue.push(&source, newcomer, after));
             Ok(None)
         });
@@ -195,7 +198,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
     }
 
-    /// Looks whether a queued request has its answer, and if not, leaves the waker. Returns the answer and when it came.
+    /// Looks whether a queued request has its answer, and if not, leaves the waker. Returns the
+    /// answer and when it came.
     ///
     /// Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
     fn look(
@@ -220,8 +224,9 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Takes the answer of a queued request out of the queue, if it has one.
     ///
-    /// The entry leaves the queue and the request forgets its key with no foreign code in between. If one of the others' wakers panicked in
-    /// the same call after the entry had left, the key would be a newcomer's when the request is dropped.
+    /// The entry leaves the queue and the request forgets its key with no foreign code in between.
+    /// If one of the others' wakers panicked in the same call after the entry had left, the key
+    /// would be a newcomer's when the request is dropped.
     fn see(&self, wait: &mut Wait<R::Ask>, key: u32, now: Nanos) -> Option<Outcome<R::Charge>> {
         let mut queue = lock(&self.queue);
         if queue.was_granted(key) {
@@ -233,7 +238,8 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         Some(answer)
     }
 
-    /// Serves those who are due, and if this request is not among them, leaves the waker and sees to its alarm.
+    /// Serves those who are due, and if this request is not among them, leaves the waker and sees
+    /// to its alarm.
     fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and the old one dropped, without the lock: both are foreign code.

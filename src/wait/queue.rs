@@ -1,7 +1,8 @@
 //! The queue: who is next, when, and who is woken.
 //!
-//! The more important first, and of equals first come, first served. A waiter owes nothing until it is served; then it is charged as of the time its permits were
-//! due, and leaves the line. Its entry stays until its future has seen the grant or is dropped.
+//! The more important first, and of equals first come, first served. A waiter owes nothing until it
+//! is served; then it is charged as of the time its permits were due, and leaves the line. Its
+//! entry stays until its future has seen the grant or is dropped.
 //!
 //! # Entry
 //!
@@ -12,10 +13,11 @@
 //! | passed | no | no | its future sees it, or was dropped: it was in line when nobody was to wait any more |
 //! | refused | no | no | its future sees it, or was dropped |
 //!
-//! Serving is in `wait/serve.rs`, told times are in `wait/told.rs`, and who looks when is in `wait/watch.rs`.
+//! Serving is in `wait/serve.rs`, told times are in `wait/told.rs`, and who looks when is in
+//! `wait/watch.rs`.
 //!
-//! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and called or dropped when
-//! the lock is gone, since both may run foreign code that comes back here.
+//! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and
+//! called or dropped when the lock is gone, since both may run foreign code that comes back here.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -38,7 +40,8 @@ use crate::wait::room::Room;
 use crate::wait::seats::{Seats, end_of};
 use crate::wait::told::Memo;
 
-/// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to run a woken task.
+/// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to
+/// run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
 
 pub(crate) struct Queue<R: Rule<C>, C: Timer> {
@@ -59,7 +62,8 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     latest: Nanos,
     /// The latest time as of which a waiter was charged.
     pub(crate) charged: Nanos,
-    /// How many were granted in the round before and in this round and have not seen it; see [`unseen`](Queue::unseen).
+    /// How many were granted in the round before and in this round and have not seen it; see
+    /// [`unseen`](Queue::unseen).
     unseen: [usize; 2],
     /// The number of this round, so that an entry knows where it is counted.
     round: u32,
@@ -98,7 +102,8 @@ pub(crate) struct Newcomer<Ask, Domain> {
     /// Whether it may have to make room for others.
     pub(crate) droppable: bool,
     pub(crate) kind: Kind<Domain>,
-    /// It is not charged as of a time before: now, or [earlier](Source::arrival) where the last grants were late.
+    /// It is not charged as of a time before: now, or [earlier](Source::arrival) where the last
+    /// grants were late.
     pub(crate) since: Nanos,
     /// Due later than this, it is refused.
     pub(crate) deadline: Nanos,
@@ -108,7 +113,8 @@ pub(crate) struct Newcomer<Ask, Domain> {
 /// Who waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind<Domain> {
-    /// A task, with the key of its event loop's alarm, and how many of the same event loop it lost before.
+    /// A task, with the key of its event loop's alarm, and how many of the same event loop it lost
+    /// before.
     Task { alarm: u32, lost: u8 },
     /// A task that lost so many alarms of this event loop, and was woken to get a new one.
     Lost { domain: Domain, times: u8 },
@@ -197,9 +203,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// How many were granted lately, and their futures were woken and have not run yet.
     ///
-    /// While there are any, a newcomer does not run on even if its permit is there: it is granted at once, and woken behind
-    /// them. Rounds last for `PATIENCE`, and this one and the one before are counted, so that a future
-    /// that never runs does not keep everybody in line for ever.
+    /// While there are any, a newcomer does not run on even if its permit is there: it is granted
+    /// at once, and woken behind them. Rounds last for `PATIENCE`, and this one and the one before
+    /// are counted, so that a future that never runs does not keep everybody in line for ever.
     pub(crate) fn unseen(&self) -> usize {
         self.unseen[0] + self.unseen[1]
     }
@@ -233,8 +239,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.control.opens > self.latest
     }
 
-    /// Whether a newcomer of this priority has nobody to wait for but the policy: nobody is in line before it, and no seat loses its time
-    /// by it.
+    /// Whether a newcomer of this priority has nobody to wait for but the policy: nobody is in line
+    /// before it, and no seat loses its time by it.
     pub(crate) fn is_open(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> bool {
         !self.is_paused()
             && self.levels.before(priority).is_empty()
@@ -260,7 +266,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         after: &mut After<C>,
     ) -> Result<R::Charge, Refusal> {
         if self.control.kept_from(priority) > 0 {
-            // Looking and taking are two steps. Nobody takes in between, since all of them need this lock.
+            // Looking and taking are two steps. Nobody takes in between, since all of them need
+            // this lock.
             let due = self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
             if due > now {
                 return Err(limited(due, now));
@@ -274,7 +281,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         Ok(charge)
     }
 
-    /// Takes as of `at`, or as of now if the permit was taken in between, by a request without the lock.
+    /// Takes as of `at`, or as of now if the permit was taken in between, by a request without the
+    /// lock.
     pub(crate) fn charge(
         &mut self,
         from: &Source<'_, R>,
@@ -422,7 +430,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.
     ///
-    /// The key is another entry's from then on, so no foreign code may run before the future has forgotten it.
+    /// The key is another entry's from then on, so no foreign code may run before the future has
+    /// forgotten it.
     ///
     /// With a place to `keep` what a grant is to be ended with, that is left to the caller.
     pub(crate) fn see(&mut self, key: u32, keep: Option<&mut u64>) -> Option<Outcome<R::Charge>> {
@@ -482,7 +491,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.latest
     }
 
-    /// A grant is made that may be undone later. Returns what to [end](Queue::end) or [undo](Queue::undo) it with.
+    /// A grant is made that may be undone later. Returns what to [end](Queue::end) or
+    /// [undo](Queue::undo) it with.
     pub(crate) fn begin(&mut self, rule: &R, charge: &R::Charge) -> u64 {
         self.room.begin(rule.moved(charge), rule.full_level(self.latest))
     }
@@ -500,7 +510,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.room.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, after));
     }
 
-    /// Undoes a grant that was made without the lock, after the [`number`](Queue::number) was read as `since`.
+    /// Undoes a grant that was made without the lock, after the [`number`](Queue::number) was read
+    /// as `since`.
     pub(crate) fn undo_since(&mut self, rule: &R, charge: R::Charge, since: u64, after: &mut After<C>) {
         self.memo.set(None);
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
@@ -533,7 +544,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.room.touch();
     }
 
-    /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted it is undone.
+    /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
+    /// it is undone.
     pub(crate) fn remove(&mut self, from: &Source<'_, R>, key: u32, after: &mut After<C>) {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(from.rule, key, after);

@@ -13,19 +13,21 @@ use crate::policy::{Policy, SmoothBursty};
 use crate::rule::Single;
 use crate::wait::pending::{Poller, Wait};
 
-/// A place in the queue, taken at once: made by [`RateLimiter::reserve`](crate::RateLimiter::reserve).
+/// A place in the queue, taken at once: made by
+/// [`RateLimiter::reserve`](crate::RateLimiter::reserve).
 ///
-/// Ask it when it is due, do something else meanwhile, then [`claim`](Reservation::claim) it or await it. It keeps its place
-/// whether or not anybody polls it.
+/// Ask it when it is due, do something else meanwhile, then [`claim`](Reservation::claim) it or
+/// await it. It keeps its place whether or not anybody polls it.
 ///
 /// # Fairness
 ///
-/// It stands in the same queue as every other request. When its time comes it is charged, claimed or not; so a
-/// reservation that nobody claims uses up its permits and delays nobody further.
+/// It stands in the same queue as every other request. When its time comes it is charged, claimed
+/// or not; so a reservation that nobody claims uses up its permits and delays nobody further.
 ///
 /// # Cancel safety
 ///
-/// Dropping it, or [`cancel`](Reservation::cancel), leaves no trace. If its time had come, what can still be given back is.
+/// Dropping it, or [`cancel`](Reservation::cancel), leaves no trace. If its time had come, what can
+/// still be given back is.
 ///
 /// # Examples
 ///
@@ -54,7 +56,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         Reservation { gate, wait }
     }
 
-    /// How long until it is due, if nothing changes; zero if it is due or was claimed. [`Duration::MAX`] means never.
+    /// How long until it is due, if nothing changes; zero if it is due or was claimed.
+    /// [`Duration::MAX`] means never.
     ///
     /// A dropped wait or a new rate may change the answer.
     #[must_use]
@@ -62,7 +65,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         self.gate.due_in(&self.wait)
     }
 
-    /// Takes the permits if they are due. Returns whether they are the caller's, now or since an earlier claim.
+    /// Takes the permits if they are due. Returns whether they are the caller's, now or since an
+    /// earlier claim.
     ///
     /// From then on dropping the reservation gives nothing back.
     pub fn claim(&mut self) -> bool {
@@ -80,7 +84,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     }
 }
 
-/// Waits until the reservation is due and claims it. Returns the time since it was made, or zero if it was claimed before.
+/// Waits until the reservation is due and claims it. Returns the time since it was made, or zero if
+/// it was claimed before.
 ///
 /// # Panics
 ///

@@ -1,9 +1,10 @@
 //! Asking another gate to look at its queue, when no lock is held.
 //!
-//! A gate of several limiters and those of its members tell each other when times have moved. One may not lock the other while
-//! it holds its own lock, so it leaves the ring in its [`After`](crate::wait::after::After). And one ring often leads to the next, along
-//! a chain as long as there are gates. So a thread that is ringing already puts further rings on its list and goes on in a loop,
-//! instead of calling deeper and deeper.
+//! A gate of several limiters and those of its members tell each other when times have moved. One
+//! may not lock the other while it holds its own lock, so it leaves the ring in its
+//! [`After`](crate::wait::after::After). And one ring often leads to the next, along a chain as
+//! long as there are gates. So a thread that is ringing already puts further rings on its list and
+//! goes on in a loop, instead of calling deeper and deeper.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -41,7 +42,8 @@ pub(crate) fn ring_all(rings: Vec<Arc<dyn Ring>>) -> Option<Box<dyn Any + Send>>
         }
     });
     let mut panic = None;
-    // One that panics must not take the others with it. The gate may be gone with its last reference, which is foreign code, too.
+    // One that panics must not take the others with it. The gate may be gone with its last
+    // reference, which is foreign code, too.
     let mut ring = |gate: Arc<dyn Ring>| {
         let rung = catch_unwind(AssertUnwindSafe(|| {
             gate.ring();

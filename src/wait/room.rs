@@ -1,16 +1,19 @@
 //! How much of each grant can still be given back.
 //!
-//! A grant is undone as if it had never been made. Without it the limiter would have been fuller, by what the grant took, and what
-//! came in while it was full would have been lost. So the grant gives back the *least room* there was at any moment since, at
-//! most; the room is what a limiter lacks to be full. And an undone grant takes room away from all others that were there
-//! when it was: without it, the history of these was fuller, too.
+//! A grant is undone as if it had never been made. Without it the limiter would have been fuller,
+//! by what the grant took, and what came in while it was full would have been lost. So the grant
+//! gives back the *least room* there was at any moment since, at most; the room is what a limiter
+//! lacks to be full. And an undone grant takes room away from all others that were there when it
+//! was: without it, the history of these was fuller, too.
 //!
 //! # What is known
 //!
-//! Two numbers say how full a limiter is: its [level](crate::Policy::moved), which only grants and debits raise, and the [level
-//! of a full one](crate::Policy::full_level), which rises with time. The room is their difference. Grants without the lock are not seen
-//! here, but these raise the level. So between two looks the room is never less than the level at the first one less the level of a full
-//! limiter at the second one. Every grant, undoing, refund and change under the lock is a look, and says what level it left.
+//! Two numbers say how full a limiter is: its [level](crate::Policy::moved), which only grants and
+//! debits raise, and the [level of a full one](crate::Policy::full_level), which rises with time.
+//! The room is their difference. Grants without the lock are not seen here, but these raise the
+//! level. So between two looks the room is never less than the level at the first one less the
+//! level of a full limiter at the second one. Every grant, undoing, refund and change under the
+//! lock is a look, and says what level it left.
 //!
 //! # State
 //!
@@ -22,33 +25,41 @@
 //! | level | no more than the level of the state at any moment since the last look |
 //! | base | no more than the level less all that recent grants took |
 //!
-//! The room of a mark is the sum of the gaps up to it, and the least room since each of its grants. Undoing one of these grants lowers the room
-//! of its mark and of all later marks, and cuts earlier marks to that. In gaps: it takes from the mark's own gap, and then from the gaps before
-//! it. A mark whose gap is used up becomes one with the mark before it. So an undoing costs O(log n) for n grants, amortized,
-//! in whatever order.
+//! The room of a mark is the sum of the gaps up to it, and the least room since each of its grants.
+//! Undoing one of these grants lowers the room of its mark and of all later marks, and cuts earlier
+//! marks to that. In gaps: it takes from the mark's own gap, and then from the gaps before it. A
+//! mark whose gap is used up becomes one with the mark before it. So an undoing costs O(log n) for
+//! n grants, amortized, in whatever order.
 //!
 //! # Why no permit is invented
 //!
-//! Claim: the marks never say more than the least room in a replay of history without the grants undone so far. A look keeps it, as said above. An
-//! undoing keeps it: the grant gives back *b*, no more than the room of its mark. In a replay without this grant as well, the room at each moment since is
-//! smaller by what of the grant had not overflowed by then. That is *b*, or more where the room shrank to *b* later; but at
-//! that later moment, which all older grants have seen as well, no room is left. So marks that are lowered by *b* say no more than the replay.
+//! Claim: the marks never say more than the least room in a replay of history without the grants
+//! undone so far. A look keeps it, as said above. An undoing keeps it: the grant gives back *b*, no
+//! more than the room of its mark. In a replay without this grant as well, the room at each moment
+//! since is smaller by what of the grant had not overflowed by then. That is *b*, or more where the
+//! room shrank to *b* later; but at that later moment, which all older grants have seen as well, no
+//! room is left. So marks that are lowered by *b* say no more than the replay.
 //!
-//! A look writes no mark while the base lies as far above a full limiter as the last mark's room: then all grants could be undone
-//! and the room at this moment would suffice. So grants that wait to be seen cost nothing while the limiter is far from full.
+//! A look writes no mark while the base lies as far above a full limiter as the last mark's room:
+//! then all grants could be undone and the room at this moment would suffice. So grants that wait
+//! to be seen cost nothing while the limiter is far from full.
 //!
-//! Where the queue sees every grant, what is given back is exact: then each look is a moment at which the replay is cut, too.
+//! Where the queue sees every grant, what is given back is exact: then each look is a moment at
+//! which the replay is cut, too.
 //!
-//! **A change of terms** is a look by the old terms. Rooms are converted as the policy converts its stock, rounded down. A policy
-//! that does not convert by a factor returns level 0, and grants from before the change give back nothing.
+//! **A change of terms** is a look by the old terms. Rooms are converted as the policy converts its
+//! stock, rounded down. A policy that does not convert by a factor returns level 0, and grants from
+//! before the change give back nothing.
 //!
-//! **A clock that goes back** is not followed: the time of a look is the latest that the queue was told. What a grant without the lock found at a
-//! later time than that is not seen here.
+//! **A clock that goes back** is not followed: the time of a look is the latest that the queue was
+//! told. What a grant without the lock found at a later time than that is not seen here.
 //!
-//! **What is left.** A taker without the lock may read a later time than the thread that holds the lock, if this thread is kept off its
-//! processor between reading the clock and looking at the state. By what comes in within that time, too much may be given back, once.
+//! **What is left.** A taker without the lock may read a later time than the thread that holds the
+//! lock, if this thread is kept off its processor between reading the clock and looking at the
+//! state. By what comes in within that time, too much may be given back, once.
 //!
-//! **Checked by** the test below, by `tests/undo.rs` against replays of history, and by `loom-tests/compose.rs`.
+//! **Checked by** the test below, by `tests/undo.rs` against replays of history, and by
+//! `loom-tests/compose.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -63,7 +74,8 @@ pub(crate) struct Room {
     marks: BTreeMap<u64, Mark>,
     /// The room of the last mark, or a little more: see [`Room::changed`].
     top: u64,
-    /// The number of what is noted next, a mark or a giving back. The first one is 1, so that no grant begins with 0.
+    /// The number of what is noted next, a mark or a giving back. The first one is 1, so that no
+    /// grant begins with 0.
     next: u64,
     recent: usize,
     base: u64,
@@ -133,7 +145,8 @@ impl Room {
         self.next
     }
 
-    /// A grant is made, at a time at which a full limiter has the level `full`. Returns what to ask with.
+    /// A grant is made, at a time at which a full limiter has the level `full`. Returns what to ask
+    /// with.
     pub(crate) fn begin(&mut self, (before, after): Moved, full: u64) -> u64 {
         let room = self.look(full);
         if self.recent == 0 {
@@ -169,7 +182,8 @@ impl Room {
         }
     }
 
-    /// Undoes a grant by `put_back`, which is told what [`Policy::undo`](crate::Policy::undo) has to know, and returns the level it left.
+    /// Undoes a grant by `put_back`, which is told what [`Policy::undo`](crate::Policy::undo) has
+    /// to know, and returns the level it left.
     pub(crate) fn undo(
         &mut self,
         begun: u64,
@@ -219,7 +233,8 @@ impl Room {
         self.gave(room, back, put_back(if self.touched < since { u64::MAX } else { back }));
     }
 
-    /// Gives back permits that belong to no grant here, by `refund`, which returns the level it left.
+    /// Gives back permits that belong to no grant here, by `refund`, which returns the level it
+    /// left.
     pub(crate) fn refund(&mut self, full: u64, refund: impl FnOnce() -> u64) {
         let room = self.look(full);
         self.gave(room, 0, refund());
@@ -231,7 +246,8 @@ impl Room {
         self.next += 1;
     }
 
-    /// So much of a grant was given back, or nothing of a grant but of a refund. That left the state at this level.
+    /// So much of a grant was given back, or nothing of a grant but of a refund. That left the
+    /// state at this level.
     fn gave(&mut self, room: u64, back: u64, level: u64) {
         // Below the new level by what recent grants took.
         self.base = self.base.min(level.saturating_sub(self.level.saturating_sub(self.base)));
@@ -268,8 +284,9 @@ impl Room {
 
     /// The terms have changed: `full` is by the old ones, all else by the new ones.
     ///
-    /// Gaps are converted when they are looked at, each rounded down; the last mark's room at once. So it may be more than the sum
-    /// of the gaps, by a tick for each. The next mark's gap is the smaller for it.
+    /// Gaps are converted when they are looked at, each rounded down; the last mark's room at once.
+    /// So it may be more than the sum of the gaps, by a tick for each. The next mark's gap is the
+    /// smaller for it.
     pub(crate) fn changed(&mut self, full: u64, unit: (u64, u64), level: u64) {
         self.mark(self.level.saturating_sub(full));
         let mut last = Mark { gap: self.top, unit: self.unit, grants: 0 };
@@ -303,7 +320,8 @@ impl Room {
         self.base = self.level;
     }
 
-    /// Takes so much of the room of this mark, or what there is, and of all later ones. Returns how much.
+    /// Takes so much of the room of this mark, or what there is, and of all later ones. Returns how
+    /// much.
     fn take(&mut self, number: u64, wanted: u64) -> u64 {
         let mut left = wanted;
         while let Some(mark) = self.marks.get_mut(&number) {
@@ -356,7 +374,8 @@ mod tests {
     /// The size of the bucket.
     const SIZE: u64 = 50;
 
-    /// A grant that may be undone: its place in history, what it is undone with, and the levels it moved.
+    /// A grant that may be undone: its place in history, what it is undone with, and the levels it
+    /// moved.
     struct Grant {
         place: usize,
         with: u64,
@@ -376,7 +395,8 @@ mod tests {
     }
 
     proptest! {
-        /// Grants under the lock and without it, undone in any order. Marks are no more than grants.
+        /// Grants under the lock and without it, undone in any order. Marks are no more than
+        /// grants.
         #[test]
         fn a_bucket_is_never_fuller_than_in_a_replay(
             acts in proptest::collection::vec((0..7u8, 0..30u64, any::<usize>()), 1..120),

@@ -1,9 +1,10 @@
 //! Seats: places in a limiter's line that are held for those who wait for several limiters at once.
 //!
-//! Who waits for all of several limiters ([`AllOf`](crate::AllOf)) cannot stand in a line as others do: when its turn comes here, another
-//! limiter may not be ready for an hour, and the line would stand still. If it went to the end each time, it would wait for ever where
-//! the permits of two busy limiters never coincide by chance. So it has a *seat*: a place with a time `at`, at which it
-//! expects to have permits everywhere.
+//! Who waits for all of several limiters ([`AllOf`](crate::AllOf)) cannot stand in a line as others
+//! do: when its turn comes here, another limiter may not be ready for an hour, and the line would
+//! stand still. If it went to the end each time, it would wait for ever where the permits of two
+//! busy limiters never coincide by chance. So it has a *seat*: a place with a time `at`, at which
+//! it expects to have permits everywhere.
 //!
 //! # The rule
 //!
@@ -13,25 +14,28 @@
 //! | away | another limiter, until `at` | go first if the seat can still be served at its time |
 //! | idle | another limiter that may never be due, or somebody more important | go first |
 //!
-//! Jobs are filled in so on large computers, where it is called backfilling. A limiter that is due long before the other goes on serving
-//! everybody, and stops in time to have the permits ready. When `at` has come the seat is rung: its gate takes from all members, or finds
-//! a later time.
+//! Jobs are filled in so on large computers, where it is called backfilling. A limiter that is due
+//! long before the other goes on serving everybody, and stops in time to have the permits ready.
+//! When `at` has come the seat is rung: its gate takes from all members, or finds a later time.
 //!
 //! # What a look costs
 //!
-//! Seats that are here are a sum. Of the seats that are away, the [`DEPTH`] whose times come first are judged, one by one; schedulers bound
-//! it so, too. A seat whose time is later loses nothing yet. If many times come at once, a seat may find at its time that other requests have
-//! taken what it needs. Then it is here, at its old place, until a time that is at most its turn away, and at its other limiters its
-//! time is among the first. So a seat does not wait for ever.
+//! Seats that are here are a sum. Of the seats that are away, the [`DEPTH`] whose times come first
+//! are judged, one by one; schedulers bound it so, too. A seat whose time is later loses nothing
+//! yet. If many times come at once, a seat may find at its time that other requests have taken what
+//! it needs. Then it is here, at its old place, until a time that is at most its turn away, and at
+//! its other limiters its time is among the first. So a seat does not wait for ever.
 //!
-//! What stands before a seat is a sum, too, and a request that leaves changes the sums of all seats behind it. So seats lie in blocks of
-//! about [`BLOCK`], in the order of their places. A block keeps what is to be added to the sums of all its seats, and hands it down
-//! when one of them is touched by itself: a change costs one block, and an addition for each block behind.
+//! What stands before a seat is a sum, too, and a request that leaves changes the sums of all seats
+//! behind it. So seats lie in blocks of about [`BLOCK`], in the order of their places. A block
+//! keeps what is to be added to the sums of all its seats, and hands it down when one of them is
+//! touched by itself: a change costs one block, and an addition for each block behind.
 //!
 //! # When a time moves
 //!
-//! If permits come earlier here, the first seat that is here is rung: its gate finds its time anew. The next one is rung when that one has
-//! left or waits for another limiter. So each event rings one seat, not all of them.
+//! If permits come earlier here, the first seat that is here is rung: its gate finds its time anew.
+//! The next one is rung when that one has left or waits for another limiter. So each event rings
+//! one seat, not all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -42,16 +46,19 @@ use crate::rule::Rule;
 use crate::wait::after::After;
 use crate::wait::ring::Ring;
 
-/// Two times that were converted from one clock to another may differ by what passes between two readings.
+/// Two times that were converted from one clock to another may differ by what passes between two
+/// readings.
 pub(crate) const UNSURE: Nanos = Nanos::new(100_000);
 
 /// The place behind everybody.
 pub(crate) const END: u64 = u64::MAX;
 
-/// A place is a priority and a number: the more important, the lower, and then the earlier it was taken.
+/// A place is a priority and a number: the more important, the lower, and then the earlier it was
+/// taken.
 const NUMBER: u32 = 56;
 
-/// The first place of a priority. Zero is no place, nor is it one of the highest, since numbers begin with one.
+/// The first place of a priority. Zero is no place, nor is it one of the highest, since numbers
+/// begin with one.
 fn first_place(priority: i8) -> u64 {
     (i8::MAX.abs_diff(priority) as u64) << NUMBER
 }
@@ -71,7 +78,8 @@ pub(crate) fn priority_of(place: u64) -> i8 {
 /// So many seats that are away are judged one by one.
 const DEPTH: usize = 8;
 
-/// So many seats share what is added to their sums, up to twice as many: about the root of the most that are expected.
+/// So many seats share what is added to their sums, up to twice as many: about the root of the most
+/// that are expected.
 const BLOCK: usize = 128;
 
 /// The seats in one line.
@@ -100,13 +108,15 @@ pub(crate) struct Seats<R: Rule<C>, C: Timer> {
 
 struct Block<Ahead> {
     seats: usize,
-    /// What is to be added to the sums of all its seats, and then what is to be taken off. Mostly nothing.
+    /// What is to be added to the sums of all its seats, and then what is to be taken off. Mostly
+    /// nothing.
     kept: Option<(Ahead, Ahead)>,
 }
 
 struct Seat<Ask, Ahead> {
     ask: Ask,
-    /// All in line before it, summed, and those that are gone; without seats that are not here, and without what its block keeps.
+    /// All in line before it, summed, and those that are gone; without seats that are not here, and
+    /// without what its block keeps.
     ahead: Ahead,
     /// When it expects to have permits of all limiters.
     at: Nanos,
@@ -168,7 +178,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// Hands down what the block of this place keeps. Returns where the next block begins, after the place at least.
+    /// Hands down what the block of this place keeps. Returns where the next block begins, after
+    /// the place at least.
     fn open_block(&mut self, rule: &R, place: u64) -> u64 {
         let behind = self.blocks.range(place + 1..).next().map_or(END, |(behind, _)| *behind);
         if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back()
@@ -223,7 +234,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// Counted anew: those in the seats between two entries of the line have this much ahead, beside other seats.
+    /// Counted anew: those in the seats between two entries of the line have this much ahead,
+    /// beside other seats.
     pub(crate) fn reweigh(&mut self, from: u64, to: u64, ahead: &R::Ahead) {
         for (_, seat) in self.list.range_mut(from..to) {
             seat.ahead = ahead.clone();
@@ -242,7 +254,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// What those ask for that are here and stand before a place. Looks at those before or at those behind, whichever are fewer.
+    /// What those ask for that are here and stand before a place. Looks at those before or at those
+    /// behind, whichever are fewer.
     fn here_before(&self, rule: &R, place: u64) -> R::Ahead {
         let (mut before, mut behind) = (self.here.range(..place), self.here.range(place..));
         let (mut sum, mut rest) = (R::Ahead::default(), self.here_sum.clone());
@@ -258,8 +271,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// When a request at this place is due, not before `at`, if all entries before it are `ahead` and no seat before it is held up.
-    /// Leaves out the seat `own`.
+    /// When a request at this place is due, not before `at`, if all entries before it are `ahead`
+    /// and no seat before it is held up. Leaves out the seat `own`.
     pub(crate) fn due(
         &self,
         rule: &R,
@@ -279,7 +292,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         self.due_among(rule, times, (place, own), &ahead, ask)
     }
 
-    /// When a request in the seat at this place is due, not before `at`; `None` if there is no such seat.
+    /// When a request in the seat at this place is due, not before `at`; `None` if there is no such
+    /// seat.
     pub(crate) fn due_in_seat(
         &self,
         rule: &R,
@@ -317,11 +331,12 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         let first = self.away.iter().take(DEPTH);
         let before = first.filter(|(_, other)| *other < place && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
-        // A policy tells what it is like if requests go first as soon as they can, or at a given time all at once. The truth is
-        // in between, so the later of the two counts.
+        // A policy tells what it is like if requests go first as soon as they can, or at a given
+        // time all at once. The truth is in between, so the later of the two counts.
         let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
         rule.add(&mut one, ask);
-        // Those that go first; those of them that have the latest time; and everybody, with this request before them.
+        // Those that go first; those of them that have the latest time; and everybody, with this
+        // request before them.
         let (mut first, mut last, mut last_at) = (ahead.clone(), R::Ahead::default(), Nanos::ZERO);
         let mut all = ahead.clone();
         rule.add(&mut all, ask);
@@ -381,7 +396,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         place
     }
 
-    /// Tells a seat what it is held for and until when. Returns whether that is news for those behind, and when it is due here.
+    /// Tells a seat what it is held for and until when. Returns whether that is news for those
+    /// behind, and when it is due here.
     pub(crate) fn tell(
         &mut self,
         rule: &R,
@@ -394,7 +410,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         (self.file(rule, place, ask, (at, due)), due)
     }
 
-    /// Keeps a seat as a place, for somebody who is not the first of those it is for. Returns whether that is news for those behind.
+    /// Keeps a seat as a place, for somebody who is not the first of those it is for. Returns
+    /// whether that is news for those behind.
     pub(crate) fn stand_by(&mut self, rule: &R, place: u64) -> bool {
         let ask = self.list.get(&place).map(|seat| seat.ask.clone());
         ask.is_some_and(|ask| self.file(rule, place, &ask, (Nanos::MAX, Nanos::ZERO)))

@@ -14,17 +14,18 @@ use crate::wait::told::FORESEEN;
 const SLICE: usize = 1024;
 
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
-    /// Grants requests that are due, in order, and refuses those that cannot be served by their deadline: as many as there are, or a
-    /// [`SLICE`]. Returns when the first of the others is due, or to be looked at: a time that is not later than `now` if more are due.
-    /// Tells those about it who wait for several limiters.
+    /// Grants requests that are due, in order, and refuses those that cannot be served by their
+    /// deadline: as many as there are, or a [`SLICE`]. Returns when the first of the others is due,
+    /// or to be looked at: a time that is not later than `now` if more are due. Tells those about
+    /// it who wait for several limiters.
     pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
         if self.len() > 0 && from.rule.has_changed() {
             self.retime(from, now, after);
         }
         let mut due = self.serve_due(from, now, after);
         if let Some(first) = due.as_mut().filter(|first| **first > now) {
-            // The first waits beyond now, and so does each of the others, also those that a change has made too late and that stood too far
-            // back to be refused by it.
+            // The first waits beyond now, and so does each of the others, also those that a change
+            // has made too late and that stood too far back to be refused by it.
             let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
             *first = self.expire(from.rule, now, refusal, after).min(*first);
         }
@@ -60,8 +61,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { place, kind, since, deadline, priority, .. } = first;
-            // A policy that counts says "now" where a permit has been there for a while. When a reservation that nothing
-            // looks at had its turn is told by the state as of the grant before it.
+            // A policy that counts says "now" where a permit has been there for a while. When a
+            // reservation that nothing looks at had its turn is told by the state as of the grant
+            // before it.
             let unseen = matches!(kind, Kind::Nobody) && !from.rule.catches_up() && self.seats.len() == 0;
             let as_of = if unseen { since.max(self.charged).min(now) } else { now };
             let due = self.due(from.rule, as_of, place, &none, &ask);
@@ -80,9 +82,10 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             if due > now {
                 return Some(due);
             }
-            // As of when it was due, so that a late timer costs nothing; but not further back than allowed, so
-            // that a machine that stood still does not let everything through at once. Where nobody was to look, the
-            // grant was not late: its turn passed at its time, and is over. And not before it was asked for.
+            // As of when it was due, so that a late timer costs nothing; but not further back than
+            // allowed, so that a machine that stood still does not let everything through at once.
+            // Where nobody was to look, the grant was not late: its turn passed at its time, and is
+            // over. And not before it was asked for.
             let late = match kind {
                 Kind::Nobody => u64::MAX,
                 // A policy that counts in real time is charged as of now.
@@ -103,11 +106,13 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
                     if self.due(from.rule, now, place, &none, &ask) <= due {
-                        // Or somebody is in between, or the policy does not agree with itself: look again, but do not spin.
+                        // Or somebody is in between, or the policy does not agree with itself: look
+                        // again, but do not spin.
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
                     }
                 }
-                // Nobody knows when it will be there. Whoever brings it rings; until then only deadlines pass.
+                // Nobody knows when it will be there. Whoever brings it rings; until then only
+                // deadlines pass.
                 Err(refusal @ Refusal::InUse { .. }) => {
                     let next = self.expire(from.rule, now, refusal, after);
                     if self.entries.contains(self.head as usize) && self.head == key {
@@ -120,7 +125,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         (self.len() > 0).then_some(now)
     }
 
-    /// Refuses those that are still in line at their deadline, a [`SLICE`] of them. Returns the next deadline.
+    /// Refuses those that are still in line at their deadline, a [`SLICE`] of them. Returns the
+    /// next deadline.
     fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
         for _ in 0..SLICE {
             match self.deadlines.first() {
@@ -133,8 +139,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.deadlines.first().map_or(Nanos::MAX, |(deadline, _)| *deadline)
     }
 
-    /// After a change: weighs anew, and refuses at once those among the first in line who will not be served by their deadline, or not at
-    /// all. Further back they are refused when their time is over, or when they are the first.
+    /// After a change: weighs anew, and refuses at once those among the first in line who will not
+    /// be served by their deadline, or not at all. Further back they are refused when their time is
+    /// over, or when they are the first.
     pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
         self.memo.set(None);
         if self.seats.len() > 0 || !self.levels.weigh(|sizes| from.rule.weigh(sizes)) {
@@ -166,7 +173,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         }
     }
 
-    /// The same where a sum has to be told request by request: in the lines of several limiters, and where others wait in seats.
+    /// The same where a sum has to be told request by request: in the lines of several limiters,
+    /// and where others wait in seats.
     fn retime_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
         // Counted anew: the sums so far are at the old rate.
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());

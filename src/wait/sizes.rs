@@ -1,7 +1,7 @@
 //! Requests counted by how many permits they ask for.
 //!
-//! A new rate changes what each request weighs. Counted like this, all of them are weighed anew by one multiplication for each size that
-//! there is, whatever their number.
+//! A new rate changes what each request weighs. Counted like this, all of them are weighed anew by
+//! one multiplication for each size that there is, whatever their number.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,11 @@
 //! Told times: when a request is due behind those in line.
 //!
-//! Where the sum of all that go first tells it, that is one look, however many there are. In a window it does not: a request that does not
-//! fit leaves room that nobody uses, so each request ahead is foreseen, in order. That costs a few nanoseconds for
-//! each, so it ends after [`FORESEEN`], and the next request goes on from there. All others are a crowd of which sums are known, and are foreseen as slow as they can be: a told
-//! time may then be too late, and is never too early.
+//! Where the sum of all that go first tells it, that is one look, however many there are. In a
+//! window it does not: a request that does not fit leaves room that nobody uses, so each request
+//! ahead is foreseen, in order. That costs a few nanoseconds for each, so it ends after
+//! [`FORESEEN`], and the next request goes on from there. All others are a crowd of which sums are
+//! known, and are foreseen as slow as they can be: a told time may then be too late, and is never
+//! too early.
 
 use std::time::Duration;
 
@@ -27,11 +29,13 @@ struct Sums<Ahead> {
     weight: Ahead,
 }
 
-/// A forecast that went along the line, to go on from there for the next one that asks. It is dropped when an entry leaves the line, or
-/// joins it before the end, and when anything is changed or given back.
+/// A forecast that went along the line, to go on from there for the next one that asks. It is
+/// dropped when an entry leaves the line, or joins it before the end, and when anything is changed
+/// or given back.
 #[derive(Debug)]
 pub(super) struct Memo<Ahead> {
-    /// What the state was when it began: a request that came before the line formed may take something yet.
+    /// What the state was when it began: a request that came before the line formed may take
+    /// something yet.
     begin: Forecast,
     forecast: Forecast,
     /// The first entry that was not foreseen, or none.
@@ -142,8 +146,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         Sums::new(rule, &sizes, weight)
     }
 
-    /// When so many entries have been served, counted from the head, that `fits` says so of the requests and permits that were
-    /// served. `None` if it never does.
+    /// When so many entries have been served, counted from the head, that `fits` says so of the
+    /// requests and permits that were served. `None` if it never does.
     pub(super) fn served_when(&self, rule: &R, now: Nanos, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
         let (mut requests, mut permits, mut at) = (0, 0, self.head);
         if let Some(index) = &self.index {
@@ -177,8 +181,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         rule.one_by_one(if kept { u32::MAX } else { largest(levels) }).min(FORESEEN)
     }
 
-    /// When a request is due behind all from the head to `end`, of which `steps` are foreseen one by one, beside those that were
-    /// foreseen before.
+    /// When a request is due behind all from the head to `end`, of which `steps` are foreseen one
+    /// by one, beside those that were foreseen before.
     fn foreseen(
         &self,
         rule: &R,

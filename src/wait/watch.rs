@@ -9,8 +9,8 @@ use crate::wait::levels::NONE;
 use crate::wait::queue::{Entry, Kind, Queue, State};
 
 impl<R: Rule<C>, C: Timer> Queue<R, C> {
-    /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a thread. Returns an alarm to be
-    /// set without the lock.
+    /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a
+    /// thread. Returns an alarm to be set without the lock.
     pub(crate) fn watch(&mut self, due: Nanos, clock: &C, after: &mut After<C>) -> Option<Job<C>> {
         loop {
             let first = match self.entries.get(self.head as usize)?.kind {
@@ -51,8 +51,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         }
     }
 
-    /// The first blocked thread in line looks at the time itself: when the head is due if it is the head, or if there are no
-    /// alarms, and else a little later, in case they are held up.
+    /// The first blocked thread in line looks at the time itself: when the head is due if it is the
+    /// head, or if there are no alarms, and else a little later, in case they are held up.
     fn tell_thread(&mut self, due: Nanos, after: &mut After<C>) {
         let first = self.levels.first_thread();
         let own = first == self.head || self.alarms.is_empty();
@@ -72,7 +72,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             Entry { state: State::Waiting(_), kind: Kind::Thread { looks_at }, .. } => *looks_at,
             // It relies on an alarm.
             Entry { state: State::Waiting(_), .. } => Nanos::MAX,
-            // It has its answer. Its wake-up may have been used up by a waker that parked this thread.
+            // It has its answer. Its wake-up may have been used up by a waker that parked this
+            // thread.
             _ => Nanos::ZERO,
         }
     }
@@ -83,8 +84,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.leave_alarm(old, after);
     }
 
-    /// The first blocked thread of a level from an entry on. Each entry is passed once, since all threads of the level stand
-    /// behind its first.
+    /// The first blocked thread of a level from an entry on. Each entry is passed once, since all
+    /// threads of the level stand behind its first.
     pub(super) fn thread_from(&self, mut key: u32, priority: i8) -> u32 {
         while let Some(entry) = self.entries.get(key as usize)
             && entry.priority == priority

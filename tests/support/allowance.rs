@@ -1,12 +1,15 @@
-//! How far a policy may be from the reference model: the roundings of both, followed through the calls.
+//! How far a policy may be from the reference model: the roundings of both, followed through the
+//! calls.
 //!
-//! A policy and the model round differently, by a few ticks for each request. For the bursty kind these add up and that
-//! is all. For the warming-up kind they can grow: a state that is a tick colder makes permits dearer by up to *K* ticks, a
-//! later grant means less idling, less idling is a warmer state, and so on. *K*, the steepest that the price rises with
-//! the coldness, is 2 with Guava's cold factor of 3 and 6.1 with a factor of 10. Hence no fixed number of nanoseconds is
-//! right. So each rounding is kept as a source of error in the two numbers of the state, carried through the derivative
-//! of the rule at each call, and the sizes of all of them are added up at the end. Where the rule has a kink (just idle or just not,
-//! just full or just not), the error is taken between its two sides.
+//! A policy and the model round differently, by a few ticks for each request. For the bursty kind
+//! these add up and that is all. For the warming-up kind they can grow: a state that is a tick
+//! colder makes permits dearer by up to *K* ticks, a later grant means less idling, less idling is
+//! a warmer state, and so on. *K*, the steepest that the price rises with the coldness, is 2 with
+//! Guava's cold factor of 3 and 6.1 with a factor of 10. Hence no fixed number of nanoseconds is
+//! right. So each rounding is kept as a source of error in the two numbers of the state, carried
+//! through the derivative of the rule at each call, and the sizes of all of them are added up at
+//! the end. Where the rule has a kink (just idle or just not, just full or just not), the error is
+//! taken between its two sides.
 
 use crate::guava::{Guava, Kind};
 
@@ -15,7 +18,8 @@ use crate::guava::{Guava, Kind};
 struct Source {
     /// In the time of the next grant. For the bursty kind: in the time at which the stock is zero.
     next: f64,
-    /// In the coldness: the permits stored, as the time it takes to store them. Unused for the bursty kind.
+    /// In the coldness: the permits stored, as the time it takes to store them. Unused for the
+    /// bursty kind.
     coldness: f64,
 }
 
@@ -101,7 +105,8 @@ impl Allowance {
             // Warm, whatever it was.
             self.sources.iter_mut().for_each(|source| source.coldness = 0.0);
         }
-        // Two more cuts of the model, and in the policy the whole ticks and the factors of the price curve.
+        // Two more cuts of the model, and in the policy the whole ticks and the factors of the
+        // price curve.
         let steepest = (cold_factor - 1.0) * (cold_factor + 5.0) / (2.0 * (cold_factor + 1.0));
         let coldness = 1.0 + FIXED * warm_up;
         self.sources.push(Source { next: 3.0 + 2.0 * steepest * coldness, coldness });

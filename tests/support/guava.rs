@@ -1,8 +1,10 @@
-//! The reference model: Guava's `RateLimiter`, both kinds, written from the formulas in `tests/golden/guava/README.md`.
+//! The reference model: Guava's `RateLimiter`, both kinds, written from the formulas in
+//! `tests/golden/guava/README.md`.
 //!
-//! Slow and obvious: permits are floats, nothing is precomputed, nothing is shared. The tick is a parameter. At a million
-//! ticks a second it gives Guava's very answers, to the microsecond; at finer ticks it is Guava in nearly real arithmetic.
-//! Guava's defects (class `quirk` in the traces) are not modelled: sums saturate instead of wrapping.
+//! Slow and obvious: permits are floats, nothing is precomputed, nothing is shared. The tick is a
+//! parameter. At a million ticks a second it gives Guava's very answers, to the microsecond; at
+//! finer ticks it is Guava in nearly real arithmetic. Guava's defects (class `quirk` in the traces)
+//! are not modelled: sums saturate instead of wrapping.
 
 /// The resolution of time, and where time ends.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +15,8 @@ pub(crate) struct Ticks {
 }
 
 impl Ticks {
-    /// The ticks of the policies: 1/16 ns, as many of them as a `u64` holds, less the 2^60 before time zero.
+    /// The ticks of the policies: 1/16 ns, as many of them as a `u64` holds, less the 2^60 before
+    /// time zero.
     pub(crate) const PRODUCTION: Ticks = Ticks { per_second: 16e9, limit: u64::MAX as i128 - (1 << 60) };
 
     /// The policies' ticks in a nanosecond.
@@ -124,7 +127,8 @@ impl Guava {
         f64::from(n) * self.ticks_per_stored()
     }
 
-    /// By how many ticks the price of a warming-up permit exceeds the interval, for a tick of coldness.
+    /// By how many ticks the price of a warming-up permit exceeds the interval, for a tick of
+    /// coldness.
     pub(crate) fn surcharge_slope(&self) -> f64 {
         let above = self.stored - self.threshold;
         if above > 0.0 && self.interval > 0.0 { above * self.slope / self.ticks_per_stored() } else { 0.0 }

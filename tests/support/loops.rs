@@ -1,4 +1,5 @@
-//! Event loops that the test stalls and ends: a manual clock whose sleeps belong to loops by number.
+//! Event loops that the test stalls and ends: a manual clock whose sleeps belong to loops by
+//! number.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;

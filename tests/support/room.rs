@@ -1,5 +1,5 @@
-//! The least room since each grant of one state, from all moments in a list: what [`Policy::undo`](tidegate::Policy::undo) is told by a caller
-//! that uses a policy alone.
+//! The least room since each grant of one state, from all moments in a list: what
+//! [`Policy::undo`](tidegate::Policy::undo) is told by a caller that uses a policy alone.
 
 use tidegate::{Nanos, Policy};
 
@@ -25,7 +25,8 @@ impl Rooms {
         self.moments.len()
     }
 
-    /// Before a refund or a change by the old terms; `then` is the refund or the change, and returns the level it left.
+    /// Before a refund or a change by the old terms; `then` is the refund or the change, and
+    /// returns the level it left.
     pub(crate) fn touch<P: Policy>(&mut self, policy: &P, now: Nanos, then: impl FnOnce() -> u64) {
         self.look(policy, now);
         self.level = then();

@@ -1,4 +1,5 @@
-//! The format of the recordings of Guava: one JSON object a line, described in `tests/golden/guava/README.md`.
+//! The format of the recordings of Guava: one JSON object a line, described in
+//! `tests/golden/guava/README.md`.
 
 use serde::Deserialize;
 
@@ -38,7 +39,8 @@ pub(crate) enum Limiter {
         #[serde(deserialize_with = "float")]
         permits_per_second: f64,
         warmup_us: i64,
-        /// The whole warm-up, where it is not a whole number of microseconds: then Guava cut it to `warmup_us`.
+        /// The whole warm-up, where it is not a whole number of microseconds: then Guava cut it to
+        /// `warmup_us`.
         warmup_ns: Option<i64>,
         #[serde(deserialize_with = "float")]
         cold_factor: f64,

@@ -1,18 +1,19 @@
-//! Whether a tokio runtime still runs, so that none of its sleeps is polled when it does not; and what
-//! time it has, for threads outside of it.
+//! Whether a tokio runtime still runs, so that none of its sleeps is polled when it does not; and
+//! what time it has, for threads outside of it.
 //!
-//! tokio panics when a sleep is polled after its runtime's timer has been shut down, and cannot be asked beforehand. A waiter that was leaked,
-//! or that belongs to another runtime, would meet that panic, which ends the process where panics abort.
-//! But a runtime drops its tasks before it shuts its timer down. So each runtime in which a limiter sleeps has one task of ours, which only
+//! tokio panics when a sleep is polled after its runtime's timer has been shut down, and cannot be
+//! asked beforehand. A waiter that was leaked, or that belongs to another runtime, would meet that
+//! panic, which ends the process where panics abort. But a runtime drops its tasks before it shuts
+//! its timer down. So each runtime in which a limiter sleeps has one task of ours, which only
 //! waits. When it is dropped, the runtime is ending.
 //!
-//! A sleep is polled under the lock of `runs`, and the task's drop takes the same lock. So while a sleep is polled the drop has not
-//! returned, and the timer is not shut down.
+//! A sleep is polled under the lock of `runs`, and the task's drop takes the same lock. So while a
+//! sleep is polled the drop has not returned, and the timer is not shut down.
 //!
-//! tokio's paused time belongs to one runtime, and a thread outside of it sees real time. So a clock
-//! remembers the runtime in which it was made, and a thread outside of any runtime reads the time there.
-//! A runtime whose time had left real time behind leaves its last time when it ends. The clock goes on from
-//! that time at the pace of real time, so it does not go back.
+//! tokio's paused time belongs to one runtime, and a thread outside of it sees real time. So a
+//! clock remembers the runtime in which it was made, and a thread outside of any runtime reads the
+//! time there. A runtime whose time had left real time behind leaves its last time when it ends.
+//! The clock goes on from that time at the pace of real time, so it does not go back.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -21,8 +22,8 @@ use std::time::Instant as RealInstant;
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::time::Instant;
 
-/// The runtimes in which limiters sleep or clocks were made. A runtime leaves when it ends, unless its
-/// time was not real time.
+/// The runtimes in which limiters sleep or clocks were made. A runtime leaves when it ends, unless
+/// its time was not real time.
 static RUNTIMES: LazyLock<Mutex<HashMap<Id, Known>>> = LazyLock::new(Mutex::default);
 
 /// What is known of a runtime.
@@ -123,7 +124,8 @@ pub(super) fn time_of(home: Id) -> Instant {
     Instant::now()
 }
 
-/// The handle of the calling thread's runtime; outside of any runtime, that of `home` while it runs.
+/// The handle of the calling thread's runtime; outside of any runtime, that of `home` while it
+/// runs.
 pub(super) fn current_or(home: Option<Id>) -> Option<Handle> {
     Handle::try_current().ok().or_else(|| match lock(&RUNTIMES).get(&home?) {
         Some(Known::Runs(runtime)) => Some(runtime.handle.clone()),
@@ -144,7 +146,8 @@ pub(super) fn own_time(handle: &Handle) -> Option<Instant> {
     (!real.contains(&time.into_std())).then_some(time)
 }
 
-/// Locks, and goes on after a panic in another holder: there is nothing that could be left half done.
+/// Locks, and goes on after a panic in another holder: there is nothing that could be left half
+/// done.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -20,7 +20,8 @@ impl Drop for InDrop {
 }
 
 impl Unpark {
-    /// Unparks the calling thread at `at`, or when the runtime ends. The thread then looks at the time again.
+    /// Unparks the calling thread at `at`, or when the runtime ends. The thread then looks at the
+    /// time again.
     pub(super) fn new(runtime: &Handle, at: Instant) -> Unpark {
         let thread = InDrop(std::thread::current());
         Unpark(runtime.spawn(async move {

@@ -2,9 +2,10 @@
 //!
 //! # Protocol
 //!
-//! A copy begins when more than half of the spare places are used. Each giver-back then fills or copies [`SLICE`] places for each
-//! permit that it undoes, under the lock of the books. Takers go on in the first ring meanwhile. No taker looks at the second ring
-//! before a head of that ring is in force.
+//! A copy begins when more than half of the spare places are used. Each giver-back then fills or
+//! copies [`SLICE`] places for each permit that it undoes, under the lock of the books. Takers go
+//! on in the first ring meanwhile. No taker looks at the second ring before a head of that ring is
+//! in force.
 //!
 //! | step | what | if a taker or another giver-back comes in between |
 //! |---|---|---|
@@ -12,15 +13,16 @@
 //! | 2 copy | the places that count, from the oldest on; of each time the undone ones are left out | more places are to be copied; a permit undone later is left out, or, if its time was copied, is a credit in the second ring too |
 //! | 3 switch | all is copied up to the head: one exchange of that head | the exchange fails, and 2 goes on |
 //!
-//! A copy is given up if its next place was taken anew: then all that it has is older than a lap. A refund, a reset and a debit give
-//! it up too, since they change which places count.
+//! A copy is given up if its next place was taken anew: then all that it has is older than a lap. A
+//! refund, a reset and a debit give it up too, since they change which places count.
 //!
 //! # Why a copy is ready in time
 //!
-//! What counts was granted and undone within one window. In it at most a ring is taken, so that at most three rings are to be filled
-//! and copied: one to fill, one to copy, and one for what is taken meanwhile. Half of the spare places is an 18th of a ring: 54
-//! places for each permit are enough. If debits and refunds gave a copy up, it may not be ready: then one giver-back makes it in one
-//! pass, as it does if one grant has more permits than there are spare places.
+//! What counts was granted and undone within one window. In it at most a ring is taken, so that at
+//! most three rings are to be filled and copied: one to fill, one to copy, and one for what is
+//! taken meanwhile. Half of the spare places is an 18th of a ring: 54 places for each permit are
+//! enough. If debits and refunds gave a copy up, it may not be ready: then one giver-back makes it
+//! in one pass, as it does if one grant has more permits than there are spare places.
 
 use crate::policy::sliding_log::give_back::{Book, Books, Credit, GiveBack, Next};
 use crate::policy::sliding_log::head::Head;
@@ -56,7 +58,8 @@ impl Copying {
         }
         let ring = !self.seen.ring;
         let times = state.times(ring);
-        // How many of the newest places are of that time or later: the first one of it is there, or will be at the end.
+        // How many of the newest places are of that time or later: the first one of it is there, or
+        // will be at the end.
         let (mut low, mut high) = (0, self.copied);
         while low < high {
             let middle = low.midpoint(high);
@@ -69,8 +72,9 @@ impl Copying {
 }
 
 impl LogState {
-    /// Copies for `n` undone permits, if it is time to, and as far as it must be if there is no spare place left. Returns whether the
-    /// head goes on in the other ring, with all that the book has.
+    /// Copies for `n` undone permits, if it is time to, and as far as it must be if there is no
+    /// spare place left. Returns whether the head goes on in the other ring, with all that the book
+    /// has.
     pub(super) fn go_on_copying(
         &self,
         back: &GiveBack,
@@ -166,7 +170,8 @@ impl LogState {
         self.taken_since(copying.seen).is_some_and(|(_, taken)| unread + taken < self.len())
     }
 
-    /// Looks at the head, for what was taken since. Fails if a place that is not copied yet was taken anew.
+    /// Looks at the head, for what was taken since. Fails if a place that is not copied yet was
+    /// taken anew.
     fn catch_up(&self, copying: &mut Copying) -> bool {
         let Some((head, taken)) = self.taken_since(copying.seen) else { return false };
         copying.pending += taken;

@@ -1,17 +1,21 @@
-//! How a log gives permits back: undone grants, refunds, resets, and, since they need the same lock, debits and copies.
+//! How a log gives permits back: undone grants, refunds, resets, and, since they need the same
+//! lock, debits and copies.
 //!
 //! # Credits
 //!
-//! A grant that is undone stays in the ring, and becomes a *credit*: so many permits of its time. While that time counts, a request
-//! looks as many places further back. Credits of one time are one, at the first place that shows it: the first places of that
-//! time are the undone ones. They form a list from the oldest to the newest, with one link for each place, so that a taker leaves
-//! out what is over without a lock. [`Book`] has the same credits in order of time, to insert one between two others in O(log n).
+//! A grant that is undone stays in the ring, and becomes a *credit*: so many permits of its time.
+//! While that time counts, a request looks as many places further back. Credits of one time are
+//! one, at the first place that shows it: the first places of that time are the undone ones. They
+//! form a list from the oldest to the newest, with one link for each place, so that a taker leaves
+//! out what is over without a lock. [`Book`] has the same credits in order of time, to insert one
+//! between two others in O(log n).
 //!
 //! # Versions
 //!
-//! Each change is made under the lock of the book. It writes the floor and the credits of the next version into the slot that the
-//! version in force does not use, and then replaces the head by one of the next version, unless a taker was first: then it does so
-//! again. So a request sees the log before the change or after it, wherever a giver-back stalls.
+//! Each change is made under the lock of the book. It writes the floor and the credits of the next
+//! version into the slot that the version in force does not use, and then replaces the head by one
+//! of the next version, unless a taker was first: then it does so again. So a request sees the log
+//! before the change or after it, wherever a giver-back stalls.
 //!
 //! | | giver-back | taker | head | slot 0 | slot 1 |
 //! |---|---|---|---|---|---|
@@ -21,18 +25,22 @@
 //! | 4 | exchanges the head | | version 1, place 8 | 3 permits | 5 permits |
 //! | 5 | | looks 5 places further back, takes place 8 | version 1, place 9 | 3 permits | 5 permits |
 //!
-//! A taker that read a slot before it was written for a later version fails in its exchange, and a refusal looks at the head again.
-//! A link is written before the credits that count it: a taker that comes in between leaves out more than it has, and is refused for
-//! a moment. Credits that a taker left out by a later clock are counted again by the next giver-back if the clock of that one says so:
-//! their places are still there, since taking one of them anew would have raised the time of the head.
+//! A taker that read a slot before it was written for a later version fails in its exchange, and a
+//! refusal looks at the head again. A link is written before the credits that count it: a taker
+//! that comes in between leaves out more than it has, and is refused for a moment. Credits that a
+//! taker left out by a later clock are counted again by the next giver-back if the clock of that
+//! one says so: their places are still there, since taking one of them anew would have raised the
+//! time of the head.
 //!
 //! # Copies
 //!
-//! A ring has spare places for an eighth of the room. When half as many permits are undone, a copy to a second ring begins, without
-//! the undone ones. How it is made in slices is told in `copying.rs`.
+//! A ring has spare places for an eighth of the room. When half as many permits are undone, a copy
+//! to a second ring begins, without the undone ones. How it is made in slices is told in
+//! `copying.rs`.
 //!
-//! A helper that stalls from the time when a ring was in force before until it is again finds in the place another time than it
-//! expects, and fails. If it finds an equal one, it raises the time of one permit, and never lowers any.
+//! A helper that stalls from the time when a ring was in force before until it is again finds in
+//! the place another time than it expects, and fails. If it finds an equal one, it raises the time
+//! of one permit, and never lowers any.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::OnceLock;
@@ -53,7 +61,8 @@ pub(crate) struct GiveBack {
     /// What the head of an even and of an odd version means by its flags.
     slots: [Slot; 2],
     second: OnceLock<Box<[AtomicU64]>>,
-    /// For each place of each ring, if a credit is there: its permits, and the place of the next one.
+    /// For each place of each ring, if a credit is there: its permits, and the place of the next
+    /// one.
     links: [OnceLock<Box<[AtomicU64]>>; 2],
     len: u32,
     books: Mutex<Books>,
@@ -67,7 +76,8 @@ struct Slot {
     credits: AtomicU64,
 }
 
-/// The undone permits of one version: 25 bits of a sum, 25 bits for the place of the first, and the version.
+/// The undone permits of one version: 25 bits of a sum, 25 bits for the place of the first, and the
+/// version.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Credits {
     first: u32,
@@ -119,7 +129,8 @@ pub(super) struct Books {
     pub(super) book: Book,
     /// The copy that is being made.
     pub(super) copying: Option<Copying>,
-    /// The credits of the ring before, which are freed a few at a time: all at once would take long.
+    /// The credits of the ring before, which are freed a few at a time: all at once would take
+    /// long.
     pub(super) old: BTreeMap<Stamp, Credit>,
     /// How many copies were begun.
     pub(super) copies: u64,
@@ -169,7 +180,8 @@ impl GiveBack {
             && time.load(Ordering::Acquire) <= over
         {
             let (n, next) = link(&links[credits.first as usize]);
-            // A list that a later version has changed may end in between: then the head is another one.
+            // A list that a later version has changed may end in between: then the head is another
+            // one.
             credits.sum = if n == 0 { 0 } else { credits.sum.saturating_sub(n) };
             (credits.first, credits.left_out) = (next, true);
         }
@@ -219,8 +231,8 @@ impl Book {
         }
     }
 
-    /// Parts what counts from what is over at a time, and forgets what was in places that are taken anew. The time is that of the head:
-    /// no request is judged as of an earlier one.
+    /// Parts what counts from what is over at a time, and forgets what was in places that are taken
+    /// anew. The time is that of the head: no request is judged as of an earlier one.
     fn follow(&mut self, state: &LogState, links: &[AtomicU64], window: &Window, head: Head) {
         self.part(state.times(head.ring), links, window, head.time, Some(head.place));
     }
@@ -307,7 +319,8 @@ impl LogState {
         }
     }
 
-    /// Begins the next version with the credits of the book, which has `n` permits more than before.
+    /// Begins the next version with the credits of the book, which has `n` permits more than
+    /// before.
     fn credit(&self, back: &GiveBack, books: &mut Books, n: u32, now: Stamp, window: &Window) {
         // A copy is made once in more undone permits than half of the credits that it leaves.
         (0..n.saturating_mul(4)).map_while(|_| books.old.pop_first()).for_each(drop);
@@ -328,7 +341,8 @@ impl LogState {
         }
     }
 
-    /// Of the places that count, from the oldest on, the number of those before the first one that is not `before`.
+    /// Of the places that count, from the oldest on, the number of those before the first one that
+    /// is not `before`.
     pub(super) fn count(&self, view: &View, from: u32, before: impl Fn(Stamp) -> bool) -> u32 {
         let (mut low, mut high) = (from, view.valid);
         while low < high {
@@ -343,8 +357,9 @@ impl LogState {
         valid.checked_sub(self.before(head.place, place))
     }
 
-    /// The head now, and how many places were taken since an older one, if that is less than a lap: a grant that takes the last place
-    /// anew is later than the older head, since at one instant fewer are made than the ring has places.
+    /// The head now, and how many places were taken since an older one, if that is less than a lap:
+    /// a grant that takes the last place anew is later than the older head, since at one instant
+    /// fewer are made than the ring has places.
     pub(super) fn taken_since(&self, old: Head) -> Option<(Head, u32)> {
         let head = self.head();
         self.help(head);
@@ -361,7 +376,8 @@ impl LogState {
             }
             let first = self.count(&view, 0, |there| there < time);
             let next = self.count(&view, first, |there| there <= time);
-            // Places that were taken anew meanwhile confuse the search: then it ends in one of them.
+            // Places that were taken anew meanwhile confuse the search: then it ends in one of
+            // them.
             let over = self
                 .taken_since(view.head)
                 .map(|(_, taken)| (view.valid + taken).saturating_sub(self.len() - 1));

@@ -12,10 +12,11 @@
 //! | 113 to 126 | `version` | raised by each giver-back; wraps after 2^14 of them | each giver-back |
 //! | 127 | `floored` | places behind the floor do not count: the slot of the version tells where it is | set by a giver-back, cleared by the taker that fills the ring |
 //!
-//! **The same head twice.** A taker that stalls between its look and its exchange must not succeed with an exchange that fits by chance.
-//! The time never falls. Between two equal heads all grants were therefore made at one instant, fewer than the ring has places if no
-//! permits were given back, so `place` differs. If permits were given back, `version` differs, until 2^14 of them came back one by
-//! one within that nanosecond.
+//! **The same head twice.** A taker that stalls between its look and its exchange must not succeed
+//! with an exchange that fits by chance. The time never falls. Between two equal heads all grants
+//! were therefore made at one instant, fewer than the ring has places if no permits were given
+//! back, so `place` differs. If permits were given back, `version` differs, until 2^14 of them came
+//! back one by one within that nanosecond.
 
 use crate::policy::window::Stamp;
 

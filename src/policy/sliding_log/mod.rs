@@ -2,21 +2,24 @@
 //!
 //! # Algorithm
 //!
-//! "At most *N* in any *T*" means: the *N*th grant before this one was at least *T* ago. So keep the times of the last *N*
-//! grants in a ring. The oldest says whether the next one may go, however large *N* is.
+//! "At most *N* in any *T*" means: the *N*th grant before this one was at least *T* ago. So keep
+//! the times of the last *N* grants in a ring. The oldest says whether the next one may go, however
+//! large *N* is.
 //!
 //! # Protocol
 //!
-//! How grants are decided without a lock is told in `state.rs`, how permits are given back in `give_back.rs`.
+//! How grants are decided without a lock is told in `state.rs`, how permits are given back in
+//! `give_back.rs`.
 //!
 //! # Invariant
 //!
-//! Never more than `limit` permits in any span shorter than the window: two of them, `limit` grants apart, are at least a
-//! window apart. Tests: `tests/window_properties.rs`.
+//! Never more than `limit` permits in any span shorter than the window: two of them, `limit` grants
+//! apart, are at least a window apart. Tests: `tests/window_properties.rs`.
 //!
 //! # Source
 //!
-//! The sliding log of the literature, usually kept as a sorted set (Redis `ZADD`, `ZREMRANGEBYSCORE`), here as a ring.
+//! The sliding log of the literature, usually kept as a sorted set (Redis `ZADD`,
+//! `ZREMRANGEBYSCORE`), here as a ring.
 
 mod copying;
 pub(crate) mod give_back;
@@ -35,15 +38,18 @@ pub use state::LogState;
 
 /// Never more than so many permits in *any* span of the period: exact.
 ///
-/// It remembers when each of the last permits was granted. A decision costs the same whether that is ten or a hundred thousand; memory
-/// is 9 bytes for each permit of the limit, allocated once. A request for `n` permits at once writes `n` times. The first grant that is
-/// undone allocates as much again, and so do the two copies that follow if many are.
+/// It remembers when each of the last permits was granted. A decision costs the same whether that
+/// is ten or a hundred thousand; memory is 9 bytes for each permit of the limit, allocated once. A
+/// request for `n` permits at once writes `n` times. The first grant that is undone allocates as
+/// much again, and so do the two copies that follow if many are.
 ///
-/// A request for more than the limit can never be had. Permits that are awaited are counted from the time at which they were really
-/// granted, so a timer that is late by a millisecond in a window of a second costs a thousandth of the rate.
+/// A request for more than the limit can never be had. Permits that are awaited are counted from
+/// the time at which they were really granted, so a timer that is late by a millisecond in a window
+/// of a second costs a thousandth of the rate.
 ///
-/// When the rate changes, what was granted stays granted: [`Keep::Count`], and [`Keep::Ratio`] is the same. A limit that is raised above the
-/// [room](SlidingLog::room_for) made for it is cut to that.
+/// When the rate changes, what was granted stays granted: [`Keep::Count`], and [`Keep::Ratio`] is
+/// the same. A limit that is raised above the [room](SlidingLog::room_for) made for it is cut to
+/// that.
 ///
 /// # Examples
 ///
@@ -101,8 +107,9 @@ impl SlidingLog {
     ///
     /// # Panics
     ///
-    /// If the rate is not a whole number of permits, at most [`MAX_LIMIT`](SlidingLog::MAX_LIMIT), in a whole number of nanoseconds. For
-    /// values from a configuration, use [`try_new`](SlidingLog::try_new).
+    /// If the rate is not a whole number of permits, at most [`MAX_LIMIT`](SlidingLog::MAX_LIMIT),
+    /// in a whole number of nanoseconds. For values from a configuration, use
+    /// [`try_new`](SlidingLog::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate) -> SlidingLog {
@@ -116,7 +123,8 @@ impl SlidingLog {
     ///
     /// # Errors
     ///
-    /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits in a whole number of nanoseconds.
+    /// - [`PolicyError::NotWhole`] if the rate is not a whole number of permits in a whole number
+    ///   of nanoseconds.
     /// - [`PolicyError::Log`] if it has more permits than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
     pub fn try_new(rate: Rate) -> Result<SlidingLog, PolicyError> {
         let window = CurrentWindow::new(rate, 1)?;
@@ -197,11 +205,12 @@ impl Policy for SlidingLog {
         if largest > 1 { usize::MAX } else { 0 }
     }
 
-    /// How many places were taken by grants that were foreseen, and how many of these are free again. The ring itself is looked at later,
-    /// place by place.
+    /// How many places were taken by grants that were foreseen, and how many of these are free
+    /// again. The ring itself is looked at later, place by place.
     fn forecast(&self, state: &LogState, at: Nanos) -> Forecast {
         let head = state.head();
-        // And by which head the ring was found: of its time the lowest bits, which differ from lap to lap.
+        // And by which head the ring was found: of its time the lowest bits, which differ from lap
+        // to lap.
         let found = head.time << 39 | u64::from(head.place) << 14 | u64::from(head.version);
         Forecast::with(at, [0, 0, found])
     }

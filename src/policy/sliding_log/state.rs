@@ -2,8 +2,9 @@
 //!
 //! # Protocol
 //!
-//! Shared: the [`Head`], and a ring with one time for each permit. The head says where the next grant goes, and when the last grant
-//! was made. `room` places count for decisions; the spare ones bound how many undone permits may lie among them.
+//! Shared: the [`Head`], and a ring with one time for each permit. The head says where the next
+//! grant goes, and when the last grant was made. `room` places count for decisions; the spare ones
+//! bound how many undone permits may lie among them.
 //!
 //! | word | meaning | who changes it | a request that sees it |
 //! |---|---|---|---|
@@ -25,8 +26,9 @@
 //! | 6 take | `head`: compare and exchange | AcqRel | fails if the head is another one; publishes what 4 and 5 made sure of |
 //! | 7 write | its own places, from the last to the first: as 5 | AcqRel | saves the next taker step 5 |
 //!
-//! **A writer that stalls** between 6 and 7. The next taker writes its places in step 5, before the head forgets their time. When the
-//! stalled writer goes on, its exchanges fail, since a place never shows an older time again.
+//! **A writer that stalls** between 6 and 7. The next taker writes its places in step 5, before the
+//! head forgets their time. When the stalled writer goes on, its exchanges fail, since a place
+//! never shows an older time again.
 //!
 //! | | stalled taker *A* | taker *B* | head | places |
 //! |---|---|---|---|---|
@@ -35,18 +37,21 @@
 //! | 3 | | writes 20 to place 4, takes place 5 at 21 | 6, time 21 | 4 shows 20 |
 //! | 4 | exchanges 3 for 20 in place 4: fails | | | 4 shows 20 |
 //!
-//! **Whether a grant is written** is told by its first place alone. A grant is written from its last place to its first one, and the
-//! times ahead of the head ascend: if the first place shows the time of the grant, all of them do, by whatever they were written.
+//! **Whether a grant is written** is told by its first place alone. A grant is written from its
+//! last place to its first one, and the times ahead of the head ascend: if the first place shows
+//! the time of the grant, all of them do, by whatever they were written.
 //!
-//! **Nobody is too early.** Times rise along the ring, since a request is judged and noted as of its own time or that of the last
-//! grant, whichever is later. So the time of the place that has to be over is the newest of all that have to be over, and one look
-//! decides for any `n`.
+//! **Nobody is too early.** Times rise along the ring, since a request is judged and noted as of
+//! its own time or that of the last grant, whichever is later. So the time of the place that has to
+//! be over is the newest of all that have to be over, and one look decides for any `n`.
 //!
-//! **Undone permits stay in the ring.** A place that was undone takes up room among those that count, so a request looks one place
-//! further back for each of them: "granted and not undone, and this request, are at most *N*" is "places in the window, and this
-//! request, are at most *N* and the undone ones". How permits are undone is told in `give_back.rs`.
+//! **Undone permits stay in the ring.** A place that was undone takes up room among those that
+//! count, so a request looks one place further back for each of them: "granted and not undone, and
+//! this request, are at most *N*" is "places in the window, and this request, are at most *N* and
+//! the undone ones". How permits are undone is told in `give_back.rs`.
 //!
-//! **Checked by** `loom-tests/sliding_log.rs`. Loom's head is a mutex, so that the orderings of the head are argued here only.
+//! **Checked by** `loom-tests/sliding_log.rs`. Loom's head is a mutex, so that the orderings of the
+//! head are argued here only.
 
 use std::sync::OnceLock;
 
@@ -178,7 +183,8 @@ impl LogState {
         let Some(back) = self.back.get().filter(|_| credits.sum > 0) else {
             return end(self.behind(view, window.limit - n + 1), window);
         };
-        // When that place is over, undone permits of the same time and before are too, and a newer place decides.
+        // When that place is over, undone permits of the same time and before are too, and a newer
+        // place decides.
         loop {
             let time = self.behind(view, window.limit - n + 1 + credits.sum);
             let sum = credits.sum;
@@ -252,7 +258,8 @@ impl LogState {
         !credits.left_out || self.back.get().is_none_or(|back| back.publish(credits))
     }
 
-    /// Writes the times of the last grant, as far as they are not written, from the last one to the first.
+    /// Writes the times of the last grant, as far as they are not written, from the last one to the
+    /// first.
     #[inline]
     pub(crate) fn help(&self, head: Head) {
         let first = &self.times(head.ring)[self.before(head.place, head.n) as usize];
@@ -269,7 +276,8 @@ impl LogState {
             let mut there = place.load(Ordering::Acquire);
             while there < head.time {
                 if self.head() != head {
-                    // Whoever replaced it saw to this grant, and the place may belong to a newer one.
+                    // Whoever replaced it saw to this grant, and the place may belong to a newer
+                    // one.
                     return;
                 }
                 match place.compare_exchange(there, head.time, Ordering::AcqRel, Ordering::Acquire) {
@@ -281,7 +289,8 @@ impl LogState {
     }
 }
 
-/// When a grant of this time counts no more. Zero, and the number of a copy, is over: no window is longer than the first stamp.
+/// When a grant of this time counts no more. Zero, and the number of a copy, is over: no window is
+/// longer than the first stamp.
 #[inline]
 pub(super) fn end(time: Stamp, window: &Window) -> Stamp {
     time.saturating_add(window.length)
