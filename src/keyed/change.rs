@@ -30,8 +30,8 @@
 //! for a state or a line does not keep the others from their change. One that panics for the policy
 //! of a shard leaves that shard as it was.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the lines
-//! in a section apart; and by `tests/keyed_change.rs`, against a plain limiter for each key.
+//! **Checked by** `loom-tests/keyed/table.rs`, with twins that change the states, the policy or the lines
+//! in a section apart; and by `tests/keyed/change.rs`, against a plain limiter for each key.
 
 use std::hash::Hash;
 use std::sync::Arc;

@@ -63,7 +63,7 @@
 //!
 //! A queue's lock is taken while a shard is locked, and never the other way round.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do
+//! **Checked by** `loom-tests/keyed/table.rs`, with twins that judge and forget in two sections, that do
 //! not look again, that leave the state where it was.
 
 use std::borrow::Borrow;

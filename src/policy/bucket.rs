@@ -83,7 +83,7 @@
 //! may count by the old terms where the word stays as it is.
 //!
 //! **Checked by** `loom-tests/change.rs`, with twins that ignore that the bucket is closed, and
-//! that read the numbers before the word; and by `tests/policy_stress.rs`. Loom does not reorder a
+//! that read the numbers before the word; and by `tests/policy/stress.rs`. Loom does not reorder a
 //! load behind a later exchange, so the second bad execution rests on the argument.
 
 use std::convert::Infallible;

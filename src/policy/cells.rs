@@ -70,7 +70,7 @@
 //!
 //! **Checked by** `loom-tests/sliding_window.rs`, with a twin that counts in a cell before it
 //! enters it; by `loom-tests/change.rs`, with a twin that does not close the head; and by
-//! `tests/policy_stress.rs`. Loom has no 128-bit atomic, see its README, so the last paragraph
+//! `tests/policy/stress.rs`. Loom has no 128-bit atomic, see its README, so the last paragraph
 //! rests on the argument.
 
 use crate::policy::Keep;

@@ -59,7 +59,7 @@
 //! that neither of them has.
 //!
 //! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; and by
-//! `tests/policy_stress.rs`.
+//! `tests/policy/stress.rs`.
 
 use std::fmt;
 

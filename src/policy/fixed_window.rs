@@ -24,7 +24,7 @@
 //!
 //! At most `limit` permits in each window. In any span of length *d* at most `limit * (d / length +
 //! 2)`, rounded down; so up to twice the limit within an instant around the edge. Tests:
-//! `tests/window_properties.rs`.
+//! `tests/policy/window_properties.rs`.
 //!
 //! # Memory ordering
 //!

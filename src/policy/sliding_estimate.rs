@@ -26,7 +26,7 @@
 //!
 //! At most `limit` permits in each aligned window, and less than twice the limit in any span of its
 //! length. The error is largest when all permits of a window were taken at its end, which the
-//! estimate takes for evenly spread: `tests/window_properties.rs` looks for the worst,
+//! estimate takes for evenly spread: `tests/policy/window_properties.rs` looks for the worst,
 //! `docs/ALGORITHMS.md` says what it found.
 //!
 //! # Memory ordering

@@ -27,7 +27,7 @@
 //!
 //! At most `limit` permits in any `k` cells in a row, so in any span of `(k - 1) / k` of the
 //! window; up to twice as many in a whole window that begins and ends within a cell. Tests:
-//! `tests/window_properties.rs`.
+//! `tests/policy/window_properties.rs`.
 //!
 //! # Source
 //!

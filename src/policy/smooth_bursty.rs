@@ -31,7 +31,7 @@
 //!
 //! In any span of length *d*, single permits: at most `1 + rate * (d + max_burst)`. Requests of up
 //! to *n*: at most `n` in place of `1`. One nanosecond is always saved, since the clock cannot tell
-//! a gap that short from rounding. Tests: `tests/policy_properties.rs`.
+//! a gap that short from rounding. Tests: `tests/policy/properties.rs`.
 //!
 //! # Memory ordering
 //!

@@ -50,7 +50,7 @@
 //! # Invariant
 //!
 //! In any span of length *d*, single permits: at most `1 + rate * d`: warming up saves nothing that could burst. And
-//! from cold, the first permits come at no more than `rate / F`. Tests: `tests/policy_properties.rs`.
+//! from cold, the first permits come at no more than `rate / F`. Tests: `tests/policy/properties.rs`.
 //!
 //! # Memory ordering
 //!

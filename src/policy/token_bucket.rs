@@ -8,7 +8,7 @@
 //! of `k` each `t`, at most `burst + k * (d / t + 1)`. A tolerance adds `rate * tolerance`. Where
 //! the interval is not a whole number of nanoseconds, the times of *d* are exact to `burst`
 //! sixteenths of a nanosecond, and never off by as much as a permit. Tests:
-//! `tests/bucket_properties.rs`.
+//! `tests/policy/bucket_properties.rs`.
 //!
 //! # Source
 //!

@@ -58,7 +58,7 @@
 //! lock, if this thread is kept off its processor between reading the clock and looking at the
 //! state. By what comes in within that time, too much may be given back, once.
 //!
-//! **Checked by** the test below, by `tests/undo.rs` against replays of history, and by
+//! **Checked by** the test below, by `tests/limiter/undo.rs` against replays of history, and by
 //! `loom-tests/compose.rs`.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -14,7 +14,7 @@
 //! # Invariant
 //!
 //! Never more than `limit` permits in any span shorter than the window: two of them, `limit` grants
-//! apart, are at least a window apart. Tests: `tests/window_properties.rs`.
+//! apart, are at least a window apart. Tests: `tests/policy/window_properties.rs`.
 //!
 //! # Source
 //!

@@ -1,11 +1,9 @@
 //! Several limits at once, while one of them is paused, keeps a share, lets pass in shadow, or is a
 //! key of many.
 
-mod support;
-
 use std::time::Duration;
 
-use support::MS;
+use crate::support::MS;
 use tidegate::{
     AllOf, AllRefusal, Change, CountingLimit, ManualClock, QueueBounds, Rate, RateLimiter, Refusal,
     TokenBucket, WhenFull,

@@ -1,12 +1,10 @@
 //! The queue: order, cancellation, leaks, and changes that move those who wait. All on the manual
 //! clock.
 
-mod support;
-
 use std::task::Poll;
 use std::time::Duration;
 
-use support::{MS, one_per_second, waiting, without_burst};
+use crate::support::{MS, one_per_second, waiting, without_burst};
 use tidegate::{ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty, SmoothWarmingUp};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_eq};

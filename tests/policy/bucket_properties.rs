@@ -209,7 +209,7 @@ fn some_whole_flow() -> impl Strategy<Value = Flow> {
     (permits, period).prop_map(|(permits, period)| Flow { permits, period })
 }
 
-/// Not so fast that a few ticks are a permit; see `tests/policy_cases.rs`.
+/// Not so fast that a few ticks are a permit; see `tests/policy/cases.rs`.
 fn some_flow() -> impl Strategy<Value = Flow> {
     let any = (1i128..3000, some_period()).prop_map(|(permits, period)| Flow { permits, period });
     prop_oneof![3 => any, 1 => some_whole_flow()]
@@ -290,7 +290,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         let status = self.policy.status(&self.state, self.now);
         let available = Nanos::new(status.available);
         let mut outlook = vec![available, status.full_at.max(self.now)];
-        // In a leaky bucket a larger one than it holds sees a trace; see `tests/policy_cases.rs`.
+        // In a leaky bucket a larger one than it holds sees a trace; see `tests/policy/cases.rs`.
         let seen = |n: &u32| !self.model.stretches || i128::from(*n) <= self.model.burst;
         outlook.extend([1, 2, 3, 7, 30].iter().filter(|n| seen(n)).map(|n| self.ready_at(0, *n)));
         outlook
@@ -354,7 +354,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
             Call::Wait(n) => drop(self.wait(n)?),
             Call::Queue(ahead, n) => {
                 let somebody_waits = self.ready_at(0, 1) > self.now;
-                // Those who come one by one take what a step brings; see `tests/policy_cases.rs`.
+                // Those who come one by one take what a step brings; see `tests/policy/cases.rs`.
                 if self.model.steps.is_none() && somebody_waits {
                     let weight = self.policy.weight(1).saturating_mul(ahead.into());
                     let told = self.ready_at(weight, n);
@@ -384,7 +384,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 let mut charges = Vec::new();
                 for n in sizes {
                     // A larger one than fits leaves a trace in a leaky bucket; see
-                    // `tests/policy_cases.rs`.
+                    // `tests/policy/cases.rs`.
                     if !self.model.stretches || i128::from(*n) <= self.model.burst {
                         charges.extend(self.attempt(*n)?.ok().map(|charge| (charge, u64::MAX)));
                     }
@@ -419,7 +419,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 self.policy.debit(&self.state, self.now, n);
                 self.model.grant(at, n);
             }
-            // A larger one than fits leaves a trace in a leaky bucket; see `tests/policy_cases.rs`.
+            // A larger one than fits leaves a trace in a leaky bucket; see `tests/policy/cases.rs`.
             Call::Settle(n, _) if self.model.stretches && i128::from(n) > self.model.burst => {}
             Call::Settle(n, used) => {
                 let model = self.model.clone();
@@ -437,7 +437,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 }
             }
             Call::Change(flow, burst, keep) => {
-                // What a debt becomes is in `tests/policy_cases.rs`. It takes a clock that goes
+                // What a debt becomes is in `tests/policy/cases.rs`. It takes a clock that goes
                 // back.
                 let in_debt = self.model.endless(at) < 0;
                 if in_debt {
@@ -565,7 +565,7 @@ proptest! {
         model.steps = Some(i128::from(offset) - i128::from(unix));
         let policy = TokenBucket::new(flow.rate()?, burst).at_wall_clock(Duration::from_nanos(offset))?;
         let policy = policy.anchored(Duration::from_nanos(unix));
-        // The same period, so that the steps stay where they are; see `tests/policy_cases.rs`.
+        // The same period, so that the steps stay where they are; see `tests/policy/cases.rs`.
         let calls = changing(calls, |new, burst, keep| Call::Change(Flow { period: flow.period, ..new }, burst, keep));
         agree(&policy, model, &calls)?;
     }
@@ -592,7 +592,7 @@ proptest! {
         policy.set_rate(&state, at(1), Rate::UNLIMITED);
         prop_assert!(policy.try_acquire(&state, at(2), n).is_ok());
         prop_assert_eq!(policy.status(&state, at(2)).available, u64::MAX);
-        // At the very instant of a grant: see `tests/policy_cases.rs`.
+        // At the very instant of a grant: see `tests/policy/cases.rs`.
         let end = at(3).saturating_add(Nanos::new(1));
         policy.set_rate(&state, end, flow.rate()?);
         prop_assert_eq!(policy.status(&state, end).available, u64::from(burst));

@@ -1,15 +1,12 @@
 //! One limit for each key: what the table of keys does, on a manual clock.
-#![cfg(feature = "keyed")]
-
-mod support;
 
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use crate::support::MS;
 use proptest::prelude::*;
-use support::MS;
 use tidegate::keyed::ForKey;
 use tidegate::{
     AnyPolicy, Clock, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request,

@@ -1,5 +1,4 @@
 //! A key that is forgotten and comes back has no more than its policy allows.
-#![cfg(feature = "keyed")]
 
 use std::time::Duration;
 

@@ -211,7 +211,7 @@ struct Estimate {
 }
 
 impl Rule for Estimate {
-    const EXACT_QUEUE: bool = false; // See `tests/policy_cases.rs`.
+    const EXACT_QUEUE: bool = false; // See `tests/policy/cases.rs`.
 
     fn noted(&self, _grants: &[Grant], terms: Terms, reached: i128, at: i128) -> i128 {
         stretch(at, terms.length.into(), self.phase).max(reached)
@@ -335,7 +335,7 @@ struct Pair<'a, P: Policy, R> {
     reached: i128,
     /// More was counted than the policy has room for.
     overflowed: bool,
-    /// The clock does not go back before this: behind a refund, see `tests/policy_cases.rs`.
+    /// The clock does not go back before this: behind a refund, see `tests/policy/cases.rs`.
     refunded: Nanos,
 }
 
@@ -462,7 +462,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
             Call::Try(n) => drop(self.attempt(n)?),
             Call::Wait(n) => drop(self.wait(n)?),
             Call::Queue(ahead, n) => {
-                // Behind a clock that goes back see `tests/policy_cases.rs`.
+                // Behind a clock that goes back see `tests/policy/cases.rs`.
                 if R::EXACT_QUEUE && self.now >= self.latest && n <= self.terms.limit {
                     let told = self.ready_at(ahead.into(), n);
                     for _ in 0..ahead {
@@ -620,7 +620,7 @@ proptest! {
     fn a_sliding_window_does_what_an_obvious_one_does(
         terms in some_terms(), cells in 1u16..9, after_1970 in some_span(), offset in some_span(), calls in some_calls(true),
     ) {
-        // Before the first window of the epoch: see `tests/policy_cases.rs`.
+        // Before the first window of the epoch: see `tests/policy/cases.rs`.
         let unix = offset + after_1970;
         let policy = SlidingWindow::new(terms.rate()?, cells);
         run(&policy, Cells { cells: cells.into(), phase: 0 }, terms, &calls)?;
@@ -644,7 +644,7 @@ proptest! {
 proptest! {
     #[test]
     fn in_a_log_what_was_granted_stays_granted(terms in some_terms(), calls in some_calls_and_changes()) {
-        // A reset to a longer window, and one behind a refund: see `tests/policy_cases.rs`.
+        // A reset to a longer window, and one behind a refund: see `tests/policy/cases.rs`.
         let count = |call| match call {
             Call::Change(terms, _) => Call::Change(terms, Keep::Count),
             Call::Refund(n) => Call::Try(n),

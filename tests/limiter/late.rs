@@ -1,16 +1,14 @@
 //! Timers that are late: the average is exact for any number of callers, also without a stock, and
 //! the bound is the one that the catch-up states, in every span.
 
-mod support;
-
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
+use crate::support::late::LateTimer;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use support::late::LateTimer;
 use tidegate::wait::AcquireOwned;
 use tidegate::{
     AllOf, AnyPolicy, Clock, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty,

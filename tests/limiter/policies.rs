@@ -1,13 +1,11 @@
 //! Waiting in policies that count: who is served when a window turns, and what is left of waits
 //! that were dropped. And a leaky bucket whose height changes.
 
-mod support;
-
 use std::error::Error;
 use std::task::Poll;
 use std::time::Duration;
 
-use support::{MS, waiting};
+use crate::support::{MS, waiting};
 use tidegate::policy::Keep;
 use tidegate::{
     AnyPolicy, Blocked, Change, FixedWindow, LeakyBucket, ManualClock, Nanos, Policy, PolicyError, Rate,

@@ -1,6 +1,5 @@
 //! Keys and policies whose own code panics, blocks or calls the limiter: the count of keys stays
 //! right.
-#![cfg(feature = "keyed")]
 
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};

@@ -1,8 +1,5 @@
 //! Who watches all keys is told of each call once, as one who watches a limiter for each of them
 //! would be.
-#![cfg(feature = "keyed")]
-
-mod support;
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -10,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use crate::support::MS;
 use proptest::prelude::*;
-use support::MS;
 use tidegate::{
     Events, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, Statistics,
     TokenBucket, WhenKeysFull,

@@ -1,8 +1,5 @@
 //! A change of the terms of all keys at once, on a manual clock: every key goes along as a limiter
 //! of its own would.
-#![cfg(feature = "keyed")]
-
-mod support;
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -12,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use crate::support::MS;
 use proptest::prelude::*;
-use support::MS;
 use tidegate::policy::{Change, Keep};
 use tidegate::{
     AnyPolicy, Clock, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, PolicyError, Rate, RateLimiter,

@@ -2,8 +2,6 @@
 //! met it. No other request suffers, no permit is lost, and the future of that call still knows its
 //! place.
 
-mod support;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use support::loops::Loops;
+use crate::support::loops::Loops;
 use tidegate::wait::AcquireOwned;
 use tidegate::wait::QueueBounds;
 use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};

@@ -1,18 +1,11 @@
 //! The recordings of NGINX's `limit_req` in `tests/golden/nginx`, replayed as `examples/replay`
 //! does.
 
-#[path = "../examples/replay/nginx.rs"]
-mod replay_nginx;
-#[path = "../examples/replay/report.rs"]
-mod report;
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::path::Path;
 
 #[test]
 fn every_recording_is_met() -> Result<(), String> {
-    let report = replay_nginx::replay(Path::new("tests/golden/nginx"))?;
+    let report = crate::replay_nginx::replay(Path::new("tests/golden/nginx"))?;
     assert!(report.is_success(), "{:#?}", report.failures);
     assert_eq!((report.passed, report.apart), (83, 0));
     Ok(())
@@ -31,7 +24,7 @@ fn a_recording_that_differs_is_reported_with_its_place() -> Result<(), Box<dyn s
         run(r#"{"at_ms":0,"verdict":"delayed","held_ms":100,"excess_milli":900,"zone":0}"#),
         run(r#"{"at_ms":0,"verdict":"delayed","held_ms":100,"excess_milli":1000,"zone":1}"#),
     ];
-    let report = scratch::with_file("nginx-differs", &runs.join("\n"), replay_nginx::replay)?;
+    let report = crate::scratch::with_file("nginx-differs", &runs.join("\n"), crate::replay_nginx::replay)?;
     assert!(!report.is_success());
     let [verdict, held, excess, zone] = report.failures.as_slice() else { panic!("{:?}", report.failures) };
     assert!(verdict.contains("a.jsonl:1: a: operation 1, Event"), "{verdict}");

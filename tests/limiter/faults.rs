@@ -1,15 +1,13 @@
 //! What once went wrong, or could: reservations after idling, wakers that panic, block or come
 //! back, a clock that goes back.
 
-mod support;
-
 use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use support::{MS, one_per_second, waiting, without_burst};
+use crate::support::{MS, one_per_second, waiting, without_burst};
 use tidegate::{AcquireOwned, ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty, SmoothWarmingUp};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};

@@ -1,14 +1,6 @@
 //! What the policies promise, over random calls at random times: agreement with the reference
 //! model, the bound, refusals, undoing, and the extremes. All times are arguments.
 
-#[path = "support/allowance.rs"]
-mod allowance;
-#[allow(dead_code)] // The rest is used by the replay.
-#[path = "support/guava.rs"]
-mod guava;
-#[path = "support/room.rs"]
-mod room;
-
 use std::error::Error;
 use std::time::Duration;
 
@@ -16,9 +8,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{Nanos, Policy, Rate, Refusal, SmoothBursty, SmoothWarmingUp};
 
-use allowance::Allowance;
-use guava::{Guava, Kind, Ticks};
-use room::Rooms;
+use crate::allowance::Allowance;
+use crate::guava::{Guava, Kind, Ticks};
+use crate::room::Rooms;
 
 const SECOND: u64 = 1_000_000_000;
 

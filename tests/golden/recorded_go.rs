@@ -1,22 +1,13 @@
 //! The recordings of Go's `golang.org/x/time/rate` in `tests/golden/go-rate`, replayed as
 //! `examples/replay` does.
 
-#[path = "support/float.rs"]
-mod float;
-#[path = "../examples/replay/go.rs"]
-mod replay_go;
-#[path = "../examples/replay/report.rs"]
-mod report;
-#[path = "support/scratch.rs"]
-mod scratch;
-
 use std::path::Path;
 
-use report::Report;
+use crate::report::Report;
 
 #[test]
 fn every_recording_is_met_up_to_a_cancel_out_of_order() -> Result<(), String> {
-    let report = replay_go::replay(Path::new("tests/golden/go-rate"))?;
+    let report = crate::replay_go::replay(Path::new("tests/golden/go-rate"))?;
     assert!(report.is_success(), "{:#?}", report.failures);
     assert_eq!((report.passed, report.apart), (258, 42));
     Ok(())
@@ -26,7 +17,7 @@ fn every_recording_is_met_up_to_a_cancel_out_of_order() -> Result<(), String> {
 fn replay(name: &str, ops: &[&str]) -> Result<Report, Box<dyn std::error::Error>> {
     let lines: Vec<String> =
         ops.iter().map(|ops| format!(r#"{{"name":"a","limit":10,"burst":5,"ops":[{ops}]}}"#)).collect();
-    scratch::with_file(name, &lines.join("\n"), replay_go::replay)
+    crate::scratch::with_file(name, &lines.join("\n"), crate::replay_go::replay)
 }
 
 #[test]

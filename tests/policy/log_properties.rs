@@ -195,7 +195,7 @@ impl Pair<'_> {
                 }
             }
             Call::Debit(n) => {
-                // More is forgotten; see `tests/policy_debit.rs`.
+                // More is forgotten; see `tests/policy/debit.rs`.
                 let most = ROOM.saturating_sub(self.counting(self.judged_at()));
                 let n = u64::from(n).min(most);
                 self.policy.debit(&self.state, Nanos::new(self.now), u32::try_from(n)?);

@@ -1,12 +1,10 @@
 //! Several event loops that share one limiter, and stall, end, or hand a waiter to another. On the
 //! manual clock.
 
-mod support;
-
 use std::thread;
 use std::time::Duration;
 
-use support::loops::Loops;
+use crate::support::loops::Loops;
 use tidegate::wait::AcquireOwned;
 use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
 use tokio_test::task::{Spawn, spawn};

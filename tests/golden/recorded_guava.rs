@@ -1,28 +1,13 @@
 //! The recordings of Guava's `RateLimiter` in `tests/golden/guava`, replayed as `examples/replay`
 //! does.
 
-#[path = "support/allowance.rs"]
-mod allowance;
-#[path = "support/float.rs"]
-mod float;
-#[path = "support/guava.rs"]
-mod guava;
-#[path = "../examples/replay/guava.rs"]
-mod replay_guava;
-#[path = "../examples/replay/report.rs"]
-mod report;
-#[path = "support/scratch.rs"]
-mod scratch;
-#[path = "support/trace.rs"]
-mod trace;
-
 use std::path::Path;
 
-use trace::{Limiter, Trace};
+use crate::trace::{Limiter, Trace};
 
 #[test]
 fn every_recording_that_is_not_a_defect_is_met() -> Result<(), String> {
-    let report = replay_guava::replay(Path::new("tests/golden/guava"))?;
+    let report = crate::replay_guava::replay(Path::new("tests/golden/guava"))?;
     assert!(report.is_success(), "{:#?}", report.failures);
     assert_eq!(report.passed, 311);
     assert_eq!(report.skipped, ["d-x16", "d-x17", "d-x18", "d-x19"]);
@@ -48,7 +33,7 @@ fn a_recording_that_differs_is_reported_with_its_place() -> Result<(), Box<dyn s
     let trace = r#"{"id":"a","class":"normal","kind":"bursty","params":{"permits_per_second":5.0,"max_burst_seconds":1.0},
         "start_us":0,"ops":[{"op":"acquire","n":1,"at_us":0,"wait_us":0},{"op":"acquire","n":1,"at_us":0,"wait_us":7}]}"#;
     let content = trace.replace('\n', " ") + "\nnonsense\n";
-    let report = scratch::with_file("guava-differs", &content, replay_guava::replay)?;
+    let report = crate::scratch::with_file("guava-differs", &content, crate::replay_guava::replay)?;
     assert!(!report.is_success());
     let [differs, unreadable] = report.failures.as_slice() else { panic!("{:?}", report.failures) };
     assert!(differs.contains("a.jsonl:1: a: ") && differs.contains("operation 1, Op"), "{differs}");

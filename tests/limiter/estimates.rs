@@ -1,12 +1,10 @@
 //! Estimates that are settled: exactly the unused part comes back, the excess is owed, and both at
 //! most once. All on the manual clock.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::MS;
 use proptest::prelude::*;
-use support::MS;
 use tidegate::{
     AllOf, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, SlidingEstimate, SlidingLog,
     SlidingWindow, SmoothBursty, SmoothWarmingUp, Status, TokenBucket,

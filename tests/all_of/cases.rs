@@ -1,11 +1,9 @@
 //! Several limits at once, by example: what is refused, what waits, and what is left behind. All on
 //! the manual clock.
 
-mod support;
-
 use std::time::Duration;
 
-use support::MS;
+use crate::support::MS;
 use tidegate::compose::AcquireAll;
 use tidegate::{
     AllOf, AllRefusal, AnyPolicy, Blocked, CountingLimit, FixedWindow, LeakyBucket, ManualClock, Rate,

@@ -1,13 +1,11 @@
 //! Grants that are undone: what comes back is never more than a replay of history without them has,
 //! and no less where every request is known to the queue. All on the manual clock.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::MS;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use support::MS;
 use tidegate::policy::{AnyPolicy, Blocked, Change};
 use tidegate::{
     AllOf, Clock, Estimate, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Reservation, SmoothBursty,

@@ -1,10 +1,8 @@
 //! Bounds on the queue, priorities, a share that is kept, shadow and exempt calls.
 
-mod support;
-
 use std::time::Duration;
 
-use support::{Limiter, MS, one_per_second, waiting, without_burst};
+use crate::support::{Limiter, MS, one_per_second, waiting, without_burst};
 use tidegate::wait::AcquireMany;
 use tidegate::{
     ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket, WhenFull,

@@ -1,10 +1,8 @@
 //! Pauses: nobody passes, everybody is told when, and what came in meanwhile is there afterwards.
 
-mod support;
-
 use std::time::Duration;
 
-use support::{MS, one_per_second, waiting, without_burst};
+use crate::support::{MS, one_per_second, waiting, without_burst};
 use tidegate::{ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, TokenBucket};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -12,7 +10,7 @@ use tokio_test::{assert_pending, assert_ready};
 const SECOND: Duration = Duration::from_secs(1);
 const NANO: Duration = Duration::from_nanos(1);
 
-fn retry_after(limiter: &support::Limiter) -> Option<Duration> {
+fn retry_after(limiter: &crate::support::Limiter) -> Option<Duration> {
     limiter.try_acquire().expect_err("refused").retry_after()
 }
 

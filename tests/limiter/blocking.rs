@@ -1,12 +1,10 @@
 //! Blocking threads in the same queue as tasks, on the manual clock.
 
-mod support;
-
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use support::{Limiter, one_per_second, waiting};
+use crate::support::{Limiter, one_per_second, waiting};
 use tidegate::{Refusal, SystemClock};
 use tokio_test::assert_ready_eq;
 

@@ -1,15 +1,13 @@
 //! What a server says: debts, draining, a fresh start; a second limiter for what the first refuses;
 //! and who watches all that.
 
-mod support;
-
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use support::{MS, one_per_second, waiting, without_burst};
+use crate::support::{MS, one_per_second, waiting, without_burst};
 use tidegate::policy::AnyPolicy;
 use tidegate::{
     Events, ManualClock, Policy, QueueBounds, Rate, RateLimiter, Refusal, Request, Served, SmoothBursty,
@@ -202,7 +200,7 @@ impl Events for Log {
     }
 }
 
-fn watched() -> (support::Limiter, ManualClock, Arc<Log>) {
+fn watched() -> (crate::support::Limiter, ManualClock, Arc<Log>) {
     let (limiter, clock) = without_burst(Rate::per_second(1));
     let log = Arc::new(Log::default());
     assert!(limiter.watch(log.clone()));

@@ -1,8 +1,6 @@
 //! Composites with limits of what is in use: a limit that is lowered, and what a composite that
 //! still waits keeps from other callers.
 
-mod support;
-
 use std::pin::Pin;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,9 +8,9 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use crate::support::MS;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use support::MS;
 use tidegate::compose::AcquireAll;
 use tidegate::{
     AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, ManualClock, Rate, RateLimiter, Refusal,

@@ -1,0 +1,11 @@
+//! Several limiters in one call.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cases;
+mod control;
+mod counting;
+mod lines;
+mod properties;
+mod stress;

@@ -1,0 +1,12 @@
+//! A limiter for each key.
+
+#![cfg(feature = "keyed")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod change;
+mod events;
+mod foreign;
+mod fresh;
+mod table;

@@ -1,0 +1,26 @@
+//! One limiter, on a manual clock or on paused time.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod api_shape;
+mod blocking;
+mod control;
+mod control_properties;
+mod counting;
+mod estimates;
+mod faults;
+mod feedback;
+mod late;
+mod long_lines;
+mod loops;
+mod panics;
+mod pause;
+mod policies;
+mod properties;
+mod random;
+mod share;
+mod tokio_clock;
+mod told_times;
+mod undo;
+mod waiting;

@@ -1,0 +1,24 @@
+//! Policies alone, with times as arguments.
+
+#[path = "../support/allowance.rs"]
+mod allowance;
+#[allow(dead_code)] // The replay uses the rest.
+#[path = "../support/guava.rs"]
+mod guava;
+#[path = "../support/room.rs"]
+mod room;
+
+mod bucket_properties;
+mod cases;
+mod clone;
+mod config;
+mod debit;
+mod extremes;
+mod guava_cases;
+mod literature;
+mod log_properties;
+mod log_stress;
+mod properties;
+mod stress;
+mod window_properties;
+mod window_times;
