@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::support::{model_of_three, model_up_to};
 #[cfg(feature = "keyed")]
-use crate::keyed::ForKey;
+use crate::keyed::KeyPolicy;
 use crate::nanos::Nanos;
 use crate::policy::cell::update;
 use crate::policy::window::stamp;
@@ -277,7 +277,7 @@ fn a_bucket_that_starts_anew_grants_nothing_twice() {
             policy.try_acquire(&state, NOW, 1).expect("it starts with one");
             (policy, state)
         };
-        race(of_two, change.keep(Keep::Reset), 1);
+        race(of_two, change.keep(Keep::Nothing), 1);
     }
 }
 
@@ -297,15 +297,16 @@ fn a_bucket_that_stands_still_grants_nothing_twice() {
 #[test]
 fn a_bucket_in_steps_that_changes_grants_nothing_twice() {
     for (from, change) in [("2/2s", to("2/20s")), ("2/20s", to("2/2s")), ("2/2s", Change::rate(Rate::ZERO))] {
-        let in_steps = move || taken_from(TokenBucket::new(rate(from), 2).in_steps().expect("fits"), 1, NOW);
-        race(in_steps, change, 1);
+        let interval_refill =
+            move || taken_from(TokenBucket::new(rate(from), 2).interval_refill().expect("fits"), 1, NOW);
+        race(interval_refill, change, 1);
     }
 }
 
 #[test]
 fn a_leaky_bucket_that_changes_grants_nothing_twice() {
     for (from, change) in [("2/2s", to("2/20s")), ("2/20s", to("2/2s"))] {
-        race(move || taken_from(LeakyBucket::new(rate(from)).undelayed(1), 1, NOW), change, 1);
+        race(move || taken_from(LeakyBucket::new(rate(from)).nodelay(1), 1, NOW), change, 1);
     }
 }
 
@@ -399,7 +400,7 @@ fn of_two_changes_neither_is_lost() {
 #[cfg(feature = "keyed")]
 #[test]
 fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {
-    let of_a_key = |bucket: (TokenBucket, BucketState)| (ForKey::new(bucket.0), bucket.1);
+    let of_a_key = |bucket: (TokenBucket, BucketState)| (KeyPolicy::new(bucket.0), bucket.1);
     race(move || of_a_key(bucket("2/2s", 2, (1, NOW))()), to("2/20s"), 1);
     race(move || of_a_key(bucket("2/2s", 2, (2, HALF_A_SECOND_AGO))()), to("2/20s"), 0);
 }

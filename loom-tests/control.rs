@@ -177,7 +177,7 @@ fn two_join_one_place(join: fn(&mut Joining) -> bool) {
     model(move || {
         let (gate, _clock) = gate();
         assert!(gate.try_acquire(&1).is_ok());
-        gate.set_bounds(QueueBounds::waiters(1));
+        gate.set_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
         let other = {
             let gate = gate.clone();
             thread::spawn(move || {
@@ -229,7 +229,7 @@ fn two_take_beside_what_is_kept(take: fn(&Gate<Single<TokenBucket>, LoomClock>) 
         let clock = LoomClock::new();
         let policy = TokenBucket::new(Rate::per_second(1), 2);
         let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-        gate.set_reserve(1, 1);
+        gate.keep_for_priority(1, 1);
         let other = {
             let gate = gate.clone();
             thread::spawn(move || take(&gate))

@@ -130,7 +130,7 @@ fn a_waiter_above_a_limit_that_is_lowered_meanwhile_is_answered() {
         };
         let wait = Waiting::new(&limit, 2);
         other.join().expect("no panic");
-        assert_eq!(wait.answer().err(), Some(Refusal::ExceedsBurst { requested: 2, burst: 1 }));
+        assert_eq!(wait.answer().err(), Some(Refusal::ExceedsLimit { requested: 2, limit: 1 }));
         assert_eq!(limit.available(), 0);
         drop(held);
         assert_eq!(limit.available(), 1);

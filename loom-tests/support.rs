@@ -83,7 +83,7 @@ impl Clock for LoomClock {
 
 impl Timer for LoomClock {
     type Sleep = LoomSleep;
-    type Domain = ();
+    type RuntimeId = ();
 
     fn domain(&self) -> Option<()> {
         Some(())

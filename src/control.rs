@@ -17,8 +17,8 @@ use crate::wait::QueueBounds;
 /// Whatever the rule is.
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Whoever watches, from now on. `false` if somebody does already.
-    pub(crate) fn watch(&self, events: Arc<dyn Events>) -> bool {
-        let first = self.events.watch(events);
+    pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
+        let first = self.events.observe(events);
         self.with_queue(|queue, _, _| queue.control.watched = true);
         first
     }
@@ -70,9 +70,9 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Keeps so many permits for requests of this priority or a higher one.
-    pub(crate) fn set_reserve(&self, permits: u32, from: i8) {
+    pub(crate) fn keep_for_priority(&self, permits: u32, from: i8) {
         self.with_queue(|queue, now, after| {
-            queue.set_reserve(Some((permits, from)).filter(|(n, from)| *n > 0 && *from > i8::MIN));
+            queue.keep_for_priority(Some((permits, from)).filter(|(n, from)| *n > 0 && *from > i8::MIN));
             self.retime(queue, now, after);
         });
     }
@@ -214,7 +214,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// What is left is what single calls could get one after the other, which with Guava's two
     /// policies includes the one on credit. A request below `from` that asks for more than the
     /// burst less what is kept can never be granted: it is refused with
-    /// [`ExceedsBurst`](crate::Refusal::ExceedsBurst), which tells the smaller burst. A single
+    /// [`ExceedsLimit`](crate::Refusal::ExceedsLimit), which tells the smaller burst. A single
     /// permit is not refused but waits, for ever if all are kept. Calls without a priority have
     /// priority 0. Those who wait are moved.
     ///
@@ -228,19 +228,19 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// let policy = TokenBucket::new(Rate::per_second(1), 10);
     /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
-    /// limiter.set_reserve(4, 1);
+    /// limiter.keep_for_priority(4, 1);
     /// limiter.try_acquire_many(6)?;
     /// assert!(limiter.try_acquire().is_err());
     /// limiter.try_acquire_with(Request::permits(4).priority(1))?;
     /// # Ok::<(), Refusal>(())
     /// ```
-    pub fn set_reserve(&self, permits: u32, from: i8) {
-        self.gate.set_reserve(permits, from);
+    pub fn keep_for_priority(&self, permits: u32, from: i8) {
+        self.gate.keep_for_priority(permits, from);
     }
 
     /// Lets every call pass, or ends that: to see what a limit would do before it does it.
     ///
-    /// The limiter decides as ever, and those who [watch](RateLimiter::watch) are told of each call
+    /// The limiter decides as ever, and those who [watch](RateLimiter::observe) are told of each call
     /// that would have been refused, or would have waited, and how long. Then the call passes, with
     /// zero time waited, and takes nothing, as if it had been refused. Nobody waits: those in line
     /// pass at once. That goes for all refusals, and for pauses.
@@ -253,7 +253,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), ManualClock::new());
     /// let statistics = Arc::new(Statistics::new());
-    /// limiter.watch(statistics.clone());
+    /// limiter.observe(statistics.clone());
     /// limiter.set_shadow(true);
     /// for _ in 0..5 {
     ///     limiter.try_acquire()?;
@@ -278,8 +278,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Once for each limiter, and for all its clones. A limiter that is not watched pays nothing
     /// for it. One that is takes a longer way to the same decision, still without a lock while
     /// nobody waits; [`Events`] has an example.
-    pub fn watch(&self, events: Arc<dyn Events>) -> bool {
-        self.gate.watch(events)
+    pub fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.gate.observe(events)
     }
 
     /// Charges `n` permits whether they are there or not: for work that was done without asking, or
@@ -331,8 +331,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// wait are served as far as that goes.
     ///
     /// What it was told to be stays: rate and burst, [bounds](RateLimiter::set_queue_bounds), what
-    /// it [keeps](RateLimiter::set_reserve), [shadow](RateLimiter::set_shadow) and who
-    /// [watches](RateLimiter::watch).
+    /// it [keeps](RateLimiter::keep_for_priority), [shadow](RateLimiter::set_shadow) and who
+    /// [watches](RateLimiter::observe).
     ///
     /// # Examples
     ///

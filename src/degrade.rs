@@ -11,11 +11,11 @@ use crate::request::Request;
 /// Which of two limiters let a call pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "it says which of the two ways to go"]
-pub enum Served {
+pub enum ServedBy {
     /// The one that was asked first: the usual way.
-    First,
+    Primary,
     /// The other one, after the first had refused: the fallback.
-    Other,
+    Fallback,
 }
 
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
@@ -32,22 +32,25 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Examples
     ///
     /// ```
-    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Served, SmoothBursty};
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, ServedBy, SmoothBursty};
     ///
     /// let clock = ManualClock::new();
     /// let fresh = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), clock.clone());
     /// let cached = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(100)), clock);
     /// let answer = || match fresh.try_acquire_or(&cached)? {
-    ///     Served::First => Ok("computed"),
-    ///     Served::Other => Ok("from the cache"),
+    ///     ServedBy::Primary => Ok("computed"),
+    ///     ServedBy::Fallback => Ok("from the cache"),
     /// };
     /// assert_eq!(answer()?, "computed");
     /// assert_eq!(answer()?, "from the cache");
     /// # Ok::<(), Refusal>(())
     /// ```
-    pub fn try_acquire_or<Q: Policy, D: Timer>(&self, other: &RateLimiter<Q, D>) -> Result<Served, Refusal> {
-        let Err(first) = self.try_acquire() else { return Ok(Served::First) };
-        other.try_acquire().map(|()| Served::Other).map_err(|other| sooner(first, other))
+    pub fn try_acquire_or<Q: Policy, D: Timer>(
+        &self,
+        other: &RateLimiter<Q, D>,
+    ) -> Result<ServedBy, Refusal> {
+        let Err(first) = self.try_acquire() else { return Ok(ServedBy::Primary) };
+        other.try_acquire().map(|()| ServedBy::Fallback).map_err(|other| sooner(first, other))
     }
 
     /// [`try_acquire_or`](RateLimiter::try_acquire_or) for what a [`Request`] asks for, of either
@@ -60,9 +63,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self,
         request: Request,
         other: &RateLimiter<Q, D>,
-    ) -> Result<Served, Refusal> {
-        let Err(first) = self.try_acquire_with(request) else { return Ok(Served::First) };
-        other.try_acquire_with(request).map(|()| Served::Other).map_err(|other| sooner(first, other))
+    ) -> Result<ServedBy, Refusal> {
+        let Err(first) = self.try_acquire_with(request) else { return Ok(ServedBy::Primary) };
+        other.try_acquire_with(request).map(|()| ServedBy::Fallback).map_err(|other| sooner(first, other))
     }
 
     /// Waits for what a [`Request`] asks for, or for the same of `other` if this limiter refuses.
@@ -93,16 +96,16 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tidegate::{Rate, RateLimiter, Refusal, Request, Served, SmoothBursty, TokioClock};
+    /// use tidegate::{Rate, RateLimiter, Refusal, Request, ServedBy, SmoothBursty, TokioClock};
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Refusal> {
     /// let fresh = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), TokioClock::new());
     /// let cached = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
     /// let request = Request::permits(1).within(Duration::from_millis(100));
-    /// assert_eq!(fresh.acquire_with_or(request, &cached).await?.0, Served::First);
-    /// assert_eq!(fresh.acquire_with_or(request, &cached).await?, (Served::Other, Duration::ZERO));
-    /// assert_eq!(fresh.acquire_with_or(request, &cached).await?, (Served::Other, Duration::from_millis(100)));
+    /// assert_eq!(fresh.acquire_with_or(request, &cached).await?.0, ServedBy::Primary);
+    /// assert_eq!(fresh.acquire_with_or(request, &cached).await?, (ServedBy::Fallback, Duration::ZERO));
+    /// assert_eq!(fresh.acquire_with_or(request, &cached).await?, (ServedBy::Fallback, Duration::from_millis(100)));
     /// # Ok(())
     /// # }
     /// ```
@@ -110,16 +113,16 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self,
         request: Request,
         other: &RateLimiter<Q, D>,
-    ) -> Result<(Served, Duration), Refusal> {
+    ) -> Result<(ServedBy, Duration), Refusal> {
         let began = self.clock().now();
         let first = match self.acquire_with(request).await {
-            Ok(waited) => return Ok((Served::First, waited)),
+            Ok(waited) => return Ok((ServedBy::Primary, waited)),
             Err(refusal) => refusal,
         };
         let waited = self.clock().now().saturating_since(began).as_duration();
         let rest = Request { within: request.within.map(|within| within.saturating_sub(waited)), ..request };
         match other.acquire_with(rest).await {
-            Ok(more) => Ok((Served::Other, waited.saturating_add(more))),
+            Ok(more) => Ok((ServedBy::Fallback, waited.saturating_add(more))),
             Err(other) => Err(sooner(first, other)),
         }
     }

@@ -48,11 +48,11 @@ pub enum Refusal {
         retry_after: Nanos,
     },
     /// Never: the request is larger than the policy can ever give at once. Waiting does not help.
-    ExceedsBurst {
+    ExceedsLimit {
         /// The permits asked for.
         requested: u32,
         /// The most permits that one request can have.
-        burst: u32,
+        limit: u32,
     },
     /// All permits are in use; nobody knows when one is given back. Only from a
     /// [`CountingLimit`](crate::CountingLimit).
@@ -134,8 +134,8 @@ impl Refusal {
     /// Whether the same request may be granted another time: `false` only if it asks for no
     /// permits, or for more than can ever be had at once.
     #[must_use]
-    pub fn is_limited(self) -> bool {
-        !matches!(self, Refusal::ExceedsBurst { .. } | Refusal::ZeroPermits)
+    pub fn may_retry(self) -> bool {
+        !matches!(self, Refusal::ExceedsLimit { .. } | Refusal::ZeroPermits)
     }
 }
 
@@ -144,8 +144,8 @@ impl fmt::Display for Refusal {
         match self {
             Refusal::Limited { retry_after: Nanos::MAX } => f.write_str("limited, no permit is ever due"),
             Refusal::Limited { retry_after } => write!(f, "limited, retry after {retry_after}"),
-            Refusal::ExceedsBurst { requested, burst } => {
-                write!(f, "{requested} permits requested, burst is {burst}")
+            Refusal::ExceedsLimit { requested, limit } => {
+                write!(f, "{requested} permits requested, the limit is {limit}")
             }
             Refusal::InUse { limit } => write!(f, "all {limit} permits are in use"),
             #[cfg(feature = "keyed")]

@@ -63,7 +63,7 @@ impl Estimate {
     /// back. Where several grants are given back late, that is judged cautiously: some of them may
     /// give back less than they took, never more. What is charged and not there is owed: those who
     /// come later wait for it. The policy says what it can give back and owe; see
-    /// [`Policy::unused`] and [`Policy::debit`].
+    /// [`Policy::unspent`] and [`Policy::debit`].
     pub fn settle(self, actual: u32) {
         self.share.settle(actual);
     }

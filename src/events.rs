@@ -6,11 +6,11 @@ use std::time::Duration;
 use crate::error::Refusal;
 use crate::wait::after::run_in_drop;
 
-/// Told of every call, when it ends: give it to [`RateLimiter::watch`](crate::RateLimiter::watch)
-/// or [`AllOf::watch`](crate::AllOf::watch).
+/// Told of every call, when it ends: give it to [`RateLimiter::observe`](crate::RateLimiter::observe)
+/// or [`AllOf::observe`](crate::AllOf::observe).
 #[cfg_attr(
     feature = "keyed",
-    doc = "All keys at once are watched by [`KeyedRateLimiter::watched_by`](crate::KeyedRateLimiter::watched_by)."
+    doc = "All keys at once are watched by [`KeyedRateLimiter::observed_by`](crate::KeyedRateLimiter::observed_by)."
 )]
 ///
 /// Who watches a limiter is not told of what it gives to an [`AllOf`](crate::AllOf): that tells
@@ -40,7 +40,7 @@ use crate::wait::after::run_in_drop;
 ///
 /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
 /// let log = Arc::new(Log::default());
-/// limiter.watch(log.clone());
+/// limiter.observe(log.clone());
 /// limiter.try_acquire_many(3)?;
 /// assert!(limiter.try_acquire().is_err());
 /// assert_eq!(*log.0.lock().unwrap(), ["1: limited, retry after 600ms"]);
@@ -97,7 +97,7 @@ impl Watchers {
     }
 
     /// Whoever watches this one, from now on. `false` if somebody does already.
-    pub(crate) fn watch(&self, events: Arc<dyn Events>) -> bool {
+    pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.own.set(events).is_ok()
     }
 

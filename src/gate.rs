@@ -145,7 +145,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Sets the observer of all keys, before the gate is shared. Runs no foreign code.
     #[cfg(feature = "keyed")]
-    pub(crate) fn watched_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
+    pub(crate) fn observed_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
         if all.is_some() {
             lock(&self.queue).control.watched = true;
             self.front = AtomicUsize::new(WATCHED);
@@ -209,7 +209,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             }
             let at = due.max(self.lateness.arrival(now, due)).min(now);
             match self.rule.try_take(at, ask) {
-                Err(refusal) if refusal.is_limited() => {}
+                Err(refusal) if refusal.may_retry() => {}
                 Err(refusal) => return Err(refusal),
                 Ok(charge) => {
                     self.lateness.used(now, at);

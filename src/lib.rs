@@ -38,7 +38,7 @@
 //! limiter, and the **next** caller waits 20 s. It is better to do the work than to idle first. It
 //! also means that one request can close the limiter for a long time, so check sizes that come from
 //! outside. With all other policies a request waits until all its permits are there, and more than
-//! fit are refused: [`Refusal::ExceedsBurst`].
+//! fit are refused: [`Refusal::ExceedsLimit`].
 //!
 //! # Choosing a policy
 //!
@@ -47,7 +47,7 @@
 //! | [`SmoothBursty`] | `1 + rate * (d + max_burst)` | one 64-bit compare-and-swap | for a steady rate; with `max_burst` zero, to space calls evenly |
 //! | [`SmoothWarmingUp`] | `1 + rate * d` | one of 128 bits | for a service that is slow when cold |
 //! | [`TokenBucket`] | `burst + rate * d` | one of 64 bits | for a burst and then a rate, as most APIs allow it |
-//! | [`LeakyBucket`] | `1 + undelayed + rate * d` | one of 64 bits | for a constant outflow, with a bounded queue |
+//! | [`LeakyBucket`] | `1 + nodelay + rate * d` | one of 64 bits | for a constant outflow, with a bounded queue |
 //! | [`FixedWindow`] | `limit * (d / window + 2)` | one of 128 bits | for a service that counts by the minute or the day |
 //! | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window | one of 128 bits | for nearly any span, in little memory |
 //! | [`SlidingEstimate`] | `2 * limit - 1` in a window | one of 128 bits | for about any span, in least memory |
@@ -112,7 +112,7 @@
 //! | to | call |
 //! |---|---|
 //! | say how important a request is, and how long it waits | [`acquire_with`](RateLimiter::acquire_with), [`try_acquire_with`](RateLimiter::try_acquire_with) and a [`Request`] |
-//! | keep a share of the burst for the important | [`set_reserve`](RateLimiter::set_reserve) |
+//! | keep a share of the burst for the important | [`keep_for_priority`](RateLimiter::keep_for_priority) |
 //! | bound the queue, and say who makes room | [`set_queue_bounds`](RateLimiter::set_queue_bounds) and [`QueueBounds`] |
 //! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause_until`](RateLimiter::pause_until), [`resume`](RateLimiter::resume) |
 //! | believe what a server counted | [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund) |
@@ -120,7 +120,7 @@
 //! | hand the refused to a cheaper way | [`try_acquire_or`](RateLimiter::try_acquire_or), [`acquire_with_or`](RateLimiter::acquire_with_or) |
 //! | see what a limit would do | [`set_shadow`](RateLimiter::set_shadow) |
 //! | let somebody pass in any case | [`Request::exempt`] |
-//! | count, or be told | [`watch`](RateLimiter::watch) with [`Statistics`], or with [`Events`] of your own |
+//! | count, or be told | [`watch`](RateLimiter::observe) with [`Statistics`], or with [`Events`] of your own |
 //!
 //! All of these work at run time, from any clone, and at once for those who wait. What is not used costs nothing: a decision is the same
 //! instructions as without.
@@ -131,9 +131,9 @@
 //!
 //! let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)),
 //! ManualClock::new()); let statistics = Arc::new(Statistics::new());
-//! limiter.watch(statistics.clone());
-//! limiter.set_queue_bounds(QueueBounds::waiters(1000).when_full(WhenFull::DropLeastImportant));
-//! limiter.set_reserve(2, 1); limiter.try_acquire_with(Request::permits(1).priority(1))?;
+//! limiter.observe(statistics.clone());
+//! limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1000).when_full(WhenFull::DropLeastImportant));
+//! limiter.keep_for_priority(2, 1); limiter.try_acquire_with(Request::permits(1).priority(1))?;
 //! limiter.pause_for(Duration::from_secs(30)); // the server said so
 //! assert!(limiter.try_acquire().is_err()); assert_eq!(statistics.snapshot().refused(), 1);
 //! # Ok::<(), Refusal>(())
@@ -249,7 +249,7 @@ mod loom_tests;
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use compose::{AllEstimate, AllOf, AllPermits, AllRefusal};
 pub use counting::{CountingLimit, CountingPermit};
-pub use degrade::Served;
+pub use degrade::ServedBy;
 pub use error::{PolicyError, RateError, Refusal};
 pub use estimate::{AcquireEstimate, Estimate};
 pub use events::Events;
@@ -258,11 +258,11 @@ pub use keyed::{KeyedRateLimiter, WhenKeysFull};
 pub use limiter::{RateLimiter, Status};
 pub use nanos::Nanos;
 pub use policy::{
-    AnyPolicy, Blocked, Change, ConfigError, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
+    AnyPolicy, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
     PolicyKind, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
     Unlimited,
 };
 pub use rate::Rate;
 pub use request::Request;
-pub use statistics::{Snapshot, Statistics, Waited};
+pub use statistics::{Statistics, StatisticsSnapshot, WaitHistogram};
 pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, QueueBounds, Reservation, WhenFull};

@@ -150,7 +150,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         all: Option<Arc<dyn crate::events::Events>>,
     ) -> Self {
         let gate = Gate::new(Single::with_state(policy, state), clock, CATCH_UP);
-        RateLimiter { gate: Arc::new(gate.watched_by(all)) }
+        RateLimiter { gate: Arc::new(gate.observed_by(all)) }
     }
 
     /// Whether nobody else has this limiter, nobody waits, and nothing was set but by its policy.
@@ -183,7 +183,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// Never returns an error: one permit can be had some day. That day may be far off, or beyond
     /// the clock's 34 years if earlier requests took as much; and at [`Rate::ZERO`], with a burst
-    /// of 0, or with [`Blocked`](crate::Blocked) it waits until that is changed, perhaps for ever.
+    /// of 0, or with [`DenyAll`](crate::DenyAll) it waits until that is changed, perhaps for ever.
     /// Where that can be, wait with [`try_acquire_within`](RateLimiter::try_acquire_within).
     ///
     /// Since it cannot refuse, it does not mind how much room a [`LeakyBucket`](crate::LeakyBucket)
@@ -224,7 +224,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Errors
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once; also while it waits,
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once; also while it waits,
     ///   if the burst or limit is lowered below `n`.
     /// - [`Refusal::Limited`] only from a [`LeakyBucket`](crate::LeakyBucket) that has no room.
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
@@ -275,7 +275,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// - [`Refusal::Limited`] as for [`try_acquire`](RateLimiter::try_acquire).
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
     #[inline]
     pub fn try_acquire_many(&self, n: u32) -> Result<(), Refusal> {
         self.gate.try_acquire(&n)
@@ -332,7 +332,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// As [`try_acquire_within`](RateLimiter::try_acquire_within), and:
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
     #[inline]
     pub fn try_acquire_many_within(&self, n: u32, within: Duration) -> AcquireMany<'_, P, C> {
         AcquireMany::new(&self.gate, n, Some(within))
@@ -569,7 +569,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// such a request is refused later: at the end of its time, or when it is the first in line.
     ///
     /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room;
-    /// [`Unlimited`](crate::Unlimited) and [`Blocked`](crate::Blocked) stay what they are.
+    /// [`Unlimited`](crate::Unlimited) and [`DenyAll`](crate::DenyAll) stay what they are.
     ///
     /// # Examples
     ///

@@ -63,7 +63,7 @@ impl Request {
     }
 
     /// Passes at once and takes nothing: for callers that no limit is meant for. Those who
-    /// [watch](crate::RateLimiter::watch) are told.
+    /// [watch](crate::RateLimiter::observe) are told.
     ///
     /// It passes a [pause](crate::RateLimiter::pause_for), too, and may ask for zero permits or
     /// more than there can be.

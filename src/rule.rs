@@ -160,7 +160,7 @@ impl<T> std::ops::Deref for Alone<T> {
 
 impl<P: Policy> Single<P> {
     pub(crate) fn new<C: Timer>(policy: P, clock: &C) -> Single<P> {
-        let policy = policy.anchored(clock.unix_time_at_zero());
+        let policy = policy.with_epoch(clock.unix_time_at_zero());
         let state = policy.start(clock.now());
         Single::with_state(policy, state)
     }
@@ -245,7 +245,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         if *n == 1 || u64::from(*n) <= left {
             return Ok(());
         }
-        Err(Refusal::ExceedsBurst { requested: *n, burst: u32::try_from(left).unwrap_or(u32::MAX) })
+        Err(Refusal::ExceedsLimit { requested: *n, limit: u32::try_from(left).unwrap_or(u32::MAX) })
     }
 
     fn size(&self, n: &u32) -> Option<u32> {

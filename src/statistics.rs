@@ -12,7 +12,7 @@ use crate::sync::{AtomicU64, Ordering};
 const BUCKETS: usize = 65;
 
 /// Counts the calls of a limiter, by how they ended, and how long they waited: give it to
-/// [`RateLimiter::watch`](crate::RateLimiter::watch), or to what else can be [watched](Events).
+/// [`RateLimiter::observe`](crate::RateLimiter::observe), or to what else can be [watched](Events).
 ///
 /// A limiter without it counts nothing. One with it adds to three counters for each call, which all
 /// threads share; several limiters may share one, too. All counters wrap at 2^64, which a limiter
@@ -29,7 +29,7 @@ const BUCKETS: usize = 65;
 /// # async fn main() {
 /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
 /// let statistics = Arc::new(Statistics::new());
-/// limiter.watch(statistics.clone());
+/// limiter.observe(statistics.clone());
 /// for _ in 0..100 {
 ///     limiter.acquire().await;
 /// }
@@ -49,7 +49,7 @@ pub struct Statistics {
     granted: AtomicU64,
     permits: AtomicU64,
     limited: AtomicU64,
-    exceeds_burst: AtomicU64,
+    exceeds_limit: AtomicU64,
     #[cfg(feature = "keyed")]
     too_many_keys: AtomicU64,
     in_use: AtomicU64,
@@ -67,15 +67,15 @@ pub struct Statistics {
 /// What [`Statistics`] had counted: calls, unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Snapshot {
+pub struct StatisticsSnapshot {
     /// Got their permits.
     pub granted: u64,
     /// The permits of those.
     pub permits: u64,
     /// Refused with [`Refusal::Limited`].
     pub limited: u64,
-    /// Refused with [`Refusal::ExceedsBurst`].
-    pub exceeds_burst: u64,
+    /// Refused with [`Refusal::ExceedsLimit`].
+    pub exceeds_limit: u64,
     /// Refused with [`Refusal::TooManyKeys`].
     #[cfg(feature = "keyed")]
     pub too_many_keys: u64,
@@ -96,13 +96,13 @@ pub struct Snapshot {
     /// How often the limiter was paused, or a pause made longer.
     pub pauses: u64,
     /// How long the granted ones waited.
-    pub waited: Waited,
+    pub waited: WaitHistogram,
 }
 
 /// How long grants were waited for: counted in buckets, of which each is twice as long as the one
 /// before it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Waited([u64; BUCKETS]);
+pub struct WaitHistogram([u64; BUCKETS]);
 
 impl Statistics {
     /// All zero.
@@ -113,7 +113,7 @@ impl Statistics {
             granted: zero(),
             permits: zero(),
             limited: zero(),
-            exceeds_burst: zero(),
+            exceeds_limit: zero(),
             #[cfg(feature = "keyed")]
             too_many_keys: zero(),
             in_use: zero(),
@@ -131,13 +131,13 @@ impl Statistics {
     /// What was counted so far. How many wait right now tells
     /// [`Status::waiting`](crate::Status::waiting).
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> StatisticsSnapshot {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Snapshot {
+        StatisticsSnapshot {
             granted: read(&self.granted),
             permits: read(&self.permits),
             limited: read(&self.limited),
-            exceeds_burst: read(&self.exceeds_burst),
+            exceeds_limit: read(&self.exceeds_limit),
             #[cfg(feature = "keyed")]
             too_many_keys: read(&self.too_many_keys),
             in_use: read(&self.in_use),
@@ -148,7 +148,7 @@ impl Statistics {
             shadowed: read(&self.shadowed),
             exempted: read(&self.exempted),
             pauses: read(&self.pauses),
-            waited: Waited(std::array::from_fn(|bucket| read(&self.waited[bucket]))),
+            waited: WaitHistogram(std::array::from_fn(|bucket| read(&self.waited[bucket]))),
         }
     }
 }
@@ -173,7 +173,7 @@ impl Events for Statistics {
     fn refused(&self, _permits: u64, refusal: &Refusal) {
         let counter = match refusal {
             Refusal::Limited { .. } => &self.limited,
-            Refusal::ExceedsBurst { .. } => &self.exceeds_burst,
+            Refusal::ExceedsLimit { .. } => &self.exceeds_limit,
             Refusal::InUse { .. } => &self.in_use,
             Refusal::ZeroPermits => &self.zero_permits,
             Refusal::QueueFull { .. } => &self.queue_full,
@@ -221,13 +221,13 @@ fn end(bucket: usize) -> Duration {
     }
 }
 
-impl Snapshot {
+impl StatisticsSnapshot {
     /// All that were refused, for whatever reason.
     #[must_use]
     pub fn refused(&self) -> u64 {
         let reasons = [
             self.limited,
-            self.exceeds_burst,
+            self.exceeds_limit,
             #[cfg(feature = "keyed")]
             self.too_many_keys,
             self.in_use,
@@ -239,7 +239,7 @@ impl Snapshot {
     }
 }
 
-impl Waited {
+impl WaitHistogram {
     /// How long the share `q` of all granted calls waited at most: 0.5 is the median, 0.99 what one
     /// in a hundred exceeded.
     ///
@@ -273,7 +273,7 @@ impl Waited {
     }
 }
 
-impl fmt::Debug for Waited {
+impl fmt::Debug for WaitHistogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.buckets().filter(|(_, count)| *count > 0)).finish()
     }

@@ -32,7 +32,7 @@ impl Clock for Counted {
 
 impl Timer for Counted {
     type Sleep = ManualSleep;
-    type Domain = ();
+    type RuntimeId = ();
 
     fn domain(&self) -> Option<()> {
         Some(())
@@ -71,7 +71,7 @@ fn a_decision_reads_the_clock_once_and_allocates_nothing() {
         "smooth_bursty 1/s",
         "smooth_warming_up 1/s warm_up 1s",
         "token_bucket 1/s burst 2",
-        "token_bucket 1/s burst 2 in_steps",
+        "token_bucket 1/s burst 2 interval_refill",
         "leaky_bucket 1/s capacity 3",
         "fixed_window 2/s",
         "fixed_window 2/s from_first_grant",

@@ -79,13 +79,13 @@ fn calls<P: Policy>(name: &str, policy: P, rates: [Rate; 2], waiting: usize, opt
     time(&case, "due_in", CALLS, |_| _ = black_box(reservation.due_in()));
     drop(reservation);
     time(&case, "status", CALLS, |_| _ = black_box(limiter.status()));
-    limiter.set_queue_bounds(QueueBounds::waiters(waiting / 2));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(waiting / 2));
     time(&case, "acquire, queue is full", CALLS, |_| {
         let mut refused = std::pin::pin!(limiter.acquire_many(2));
         assert!(matches!(poll(refused.as_mut()), Poll::Ready(Err(_))), "no room");
     });
     time(&case, "set_queue_bounds", CALLS, |number| {
-        limiter.set_queue_bounds(QueueBounds::waiters(waiting / 2 + number));
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(waiting / 2 + number));
     });
     time(&case, "debit", CALLS, |_| limiter.debit(1));
     time(&case, "refund", CALLS, |_| limiter.refund(1));

@@ -27,7 +27,7 @@ pub(crate) fn all(options: &Options) {
     let fast = Rate::per_second(1_000_000_000);
     let warm = SmoothWarmingUp::new(fast, Duration::from_secs(1)).start_warm();
     settle("TokenBucket", TokenBucket::new(counted, MILLION), options);
-    settle("LeakyBucket", LeakyBucket::new(counted).undelayed(MILLION), options);
+    settle("LeakyBucket", LeakyBucket::new(counted).nodelay(MILLION), options);
     settle("SmoothBursty", SmoothBursty::new(fast).start_full(), options);
     settle("SmoothWarmingUp", warm, options);
     settle("FixedWindow", FixedWindow::new(counted), options);

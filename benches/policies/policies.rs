@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate::policy::{AnyPolicy, Policy};
 use tidegate::{
-    Blocked, Change, CountingLimit, Events, FixedWindow, LeakyBucket, Nanos, QueueBounds, Rate, RateLimiter,
+    Change, CountingLimit, DenyAll, Events, FixedWindow, LeakyBucket, Nanos, QueueBounds, Rate, RateLimiter,
     SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Statistics, TokenBucket,
     Unlimited,
 };
@@ -100,15 +100,15 @@ pub(crate) fn controlled(outcome: Outcome) -> Vec<Contestant> {
         controlled_bucket("paused, and resumed", outcome, |limiter| {
             limiter.pause_for(Duration::MAX);
             limiter.resume();
-            limiter.set_queue_bounds(QueueBounds::waiters(100));
+            limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(100));
         }),
         controlled_bucket("watched", outcome, |limiter| {
-            limiter.watch(Arc::new(Nothing));
+            limiter.observe(Arc::new(Nothing));
         }),
         controlled_bucket("watched by Statistics", outcome, |limiter| {
-            limiter.watch(Arc::new(Statistics::new()));
+            limiter.observe(Arc::new(Statistics::new()));
         }),
-        controlled_bucket("a share is kept", outcome, |limiter| limiter.set_reserve(1, 1)),
+        controlled_bucket("a share is kept", outcome, |limiter| limiter.keep_for_priority(1, 1)),
     ]
 }
 
@@ -172,12 +172,8 @@ pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
     let mut all = vec![
         governor(outcome),
         contestant("TokenBucket", bucket.clone(), outcome),
-        contestant("TokenBucket, in steps", bucket.in_steps().expect("whole steps"), outcome),
-        contestant(
-            "LeakyBucket",
-            LeakyBucket::new(flowing).undelayed(u32::from(granted) * 1_000_000),
-            outcome,
-        ),
+        contestant("TokenBucket, in steps", bucket.interval_refill().expect("whole steps"), outcome),
+        contestant("LeakyBucket", LeakyBucket::new(flowing).nodelay(u32::from(granted) * 1_000_000), outcome),
         contestant("SmoothBursty", SmoothBursty::new(flowing).start_full(), outcome),
         contestant("SmoothWarmingUp", SmoothWarmingUp::new(flowing, hour).start_warm(), outcome),
         contestant("FixedWindow", FixedWindow::new(counted), outcome),
@@ -192,8 +188,8 @@ pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
         counting(outcome),
     ];
     all.push(match outcome {
-        Outcome::Granted => contestant("Unlimited or Blocked", Unlimited, outcome),
-        Outcome::Refused => contestant("Unlimited or Blocked", Blocked, outcome),
+        Outcome::Granted => contestant("Unlimited or DenyAll", Unlimited, outcome),
+        Outcome::Refused => contestant("Unlimited or DenyAll", DenyAll, outcome),
     });
     all
 }

@@ -22,7 +22,7 @@ fn policies() -> [(&'static str, AnyPolicy); 7] {
         ("SmoothBursty", SmoothBursty::new(rate).start_full().into()),
         ("SmoothWarmingUp", SmoothWarmingUp::new(rate, Duration::from_secs(1)).start_warm().into()),
         ("TokenBucket", TokenBucket::new(rate, 4_000_000).into()),
-        ("LeakyBucket", LeakyBucket::new(rate).undelayed(4_000_000).into()),
+        ("LeakyBucket", LeakyBucket::new(rate).nodelay(4_000_000).into()),
         ("FixedWindow", FixedWindow::new(rate).into()),
         ("SlidingWindow", SlidingWindow::new(rate, 10).into()),
         ("SlidingEstimate", SlidingEstimate::new(rate).into()),

@@ -237,7 +237,7 @@ impl Limiter {
     /// When a reservation would be due. `None` if it is refused.
     fn due(&self, at: Nanos, n: u32) -> Option<Nanos> {
         let due = self.policy.ready_at(&self.state, at, 0, n).max(at);
-        let exceeds = matches!(self.policy.check(n), Err(Refusal::ExceedsBurst { .. }));
+        let exceeds = matches!(self.policy.check(n), Err(Refusal::ExceedsLimit { .. }));
         // A single permit is never said to exceed the burst: not even a burst of 0, which may
         // change.
         if exceeds || (due == Nanos::MAX && n > self.policy.burst()) { None } else { Some(due) }

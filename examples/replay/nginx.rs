@@ -133,12 +133,12 @@ impl Limiter {
     fn new(zone: Zone, clock: &ManualClock) -> Result<Limiter, String> {
         let Zone { milli_rps, burst, delay } = zone;
         let rate = Rate::new(milli_rps, Duration::from_secs(1000)).map_err(|error| error.to_string())?;
-        let undelayed = match delay {
+        let nodelay = match delay {
             Delay::Not(Never::Delayed) => burst,
             // What is above the burst is rejected and not delayed.
-            Delay::After(undelayed) => undelayed.min(burst),
+            Delay::After(nodelay) => nodelay.min(burst),
         };
-        let policy = LeakyBucket::new(rate).capacity(burst).undelayed(undelayed);
+        let policy = LeakyBucket::new(rate).capacity(burst).nodelay(nodelay);
         let limiter = RateLimiter::with_clock(policy, clock.clone());
         #[allow(clippy::cast_precision_loss)]
         Ok(Limiter { limiter, milli_rps: milli_rps as f64 })

@@ -87,7 +87,7 @@ pub(crate) fn token_bucket() -> Drawn {
 }
 
 pub(crate) fn token_bucket_in_steps() -> Drawn {
-    let policy = TokenBucket::new("20/2s".parse()?, 20).in_steps()?;
+    let policy = TokenBucket::new("20/2s".parse()?, 20).interval_refill()?;
     let demand = Demand::default().burst(0.0, 40).steady(0.1, 8.0, 10);
     let course = Course::new(policy, &demand, Patience::Endless, RIGHT)?;
     let mut facts = Facts::default();

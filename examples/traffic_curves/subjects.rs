@@ -55,7 +55,7 @@ pub(crate) fn subjects() -> Result<Vec<Subject>, Box<dyn Error>> {
         Subject::new("SmoothBursty", (11, 30), SmoothBursty::new(rate)),
         Subject::new("SmoothWarmingUp", (1, 8), SmoothWarmingUp::new(rate, warm_up)),
         Subject::new("TokenBucket", (20, 39), TokenBucket::new(rate, 20)),
-        Subject::new("TokenBucket in steps", (20, 40), TokenBucket::new(window, 20).in_steps()?),
+        Subject::new("TokenBucket in steps", (20, 40), TokenBucket::new(window, 20).interval_refill()?),
         Subject::new("LeakyBucket", (1, 20), LeakyBucket::new(rate).capacity(20)),
         Subject::new("FixedWindow", (20, 40), FixedWindow::new(window)),
         Subject::new("SlidingWindow (6)", (20, 37), SlidingWindow::new(window, 6)),

@@ -111,7 +111,7 @@ impl Clock for ManualClock {
 
 impl Timer for ManualClock {
     type Sleep = ManualSleep;
-    type Domain = ();
+    type RuntimeId = ();
 
     fn domain(&self) -> Option<()> {
         Some(())

@@ -64,11 +64,11 @@ pub trait Timer: Clock {
     type Sleep: Sleep;
 
     /// Names an event loop. Sleeps made in the same one are woken by the same thread or threads.
-    type Domain: Copy + Debug + PartialEq + Send + 'static;
+    type RuntimeId: Copy + Debug + PartialEq + Send + 'static;
 
     /// The event loop of the calling task; `None` where there is none, and waiting for a permit is
     /// a mistake.
-    fn domain(&self) -> Option<Self::Domain>;
+    fn domain(&self) -> Option<Self::RuntimeId>;
 
     /// Whether sleeps are woken without an event loop. Then blocked threads rely on them as tasks
     /// do.

@@ -56,7 +56,7 @@ impl Clock for SystemClock {
 
 impl Timer for SystemClock {
     type Sleep = TokioSleep<SystemClock>;
-    type Domain = Id;
+    type RuntimeId = Id;
 
     fn domain(&self) -> Option<Id> {
         Handle::try_current().ok().map(|runtime| runtime.id())

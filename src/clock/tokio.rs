@@ -97,7 +97,7 @@ impl Clock for TokioClock {
 
 impl Timer for TokioClock {
     type Sleep = TokioSleep;
-    type Domain = Id;
+    type RuntimeId = Id;
 
     fn domain(&self) -> Option<Id> {
         Handle::try_current().ok().map(|runtime| runtime.id())

@@ -55,11 +55,11 @@ impl<C: Timer> AllOf<C> {
     }
 
     /// Tells `events` of each call of this composite; its weights, summed, are the permits. As
-    /// [`RateLimiter::watch`](crate::RateLimiter::watch). Returns `false` if somebody watches
+    /// [`RateLimiter::observe`](crate::RateLimiter::observe). Returns `false` if somebody watches
     /// already.
     ///
     /// Those who watch a member are not told of what it gives to composites.
-    pub fn watch(&self, events: Arc<dyn Events>) -> bool {
-        self.gate.watch(events)
+    pub fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.gate.observe(events)
     }
 }

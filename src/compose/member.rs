@@ -146,8 +146,8 @@ pub(crate) trait Settle: Send + Debug {
 pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
     fn status(&self, at: Nanos) -> PolicyStatus;
 
-    /// See [`Policy::unused`].
-    fn unused(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
+    /// See [`Policy::unspent`].
+    fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
 
     /// See [`Policy::debit`].
     fn debit(&self, at: Nanos, n: u32);
@@ -158,8 +158,8 @@ impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
         self.policy.status(&self.state, at)
     }
 
-    fn unused(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
-        self.policy.unused(charge, n, used)
+    fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
+        self.policy.unspent(charge, n, used)
     }
 
     fn debit(&self, at: Nanos, n: u32) {
@@ -426,7 +426,7 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
         let Share { gate, n, .. } = &*self;
         gate.with_queue(|queue, now, after| {
             if used < *n
-                && let Some(unused) = gate.rule.unused(charge, *n, used)
+                && let Some(unused) = gate.rule.unspent(charge, *n, used)
             {
                 queue.undo(&gate.rule, unused, begun, after);
                 return;

@@ -114,9 +114,9 @@ use crate::wait::pending::{Poller, Wait};
 /// | set on a member | for requests through a composite |
 /// |---|---|
 /// | a rate, a burst, a debt, a refund, a pause | holds, also for those who wait, unless its weight is 0 |
-/// | [a share that is kept](RateLimiter::set_reserve) | holds; who may use it says the composite's [priority](AllOf::priority) |
+/// | [a share that is kept](RateLimiter::keep_for_priority) | holds; who may use it says the composite's [priority](AllOf::priority) |
 /// | [shadow](RateLimiter::set_shadow) | it refuses nobody, and takes what is there |
-/// | [a bound on its queue](RateLimiter::set_queue_bounds), [who watches](RateLimiter::watch) | does not: bound and watch the composite |
+/// | [a bound on its queue](RateLimiter::set_queue_bounds), [who watches](RateLimiter::observe) | does not: bound and watch the composite |
 ///
 /// # Cost
 ///
@@ -219,7 +219,7 @@ pub enum AllRefusal {
     /// there is no limiter to ask, when it is made from the refusal of
     /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
     /// by `?`.
-    Composite {
+    Queue {
         /// Why.
         refusal: Refusal,
     },
@@ -244,7 +244,7 @@ impl AllRefusal {
     pub fn member(self) -> Option<&'static str> {
         match self {
             AllRefusal::Member { name, .. } => Some(name),
-            AllRefusal::Composite { .. } | AllRefusal::Weights { .. } => None,
+            AllRefusal::Queue { .. } | AllRefusal::Weights { .. } => None,
         }
     }
 
@@ -252,15 +252,15 @@ impl AllRefusal {
     #[must_use]
     pub fn refusal(self) -> Option<Refusal> {
         match self {
-            AllRefusal::Member { refusal, .. } | AllRefusal::Composite { refusal } => Some(refusal),
+            AllRefusal::Member { refusal, .. } | AllRefusal::Queue { refusal } => Some(refusal),
             AllRefusal::Weights { .. } => None,
         }
     }
 
-    /// Whether the same request may be granted another time; see [`Refusal::is_limited`].
+    /// Whether the same request may be granted another time; see [`Refusal::may_retry`].
     #[must_use]
-    pub fn is_limited(self) -> bool {
-        self.refusal().is_some_and(Refusal::is_limited)
+    pub fn may_retry(self) -> bool {
+        self.refusal().is_some_and(Refusal::may_retry)
     }
 }
 
@@ -268,7 +268,7 @@ impl fmt::Display for AllRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AllRefusal::Member { name, refusal } => write!(f, "{name}: {refusal}"),
-            AllRefusal::Composite { refusal } => refusal.fmt(f),
+            AllRefusal::Queue { refusal } => refusal.fmt(f),
             AllRefusal::Weights { given, members } => {
                 write!(f, "{given} weights were given for {members} limiters")
             }
@@ -280,7 +280,7 @@ impl std::error::Error for AllRefusal {}
 
 impl From<Refusal> for AllRefusal {
     fn from(refusal: Refusal) -> AllRefusal {
-        AllRefusal::Composite { refusal }
+        AllRefusal::Queue { refusal }
     }
 }
 
@@ -338,7 +338,7 @@ impl<C: Timer + Clone> AllOf<C> {
 
     /// A handle whose requests are this important, 0 otherwise: they go before all of lower
     /// priority in the queue of this composite, which clones share whatever their priority, and in
-    /// the lines of its members, and may take what a member [keeps](RateLimiter::set_reserve) for
+    /// the lines of its members, and may take what a member [keeps](RateLimiter::keep_for_priority) for
     /// them.
     ///
     /// The less important are served only when no more important request waits, so they can wait
@@ -445,7 +445,7 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// Only those that waiting cannot cure: [`Refusal::ExceedsBurst`], [`Refusal::ZeroPermits`],
+    /// Only those that waiting cannot cure: [`Refusal::ExceedsLimit`], [`Refusal::ZeroPermits`],
     /// [`AllRefusal::Weights`]; and, if the queue is [bounded](AllOf::set_queue_bounds),
     /// [`Refusal::QueueFull`] and [`Refusal::Displaced`].
     pub fn acquire_weighted(&self, weights: &[u32]) -> AcquireAll<C> {
@@ -588,7 +588,7 @@ impl<C: Timer> All<C> {
     /// Names the member whose refusal it is.
     fn blame(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
         if matches!(refusal, Refusal::QueueFull { .. } | Refusal::Displaced) {
-            return AllRefusal::Composite { refusal };
+            return AllRefusal::Queue { refusal };
         }
         let asked = || self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
         let paused_for = self.paused_for();
@@ -609,7 +609,7 @@ impl<C: Timer> All<C> {
             _ => asked().find(|(entry, n)| entry.check(**n, ask.priority).is_err()).map(|(entry, _)| entry),
         };
         if named.is_none() && !paused_for.is_zero() {
-            return AllRefusal::Composite { refusal };
+            return AllRefusal::Queue { refusal };
         }
         // All weights were zero, or it can be had after all by now.
         let name = named.or(self.members.first()).map_or("", |entry| entry.name);

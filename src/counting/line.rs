@@ -235,7 +235,7 @@ impl Shared {
             if let Some(&(requested, number)) = line.large.last()
                 && requested > limit
             {
-                let refusal = Refusal::ExceedsBurst { requested, burst: limit };
+                let refusal = Refusal::ExceedsLimit { requested, limit };
                 line.answer(number, Err(refusal), after);
                 continue;
             }

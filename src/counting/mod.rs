@@ -93,7 +93,7 @@ impl CountingLimit {
     /// # Errors
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if `n` is more than the limit, or the limit is lowered below `n`
+    /// - [`Refusal::ExceedsLimit`] if `n` is more than the limit, or the limit is lowered below `n`
     ///   meanwhile.
     pub async fn acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
@@ -205,7 +205,7 @@ impl CountingLimit {
     }
 
     /// Changes the limit, at once for requests that wait: a request for more than one permit and
-    /// for more than the new limit is refused with [`Refusal::ExceedsBurst`], and the others go on.
+    /// for more than the new limit is refused with [`Refusal::ExceedsLimit`], and the others go on.
     ///
     /// Permits that are out stay out: after the limit was lowered there may be more than it for a
     /// while.
@@ -239,7 +239,7 @@ impl CountingLimit {
             0 => Err(Refusal::ZeroPermits),
             // One permit can be had some day, at another limit if not at this one.
             1 => Ok(()),
-            _ if n > limit => Err(Refusal::ExceedsBurst { requested: n, burst: limit }),
+            _ if n > limit => Err(Refusal::ExceedsLimit { requested: n, limit }),
             _ => Ok(()),
         }
     }

@@ -36,7 +36,7 @@
 use std::hash::Hash;
 use std::sync::Arc;
 
-use super::for_key::ForKey;
+use super::key_policy::KeyPolicy;
 use super::shard::Shard;
 use super::table::Table;
 use crate::clock::Timer;
@@ -99,7 +99,7 @@ where
     }
 }
 
-impl<P: Policy, C: Timer> Gate<Single<ForKey<P>>, C> {
+impl<P: Policy, C: Timer> Gate<Single<KeyPolicy<P>>, C> {
     /// Goes along with a change for all keys, made at `at`, unless the key has terms of its own.
     ///
     /// As [`change`](Gate::change), but for a caller that holds a lock: what runs foreign code is

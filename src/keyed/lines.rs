@@ -7,7 +7,7 @@ use std::hash::Hash;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::for_key::ForKey;
+use super::key_policy::KeyPolicy;
 use super::slots::Slots;
 use super::table::{Found, Line, Step, Table};
 use crate::clock::Timer;
@@ -161,5 +161,5 @@ where
     P: Policy,
     C: Timer,
 {
-    RateLimiter::with_state(ForKey::new(policy), state, clock, events)
+    RateLimiter::with_state(KeyPolicy::new(policy), state, clock, events)
 }

@@ -1,15 +1,15 @@
 //! One limit for each key, in bounded memory.
 
 mod change;
-mod for_key;
 mod forget;
+mod key_policy;
 mod lines;
 mod removed;
 mod shard;
 pub(crate) mod slots;
 pub(crate) mod table;
 
-pub use for_key::ForKey;
+pub use key_policy::KeyPolicy;
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -56,7 +56,7 @@ use crate::wait::Reservation;
 /// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | what a key can have, as those of a limiter |
 /// | [`remove`](KeyedRateLimiter::remove) | a key begins anew |
 ///
-/// All calls for all keys together can be [watched](KeyedRateLimiter::watched_by), and counted by
+/// All calls for all keys together can be [watched](KeyedRateLimiter::observed_by), and counted by
 /// [`Statistics`](crate::Statistics).
 ///
 /// Clones share one table; a clone costs a reference count.
@@ -203,13 +203,13 @@ where
     pub fn when_full(self, choice: WhenKeysFull) -> Self {
         let Table { max_keys, clock, events, .. } = &*self.table;
         let table = Table::new(self.table.policy(), *max_keys, choice, clock.clone());
-        KeyedRateLimiter { table: Arc::new(table.watched_by(events.clone())) }
+        KeyedRateLimiter { table: Arc::new(table.observed_by(events.clone())) }
     }
 
     /// A new, empty limiter whose calls are told to `events`, for any key. Keys known so far are
     /// not carried over, so call it before the first request.
     ///
-    /// What is told is what a [`RateLimiter`] tells [who watches it](RateLimiter::watch), once for
+    /// What is told is what a [`RateLimiter`] tells [who watches it](RateLimiter::observe), once for
     /// each call: grants with the time waited, refusals, also for [want of
     /// room](Refusal::TooManyKeys), waits that were dropped, and what is done to a key through its
     /// [`limiter`](KeyedRateLimiter::limiter). The key is not told. Whoever watches the limiter of
@@ -227,7 +227,7 @@ where
     ///
     /// let statistics = Arc::new(Statistics::new());
     /// let policy = TokenBucket::new(Rate::per_second(5), 1);
-    /// let users = KeyedRateLimiter::with_clock(policy, 2, ManualClock::new()).watched_by(statistics.clone());
+    /// let users = KeyedRateLimiter::with_clock(policy, 2, ManualClock::new()).observed_by(statistics.clone());
     /// for user in ["alice", "alice", "bob", "carol"] {
     ///     if let Err(refusal) = users.try_acquire(&user) {
     ///         println!("{user}: {refusal}");
@@ -237,10 +237,10 @@ where
     /// assert_eq!((snapshot.granted, snapshot.limited, snapshot.too_many_keys), (2, 1, 1));
     /// ```
     #[must_use]
-    pub fn watched_by(self, events: Arc<dyn Events>) -> Self {
+    pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
         let Table { max_keys, clock, when_full, .. } = &*self.table;
         let table = Table::new(self.table.policy(), *max_keys, *when_full, clock.clone());
-        KeyedRateLimiter { table: Arc::new(table.watched_by(Some(events))) }
+        KeyedRateLimiter { table: Arc::new(table.observed_by(Some(events))) }
     }
 
     /// Takes one permit of a key now, or refuses.
@@ -265,7 +265,7 @@ where
     /// As [`try_acquire`](KeyedRateLimiter::try_acquire), and:
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsBurst`] if the policy can never give `n` at once.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
     #[inline]
     pub fn try_acquire_many<Q>(&self, key: &Q, n: u32) -> Result<(), Refusal>
     where
@@ -438,7 +438,7 @@ where
     /// # Errors
     ///
     /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
-    pub fn reserve<Q>(&self, key: &Q, n: u32) -> Result<Reservation<ForKey<P>, C>, Refusal>
+    pub fn reserve<Q>(&self, key: &Q, n: u32) -> Result<Reservation<KeyPolicy<P>, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -476,7 +476,7 @@ where
     /// assert_eq!(users.limiter("alice")?.rate(), Rate::per_second(50));
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
-    pub fn limiter<Q>(&self, key: &Q) -> Result<RateLimiter<ForKey<P>, C>, Refusal>
+    pub fn limiter<Q>(&self, key: &Q) -> Result<RateLimiter<KeyPolicy<P>, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,

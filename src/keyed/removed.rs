@@ -4,7 +4,7 @@
 //! or call the limiter. So a section that takes something out of the table puts it here, and the
 //! call drops it when no lock is held and its own request is decided.
 
-use super::for_key::ForKey;
+use super::key_policy::KeyPolicy;
 use super::table::Line;
 use crate::clock::Timer;
 use crate::limiter::Rest;
@@ -16,7 +16,7 @@ pub(crate) struct Removed<K, P: Policy, C: Timer> {
     pub(crate) known: Vec<(K, P::State)>,
     pub(crate) lines: Vec<(K, Line<P, C>)>,
     /// Lines whose key and state are known again.
-    pub(crate) rests: Vec<Rest<ForKey<P>, C>>,
+    pub(crate) rests: Vec<Rest<KeyPolicy<P>, C>>,
 }
 
 impl<K, P: Policy, C: Timer> Removed<K, P, C> {

@@ -74,7 +74,7 @@ use std::time::Duration;
 use hashbrown::DefaultHashBuilder;
 
 use super::WhenKeysFull;
-use super::for_key::ForKey;
+use super::key_policy::KeyPolicy;
 use super::lines::{Visit, new_line};
 use super::removed::Removed;
 use super::shard::{Locked, Shard};
@@ -142,13 +142,13 @@ pub(crate) enum Found<T, L> {
     Nowhere,
 }
 
-pub(crate) type Line<P, C> = RateLimiter<ForKey<P>, C>;
+pub(crate) type Line<P, C> = RateLimiter<KeyPolicy<P>, C>;
 
 /// What a request was told, or the line that it has to ask.
 type Asked<P, C> = Found<Result<(), Refusal>, Line<P, C>>;
 
 /// A key, and what it could have or whom to ask.
-type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
+type StatisticsSnapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
 
 /// How far a request that may need a place for its key got under the lock.
 pub(super) enum Step<T> {
@@ -188,7 +188,7 @@ where
         clock: C,
         shards: usize,
     ) -> Self {
-        let policy = Arc::new(policy.anchored(clock.unix_time_at_zero()));
+        let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
         let overflow = new_line(P::clone(&policy), state, clock.clone(), None);
         Table {
@@ -206,7 +206,7 @@ where
     }
 
     /// The same table, still empty, with somebody who is told of every call.
-    pub(crate) fn watched_by(self, events: Option<Arc<dyn Events>>) -> Self {
+    pub(crate) fn observed_by(self, events: Option<Arc<dyn Events>>) -> Self {
         let policy = self.policy();
         let state = policy.start(self.clock.now());
         let overflow = new_line(policy, state, self.clock.clone(), events.clone());
@@ -570,7 +570,7 @@ where
     C: Timer + Clone,
 {
     /// The keys of one shard after the other.
-    pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<Snapshot<K, P, C>>> {
+    pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<StatisticsSnapshot<K, P, C>>> {
         self.shards.iter().map(|lock| {
             let (shard, now) = (read(lock), self.clock.now());
             let known = shard

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::nanos::Nanos;
 use crate::policy::{
-    Blocked, BucketCharge, BucketState, BurstyCharge, BurstyState, Change, Crowd, EstimateCharge,
+    BucketCharge, BucketState, BurstyCharge, BurstyState, Change, Crowd, DenyAll, EstimateCharge,
     EstimateState, FixedCharge, FixedState, FixedWindow, Forecast, LeakyBucket, LogCharge, LogState, Policy,
     PolicyStatus, SlidingCharge, SlidingEstimate, SlidingLog, SlidingState, SlidingWindow, SmoothBursty,
     SmoothWarmingUp, TokenBucket, Unlimited, WarmingUpCharge, WarmingUpState, limited,
@@ -47,7 +47,7 @@ pub enum AnyPolicy {
     SlidingEstimate(SlidingEstimate),
     SlidingLog(SlidingLog),
     Unlimited(Unlimited),
-    Blocked(Blocked),
+    DenyAll(DenyAll),
 }
 
 /// The state of one [`AnyPolicy`]. It belongs to the kind of policy that made it.
@@ -99,7 +99,7 @@ macro_rules! each {
             AnyPolicy::SlidingEstimate($policy) => $call,
             AnyPolicy::SlidingLog($policy) => $call,
             AnyPolicy::Unlimited($policy) => $call,
-            AnyPolicy::Blocked($policy) => $call,
+            AnyPolicy::DenyAll($policy) => $call,
         }
     };
     ($any:expr, $of:expr, $policy:ident, $state:ident, $wrap:ident => $call:expr, else $other:expr) => {
@@ -113,7 +113,7 @@ macro_rules! each {
             (AnyPolicy::SlidingEstimate($policy), State::Estimate($state)) => each!(@ Estimate, $wrap, $call),
             (AnyPolicy::SlidingLog($policy), State::Log($state)) => each!(@ Log, $wrap, $call),
             (AnyPolicy::Unlimited($policy), State::None($state)) => each!(@ None, $wrap, $call),
-            (AnyPolicy::Blocked($policy), State::None($state)) => each!(@ None, $wrap, $call),
+            (AnyPolicy::DenyAll($policy), State::None($state)) => each!(@ None, $wrap, $call),
             _ => $other,
         }
     };
@@ -135,7 +135,7 @@ impl Policy for AnyPolicy {
             AnyPolicy::SlidingWindow(policy) => State::Sliding(policy.start(now)),
             AnyPolicy::SlidingEstimate(policy) => State::Estimate(policy.start(now)),
             AnyPolicy::SlidingLog(policy) => State::Log(policy.start(now)),
-            AnyPolicy::Unlimited(_) | AnyPolicy::Blocked(_) => State::None(()),
+            AnyPolicy::Unlimited(_) | AnyPolicy::DenyAll(_) => State::None(()),
         })
     }
 
@@ -225,37 +225,37 @@ impl Policy for AnyPolicy {
         each!(self, state, policy, state, plain => policy.refund(state, at, n), else u64::MAX)
     }
 
-    fn unused(&self, charge: AnyCharge, n: u32, used: u32) -> Option<AnyCharge> {
+    fn unspent(&self, charge: AnyCharge, n: u32, used: u32) -> Option<AnyCharge> {
         let unused = match (self, charge.0) {
             (AnyPolicy::SmoothBursty(policy), Charge::Bursty(charge)) => {
-                policy.unused(charge, n, used).map(Charge::Bursty)
+                policy.unspent(charge, n, used).map(Charge::Bursty)
             }
             (AnyPolicy::SmoothWarmingUp(policy), Charge::WarmingUp(charge)) => {
-                policy.unused(charge, n, used).map(Charge::WarmingUp)
+                policy.unspent(charge, n, used).map(Charge::WarmingUp)
             }
             (AnyPolicy::TokenBucket(policy), Charge::Bucket(charge)) => {
-                policy.unused(charge, n, used).map(Charge::Bucket)
+                policy.unspent(charge, n, used).map(Charge::Bucket)
             }
             (AnyPolicy::LeakyBucket(policy), Charge::Bucket(charge)) => {
-                policy.unused(charge, n, used).map(Charge::Bucket)
+                policy.unspent(charge, n, used).map(Charge::Bucket)
             }
             (AnyPolicy::FixedWindow(policy), Charge::Fixed(charge)) => {
-                policy.unused(charge, n, used).map(Charge::Fixed)
+                policy.unspent(charge, n, used).map(Charge::Fixed)
             }
             (AnyPolicy::SlidingWindow(policy), Charge::Sliding(charge)) => {
-                policy.unused(charge, n, used).map(Charge::Sliding)
+                policy.unspent(charge, n, used).map(Charge::Sliding)
             }
             (AnyPolicy::SlidingEstimate(policy), Charge::Estimate(charge)) => {
-                policy.unused(charge, n, used).map(Charge::Estimate)
+                policy.unspent(charge, n, used).map(Charge::Estimate)
             }
             (AnyPolicy::SlidingLog(policy), Charge::Log(charge)) => {
-                policy.unused(charge, n, used).map(Charge::Log)
+                policy.unspent(charge, n, used).map(Charge::Log)
             }
             (AnyPolicy::Unlimited(policy), Charge::None(charge)) => {
-                policy.unused(charge, n, used).map(Charge::None)
+                policy.unspent(charge, n, used).map(Charge::None)
             }
-            (AnyPolicy::Blocked(policy), Charge::None(charge)) => {
-                policy.unused(charge, n, used).map(Charge::None)
+            (AnyPolicy::DenyAll(policy), Charge::None(charge)) => {
+                policy.unspent(charge, n, used).map(Charge::None)
             }
             _ => None,
         };
@@ -299,8 +299,8 @@ impl Policy for AnyPolicy {
         each!(self, policy => policy.max_wait())
     }
 
-    fn anchored(self, unix_time_at_zero: Duration) -> AnyPolicy {
-        each!(self, policy => AnyPolicy::from(policy.anchored(unix_time_at_zero)))
+    fn with_epoch(self, unix_time_at_zero: Duration) -> AnyPolicy {
+        each!(self, policy => AnyPolicy::from(policy.with_epoch(unix_time_at_zero)))
     }
 }
 
@@ -358,8 +358,8 @@ impl From<Unlimited> for AnyPolicy {
     }
 }
 
-impl From<Blocked> for AnyPolicy {
-    fn from(policy: Blocked) -> AnyPolicy {
-        AnyPolicy::Blocked(policy)
+impl From<DenyAll> for AnyPolicy {
+    fn from(policy: DenyAll) -> AnyPolicy {
+        AnyPolicy::DenyAll(policy)
     }
 }

@@ -242,7 +242,7 @@ impl Bucket {
         Bucket { wall_clock: Some(offset), ..self }
     }
 
-    pub(crate) fn anchored(self, unix_time_at_zero: Duration) -> Bucket {
+    pub(crate) fn with_epoch(self, unix_time_at_zero: Duration) -> Bucket {
         let Some(offset) = self.wall_clock else { return self };
         let terms = Terms { anchor: nanos_between(offset, unix_time_at_zero), ..self.terms() };
         Bucket { wall_clock: Some(offset), ..Bucket::cut(terms, self.start, self.stretches) }
@@ -324,7 +324,7 @@ impl Bucket {
         match n {
             0 => Err(Refusal::ZeroPermits),
             2.. if n > more.most && !self.stretches => {
-                Err(Refusal::ExceedsBurst { requested: n, burst: more.most })
+                Err(Refusal::ExceedsLimit { requested: n, limit: more.most })
             }
             _ => Ok(()),
         }
@@ -377,7 +377,7 @@ impl Bucket {
             }
             let [one, saved, stopped, step, shift, gain] = self.words.read(0);
             let numbers = Numbers { one, saved, stopped, step, shift, gain };
-            let (after, due) = numbers.in_steps(zero, one).filter(|_| one <= saved).ok_or(None)?;
+            let (after, due) = numbers.interval_refill(zero, one).filter(|_| one <= saved).ok_or(None)?;
             if due > tick {
                 return Err(Some(due));
             }
@@ -592,7 +592,7 @@ impl Bucket {
         })
     }
 
-    pub(crate) fn unused(charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
+    pub(crate) fn unspent(charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
         (used < n).then(|| BucketCharge { used: charge.used.saturating_add(used), ..charge })
     }
 
@@ -628,7 +628,7 @@ impl Bucket {
             // Without a limit, and where no permits are kept, what grants took before is not told
             // apart any more.
             let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
-                Keep::Reset => (self.starting_word(new, at), false),
+                Keep::Nothing => (self.starting_word(new, at), false),
                 _ if filled => (new.0.word(new.0.tick(at).saturating_sub(new.0.saved)), false),
                 keep => (carried_over(zero, at, old, new, keep), keep == Keep::Count),
             };

@@ -19,7 +19,7 @@ pub enum Keep {
     /// used, and a debt keeps its time.
     Ratio,
     /// Nothing: as a new limiter.
-    Reset,
+    Nothing,
 }
 
 /// A change at run time: of the rate, the burst, how many a leaky bucket holds, or all of them.
@@ -59,14 +59,14 @@ impl Change {
 
     /// Also a new burst. Only for policies that have one in permits:
     /// [`TokenBucket`](super::TokenBucket), and [`LeakyBucket`](super::LeakyBucket), where it is
-    /// the number of undelayed permits and the one that is passing, as far as they fit.
+    /// the number of nodelay permits and the one that is passing, as far as they fit.
     #[must_use]
     pub fn burst(self, burst: u32) -> Change {
         Change { burst: Some(burst), ..self }
     }
 
     /// Also a new [capacity](super::LeakyBucket::capacity), in place of a longest wait. Only for
-    /// [`LeakyBucket`](super::LeakyBucket). What is undelayed is cut to it. Those who wait already
+    /// [`LeakyBucket`](super::LeakyBucket). What is nodelay is cut to it. Those who wait already
     /// stay.
     ///
     /// # Examples
@@ -110,7 +110,7 @@ impl Change {
     /// Back to the start, with the same rate and burst.
     #[must_use]
     pub fn reset() -> Change {
-        Change::default().keep(Keep::Reset)
+        Change::default().keep(Keep::Nothing)
     }
 
     /// Whether it is more than a choice of what becomes of the permits.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, RateError};
 use crate::policy::{
-    AnyPolicy, Blocked, FixedWindow, LeakyBucket, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
+    AnyPolicy, DenyAll, FixedWindow, LeakyBucket, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
     SmoothWarmingUp, TokenBucket, Unlimited,
 };
 use crate::rate::{Rate, read_span, span_in_units};
@@ -27,7 +27,7 @@ pub enum PolicyKind {
     SlidingEstimate,
     SlidingLog,
     Unlimited,
-    Blocked,
+    DenyAll,
 }
 
 /// What a configuration says of a policy: its kind, its rate, and what else that kind has.
@@ -39,19 +39,19 @@ pub enum PolicyKind {
 ///
 /// The kind, the rate without spaces, and then each field with its value, in any order:
 /// `token_bucket 100/s burst 20`. A field that is only set or not, such as `from_first_grant`, has
-/// no value. `unlimited` and `blocked` have nothing else. Spans are whole numbers with a unit:
+/// no value. `unlimited` and `deny_all` have nothing else. Spans are whole numbers with a unit:
 /// `500ms`, `8h`.
 ///
 /// | kind | fields |
 /// |---|---|
 /// | `smooth_bursty` | `max_burst` (span), `start_full` |
 /// | `smooth_warming_up` | `warm_up` (span, needed), `cold_factor`, `start_warm`, `cool_at_once` |
-/// | `token_bucket` | `burst` (needed), `start_with`, `in_steps`, `at_wall_clock` (span), `tolerance` (span) |
-/// | `leaky_bucket` | `undelayed`, `capacity` or `max_wait` (span) |
+/// | `token_bucket` | `burst` (needed), `start_with`, `interval_refill`, `at_wall_clock` (span), `tolerance` (span) |
+/// | `leaky_bucket` | `nodelay`, `capacity` or `max_wait` (span) |
 /// | `fixed_window` | `at_wall_clock` (span) or `from_first_grant` |
 /// | `sliding_window` | `cells` (needed), `at_wall_clock` (span) |
 /// | `sliding_estimate` | `at_wall_clock` (span) |
-/// | `sliding_log` | `room_for` |
+/// | `sliding_log` | `with_capacity` |
 ///
 /// # serde
 ///
@@ -73,7 +73,7 @@ pub enum PolicyKind {
 /// let policy = AnyPolicy::try_from(config)?;
 ///
 /// let error = "sliding_log 5000/h burst 20".parse::<AnyPolicy>().unwrap_err();
-/// assert_eq!(error.to_string(), "burst 20: sliding_log has only room_for");
+/// assert_eq!(error.to_string(), "burst 20: sliding_log has only with_capacity");
 /// # Ok::<(), tidegate::policy::ConfigError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub struct PolicyConfig {
     /// Which policy.
     pub policy: PolicyKind,
     /// The rate; the limit and the window of a policy that counts. Not for
-    /// [`PolicyKind::Unlimited`] and [`PolicyKind::Blocked`].
+    /// [`PolicyKind::Unlimited`] and [`PolicyKind::DenyAll`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub rate: Option<Rate>,
     /// For how long unused permits are saved: [`SmoothBursty::max_burst`].
@@ -109,9 +109,9 @@ pub struct PolicyConfig {
     /// The permits at the start: [`TokenBucket::start_with`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub start_with: Option<u32>,
-    /// [`TokenBucket::in_steps`].
+    /// [`TokenBucket::interval_refill`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_false"))]
-    pub in_steps: bool,
+    pub interval_refill: bool,
     /// How long after the periods of Unix time the policy's own begin:
     /// [`FixedWindow::at_wall_clock`].
     #[cfg_attr(feature = "serde", serde(default, with = "spans", skip_serializing_if = "Option::is_none"))]
@@ -119,9 +119,9 @@ pub struct PolicyConfig {
     /// [`TokenBucket::tolerance`].
     #[cfg_attr(feature = "serde", serde(default, with = "spans", skip_serializing_if = "Option::is_none"))]
     pub tolerance: Option<Duration>,
-    /// [`LeakyBucket::undelayed`].
+    /// [`LeakyBucket::nodelay`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
-    pub undelayed: Option<u32>,
+    pub nodelay: Option<u32>,
     /// [`LeakyBucket::capacity`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub capacity: Option<u32>,
@@ -134,9 +134,9 @@ pub struct PolicyConfig {
     /// The number of cells: [`SlidingWindow::new`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub cells: Option<u16>,
-    /// [`SlidingLog::room_for`].
+    /// [`SlidingLog::with_capacity`].
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
-    pub room_for: Option<u32>,
+    pub with_capacity: Option<u32>,
 }
 
 /// Why a configuration does not make a policy.
@@ -195,15 +195,15 @@ const KINDS: [(PolicyKind, &str, &[&str]); 10] = [
     (
         PolicyKind::TokenBucket,
         "token_bucket",
-        &["burst", "start_with", "in_steps", "at_wall_clock", "tolerance"],
+        &["burst", "start_with", "interval_refill", "at_wall_clock", "tolerance"],
     ),
-    (PolicyKind::LeakyBucket, "leaky_bucket", &["undelayed", "capacity", "max_wait"]),
+    (PolicyKind::LeakyBucket, "leaky_bucket", &["nodelay", "capacity", "max_wait"]),
     (PolicyKind::FixedWindow, "fixed_window", &["at_wall_clock", "from_first_grant"]),
     (PolicyKind::SlidingWindow, "sliding_window", &["cells", "at_wall_clock"]),
     (PolicyKind::SlidingEstimate, "sliding_estimate", &["at_wall_clock"]),
-    (PolicyKind::SlidingLog, "sliding_log", &["room_for"]),
+    (PolicyKind::SlidingLog, "sliding_log", &["with_capacity"]),
     (PolicyKind::Unlimited, "unlimited", &[]),
-    (PolicyKind::Blocked, "blocked", &[]),
+    (PolicyKind::DenyAll, "deny_all", &[]),
 ];
 
 impl PolicyKind {
@@ -213,7 +213,7 @@ impl PolicyKind {
     }
 
     fn has_rate(self) -> bool {
-        !matches!(self, PolicyKind::Unlimited | PolicyKind::Blocked)
+        !matches!(self, PolicyKind::Unlimited | PolicyKind::DenyAll)
     }
 }
 
@@ -261,15 +261,15 @@ impl PolicyConfig {
             cool_at_once: false,
             burst: None,
             start_with: None,
-            in_steps: false,
+            interval_refill: false,
             at_wall_clock: None,
             tolerance: None,
-            undelayed: None,
+            nodelay: None,
             capacity: None,
             max_wait: None,
             from_first_grant: false,
             cells: None,
-            room_for: None,
+            with_capacity: None,
         }
     }
 
@@ -287,15 +287,15 @@ impl PolicyConfig {
             ("cool_at_once", flag(self.cool_at_once)),
             ("burst", number(self.burst)),
             ("start_with", number(self.start_with)),
-            ("in_steps", flag(self.in_steps)),
+            ("interval_refill", flag(self.interval_refill)),
             ("at_wall_clock", self.at_wall_clock.map(write_span)),
             ("tolerance", self.tolerance.map(write_span)),
-            ("undelayed", number(self.undelayed)),
+            ("nodelay", number(self.nodelay)),
             ("capacity", number(self.capacity)),
             ("max_wait", self.max_wait.map(write_span)),
             ("from_first_grant", flag(self.from_first_grant)),
             ("cells", number(self.cells.map(u32::from))),
-            ("room_for", number(self.room_for)),
+            ("with_capacity", number(self.with_capacity)),
         ];
         fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
@@ -333,7 +333,7 @@ impl PolicyConfig {
             "start_full" => Some(&mut self.start_full),
             "start_warm" => Some(&mut self.start_warm),
             "cool_at_once" => Some(&mut self.cool_at_once),
-            "in_steps" => Some(&mut self.in_steps),
+            "interval_refill" => Some(&mut self.interval_refill),
             "from_first_grant" => Some(&mut self.from_first_grant),
             _ => None,
         };
@@ -356,11 +356,11 @@ impl PolicyConfig {
             "start_with" => self.start_with = Some(number()?),
             "at_wall_clock" => self.at_wall_clock = Some(span()?),
             "tolerance" => self.tolerance = Some(span()?),
-            "undelayed" => self.undelayed = Some(number()?),
+            "nodelay" => self.nodelay = Some(number()?),
             "capacity" => self.capacity = Some(number()?),
             "max_wait" => self.max_wait = Some(span()?),
             "cells" => self.cells = Some(value.parse().map_err(|_| bad("a whole number from 1 to 65535"))?),
-            "room_for" => self.room_for = Some(number()?),
+            "with_capacity" => self.with_capacity = Some(number()?),
             _ => return Err(ConfigError::Surplus { field: field.into(), policy: self.policy }),
         }
         Ok(())
@@ -422,7 +422,7 @@ impl TryFrom<PolicyConfig> for AnyPolicy {
 /// Makes the policy. Each field that is set is one that it has.
 fn build(config: &PolicyConfig) -> Result<AnyPolicy, ConfigError> {
     if !config.policy.has_rate() {
-        return Ok(if config.policy == PolicyKind::Blocked { Blocked.into() } else { Unlimited.into() });
+        return Ok(if config.policy == PolicyKind::DenyAll { DenyAll.into() } else { Unlimited.into() });
     }
     let rate = config.needed("rate", config.rate)?;
     Ok(match config.policy {
@@ -446,8 +446,8 @@ fn build(config: &PolicyConfig) -> Result<AnyPolicy, ConfigError> {
             if let Some(tolerance) = config.tolerance {
                 policy = policy.tolerance(tolerance)?;
             }
-            if config.in_steps {
-                policy = policy.in_steps()?;
+            if config.interval_refill {
+                policy = policy.interval_refill()?;
             }
             if let Some(offset) = config.at_wall_clock {
                 policy = policy.at_wall_clock(offset)?;
@@ -458,7 +458,7 @@ fn build(config: &PolicyConfig) -> Result<AnyPolicy, ConfigError> {
             policy.into()
         }
         PolicyKind::LeakyBucket => {
-            let mut policy = LeakyBucket::new(rate).undelayed(config.undelayed.unwrap_or(0));
+            let mut policy = LeakyBucket::new(rate).nodelay(config.nodelay.unwrap_or(0));
             if let Some(capacity) = config.capacity {
                 policy = policy.capacity(capacity);
             }
@@ -492,14 +492,14 @@ fn build(config: &PolicyConfig) -> Result<AnyPolicy, ConfigError> {
         }
         PolicyKind::SlidingLog => {
             let policy = SlidingLog::try_new(rate)?;
-            match config.room_for {
+            match config.with_capacity {
                 None => policy,
-                Some(permits) => policy.room_for(permits)?,
+                Some(permits) => policy.with_capacity(permits)?,
             }
             .into()
         }
         PolicyKind::Unlimited => Unlimited.into(),
-        PolicyKind::Blocked => Blocked.into(),
+        PolicyKind::DenyAll => DenyAll.into(),
     })
 }
 

@@ -339,7 +339,7 @@ impl Policy for FixedWindow {
         u64::MAX
     }
 
-    fn unused(&self, charge: FixedCharge, n: u32, used: u32) -> Option<FixedCharge> {
+    fn unspent(&self, charge: FixedCharge, n: u32, used: u32) -> Option<FixedCharge> {
         n.checked_sub(used).filter(|n| *n > 0).map(|n| FixedCharge { n: charge.n.min(n), ..charge })
     }
 
@@ -385,7 +385,7 @@ impl Policy for FixedWindow {
         false
     }
 
-    fn anchored(self, unix_time_at_zero: Duration) -> FixedWindow {
-        FixedWindow { window: self.window.anchored(unix_time_at_zero), ..self }
+    fn with_epoch(self, unix_time_at_zero: Duration) -> FixedWindow {
+        FixedWindow { window: self.window.with_epoch(unix_time_at_zero), ..self }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! # Invariant
 //!
-//! In any span of length *d* at most `1 + undelayed + rate * d` single permits leave. No request
+//! In any span of length *d* at most `1 + nodelay + rate * d` single permits leave. No request
 //! waits longer than the bucket is high.
 //!
 //! # Source
@@ -39,14 +39,14 @@ use crate::sync::{AtomicU64, Ordering};
 /// waits outside of the bucket.** For one permit or a refusal, call
 /// [`acquire_many(1)`](crate::RateLimiter::acquire_many).
 ///
-/// In any span of length *d* at most `1 + undelayed + rate * d` single permits come out.
+/// In any span of length *d* at most `1 + nodelay + rate * d` single permits come out.
 ///
 /// | NGINX `limit_req` | here |
 /// |---|---|
 /// | `rate=10r/s` | `LeakyBucket::new(rate)`, with [`capacity(0)`](LeakyBucket::capacity) |
 /// | `burst=5` | `.capacity(5)` |
-/// | `burst=5 delay=3` | `.capacity(5).undelayed(3)` |
-/// | `burst=5 nodelay` | `.capacity(5).undelayed(5)`: this is [`TokenBucket`](super::TokenBucket) with a burst of 6, the leaky bucket as a meter |
+/// | `burst=5 delay=3` | `.capacity(5).nodelay(3)` |
+/// | `burst=5 nodelay` | `.capacity(5).nodelay(5)`: this is [`TokenBucket`](super::TokenBucket) with a burst of 6, the leaky bucket as a meter |
 /// | Sentinel's uniform queueing | `.max_wait(time)` |
 ///
 /// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of
@@ -87,7 +87,7 @@ pub struct LeakyBucket {
     /// A [`Height`] in one word.
     height: AtomicU64,
     /// As it was given; no more than the capacity passes at once.
-    undelayed: u32,
+    nodelay: u32,
 }
 
 /// How much water fits into the bucket.
@@ -122,8 +122,8 @@ impl Height {
         }
     }
 
-    /// The most permits that can be undelayed.
-    fn undelayed(self) -> u32 {
+    /// The most permits that can be nodelay.
+    fn nodelay(self) -> u32 {
         match self {
             Height::Permits(permits) => permits,
             Height::Endless | Height::Wait(_) => u32::MAX,
@@ -136,13 +136,12 @@ impl LeakyBucket {
     /// counts as that.
     #[must_use]
     pub fn new(rate: Rate) -> LeakyBucket {
-        LeakyBucket { bucket: Self::outflow(rate, 0), height: AtomicU64::new(u64::MAX), undelayed: 0 }
+        LeakyBucket { bucket: Self::outflow(rate, 0), height: AtomicU64::new(u64::MAX), nodelay: 0 }
     }
 
-    /// The rule for a bucket that lets `undelayed` permits pass at once.
-    fn outflow(rate: Rate, undelayed: u32) -> Bucket {
-        let terms =
-            Terms { rate, burst: undelayed.saturating_add(1), tolerance: 0, stepped: false, anchor: 0 };
+    /// The rule for a bucket that lets `nodelay` permits pass at once.
+    fn outflow(rate: Rate, nodelay: u32) -> Bucket {
+        let terms = Terms { rate, burst: nodelay.saturating_add(1), tolerance: 0, stepped: false, anchor: 0 };
         Bucket::cut(terms, Start::Full, true)
     }
 
@@ -165,8 +164,8 @@ impl LeakyBucket {
     /// No more than the [`capacity`](LeakyBucket::capacity). A number so large that it takes longer
     /// than 2.28 years to leak out is cut to that.
     #[must_use]
-    pub fn undelayed(self, permits: u32) -> LeakyBucket {
-        LeakyBucket { undelayed: permits, ..self }.fitted()
+    pub fn nodelay(self, permits: u32) -> LeakyBucket {
+        LeakyBucket { nodelay: permits, ..self }.fitted()
     }
 
     fn high(self, height: Height) -> LeakyBucket {
@@ -177,17 +176,17 @@ impl LeakyBucket {
         Height::from_word(self.height.load(Ordering::Relaxed))
     }
 
-    /// What is undelayed has to fit into the bucket.
+    /// What is nodelay has to fit into the bucket.
     fn fitted(self) -> LeakyBucket {
-        let undelayed = self.undelayed.min(self.height().undelayed());
-        LeakyBucket { bucket: Self::outflow(self.bucket.terms().rate, undelayed), ..self }
+        let nodelay = self.nodelay.min(self.height().nodelay());
+        LeakyBucket { bucket: Self::outflow(self.bucket.terms().rate, nodelay), ..self }
     }
 }
 
 impl Clone for LeakyBucket {
     fn clone(&self) -> LeakyBucket {
         let height = AtomicU64::new(self.height().to_word());
-        LeakyBucket { bucket: self.bucket.clone(), height, undelayed: self.undelayed }
+        LeakyBucket { bucket: self.bucket.clone(), height, nodelay: self.nodelay }
     }
 }
 
@@ -196,7 +195,7 @@ impl fmt::Debug for LeakyBucket {
         let terms = self.bucket.terms();
         f.debug_struct("LeakyBucket")
             .field("rate", &terms.rate)
-            .field("undelayed", &terms.burst.saturating_sub(1))
+            .field("nodelay", &terms.burst.saturating_sub(1))
             .field("height", &self.height())
             .finish()
     }
@@ -263,15 +262,15 @@ impl Policy for LeakyBucket {
         self.bucket.refund(state, at, n)
     }
 
-    fn unused(&self, charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
-        Bucket::unused(charge, n, used)
+    fn unspent(&self, charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
+        Bucket::unspent(charge, n, used)
     }
 
     fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
         self.bucket.debit(state, at, n);
     }
 
-    /// The burst is the number of [undelayed](LeakyBucket::undelayed) permits and the one that is
+    /// The burst is the number of [nodelay](LeakyBucket::nodelay) permits and the one that is
     /// passing. A lower capacity cuts it, and a higher one later does not bring it back.
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let height = match (change.capacity, change.max_wait) {
@@ -279,8 +278,8 @@ impl Policy for LeakyBucket {
             (_, Some(max_wait)) => Height::Wait(max_wait),
             (None, None) => self.height(),
         };
-        // One is always passing, and what is undelayed has to fit.
-        let most = height.undelayed().saturating_add(1);
+        // One is always passing, and what is nodelay has to fit.
+        let most = height.nodelay().saturating_add(1);
         let cut = Some(most).filter(|most| *most < self.bucket.terms().burst);
         let burst = change.burst.map(|burst| burst.clamp(1, most)).or(cut);
         let level = self.bucket.change(state, at, Change { burst, ..change })?;
@@ -305,8 +304,8 @@ impl Policy for LeakyBucket {
             Height::Endless => Duration::MAX,
             Height::Wait(max_wait) => max_wait,
             Height::Permits(permits) => {
-                let undelayed = self.bucket.terms().burst.saturating_sub(1);
-                self.bucket.price_as_time(permits.saturating_sub(undelayed))
+                let nodelay = self.bucket.terms().burst.saturating_sub(1);
+                self.bucket.price_as_time(permits.saturating_sub(nodelay))
             }
         }
     }

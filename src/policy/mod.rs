@@ -14,7 +14,7 @@
 //! | [`SlidingWindow`] | 48 bytes, and 16 for each cell | | come back as they were taken, cell by cell | nearly any span, in little memory |
 //! | [`SlidingEstimate`] | 16 bytes | | come back evenly | about any span, in least memory |
 //! | [`SlidingLog`] | 8 bytes for each permit of the limit | | come back as they were taken | any span, exactly |
-//! | [`Unlimited`], [`Blocked`] | none | | | to switch a limit off, or something else |
+//! | [`Unlimited`], [`DenyAll`] | none | | | to switch a limit off, or something else |
 //! | [`AnyPolicy`] | that of the largest | | | a choice made by a configuration |
 //!
 //! [`algorithms`](crate::algorithms) tells them apart at length, and helps to choose.
@@ -35,7 +35,6 @@
 //! ```
 
 mod any;
-mod blocked;
 mod bucket;
 pub(crate) mod cell;
 pub(crate) mod cells;
@@ -43,6 +42,7 @@ mod change;
 pub(crate) mod closable;
 mod config;
 mod current_rate;
+mod deny_all;
 mod fixed_window;
 mod forecast;
 pub(crate) mod interval;
@@ -60,10 +60,10 @@ mod unlimited;
 pub(crate) mod window;
 
 pub use any::{AnyCharge, AnyPolicy, AnyState};
-pub use blocked::Blocked;
 pub use bucket::{BucketCharge, BucketState};
 pub use change::{Change, Keep};
 pub use config::{ConfigError, PolicyConfig, PolicyKind};
+pub use deny_all::DenyAll;
 pub use fixed_window::{FixedCharge, FixedState, FixedWindow};
 pub use forecast::{Crowd, Forecast};
 pub use leaky_bucket::LeakyBucket;
@@ -112,7 +112,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Refusal::ZeroPermits`] or [`Refusal::ExceedsBurst`]. A single permit is never refused
+    /// [`Refusal::ZeroPermits`] or [`Refusal::ExceedsLimit`]. A single permit is never refused
     /// here: where there is none to give, a request for one is [`Refusal::Limited`] without end.
     fn check(&self, n: u32) -> Result<(), Refusal>;
 
@@ -226,7 +226,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     ///
     /// Unless a policy says otherwise, a grant is put back as a whole or not at all: `None` as soon
     /// as one permit was used.
-    fn unused(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge> {
+    fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge> {
         (used == 0 && n > 0).then_some(charge)
     }
 
@@ -321,7 +321,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// Tells a policy with a schedule what Unix time it is at the clock's zero.
     /// [`RateLimiter`](crate::RateLimiter) calls it once.
     #[must_use]
-    fn anchored(self, unix_time_at_zero: Duration) -> Self
+    fn with_epoch(self, unix_time_at_zero: Duration) -> Self
     where
         Self: Sized,
     {

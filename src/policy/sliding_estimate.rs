@@ -402,7 +402,7 @@ impl Policy for SlidingEstimate {
         u64::MAX
     }
 
-    fn unused(&self, charge: EstimateCharge, n: u32, used: u32) -> Option<EstimateCharge> {
+    fn unspent(&self, charge: EstimateCharge, n: u32, used: u32) -> Option<EstimateCharge> {
         n.checked_sub(used).filter(|n| *n > 0).map(|n| EstimateCharge { n: charge.n.min(n), ..charge })
     }
 
@@ -456,7 +456,7 @@ impl Policy for SlidingEstimate {
         false
     }
 
-    fn anchored(self, unix_time_at_zero: Duration) -> SlidingEstimate {
-        SlidingEstimate { window: self.window.anchored(unix_time_at_zero) }
+    fn with_epoch(self, unix_time_at_zero: Duration) -> SlidingEstimate {
+        SlidingEstimate { window: self.window.with_epoch(unix_time_at_zero) }
     }
 }

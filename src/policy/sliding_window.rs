@@ -320,7 +320,7 @@ impl Policy for SlidingWindow {
         }
     }
 
-    fn unused(&self, charge: SlidingCharge, n: u32, used: u32) -> Option<SlidingCharge> {
+    fn unspent(&self, charge: SlidingCharge, n: u32, used: u32) -> Option<SlidingCharge> {
         n.checked_sub(used).filter(|n| *n > 0).map(|n| SlidingCharge { n: charge.n.min(n), ..charge })
     }
 
@@ -370,7 +370,7 @@ impl Policy for SlidingWindow {
         false
     }
 
-    fn anchored(self, unix_time_at_zero: Duration) -> SlidingWindow {
-        SlidingWindow { window: self.window.anchored(unix_time_at_zero) }
+    fn with_epoch(self, unix_time_at_zero: Duration) -> SlidingWindow {
+        SlidingWindow { window: self.window.with_epoch(unix_time_at_zero) }
     }
 }

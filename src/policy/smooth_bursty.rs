@@ -344,7 +344,7 @@ impl Policy for SmoothBursty {
         move_to(state, |zero| zero.saturating_sub(worth).max(floor).min(zero))
     }
 
-    fn unused(&self, charge: BurstyCharge, n: u32, used: u32) -> Option<BurstyCharge> {
+    fn unspent(&self, charge: BurstyCharge, n: u32, used: u32) -> Option<BurstyCharge> {
         let price = unused_share(charge.price, n, used, |n| self.rate.price(n));
         (used < n).then_some(BurstyCharge { price, ..charge })
     }
@@ -379,7 +379,7 @@ impl Policy for SmoothBursty {
             });
         }
         let level = match change.keep.unwrap_or(Keep::Ratio) {
-            Keep::Reset => {
+            Keep::Nothing => {
                 kept = false;
                 move_to(state, |_| if self.start_full { at - self.max_burst } else { at })
             }

@@ -499,7 +499,7 @@ impl Policy for SmoothWarmingUp {
         })
     }
 
-    fn unused(&self, charge: WarmingUpCharge, n: u32, used: u32) -> Option<WarmingUpCharge> {
+    fn unspent(&self, charge: WarmingUpCharge, n: u32, used: u32) -> Option<WarmingUpCharge> {
         // As it was when the grant was made, and as the permits that were used would have left it.
         let WarmingUpCharge { left, price, coldness, .. } = charge;
         let (before, next) = (left.coldness.saturating_add(coldness), left.next.saturating_sub(price));
@@ -528,7 +528,7 @@ impl Policy for SmoothWarmingUp {
         let new = Interval::new(rate);
         let at = ticks::from_nanos(at);
         let level = match change.keep.unwrap_or(Keep::Ratio) {
-            Keep::Reset => replace(state, |_| Word {
+            Keep::Nothing => replace(state, |_| Word {
                 coldness: if self.start_warm { 0 } else { self.warm_up },
                 next: at,
             }),

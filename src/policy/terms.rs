@@ -162,7 +162,7 @@ impl Numbers {
     /// what [`own`](Numbers::own), [`word`](Numbers::word) and [`time_of`](Numbers::time_of) say,
     /// with one division instead of three. `None` without steps, and where numbers are too large.
     #[inline]
-    pub(super) fn in_steps(&self, word: u64, price: u64) -> Option<(u64, u64)> {
+    pub(super) fn interval_refill(&self, word: u64, price: u64) -> Option<(u64, u64)> {
         if self.step == 0 || self.stopped < ticks::NEVER {
             return None;
         }
@@ -247,7 +247,7 @@ pub(super) fn carried_over(
     let stock = match keep {
         Keep::Ratio => share(stock, new.0.saved, old.0.saved),
         // Whole permits can be had one by one, before as after.
-        Keep::Count | Keep::Reset => {
+        Keep::Count | Keep::Nothing => {
             let whole = (stock / from.price(1).max(1)).saturating_mul(to.price(1));
             from.convert(stock, to, false).max(whole)
         }
@@ -308,7 +308,7 @@ mod tests {
             let price = (price % gain).saturating_add(whole_prices.saturating_mul(gain)).max(1);
             for word in [word, (word / step).saturating_mul(step).saturating_sub(before % 3)] {
                 let own = numbers.own(word).saturating_add(price);
-                if let Some((after, due)) = numbers.in_steps(word, price) {
+                if let Some((after, due)) = numbers.interval_refill(word, price) {
                     prop_assert_eq!(after, numbers.word(own));
                     prop_assert_eq!(ticks::to_nanos(due), numbers.time_of(own));
                 }

@@ -30,14 +30,14 @@ use crate::rate::Rate;
 /// until it is there.
 ///
 /// A request pays before it passes, so in any span of length *d* at most `burst + rate * d` permits
-/// are granted, and a request for more than the burst can never be had: [`Refusal::ExceedsBurst`].
+/// are granted, and a request for more than the burst can never be had: [`Refusal::ExceedsLimit`].
 ///
 /// This is the Generic Cell Rate Algorithm (GCRA): the same state, the same decisions. There the
 /// burst is a time by which requests may come early; here it can be given [so,
 /// too](TokenBucket::tolerance). It is also the leaky bucket as a meter, seen from the other side:
 /// tokens that are missing are the water in the bucket.
 ///
-/// It starts full. Permits come in one by one, or [all at once](TokenBucket::in_steps) each period.
+/// It starts full. Permits come in one by one, or [all at once](TokenBucket::interval_refill) each period.
 ///
 /// When the rate or the burst changes, the number of permits in stock is kept, up to the new burst;
 /// see [`Change`] for the other rules. At [`Rate::ZERO`] the stock can still be had. Leaving
@@ -61,7 +61,7 @@ use crate::rate::Rate;
 /// let refusal = policy.try_acquire(&state, Nanos::ZERO, 3).unwrap_err();
 /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(300)));
 /// let never = policy.try_acquire(&state, Nanos::ZERO, 21).unwrap_err();
-/// assert_eq!(never, Refusal::ExceedsBurst { requested: 21, burst: 20 });
+/// assert_eq!(never, Refusal::ExceedsLimit { requested: 21, limit: 20 });
 /// # Ok::<(), Refusal>(())
 /// ```
 ///
@@ -140,7 +140,7 @@ impl TokenBucket {
     /// # Errors
     ///
     /// [`PolicyError::Fill`] as for [`try_new`](TokenBucket::try_new), with one period more.
-    pub fn in_steps(self) -> Result<TokenBucket, PolicyError> {
+    pub fn interval_refill(self) -> Result<TokenBucket, PolicyError> {
         Ok(TokenBucket { bucket: self.bucket.with(|terms| Terms { stepped: true, ..terms })? })
     }
 
@@ -153,7 +153,7 @@ impl TokenBucket {
     ///
     /// # Errors
     ///
-    /// As [`in_steps`](TokenBucket::in_steps).
+    /// As [`interval_refill`](TokenBucket::interval_refill).
     ///
     /// # Examples
     ///
@@ -164,14 +164,14 @@ impl TokenBucket {
     ///
     /// // The limiter's clock begins 40 s after the full minute.
     /// let policy = TokenBucket::new(Rate::per_minute(5), 5).at_wall_clock(Duration::ZERO)?;
-    /// let policy = policy.anchored(Duration::from_secs(1_000_000 * 60 + 40));
+    /// let policy = policy.with_epoch(Duration::from_secs(1_000_000 * 60 + 40));
     /// let state = policy.start(Nanos::ZERO);
     /// policy.try_acquire(&state, Nanos::ZERO, 5)?;
     /// assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 5), Nanos::from_duration(Duration::from_secs(20)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn at_wall_clock(self, offset: Duration) -> Result<TokenBucket, PolicyError> {
-        let aligned = self.in_steps()?;
+        let aligned = self.interval_refill()?;
         let bucket = aligned.bucket.aligned(offset);
         Ok(TokenBucket { bucket })
     }
@@ -278,8 +278,8 @@ impl Policy for TokenBucket {
         self.bucket.refund(state, at, n)
     }
 
-    fn unused(&self, charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
-        Bucket::unused(charge, n, used)
+    fn unspent(&self, charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
+        Bucket::unspent(charge, n, used)
     }
 
     fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
@@ -302,7 +302,7 @@ impl Policy for TokenBucket {
         self.bucket.is_fresh(state, at)
     }
 
-    fn anchored(self, unix_time_at_zero: Duration) -> TokenBucket {
-        TokenBucket { bucket: self.bucket.anchored(unix_time_at_zero) }
+    fn with_epoch(self, unix_time_at_zero: Duration) -> TokenBucket {
+        TokenBucket { bucket: self.bucket.with_epoch(unix_time_at_zero) }
     }
 }

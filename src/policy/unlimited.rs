@@ -53,7 +53,7 @@ impl Policy for Unlimited {
         u64::MAX
     }
 
-    fn unused(&self, _charge: (), n: u32, used: u32) -> Option<()> {
+    fn unspent(&self, _charge: (), n: u32, used: u32) -> Option<()> {
         (used < n).then_some(())
     }
 

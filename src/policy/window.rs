@@ -97,7 +97,7 @@ impl Window {
         match n {
             0 => Err(Refusal::ZeroPermits),
             1 => Ok(()),
-            _ if n > self.limit => Err(Refusal::ExceedsBurst { requested: n, burst: self.limit }),
+            _ if n > self.limit => Err(Refusal::ExceedsLimit { requested: n, limit: self.limit }),
             _ => Ok(()),
         }
     }
@@ -106,7 +106,7 @@ impl Window {
     pub(crate) fn carried_over(&self, count: u64, new: &Window, keep: Keep) -> u64 {
         match keep {
             _ if self.unlimited || new.unlimited => 0,
-            Keep::Reset => 0,
+            Keep::Nothing => 0,
             // A counter has room for any number of permits that was ever granted in a window, and
             // not for any more.
             Keep::Count => count.min(u32::MAX.into()),
@@ -157,7 +157,7 @@ impl CurrentWindow {
         CurrentWindow { wall_clock: Some(offset), ..self }
     }
 
-    pub(crate) fn anchored(self, unix_time_at_zero: Duration) -> CurrentWindow {
+    pub(crate) fn with_epoch(self, unix_time_at_zero: Duration) -> CurrentWindow {
         let Some(offset) = self.wall_clock else {
             return self;
         };
@@ -253,12 +253,12 @@ mod tests {
         let beginning = |window: &CurrentWindow, seconds| window.get().beginning(at(seconds));
         assert_eq!([0, 59, 60].map(|seconds| beginning(&minute, seconds)), [at(0), at(0), at(60)]);
         // The clock began 40 s after the full minute; windows begin 10 s after it.
-        let aligned = minute.at_wall_clock(Duration::from_secs(10)).anchored(Duration::from_secs(100));
+        let aligned = minute.at_wall_clock(Duration::from_secs(10)).with_epoch(Duration::from_secs(100));
         assert_eq!(beginning(&aligned, 29), at(0) - 30_000_000_000);
         assert_eq!(beginning(&aligned, 30), at(30));
         // The offset is longer ago than the epoch.
         let early = CurrentWindow::new(Rate::per_minute(5), 1)?.at_wall_clock(Duration::from_secs(90));
-        assert_eq!(beginning(&early.anchored(Duration::ZERO), 31), at(30));
+        assert_eq!(beginning(&early.with_epoch(Duration::ZERO), 31), at(30));
         Ok(())
     }
 

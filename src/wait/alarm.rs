@@ -81,7 +81,7 @@ impl<R: Rule<C>, C: Timer> Wake for Bell<R, C> {
 
 #[derive(Debug)]
 struct Alarm<C: Timer> {
-    domain: C::Domain,
+    domain: C::RuntimeId,
     /// How many tasks of this event loop wait.
     users: usize,
     /// `None` while somebody has taken it to set it.
@@ -109,7 +109,7 @@ pub(crate) struct Alarms<C: Timer> {
     /// How many users there were.
     joins: u64,
     /// The event loops whose timers rang last. Their alarms may be gone, and come again.
-    rung: [Option<C::Domain>; 2],
+    rung: [Option<C::RuntimeId>; 2],
 }
 
 /// An alarm taken out to be set.
@@ -136,7 +136,7 @@ pub(crate) enum Found<C: Timer> {
 /// An alarm that was removed, and its users have none.
 pub(crate) struct Lost<C: Timer> {
     pub(crate) key: usize,
-    pub(crate) domain: C::Domain,
+    pub(crate) domain: C::RuntimeId,
     /// To be dropped without the lock.
     pub(crate) sleep: Option<Pin<Box<C::Sleep>>>,
 }
@@ -164,7 +164,7 @@ impl<C: Timer> Alarms<C> {
     pub(crate) fn join<R: Rule<C>>(
         &mut self,
         gate: &Arc<Gate<R, C>>,
-        domain: C::Domain,
+        domain: C::RuntimeId,
         now: Nanos,
     ) -> usize {
         let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
@@ -181,7 +181,7 @@ impl<C: Timer> Alarms<C> {
     }
 
     /// The event loop of an alarm.
-    pub(crate) fn domain(&self, key: usize) -> C::Domain {
+    pub(crate) fn domain(&self, key: usize) -> C::RuntimeId {
         self.list[key].domain
     }
 

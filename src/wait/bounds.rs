@@ -27,7 +27,7 @@ use crate::wait::told::FORESEEN;
 /// use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SmoothBursty};
 ///
 /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
-/// limiter.set_queue_bounds(QueueBounds::waiters(2));
+/// limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
 /// limiter.try_acquire()?;
 /// let places = (limiter.reserve(1)?, limiter.reserve(1)?);
 /// assert!(matches!(limiter.reserve(1), Err(Refusal::QueueFull { .. })));
@@ -68,27 +68,15 @@ impl QueueBounds {
     pub const UNBOUNDED: QueueBounds =
         QueueBounds { waiters: usize::MAX, permits: u64::MAX, when_full: WhenFull::RefuseNewcomer };
 
-    /// At most so many wait.
+    /// At most `waiters` requests wait.
     #[must_use]
-    pub const fn waiters(waiters: usize) -> QueueBounds {
-        QueueBounds { waiters, ..QueueBounds::UNBOUNDED }
-    }
-
-    /// They wait for at most so many permits, all together.
-    #[must_use]
-    pub const fn permits(permits: u64) -> QueueBounds {
-        QueueBounds { permits, ..QueueBounds::UNBOUNDED }
-    }
-
-    /// And at most so many wait.
-    #[must_use]
-    pub const fn and_waiters(self, waiters: usize) -> QueueBounds {
+    pub const fn max_waiters(self, waiters: usize) -> QueueBounds {
         QueueBounds { waiters, ..self }
     }
 
-    /// And for at most so many permits, all together.
+    /// The requests that wait ask for at most `permits` permits in total.
     #[must_use]
-    pub const fn and_permits(self, permits: u64) -> QueueBounds {
+    pub const fn max_permits(self, permits: u64) -> QueueBounds {
         QueueBounds { permits, ..self }
     }
 

@@ -31,7 +31,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             wait.since = self.clock.now();
             if self.front.load(Ordering::Relaxed) == 0 && !wait.keeps() {
                 match self.rule.try_take(wait.since, &wait.ask) {
-                    Err(refusal) if refusal.is_limited() => {}
+                    Err(refusal) if refusal.may_retry() => {}
                     answer => {
                         wait.place = Place::Done;
                         return Poll::Ready(answer.map(|charge| (Duration::ZERO, Some(charge))));
@@ -65,7 +65,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn enter(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Outcome<R::Charge>> {
         if self.is_free() && !wait.keeps() {
             match self.take_free(wait.since, &wait.ask) {
-                Err(refusal) if refusal.is_limited() => {}
+                Err(refusal) if refusal.may_retry() => {}
                 answer => return Poll::Ready(answer.map(Pass::Granted)),
             }
         }
@@ -79,7 +79,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             // Where there is no room, even a permit that is there could not be waited for.
             if (queue.unseen() == 0 || no_room) && queue.is_open(&self.rule, now, ask, priority) {
                 match queue.take(&source, now, ask, priority, after) {
-                    Err(refusal) if refusal.is_limited() => {}
+                    Err(refusal) if refusal.may_retry() => {}
                     Err(refusal) => return Err(refusal),
                     Ok(charge) if wait.keeps() => {
                         return Ok(Some(Pass::Granted(Held::begin(self, queue, charge))));
@@ -124,7 +124,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// The event loop of the calling task.
-    fn domain(&self) -> C::Domain {
+    fn domain(&self) -> C::RuntimeId {
         match self.clock.domain() {
             Some(domain) => domain,
             None => {
@@ -189,10 +189,10 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     fn task(
         self: &Arc<Self>,
         queue: &mut Queue<R, C>,
-        domain: C::Domain,
+        domain: C::RuntimeId,
         now: Nanos,
         lost: u8,
-    ) -> Kind<C::Domain> {
+    ) -> Kind<C::RuntimeId> {
         let alarm = queue.alarms.join(self, domain, now);
         // One per event loop.
         Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }

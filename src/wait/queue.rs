@@ -45,7 +45,7 @@ use crate::wait::told::Memo;
 const PATIENCE: Nanos = Nanos::new(10_000_000);
 
 pub(crate) struct Queue<R: Rule<C>, C: Timer> {
-    pub(super) entries: Entries<Entry<R::Ask, R::Charge, C::Domain>>,
+    pub(super) entries: Entries<Entry<R::Ask, R::Charge, C::RuntimeId>>,
     /// The line, linked through the entries.
     pub(super) head: u32,
     pub(super) levels: Levels<R::Ahead>,
@@ -78,7 +78,7 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
 }
 
 #[derive(Debug)]
-pub(super) struct Entry<Ask, Charge, Domain> {
+pub(super) struct Entry<Ask, Charge, RuntimeId> {
     pub(super) ask: Ask,
     /// Its place among entries and seats.
     pub(super) place: u64,
@@ -87,7 +87,7 @@ pub(super) struct Entry<Ask, Charge, Domain> {
     pub(super) droppable: bool,
     pub(super) previous: u32,
     pub(super) next: u32,
-    pub(super) kind: Kind<Domain>,
+    pub(super) kind: Kind<RuntimeId>,
     /// It is not charged as of a time before.
     pub(super) since: Nanos,
     /// Due later than this, it is refused.
@@ -96,12 +96,12 @@ pub(super) struct Entry<Ask, Charge, Domain> {
 }
 
 /// Who joins the line.
-pub(crate) struct Newcomer<Ask, Domain> {
+pub(crate) struct Newcomer<Ask, RuntimeId> {
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
     /// Whether it may have to make room for others.
     pub(crate) droppable: bool,
-    pub(crate) kind: Kind<Domain>,
+    pub(crate) kind: Kind<RuntimeId>,
     /// It is not charged as of a time before: now, or [earlier](Source::arrival) where the last
     /// grants were late.
     pub(crate) since: Nanos,
@@ -112,12 +112,12 @@ pub(crate) struct Newcomer<Ask, Domain> {
 
 /// Who waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind<Domain> {
+pub(crate) enum Kind<RuntimeId> {
     /// A task, with the key of its event loop's alarm, and how many of the same event loop it lost
     /// before.
     Task { alarm: u32, lost: u8 },
     /// A task that lost so many alarms of this event loop, and was woken to get a new one.
-    Lost { domain: Domain, times: u8 },
+    Lost { domain: RuntimeId, times: u8 },
     /// A blocked thread, which is its own alarm when it is first: it will look at this time.
     Thread { looks_at: Nanos },
     /// A reservation that nobody awaits yet. Nobody looks when it is due.
@@ -229,7 +229,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Keeps so many permits for requests of a priority or a higher one.
-    pub(crate) fn set_reserve(&mut self, reserve: Option<(u32, i8)>) {
+    pub(crate) fn keep_for_priority(&mut self, reserve: Option<(u32, i8)>) {
         self.control.reserve = reserve;
         self.seats.reserve = reserve;
     }
@@ -292,7 +292,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         after: &mut After<C>,
     ) -> Result<R::Charge, Refusal> {
         let (at, charge) = match from.rule.take(at, now, ask, after) {
-            Err(refusal) if refusal.is_limited() && at < now => (now, from.rule.take(now, now, ask, after)?),
+            Err(refusal) if refusal.may_retry() && at < now => (now, from.rule.take(now, now, ask, after)?),
             answer => (at, answer?),
         };
         self.charged = self.charged.max(at);
@@ -311,7 +311,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     pub(crate) fn push(
         &mut self,
         from: &Source<'_, R>,
-        newcomer: Newcomer<R::Ask, C::Domain>,
+        newcomer: Newcomer<R::Ask, C::RuntimeId>,
         after: &mut After<C>,
     ) -> u32 {
         let Newcomer { ask, priority, droppable, kind, since, deadline, waker } = newcomer;
@@ -417,7 +417,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// How an entry waits, if it still does.
-    pub(crate) fn waits(&self, key: u32) -> Option<Kind<C::Domain>> {
+    pub(crate) fn waits(&self, key: u32) -> Option<Kind<C::RuntimeId>> {
         let Entry { kind, ref state, .. } = self.entries[key as usize];
         matches!(state, State::Waiting(_)).then_some(kind)
     }
@@ -455,7 +455,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// A grant is made that its future has still to see.
-    pub(super) fn grant(&mut self, rule: &R, charge: R::Charge, kind: Kind<C::Domain>) -> Grant<R::Charge> {
+    pub(super) fn grant(
+        &mut self,
+        rule: &R,
+        charge: R::Charge,
+        kind: Kind<C::RuntimeId>,
+    ) -> Grant<R::Charge> {
         let begun = self.begin(rule, &charge);
         let grant = Grant { charge, begun, round: self.round };
         if !matches!(kind, Kind::Nobody) {
@@ -468,7 +473,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// A grant was seen, or given up.
-    fn was_seen(&mut self, kind: Kind<C::Domain>, grant: &Grant<R::Charge>) {
+    fn was_seen(&mut self, kind: Kind<C::RuntimeId>, grant: &Grant<R::Charge>) {
         match self.round.wrapping_sub(grant.round) {
             _ if matches!(kind, Kind::Nobody) => {}
             0 => self.unseen[1] -= 1,

@@ -79,7 +79,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Changes who waits.
-    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind<C::Domain>, after: &mut After<C>) {
+    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind<C::RuntimeId>, after: &mut After<C>) {
         let old = std::mem::replace(&mut self.entries[key as usize].kind, kind);
         self.leave_alarm(old, after);
     }
@@ -98,7 +98,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         NONE
     }
 
-    pub(super) fn leave_alarm(&mut self, kind: Kind<C::Domain>, after: &mut After<C>) {
+    pub(super) fn leave_alarm(&mut self, kind: Kind<C::RuntimeId>, after: &mut After<C>) {
         if let Kind::Task { alarm, .. } = kind {
             after.sleeps.extend(self.alarms.leave(alarm as usize));
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::MS;
 use tidegate::compose::AcquireAll;
 use tidegate::{
-    AllOf, AllRefusal, AnyPolicy, Blocked, CountingLimit, FixedWindow, LeakyBucket, ManualClock, Rate,
+    AllOf, AllRefusal, AnyPolicy, CountingLimit, DenyAll, FixedWindow, LeakyBucket, ManualClock, Rate,
     RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
     TokenBucket, TokioClock,
 };
@@ -148,8 +148,8 @@ fn each_member_has_its_own_weight_and_zero_is_not_asked() -> Result<(), AllRefus
     let _permits = api.try_acquire_weighted(&[0, 150])?;
     assert_eq!((requests.status().available, tokens.status().available), (1, 0));
     let never = api.try_acquire_weighted(&[1, 1001]).expect_err("too large");
-    assert_eq!(never.to_string(), "tokens: 1001 permits requested, burst is 1000");
-    assert!(!never.is_limited());
+    assert_eq!(never.to_string(), "tokens: 1001 permits requested, the limit is 1000");
+    assert!(!never.may_retry());
     let wrong = api.try_acquire_weighted(&[1, 2, 3]).expect_err("wrong");
     assert_eq!(wrong, AllRefusal::Weights { given: 3, members: 2 });
     assert_eq!(wrong.to_string(), "3 weights were given for 2 limiters");
@@ -420,7 +420,7 @@ fn a_wait_that_would_take_too_long_is_refused_at_once() {
 fn with_a_member_that_is_shut_nobody_else_is_held_up() {
     let clock = ManualClock::new();
     let a = bucket(&clock, Rate::per_second(1), 1);
-    let shut = RateLimiter::with_clock(Blocked, clock.clone());
+    let shut = RateLimiter::with_clock(DenyAll, clock.clone());
     let both = AllOf::new("a", &a).with("shut", &shut);
     let refusal = both.try_acquire().expect_err("shut");
     assert_eq!((refusal.member(), refusal.retry_after()), (Some("shut"), None));

@@ -115,7 +115,7 @@ fn nobody_knows_when_a_queue_has_room_that_waits_for_what_is_in_use() -> Result<
     let calls = CountingLimit::new(1);
     let all = AllOf::new("a", &a).with_counting("calls", &calls);
     let held = calls.try_acquire()?;
-    all.set_queue_bounds(QueueBounds::waiters(1));
+    all.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
     let mut first = spawn(all.try_acquire_within(Duration::from_secs(100)));
     assert_pending!(first.poll());
     for _ in 0..3 {
@@ -136,7 +136,7 @@ fn a_paused_composite_blames_no_member() {
     both.pause_for(5 * SECOND);
     let refusal = both.try_acquire().expect_err("paused");
     let paused = Refusal::Limited { retry_after: (5 * SECOND).into() };
-    assert_eq!(refusal, AllRefusal::Composite { refusal: paused });
+    assert_eq!(refusal, AllRefusal::Queue { refusal: paused });
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_place_is_not_kept_for_nobody() {
 #[test]
 fn what_a_member_keeps_is_for_the_important() {
     let (_a, b, both, clock) = two();
-    b.set_reserve(9, 3);
+    b.keep_for_priority(9, 3);
     assert!(both.try_acquire().is_ok(), "ten less nine");
     clock.advance(SECOND);
     b.debit(1);
@@ -227,7 +227,7 @@ fn a_place_is_not_delayed_where_a_share_is_kept() {
     let (a, b, both, clock) = two();
     assert_eq!(a.change(Change::only_burst(4)), Ok(()));
     clock.advance(4 * SECOND);
-    a.set_reserve(3, 1);
+    a.keep_for_priority(3, 1);
     b.pause_for(SECOND / 2);
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
@@ -239,7 +239,7 @@ fn a_place_is_not_delayed_where_a_share_is_kept() {
 #[test]
 fn what_is_kept_for_others_is_never_due() {
     let (_a, b, both, _clock) = two();
-    b.set_reserve(10, 3);
+    b.keep_for_priority(10, 3);
     let never = limited("b", Duration::MAX);
     assert_eq!(both.try_acquire().err(), Some(never));
     let mut within = spawn(both.try_acquire_within(SECOND));
@@ -267,7 +267,7 @@ fn a_member_in_shadow_lets_pass() {
 fn a_bound_on_a_member_is_not_for_composites() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire(), Ok(()));
-    a.set_queue_bounds(QueueBounds::waiters(0).when_full(WhenFull::RefuseNewcomer));
+    a.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0).when_full(WhenFull::RefuseNewcomer));
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     clock.advance(SECOND);
@@ -283,7 +283,7 @@ fn a_composite_can_be_paused_by_itself() {
     both.pause_for(5 * SECOND);
     assert_eq!(both.status().waiting, 1);
     let refusal = Refusal::Limited { retry_after: (6 * SECOND).into() };
-    assert_eq!(both.try_acquire().err(), Some(AllRefusal::Composite { refusal }));
+    assert_eq!(both.try_acquire().err(), Some(AllRefusal::Queue { refusal }));
     clock.advance(SECOND);
     assert_eq!(a.try_acquire(), Ok(()), "the member is not paused");
     clock.advance(4 * SECOND);
@@ -299,9 +299,9 @@ fn a_composite_can_be_paused_by_itself() {
 fn a_composite_s_queue_can_be_bounded_and_watched() {
     let (a, _b, both, _clock) = two();
     let statistics = std::sync::Arc::new(tidegate::Statistics::new());
-    assert!(both.watch(statistics.clone()));
+    assert!(both.observe(statistics.clone()));
     assert_eq!(a.try_acquire(), Ok(()));
-    both.set_queue_bounds(QueueBounds::waiters(1));
+    both.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
     let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
     assert_pending!(first.poll());
     let refusal = assert_ready!(second.poll()).err().and_then(AllRefusal::refusal);
@@ -324,11 +324,11 @@ fn a_rate_that_changes_moves_a_composite_up() {
 #[test]
 fn a_share_that_is_kept_no_longer_frees_who_waits_for_it() {
     let (_a, b, both, clock) = two();
-    b.set_reserve(10, 1);
+    b.keep_for_priority(10, 1);
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     clock.advance(SECOND);
-    b.set_reserve(0, 1);
+    b.keep_for_priority(0, 1);
     assert!(waiting.is_woken());
     assert!(assert_ready!(waiting.poll()).is_ok());
 }
@@ -338,7 +338,7 @@ fn a_refund_reaches_who_waits_behind_a_share() {
     let clock = ManualClock::new();
     let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 10), clock.clone());
     let all = AllOf::new("a", &a);
-    a.set_reserve(5, 1);
+    a.keep_for_priority(5, 1);
     assert_eq!(a.try_acquire_many(5), Ok(()));
     let mut waiting = spawn(all.acquire());
     assert_pending!(waiting.poll());
@@ -368,7 +368,7 @@ fn who_asks_for_more_than_a_member_can_give_any_more_is_refused() {
     assert!(big.poll().is_pending() && small.poll().is_pending());
     assert_eq!(a.change(Change::only_burst(3)), Ok(()));
     clock.advance(5 * SECOND);
-    let refusal = Refusal::ExceedsBurst { requested: 5, burst: 3 };
+    let refusal = Refusal::ExceedsLimit { requested: 5, limit: 3 };
     assert_eq!(assert_ready!(big.poll()).err(), Some(AllRefusal::Member { name: "a", refusal }));
     clock.advance(SECOND);
     assert!(assert_ready!(small.poll()).is_ok());
@@ -379,8 +379,8 @@ fn more_than_a_share_leaves_is_refused() {
     let clock = ManualClock::new();
     let a = bucket(&clock, 1, 10);
     let all = AllOf::new("a", &a);
-    a.set_reserve(5, 1);
-    let refusal = Refusal::ExceedsBurst { requested: 6, burst: 5 };
+    a.keep_for_priority(5, 1);
+    let refusal = Refusal::ExceedsLimit { requested: 6, limit: 5 };
     let expected = Some(AllRefusal::Member { name: "a", refusal });
     assert_eq!(all.try_acquire_weighted(&[6]).err(), expected);
     assert_eq!(assert_ready!(spawn(all.acquire_weighted(&[6])).poll()).err(), expected);
@@ -426,7 +426,7 @@ fn who_is_too_late_after_a_change_of_a_member_is_refused_at_once() {
         ("pause", |a| a.pause_for(60 * SECOND)),
         ("debit", |a| a.debit(100)),
         ("settle", |a| a.try_acquire_estimate(1).expect("it is there").settle(100)),
-        ("share", |a| a.set_reserve(10, 1)),
+        ("share", |a| a.keep_for_priority(10, 1)),
     ];
     for (name, act) in acts {
         let clock = ManualClock::new();

@@ -114,7 +114,7 @@ fn who_becomes_due_is_woken_and_who_never_will_be_is_refused() -> Result<(), Box
     assert!(one.as_mut().poll(&mut context).is_pending() && four.as_mut().poll(&mut context).is_pending());
     keys.change_all(Change::only_burst(3))?;
     assert_eq!(woken.0.load(Ordering::Relaxed), 1, "four can never be had");
-    assert!(matches!(four.as_mut().poll(&mut context), Poll::Ready(Err(Refusal::ExceedsBurst { .. }))));
+    assert!(matches!(four.as_mut().poll(&mut context), Poll::Ready(Err(Refusal::ExceedsLimit { .. }))));
     keys.change_all(Change::reset())?;
     assert_eq!(woken.0.load(Ordering::Relaxed), 2);
     assert!(matches!(one.as_mut().poll(&mut context), Poll::Ready(Ok(_))));
@@ -255,9 +255,9 @@ impl Clock for Slow {
 
 impl Timer for Slow {
     type Sleep = <ManualClock as Timer>::Sleep;
-    type Domain = <ManualClock as Timer>::Domain;
+    type RuntimeId = <ManualClock as Timer>::RuntimeId;
 
-    fn domain(&self) -> Option<Self::Domain> {
+    fn domain(&self) -> Option<Self::RuntimeId> {
         self.0.domain()
     }
 
@@ -333,7 +333,7 @@ fn some_rate() -> impl Strategy<Value = Rate> {
 }
 
 fn some_acts() -> impl Strategy<Value = Vec<Act>> {
-    let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Reset)];
+    let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Nothing)];
     let key = || 0..3u64;
     let act = prop_oneof![
         8 => (key(), 1..5u32).prop_map(|(key, n)| Act::Try(key, n)),
@@ -356,13 +356,13 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
 const POLICIES: [&str; 11] = [
     "token_bucket 4/s burst 3",
     "token_bucket 4/s burst 3 start_with 1",
-    "token_bucket 4/s burst 3 in_steps",
-    "leaky_bucket 4/s undelayed 2 capacity 5",
+    "token_bucket 4/s burst 3 interval_refill",
+    "leaky_bucket 4/s nodelay 2 capacity 5",
     "fixed_window 4/s",
     "fixed_window 4/s from_first_grant",
     "sliding_window 4/s cells 4",
     "sliding_estimate 4/s",
-    "sliding_log 4/s room_for 8",
+    "sliding_log 4/s with_capacity 8",
     "smooth_bursty 4/s",
     "smooth_warming_up 4/s warm_up 2s",
 ];

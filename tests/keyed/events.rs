@@ -82,7 +82,7 @@ fn watched(max_keys: usize, choice: WhenKeysFull) -> (Keys, ManualClock, Arc<Log
     let (clock, log) = (ManualClock::new(), Arc::new(Log::default()));
     let policy = TokenBucket::new(Rate::per_second(1), 1);
     let keys = KeyedRateLimiter::with_clock(policy, max_keys, clock.clone());
-    (keys.watched_by(log.clone()).when_full(choice), clock, log)
+    (keys.observed_by(log.clone()).when_full(choice), clock, log)
 }
 
 #[test]
@@ -94,13 +94,13 @@ fn want_of_room_is_told_once() -> Result<(), Refusal> {
     assert_eq!(keys.try_acquire(&2), Err(refusal));
     assert_eq!(
         keys.try_acquire_with(&2, Request::permits(2)),
-        Err(Refusal::ExceedsBurst { requested: 2, burst: 1 })
+        Err(Refusal::ExceedsLimit { requested: 2, limit: 1 })
     );
     assert_eq!(keys.blocking_acquire_many(&2, 1), Err(refusal));
     assert!(keys.reserve(&2, 1).is_err());
     assert!(keys.limiter(&2).is_err());
     let refused = Event::Refused(1, refusal);
-    let never = Event::Refused(2, Refusal::ExceedsBurst { requested: 2, burst: 1 });
+    let never = Event::Refused(2, Refusal::ExceedsLimit { requested: 2, limit: 1 });
     assert_eq!(log.take(), [refused, never, refused, refused], "a limiter is not asked for permits");
     Ok(())
 }
@@ -121,8 +121,8 @@ fn those_without_room_are_told_of() -> Result<(), Refusal> {
 fn who_watches_one_key_is_told_as_well() -> Result<(), Refusal> {
     let (keys, _, log) = watched(10, WhenKeysFull::RefuseNew);
     let one = Arc::new(Log::default());
-    assert!(keys.limiter(&1)?.watch(one.clone()), "nobody watches it yet");
-    assert!(!keys.limiter(&1)?.watch(Arc::new(Statistics::new())));
+    assert!(keys.limiter(&1)?.observe(one.clone()), "nobody watches it yet");
+    assert!(!keys.limiter(&1)?.observe(Arc::new(Statistics::new())));
     keys.try_acquire(&1)?;
     keys.try_acquire(&2)?;
     let mut waiting = spawn(keys.acquire(&1));
@@ -148,7 +148,7 @@ fn one_who_watches_all_keeps_no_key() -> Result<(), Refusal> {
     keys.try_acquire(&2)?;
     assert_eq!(log.take().len(), 3);
     // One who watches the key does.
-    assert!(keys.limiter(&2)?.watch(Arc::new(Statistics::new())));
+    assert!(keys.limiter(&2)?.observe(Arc::new(Statistics::new())));
     clock.advance(SECOND);
     assert!(keys.try_acquire(&3).is_err());
     Ok(())
@@ -173,7 +173,7 @@ impl Events for ComesBack {
 fn it_may_call_the_limiter() -> Result<(), Refusal> {
     let (keys, clock, _) = watched(2, WhenKeysFull::RefuseNew);
     let events = Arc::new(ComesBack(Mutex::new(None)));
-    let keys = keys.watched_by(events.clone());
+    let keys = keys.observed_by(events.clone());
     let come_back = || *events.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(keys.clone());
     // A new key, a known one, and one that is a line.
     come_back();
@@ -246,10 +246,10 @@ proptest! {
     fn it_is_told_what_limiters_would_tell(acts in some_acts()) {
         let (clock, told, expected) = (ManualClock::new(), Arc::new(Log::default()), Arc::new(Log::default()));
         let policy = TokenBucket::new(Rate::per_second(4), 3);
-        let keys = KeyedRateLimiter::with_clock(policy.clone(), 10, clock.clone()).watched_by(told.clone());
+        let keys = KeyedRateLimiter::with_clock(policy.clone(), 10, clock.clone()).observed_by(told.clone());
         let plain = |key: u64| {
             let limiter = RateLimiter::with_clock(policy.clone(), clock.clone());
-            assert!(limiter.watch(expected.clone()));
+            assert!(limiter.observe(expected.clone()));
             (key, limiter)
         };
         let all: HashMap<u64, _> = (0..3).map(plain).collect();

@@ -487,7 +487,7 @@ fn an_observer_that_panics_takes_no_room() {
     without_messages();
     let policy = TokenBucket::new(Rate::per_second(1), 1);
     let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 3, ManualClock::new());
-    let keys = keys.watched_by(Arc::new(Loud));
+    let keys = keys.observed_by(Arc::new(Loud));
     for key in 0..3u64 {
         assert!(quietly(|| keys.try_acquire(&key)).is_none());
     }

@@ -95,8 +95,8 @@ const POLICIES: [&str; 30] = [
     "token_bucket 2/s burst 3 start_with 0",
     "token_bucket 1/s burst 1 tolerance 700ms",
     "token_bucket 7/s burst 2 tolerance 333ms",
-    "token_bucket 3/s burst 2 in_steps",
-    "token_bucket 3/s burst 5 in_steps start_with 1",
+    "token_bucket 3/s burst 2 interval_refill",
+    "token_bucket 3/s burst 5 interval_refill start_with 1",
     "token_bucket 3/s burst 5 at_wall_clock 300ms",
     "token_bucket 20000000000/s burst 5",
     "leaky_bucket 2/s",
@@ -118,7 +118,7 @@ const POLICIES: [&str; 30] = [
     "smooth_warming_up 5/s warm_up 3s",
     "smooth_warming_up 5/s warm_up 3s start_warm",
     "smooth_warming_up 5/s warm_up 3s start_warm cool_at_once",
-    "blocked",
+    "deny_all",
 ];
 
 #[test]

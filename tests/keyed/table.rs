@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::support::MS;
 use proptest::prelude::*;
-use tidegate::keyed::ForKey;
+use tidegate::keyed::KeyPolicy;
 use tidegate::{
     AnyPolicy, Clock, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request,
     SmoothBursty, TokenBucket, TokioClock, WhenKeysFull,
@@ -107,7 +107,7 @@ fn the_freshest_gives_up_its_place() {
 #[test]
 fn a_request_that_can_never_be_granted_adds_no_key() {
     let (keys, _) = one_per_second(2, WhenKeysFull::RefuseNew);
-    assert_eq!(keys.try_acquire_many(&1, 2), Err(Refusal::ExceedsBurst { requested: 2, burst: 1 }));
+    assert_eq!(keys.try_acquire_many(&1, 2), Err(Refusal::ExceedsLimit { requested: 2, limit: 1 }));
     assert_eq!(keys.try_acquire_many(&1, 0), Err(Refusal::ZeroPermits));
     assert!(keys.reserve(&1, 2).is_err());
     assert!(keys.is_empty());
@@ -293,7 +293,7 @@ fn any_policy_can_be_keyed() -> Result<(), Box<dyn std::error::Error>> {
         "smooth_bursty 2/s",
         "smooth_warming_up 2/s warm_up 1s",
         "unlimited",
-        "blocked",
+        "deny_all",
     ] {
         let clock = ManualClock::new();
         let policy = || text.parse::<AnyPolicy>().map_err(|error| format!("{text}: {error}"));
@@ -305,12 +305,12 @@ fn any_policy_can_be_keyed() -> Result<(), Box<dyn std::error::Error>> {
         }
         clock.advance(Duration::from_secs(100));
         keys.sweep();
-        assert_eq!(keys.len(), usize::from(text == "blocked"), "{text}");
+        assert_eq!(keys.len(), usize::from(text == "deny_all"), "{text}");
     }
     Ok(())
 }
 
-type Line = RateLimiter<ForKey<TokenBucket>, ManualClock>;
+type Line = RateLimiter<KeyPolicy<TokenBucket>, ManualClock>;
 
 fn is_shareable<T: Send + Sync + 'static>(_: &T) {}
 

@@ -7,7 +7,7 @@ use tidegate::compose::{AcquireAll, AcquireAllEstimate};
 use tidegate::policy::{AnyPolicy, ConfigError};
 use tidegate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
 use tidegate::{
-    AcquireEstimate, AllEstimate, AllOf, AllPermits, AllRefusal, Blocked, CountingLimit, CountingPermit,
+    AcquireEstimate, AllEstimate, AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, DenyAll,
     Estimate, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal, Request, Reservation,
     SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock, TokenBucket, TokioClock, Unlimited,
 };
@@ -46,7 +46,7 @@ fn everything_can_be_sent() {
     sendable(&limit.try_acquire_within(Duration::ZERO));
     shared::<Statistics>();
     shared::<std::sync::Arc<dyn Events>>();
-    let (first, other) = (RateLimiter::new(Blocked), RateLimiter::new(Unlimited));
+    let (first, other) = (RateLimiter::new(DenyAll), RateLimiter::new(Unlimited));
     sendable(&first.acquire_with_or(Request::default(), &other));
     sendable(&limit.acquire_with(&RateLimiter::new(TokenBucket::new(Rate::per_second(1), 1))));
 }

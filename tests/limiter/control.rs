@@ -57,12 +57,12 @@ fn served(clock: &ManualClock, mut asks: Vec<(i32, Ask<'_>)>) -> Vec<i32> {
 #[test]
 fn a_full_queue_refuses_who_would_have_to_wait_and_tells_when_there_is_room() {
     let (limiter, clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::waiters(2));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
     let (_first, _second) = (asking(&limiter, one(0)), asking(&limiter, one(0)));
     clock.advance(300 * MS);
     let refused = assert_ready!(spawn(limiter.acquire_with(one(0))).poll()).expect_err("full");
     assert_eq!(refused, full(700 * MS));
-    assert!(refused.is_limited());
+    assert!(refused.may_retry());
     clock.advance(700 * MS - NANO);
     assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_err());
     clock.advance(NANO);
@@ -73,7 +73,7 @@ fn a_full_queue_refuses_who_would_have_to_wait_and_tells_when_there_is_room() {
 #[test]
 fn where_nobody_may_wait_a_permit_that_is_there_is_granted() {
     let (limiter, clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     let refused = assert_ready!(spawn(limiter.acquire_many(1)).poll()).expect_err("no place");
     assert_eq!(refused, full(SECOND));
     clock.advance(SECOND);
@@ -81,7 +81,7 @@ fn where_nobody_may_wait_a_permit_that_is_there_is_granted() {
 
     // Also where those who waited have been woken and have not run yet.
     let (limiter, clock) = without_burst(Rate::per_second(1000));
-    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     assert!(limiter.try_acquire().is_ok());
     let _unseen = waiting(&limiter);
     clock.advance(2 * MS);
@@ -91,7 +91,7 @@ fn where_nobody_may_wait_a_permit_that_is_there_is_granted() {
 #[test]
 fn a_bound_on_permits_counts_those_that_are_waited_for() {
     let (limiter, clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::permits(10));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_permits(10));
     let _first = asking(&limiter, Request::permits(4));
     let _second = asking(&limiter, Request::permits(6));
     let refused = limiter.reserve(1).expect_err("full");
@@ -109,7 +109,7 @@ fn a_bound_on_permits_counts_those_that_are_waited_for() {
 #[test]
 fn calls_without_an_error_wait_beyond_a_bound_and_count_towards_it() {
     let (limiter, clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut waits: Vec<_> = (0..3).map(|_| waiting(&limiter)).collect();
     assert_eq!(limiter.status().waiting, 3);
     let refused = assert_ready!(spawn(limiter.acquire_many(1)).poll()).expect_err("nobody can be dropped");
@@ -124,7 +124,7 @@ fn calls_without_an_error_wait_beyond_a_bound_and_count_towards_it() {
 #[test]
 fn the_oldest_of_the_least_important_makes_room() {
     let (limiter, _clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::waiters(3).when_full(WhenFull::DropOldest));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(3).when_full(WhenFull::DropOldest));
     let mut high = asking(&limiter, one(1));
     let mut old = asking(&limiter, one(0));
     let mut new = asking(&limiter, one(0));
@@ -141,7 +141,7 @@ fn the_oldest_of_the_least_important_makes_room() {
 #[test]
 fn the_newest_of_the_least_important_makes_room_for_a_more_important_one() {
     let (limiter, _clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::waiters(3).when_full(WhenFull::DropLeastImportant));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(3).when_full(WhenFull::DropLeastImportant));
     let mut old = asking(&limiter, one(0));
     let mut new = asking(&limiter, one(0));
     let mut high = asking(&limiter, one(1));
@@ -156,7 +156,7 @@ fn the_newest_of_the_least_important_makes_room_for_a_more_important_one() {
 #[test]
 fn as_many_make_room_as_need_to_or_none() {
     let (limiter, _clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::permits(6).when_full(WhenFull::DropOldest));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_permits(6).when_full(WhenFull::DropOldest));
     let mut asks: Vec<_> = (0..3).map(|_| asking(&limiter, Request::permits(2))).collect();
     // All three would not do.
     assert!(assert_ready!(spawn(limiter.acquire_many(7)).poll()).is_err());
@@ -171,7 +171,7 @@ fn as_many_make_room_as_need_to_or_none() {
 #[test]
 fn a_reservation_keeps_its_place_in_a_full_queue() {
     let (limiter, clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut reservation = limiter.reserve(1).expect("a place");
     assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_err());
     clock.advance(SECOND);
@@ -181,7 +181,7 @@ fn a_reservation_keeps_its_place_in_a_full_queue() {
 #[test]
 fn those_behind_a_dropped_one_move_up() {
     let (limiter, clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::waiters(2).when_full(WhenFull::DropOldest));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2).when_full(WhenFull::DropOldest));
     let mut first = asking(&limiter, Request::permits(100));
     let mut second = asking(&limiter, one(0));
     let mut third = asking(&limiter, one(0));
@@ -195,7 +195,7 @@ fn those_behind_a_dropped_one_move_up() {
 #[test]
 fn a_newcomer_that_would_be_too_late_drops_nobody() {
     let (limiter, _clock) = one_per_second();
-    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut first = asking(&limiter, one(0));
     let late = assert_ready!(spawn(limiter.try_acquire_within(SECOND)).poll()).expect_err("too late");
     assert_eq!(late, Refusal::Limited { retry_after: SECOND.into() });
@@ -323,7 +323,7 @@ fn bucket_of_ten() -> (RateLimiter<TokenBucket, ManualClock>, ManualClock) {
 #[test]
 fn what_is_kept_is_for_the_important() {
     let (limiter, clock) = bucket_of_ten();
-    limiter.set_reserve(4, 1);
+    limiter.keep_for_priority(4, 1);
     let taken = (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
     assert_eq!(taken, 6);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
@@ -334,7 +334,7 @@ fn what_is_kept_is_for_the_important() {
     assert!(limiter.try_acquire().is_err());
     clock.advance(NANO);
     assert!(limiter.try_acquire().is_ok());
-    limiter.set_reserve(0, 1);
+    limiter.keep_for_priority(0, 1);
     assert!(limiter.try_acquire_many(4).is_ok());
 }
 
@@ -342,7 +342,7 @@ fn what_is_kept_is_for_the_important() {
 fn who_waits_for_more_than_is_kept_does_not_hold_up_the_important() {
     let (limiter, clock) = bucket_of_ten();
     limiter.try_acquire_many(8).expect("full");
-    limiter.set_reserve(2, 1);
+    limiter.keep_for_priority(2, 1);
     let mut low = spawn(limiter.acquire());
     assert_pending!(low.poll());
     assert!(limiter.try_acquire_with(one(1)).is_ok());
@@ -358,21 +358,21 @@ fn more_than_the_burst_less_what_is_kept_can_never_be_had() {
     let mut waits = spawn(limiter.acquire_many(8));
     limiter.try_acquire_many(9).expect("full");
     assert_pending!(waits.poll());
-    limiter.set_reserve(4, 1);
-    let never = |requested| Err(Refusal::ExceedsBurst { requested, burst: 6 });
+    limiter.keep_for_priority(4, 1);
+    let never = |requested| Err(Refusal::ExceedsLimit { requested, limit: 6 });
     assert_eq!(assert_ready!(waits.poll()), never(8).map(|()| SECOND));
     assert_eq!(limiter.try_acquire_many(7), never(7));
-    assert!(limiter.try_acquire_many(6).expect_err("not yet").is_limited());
-    assert!(limiter.try_acquire_with(Request::permits(7).priority(1)).expect_err("not yet").is_limited());
+    assert!(limiter.try_acquire_many(6).expect_err("not yet").may_retry());
+    assert!(limiter.try_acquire_with(Request::permits(7).priority(1)).expect_err("not yet").may_retry());
 
     // All, and more than all: a single permit waits until that is changed.
-    limiter.set_reserve(u32::MAX, i8::MAX);
+    limiter.keep_for_priority(u32::MAX, i8::MAX);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Nanos::MAX }));
     let mut wait = spawn(limiter.acquire());
     assert_pending!(wait.poll());
     limiter.refund(10);
     assert!(!wait.is_woken());
-    limiter.set_reserve(0, 0);
+    limiter.keep_for_priority(0, 0);
     assert_ready!(wait.poll());
 }
 
@@ -381,7 +381,7 @@ fn with_guava_what_is_on_credit_counts_as_left() {
     let clock = ManualClock::new();
     let policy = SmoothBursty::new(Rate::per_second(5)).start_full();
     let limiter = RateLimiter::with_clock(policy, clock.clone());
-    limiter.set_reserve(2, 1);
+    limiter.keep_for_priority(2, 1);
     let taken = (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
     assert_eq!((taken, limiter.status().available), (4, 2));
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (200 * MS).into() }));
@@ -398,7 +398,7 @@ fn in_shadow_everything_passes_and_nobody_waits() {
     assert_ready!(waits.0.poll());
     assert!(assert_ready!(waits.1.poll()).is_ok());
     limiter.pause_for(SECOND);
-    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     assert_eq!(limiter.try_acquire_many(1000), Ok(()));
     assert_eq!(limiter.try_acquire_many(0), Ok(()));
     assert_eq!(assert_ready!(spawn(limiter.acquire()).poll()), Duration::ZERO);

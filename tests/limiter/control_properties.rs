@@ -65,7 +65,7 @@ enum Told {
     Granted,
     /// In quarters.
     Limited(i64),
-    ExceedsBurst(u32),
+    ExceedsLimit(u32),
     /// In how many quarters there is room.
     QueueFull(i64),
     Displaced,
@@ -133,7 +133,7 @@ impl Model {
     fn can_never(&self, n: u32, priority: i8) -> Option<Told> {
         let most = self.burst - self.kept_from(priority);
         let burst = u32::try_from(most.max(0)).expect("small");
-        (n > 1 && i64::from(n) > most).then_some(Told::ExceedsBurst(burst))
+        (n > 1 && i64::from(n) > most).then_some(Told::ExceedsLimit(burst))
     }
 
     /// Serves who is due, one quarter after the other.
@@ -311,7 +311,7 @@ fn told(answer: Result<(), Refusal>) -> Told {
     match answer {
         Ok(()) => Told::Granted,
         Err(Refusal::Limited { retry_after }) => Told::Limited(quarters(retry_after.as_duration())),
-        Err(Refusal::ExceedsBurst { burst, .. }) => Told::ExceedsBurst(burst),
+        Err(Refusal::ExceedsLimit { limit, .. }) => Told::ExceedsLimit(limit),
         Err(Refusal::QueueFull { retry_after }) => Told::QueueFull(quarters(retry_after.as_duration())),
         Err(Refusal::Displaced) => Told::Displaced,
         Err(other) => panic!("{other}"),
@@ -420,13 +420,13 @@ proptest! {
                     real.limiter.reset();
                 }
                 Act::Bounds(waiters, permits, when_full) => {
-                    model.bounds = QueueBounds::waiters(waiters).and_permits(permits).when_full(when_full);
+                    model.bounds = QueueBounds::UNBOUNDED.max_waiters(waiters).max_permits(permits).when_full(when_full);
                     real.limiter.set_queue_bounds(model.bounds);
                 }
                 Act::Reserve(permits, from) => {
                     model.kept = (permits, from);
                     model.retime();
-                    real.limiter.set_reserve(permits, from);
+                    real.limiter.keep_for_priority(permits, from);
                 }
                 Act::Pass(quarters) => {
                     model.pass(quarters);

@@ -81,7 +81,7 @@ fn what_can_never_be_had_is_refused() {
     let limit = CountingLimit::new(3);
     assert_eq!(
         limit.try_acquire_many(4).expect_err("refused"),
-        Refusal::ExceedsBurst { requested: 4, burst: 3 }
+        Refusal::ExceedsLimit { requested: 4, limit: 3 }
     );
     assert_eq!(limit.try_acquire_many(0).expect_err("refused"), Refusal::ZeroPermits);
     let none = CountingLimit::new(0);
@@ -141,7 +141,7 @@ fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
     limit.set_limit(3);
     assert!(large.is_woken() && middle.is_woken() && !small.is_woken());
     let refusal = assert_ready_err!(large.poll());
-    assert_eq!(refusal, Refusal::ExceedsBurst { requested: 4, burst: 3 });
+    assert_eq!(refusal, Refusal::ExceedsLimit { requested: 4, limit: 3 });
     let middle = assert_ready_ok!(middle.poll());
     assert_pending!(small.poll());
     drop(middle);
@@ -160,7 +160,7 @@ fn a_refusal_by_a_lower_limit_stands_when_the_limit_is_raised() {
     limit.set_limit(2);
     limit.set_limit(4);
     drop(held);
-    assert_eq!(assert_ready_err!(refused.poll()), Refusal::ExceedsBurst { requested: 3, burst: 2 });
+    assert_eq!(assert_ready_err!(refused.poll()), Refusal::ExceedsLimit { requested: 3, limit: 2 });
     drop(dropped);
     assert_eq!(limit.available(), 4);
 }
@@ -174,7 +174,7 @@ fn one_permit_waits_through_a_limit_of_zero() {
     assert_pending!(two.poll());
     assert_pending!(one.poll());
     limit.set_limit(0);
-    assert_eq!(assert_ready_err!(two.poll()), Refusal::ExceedsBurst { requested: 2, burst: 0 });
+    assert_eq!(assert_ready_err!(two.poll()), Refusal::ExceedsLimit { requested: 2, limit: 0 });
     drop(held);
     assert_pending!(one.poll());
     assert_eq!(limit.available(), 0);
@@ -221,7 +221,7 @@ async fn a_wait_with_a_time_limit_is_refused_by_a_lower_limit_at_once() {
     let wait = async { limit.try_acquire_many_within(2, SECOND).await.map(drop) };
     let lower = async { limit.set_limit(1) };
     let (refused, ()) = tokio::join!(wait, lower);
-    assert_eq!(refused, Err(Refusal::ExceedsBurst { requested: 2, burst: 1 }));
+    assert_eq!(refused, Err(Refusal::ExceedsLimit { requested: 2, limit: 1 }));
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
@@ -291,7 +291,7 @@ struct Model {
 impl Model {
     fn check(&self, n: u32) -> Result<(), Refusal> {
         match n > 1 && n > self.limit {
-            true => Err(Refusal::ExceedsBurst { requested: n, burst: self.limit }),
+            true => Err(Refusal::ExceedsLimit { requested: n, limit: self.limit }),
             false => Ok(()),
         }
     }

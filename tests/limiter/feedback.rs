@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::support::{MS, one_per_second, waiting, without_burst};
 use tidegate::policy::AnyPolicy;
 use tidegate::{
-    Events, ManualClock, Policy, QueueBounds, Rate, RateLimiter, Refusal, Request, Served, SmoothBursty,
+    Events, ManualClock, Policy, QueueBounds, Rate, RateLimiter, Refusal, Request, ServedBy, SmoothBursty,
     Statistics, TokenBucket, Unlimited, WhenFull,
 };
 use tokio_test::task::spawn;
@@ -71,7 +71,7 @@ fn a_drained_limiter_has_nothing_left() {
         "sliding_window 10/s cells 5",
         "sliding_estimate 10/s",
         "sliding_log 10/s",
-        "blocked",
+        "deny_all",
         "unlimited",
     ] {
         let clock = ManualClock::new();
@@ -120,8 +120,8 @@ fn what_the_first_refuses_goes_to_the_other() {
     let (first, clock) = one_per_second();
     let policy = TokenBucket::new(Rate::per_second(2), 2);
     let other = RateLimiter::with_clock(policy, clock.clone());
-    assert_eq!(first.try_acquire_or(&other), Ok(Served::Other));
-    assert_eq!(first.try_acquire_with_or(Request::default(), &other), Ok(Served::Other));
+    assert_eq!(first.try_acquire_or(&other), Ok(ServedBy::Fallback));
+    assert_eq!(first.try_acquire_with_or(Request::default(), &other), Ok(ServedBy::Fallback));
     assert_eq!(first.try_acquire_or(&other), Err(limited(500 * MS)));
     // The one that can be tried again sooner, whichever it is; one that never can is not.
     other.debit(10);
@@ -130,7 +130,7 @@ fn what_the_first_refuses_goes_to_the_other() {
     assert_eq!(first.try_acquire_with_or(large, &other), Err(limited(SECOND)));
     assert_eq!(other.try_acquire_with_or(large, &first), Err(limited(SECOND)));
     clock.advance(SECOND);
-    assert_eq!(first.try_acquire_or(&other), Ok(Served::First));
+    assert_eq!(first.try_acquire_or(&other), Ok(ServedBy::Primary));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_wait_goes_to_the_other_with_what_is_left_of_its_time() {
     let mut wait = spawn(first.acquire_with_or(request, &other));
     assert_pending!(wait.poll());
     clock.advance(900 * MS);
-    assert_eq!(assert_ready!(wait.poll()), Ok((Served::Other, 900 * MS)));
+    assert_eq!(assert_ready!(wait.poll()), Ok((ServedBy::Fallback, 900 * MS)));
     drop(wait);
     assert_eq!(first.status().waiting + other.status().waiting, 0);
 }
@@ -203,14 +203,14 @@ impl Events for Log {
 fn watched() -> (crate::support::Limiter, ManualClock, Arc<Log>) {
     let (limiter, clock) = without_burst(Rate::per_second(1));
     let log = Arc::new(Log::default());
-    assert!(limiter.watch(log.clone()));
+    assert!(limiter.observe(log.clone()));
     (limiter, clock, log)
 }
 
 #[test]
 fn every_call_is_told_once_when_it_ends() {
     let (limiter, clock, log) = watched();
-    assert!(!limiter.watch(Arc::new(Log::default())), "only once");
+    assert!(!limiter.observe(Arc::new(Log::default())), "only once");
     assert!(limiter.try_acquire().is_ok());
     assert!(limiter.try_acquire_many(2).is_err());
     assert!(limiter.try_acquire_many(0).is_err());
@@ -270,7 +270,7 @@ fn pauses_shadow_and_exempt_calls_are_told() {
 fn who_is_refused_or_dropped_by_a_bound_is_told() {
     let (limiter, _clock, log) = watched();
     assert!(limiter.try_acquire().is_ok());
-    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut first = spawn(limiter.acquire_many(1));
     assert_pending!(first.poll());
     let mut second = spawn(limiter.acquire_many(2));
@@ -278,7 +278,7 @@ fn who_is_refused_or_dropped_by_a_bound_is_told() {
     assert!(assert_ready!(first.poll()).is_err());
     assert!(limiter.reserve(1).is_ok(), "which drops the second one, and then itself");
     assert!(assert_ready!(second.poll()).is_err());
-    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     assert!(limiter.reserve(1).is_err());
     assert_eq!(
         log.take(),
@@ -296,7 +296,7 @@ fn who_is_refused_or_dropped_by_a_bound_is_told() {
 fn statistics_count_by_reason_and_by_time() {
     let (limiter, clock) = one_per_second();
     let statistics = Arc::new(Statistics::new());
-    limiter.watch(statistics.clone());
+    limiter.observe(statistics.clone());
     let mut waits: Vec<_> = (0..3).map(|_| waiting(&limiter)).collect();
     assert!(limiter.try_acquire().is_err());
     assert!(limiter.try_acquire_many(0).is_err());
@@ -334,7 +334,7 @@ fn who_watches_may_call_the_limiter() {
     let policy = TokenBucket::new(Rate::per_second(1), 5);
     let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     let again = Arc::new(Again(limiter.clone(), Mutex::default()));
-    limiter.watch(again.clone());
+    limiter.observe(again.clone());
     limiter.try_acquire_many(3).expect("full");
     assert_eq!(*again.1.lock().expect("no panic"), 2);
     assert_eq!(limiter.status().available, 3);
@@ -357,7 +357,7 @@ fn who_watches_and_panics_harms_nobody_else() {
     }
 
     let (limiter, clock) = without_burst(Rate::per_second(1));
-    limiter.watch(Arc::new(Panics));
+    limiter.observe(Arc::new(Panics));
     assert!(catch_unwind(AssertUnwindSafe(|| limiter.try_acquire())).is_err());
     let mut context = Context::from_waker(Waker::noop());
     let mut first = Box::pin(limiter.acquire_owned());
@@ -438,7 +438,7 @@ fn a_watched_limiter_takes_no_lock_while_nobody_waits() {
 
     let limiter = RateLimiter::with_clock(Stops(Unlimited, Mutex::new(())), ManualClock::new());
     let statistics = Arc::new(Statistics::new());
-    limiter.watch(statistics.clone());
+    limiter.observe(statistics.clone());
     std::thread::scope(|scope| {
         let stop = limiter.policy().1.lock();
         let inside = scope.spawn(|| limiter.refund(1));

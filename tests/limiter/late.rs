@@ -31,7 +31,7 @@ fn without_stock(per_second: u64) -> [AnyPolicy; 5] {
         SmoothBursty::new(rate).max_burst(Duration::ZERO).into(),
         SmoothWarmingUp::new(rate, Duration::from_secs(1)).start_warm().into(),
         TokenBucket::new(rate, 1).into(),
-        TokenBucket::new(step, 1).in_steps().expect("steps").into(),
+        TokenBucket::new(step, 1).interval_refill().expect("steps").into(),
         LeakyBucket::new(rate).into(),
     ]
 }

@@ -87,7 +87,7 @@ fn behind_thousands_of_mixed_sizes_a_request_that_is_accepted_is_served() {
         "sliding_estimate 7/s",
         "sliding_estimate 5/5ns",
         "sliding_log 7/s",
-        "token_bucket 4/s burst 6 in_steps",
+        "token_bucket 4/s burst 6 interval_refill",
         "leaky_bucket 7/s",
     ];
     for policy in policies {
@@ -180,7 +180,11 @@ fn in_shadow_thousands_pass_at_once() {
 #[test]
 fn behind_thousands_it_is_told_when_there_is_room() {
     for policy in ["smooth_bursty 7/s", "fixed_window 5/s", "sliding_log 5/s"] {
-        for bounds in [QueueBounds::waiters(1000), QueueBounds::permits(1500), QueueBounds::waiters(5000)] {
+        for bounds in [
+            QueueBounds::UNBOUNDED.max_waiters(1000),
+            QueueBounds::UNBOUNDED.max_permits(1500),
+            QueueBounds::UNBOUNDED.max_waiters(5000),
+        ] {
             let (limiter, clock) = limiter(policy);
             let mut random = SmallRng::seed_from_u64(3);
             let mut line: Vec<_> = (0..MANY).map(|_| join(&limiter, Request::permits(1))).collect();

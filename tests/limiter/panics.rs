@@ -188,7 +188,7 @@ fn an_estimate_that_panicked_took_nothing() {
 #[test]
 fn a_newcomer_whose_first_poll_panicked_took_nothing() {
     let (limiter, clock) = limiter(3);
-    limiter.set_queue_bounds(QueueBounds::waiters(1));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
     let _bad = bad(&limiter);
     clock.jump(3 * SECOND);
     let mut newcomer = spawn(limiter.acquire_with(Request::permits(2)));
@@ -201,7 +201,7 @@ fn a_newcomer_whose_first_poll_panicked_took_nothing() {
 fn a_newcomer_without_room_whose_first_poll_panicked_took_nothing() {
     let (limiter, clock) = limiter(3);
     let _bad = bad(&limiter);
-    limiter.set_queue_bounds(QueueBounds::waiters(0));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     clock.jump(3 * SECOND);
     let mut newcomer = spawn(limiter.acquire_with(Request::permits(2)));
     panics(|| newcomer.poll());
@@ -260,7 +260,7 @@ fn a_waker_that_panics_when_it_is_replaced_costs_its_request_nothing() {
 #[test]
 fn nobody_makes_room_for_a_request_that_has_no_event_loop() {
     let (limiter, clock) = limiter(1);
-    limiter.set_queue_bounds(QueueBounds::waiters(1).when_full(WhenFull::DropOldest));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut first = spawn(limiter.acquire_with(Request::permits(1)));
     assert_pending!(first.poll());
     limiter.clock().enter(None);
@@ -287,7 +287,7 @@ impl Clock for Unsteady {
 
 impl tidegate::Timer for Unsteady {
     type Sleep = tidegate::clock::ManualSleep;
-    type Domain = ();
+    type RuntimeId = ();
 
     fn domain(&self) -> Option<()> {
         Some(())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::support::{MS, waiting};
 use tidegate::policy::Keep;
 use tidegate::{
-    AnyPolicy, Blocked, Change, FixedWindow, LeakyBucket, ManualClock, Nanos, Policy, PolicyError, Rate,
+    AnyPolicy, Change, DenyAll, FixedWindow, LeakyBucket, ManualClock, Nanos, Policy, PolicyError, Rate,
     RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
     TokenBucket, Unlimited,
 };
@@ -62,7 +62,7 @@ fn all_who_are_due_when_a_window_turns_are_served_at_once() -> Result<(), Box<dy
     served_together(FixedWindow::new(rate()).from_first_grant());
     served_together(SlidingWindow::new(rate(), 5));
     served_together(SlidingLog::new(rate()));
-    served_together(TokenBucket::new(rate(), LIMIT).in_steps()?);
+    served_together(TokenBucket::new(rate(), LIMIT).interval_refill()?);
     Ok(())
 }
 
@@ -89,7 +89,7 @@ fn a_large_request_is_not_overtaken_when_a_window_turns() -> Result<(), Box<dyn 
     served_in_order(FixedWindow::new(rate()).from_first_grant());
     served_in_order(SlidingWindow::new(rate(), 5));
     served_in_order(SlidingLog::new(rate()));
-    served_in_order(TokenBucket::new(rate(), LIMIT).in_steps()?);
+    served_in_order(TokenBucket::new(rate(), LIMIT).interval_refill()?);
     Ok(())
 }
 
@@ -152,7 +152,7 @@ fn a_storm_of_grants_that_nobody_saw_leaves_no_trace() {
     storm_leaves_no_trace(|| SlidingWindow::new(rate(), 5));
     storm_leaves_no_trace(|| SlidingLog::new(rate()));
     storm_leaves_no_trace(|| TokenBucket::new(rate(), LIMIT));
-    storm_leaves_no_trace(|| TokenBucket::new(rate(), LIMIT).in_steps().expect("short steps"));
+    storm_leaves_no_trace(|| TokenBucket::new(rate(), LIMIT).interval_refill().expect("short steps"));
 }
 
 /// Somebody saw his grant among those who did not: he alone is counted, from the time of his grant.
@@ -197,7 +197,7 @@ fn a_waiter_larger_than_the_new_burst_is_refused_and_the_others_go_on() {
         assert!(large.is_woken(), "{text}");
         assert_eq!(
             assert_ready!(large.poll()),
-            Err(Refusal::ExceedsBurst { requested: 4, burst: 2 }),
+            Err(Refusal::ExceedsLimit { requested: 4, limit: 2 }),
             "{text}"
         );
         clock.advance(Duration::from_secs(20));
@@ -246,7 +246,7 @@ fn a_leaky_bucket_can_become_higher_and_lower() -> Result<(), Box<dyn Error>> {
 /// It does not come back by itself.
 #[test]
 fn what_is_undelayed_fits_into_a_lower_bucket() -> Result<(), Box<dyn Error>> {
-    let policy = LeakyBucket::new(Rate::per_second(1)).undelayed(9);
+    let policy = LeakyBucket::new(Rate::per_second(1)).nodelay(9);
     let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     let at_once = || (0..20).take_while(|_| limiter.try_acquire().is_ok()).count();
     limiter.change(Change::default().capacity(4))?;
@@ -256,7 +256,7 @@ fn what_is_undelayed_fits_into_a_lower_bucket() -> Result<(), Box<dyn Error>> {
     limiter.change(Change::reset().capacity(20))?;
     assert_eq!(limiter.policy().max_wait(), 16 * SECOND);
     assert_eq!(at_once(), 5);
-    limiter.change(Change::only_burst(10).capacity(3).keep(Keep::Reset))?;
+    limiter.change(Change::only_burst(10).capacity(3).keep(Keep::Nothing))?;
     assert_eq!(at_once(), 4);
     Ok(())
 }
@@ -265,7 +265,7 @@ fn what_is_undelayed_fits_into_a_lower_bucket() -> Result<(), Box<dyn Error>> {
 #[test]
 fn a_change_of_the_height_alone_changes_nothing_else() -> Result<(), Box<dyn Error>> {
     for rate in [Rate::per_second(3), Rate::new(1000, Duration::from_millis(7))?, Rate::ZERO] {
-        let policy = LeakyBucket::new(rate).undelayed(3);
+        let policy = LeakyBucket::new(rate).nodelay(3);
         let state = policy.start(Nanos::ZERO);
         let now = Nanos::from_duration(SECOND / 7);
         policy.debit(&state, now, 2);
@@ -289,7 +289,7 @@ fn only_a_leaky_bucket_has_a_height() -> Result<(), Box<dyn Error>> {
         SmoothBursty::new(rate()).into(),
         SmoothWarmingUp::new(rate(), SECOND).into(),
         Unlimited.into(),
-        Blocked.into(),
+        DenyAll.into(),
     ];
     for policy in policies {
         let limiter = RateLimiter::with_clock(policy, ManualClock::new());

@@ -86,7 +86,7 @@ fn in_windows_from_the_first_grant() {
 }
 #[test]
 fn in_a_log() {
-    all(|rate| SlidingLog::new(rate).room_for(10).expect("room").into());
+    all(|rate| SlidingLog::new(rate).with_capacity(10).expect("room").into());
 }
 #[test]
 fn in_cells() {
@@ -97,6 +97,6 @@ fn in_an_estimate() {
     all(|rate| SlidingEstimate::new(rate).into());
 }
 #[test]
-fn in_steps() {
-    all(|rate| TokenBucket::new(rate, 5).in_steps().expect("fits").into());
+fn interval_refill() {
+    all(|rate| TokenBucket::new(rate, 5).interval_refill().expect("fits").into());
 }

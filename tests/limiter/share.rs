@@ -17,7 +17,7 @@ fn some_policy() -> impl Strategy<Value = AnyPolicy> {
         let rate = Rate::per_second(permits);
         match kind {
             0 => TokenBucket::new(rate, burst).into(),
-            1 => LeakyBucket::new(rate).capacity(burst).undelayed(burst).into(),
+            1 => LeakyBucket::new(rate).capacity(burst).nodelay(burst).into(),
             2 => SmoothBursty::new(rate).start_full().into(),
             3 => SmoothWarmingUp::new(rate, Duration::from_secs(2)).start_warm().into(),
             4 => FixedWindow::new(rate).into(),
@@ -42,7 +42,7 @@ proptest! {
             clock.advance(Duration::from_nanos(span));
             let _ = limiter.try_acquire_many(n);
         }
-        limiter.set_reserve(kept, 1);
+        limiter.keep_for_priority(kept, 1);
         let Err(Refusal::Limited { retry_after }) = limiter.try_acquire_many(n) else { return Ok(()) };
         if retry_after == Duration::MAX {
             clock.advance(Duration::from_secs(100));

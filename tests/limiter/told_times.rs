@@ -22,18 +22,18 @@ const POLICIES: [&str; 17] = [
     "smooth_warming_up 5/s warm_up 2s",
     "token_bucket 5/s burst 5",
     "token_bucket 3/s burst 12",
-    "token_bucket 5/s burst 5 in_steps",
-    "token_bucket 4/s burst 6 in_steps",
+    "token_bucket 5/s burst 5 interval_refill",
+    "token_bucket 4/s burst 6 interval_refill",
     "token_bucket 3/2s burst 7 at_wall_clock 300ms",
     "leaky_bucket 5/s",
-    "leaky_bucket 7/s undelayed 3",
+    "leaky_bucket 7/s nodelay 3",
     "fixed_window 5/s",
     "fixed_window 8/s from_first_grant",
     "sliding_window 5/s cells 4",
     "sliding_window 11/s cells 3",
     "sliding_estimate 7/s",
     "sliding_log 5/s",
-    "sliding_log 8/s room_for 12",
+    "sliding_log 8/s with_capacity 12",
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -150,7 +150,7 @@ impl Line {
             Act::Debit(n) => self.limiter.debit(n),
             Act::Refund(n) => self.limiter.refund(n),
             Act::SetRate(permits) => self.limiter.set_rate(Rate::per_second(permits.into())),
-            Act::Keep(permits) => self.limiter.set_reserve(permits, 1),
+            Act::Keep(permits) => self.limiter.keep_for_priority(permits, 1),
         }
     }
 

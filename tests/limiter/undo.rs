@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::MS;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::policy::{AnyPolicy, Blocked, Change};
+use tidegate::policy::{AnyPolicy, Change, DenyAll};
 use tidegate::{
     AllOf, Clock, Estimate, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Reservation, SmoothBursty,
     TokenBucket,
@@ -94,7 +94,7 @@ fn a_bucket_that_is_never_near_full_gives_back_all() -> Result<(), Refusal> {
     for policy in [
         AnyPolicy::from(TokenBucket::new(Rate::per_second(1000), 100)),
         bursty(1000, 100),
-        LeakyBucket::new(Rate::per_second(1000)).undelayed(99).into(),
+        LeakyBucket::new(Rate::per_second(1000)).nodelay(99).into(),
     ] {
         let on_credit = u64::from(matches!(policy, AnyPolicy::SmoothBursty(_)));
         let (limiter, clock) = limiter(policy);
@@ -228,7 +228,7 @@ impl World {
             TokenBucket::new(Rate::per_second(rate), burst).into()
         };
         let limiter = RateLimiter::with_clock(policy, clock.clone());
-        let nothing = RateLimiter::with_clock(AnyPolicy::from(Blocked), clock.clone());
+        let nothing = RateLimiter::with_clock(AnyPolicy::from(DenyAll), clock.clone());
         let all = AllOf::new("limiter", &limiter).with("nothing", &nothing);
         World { limiter, clock, all, first, history: Vec::new(), open: Vec::new() }
     }

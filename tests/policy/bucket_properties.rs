@@ -163,12 +163,12 @@ impl Model {
         let stock = match keep {
             Keep::Count => stock.min(new),
             Keep::Ratio => share(stock),
-            Keep::Reset => self.start.map_or(new, |permits| new.min(i128::from(permits) * PARTS)),
+            Keep::Nothing => self.start.map_or(new, |permits| new.min(i128::from(permits) * PARTS)),
         };
         match keep {
             Keep::Count => {}
             Keep::Ratio => (self.more, self.less) = (share(self.more) + 1, share(self.less + slack) + 1),
-            Keep::Reset => (self.more, self.less) = (0, 0),
+            Keep::Nothing => (self.more, self.less) = (0, 0),
         }
         self.more = self.more.max(self.kept.slack(self.burst));
         self.less += self.kept.rounding() + 1;
@@ -221,7 +221,7 @@ fn some_span() -> impl Strategy<Value = u64> {
 }
 
 fn some_keep() -> impl Strategy<Value = Keep> {
-    prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Reset)]
+    prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Nothing)]
 }
 
 fn some_calls(changes: impl Strategy<Value = Flow> + 'static) -> impl Strategy<Value = Vec<Call>> {
@@ -424,7 +424,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
             Call::Settle(n, used) => {
                 let model = self.model.clone();
                 let Ok(charge) = self.attempt(n)? else { return Ok(()) };
-                let unused = self.policy.unused(charge, n, used);
+                let unused = self.policy.unspent(charge, n, used);
                 prop_assert_eq!(unused.is_some(), used < n);
                 if let Some(unused) = unused {
                     self.policy.undo(&self.state, self.now, unused, u64::MAX);
@@ -551,7 +551,7 @@ proptest! {
     ) {
         let mut model = Model::new(flow, burst, START);
         model.steps = Some(0);
-        agree(&TokenBucket::new(flow.rate()?, burst).in_steps()?, model, &calls)?;
+        agree(&TokenBucket::new(flow.rate()?, burst).interval_refill()?, model, &calls)?;
     }
 
     #[test]
@@ -564,7 +564,7 @@ proptest! {
         let mut model = Model::new(flow, burst, START);
         model.steps = Some(i128::from(offset) - i128::from(unix));
         let policy = TokenBucket::new(flow.rate()?, burst).at_wall_clock(Duration::from_nanos(offset))?;
-        let policy = policy.anchored(Duration::from_nanos(unix));
+        let policy = policy.with_epoch(Duration::from_nanos(unix));
         // The same period, so that the steps stay where they are; see `tests/policy/cases.rs`.
         let calls = changing(calls, |new, burst, keep| Call::Change(Flow { period: flow.period, ..new }, burst, keep));
         agree(&policy, model, &calls)?;
@@ -572,13 +572,13 @@ proptest! {
 
     #[test]
     fn a_leaky_bucket_does_what_an_obvious_one_does(
-        flow in some_flow(), undelayed in 0u32..20, calls in some_calls(or_zero(some_flow())),
+        flow in some_flow(), nodelay in 0u32..20, calls in some_calls(or_zero(some_flow())),
     ) {
-        let mut model = Model::new(flow, undelayed + 1, START);
+        let mut model = Model::new(flow, nodelay + 1, START);
         model.stretches = true;
         // The one that is passing is always there.
         let calls = changing(calls, |flow, burst, keep| Call::Change(flow, burst.max(1), keep));
-        agree(&LeakyBucket::new(flow.rate()?).undelayed(undelayed), model, &calls)?;
+        agree(&LeakyBucket::new(flow.rate()?).nodelay(nodelay), model, &calls)?;
     }
 }
 

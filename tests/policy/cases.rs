@@ -34,7 +34,8 @@ fn served_one_by_one<P: Policy>(policy: &P, state: &P::State, at: Nanos, n: u32)
 #[test]
 fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
     for permits in [3, 7, 48] {
-        let policy = TokenBucket::new(Rate::per_second(permits), u32::try_from(permits)?).in_steps()?;
+        let policy =
+            TokenBucket::new(Rate::per_second(permits), u32::try_from(permits)?).interval_refill()?;
         let state = policy.start(Nanos::ZERO);
         for step in 0..100 {
             let granted = (0..permits).filter(|_| policy.try_acquire(&state, secs(step), 1).is_ok()).count();
@@ -48,7 +49,7 @@ fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
 /// overflows.
 #[test]
 fn a_step_larger_than_the_bucket_does_not_serve_everybody() -> Result<(), Box<dyn Error>> {
-    let policy = TokenBucket::new(Rate::per_minute(100), 5).in_steps()?.start_empty();
+    let policy = TokenBucket::new(Rate::per_minute(100), 5).interval_refill()?.start_empty();
     let state = policy.start(Nanos::ZERO);
     let told = policy.ready_at(&state, Nanos::ZERO, policy.weight(1) * 11, 1);
     assert_eq!(served_one_by_one(&policy, &state, Nanos::ZERO, 12)?, secs(180));
@@ -61,7 +62,7 @@ fn a_step_larger_than_the_bucket_does_not_serve_everybody() -> Result<(), Box<dy
 fn steps_stay_with_the_wall_clock_when_the_period_changes() -> Result<(), Box<dyn Error>> {
     // The clock began 40 s after a full minute, and 10 minutes and 40 s after a full hour.
     let policy = TokenBucket::new(Rate::per_minute(5), 5).at_wall_clock(Duration::ZERO)?;
-    let policy = policy.anchored(Duration::from_secs(1_000 * 3600 + 640)).start_empty();
+    let policy = policy.with_epoch(Duration::from_secs(1_000 * 3600 + 640)).start_empty();
     let state = policy.start(Nanos::ZERO);
     assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 5), secs(20));
     policy.set_rate(&state, Nanos::ZERO, Rate::per_hour(5));
@@ -78,7 +79,7 @@ fn a_bucket_holds_its_burst_and_no_permit_more() -> Result<(), Box<dyn Error>> {
     let state = policy.start(secs(1));
     assert_eq!(policy.status(&state, secs(1)).limit, 38);
     let refused = policy.try_acquire(&state, secs(1), 39).err();
-    assert_eq!(refused, Some(Refusal::ExceedsBurst { requested: 39, burst: 38 }));
+    assert_eq!(refused, Some(Refusal::ExceedsLimit { requested: 39, limit: 38 }));
     Ok(())
 }
 
@@ -211,7 +212,7 @@ fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(1));
     let state = policy.start(Nanos::ZERO);
     policy.try_acquire(&state, secs(10), 1)?;
-    policy.change(&state, secs(20), Change::rate(Rate::per_hour(1)).keep(Keep::Reset))?;
+    policy.change(&state, secs(20), Change::rate(Rate::per_hour(1)).keep(Keep::Nothing))?;
     assert!(policy.try_acquire(&state, secs(20), 1).is_ok());
     Ok(())
 }
@@ -268,7 +269,7 @@ fn cells_begin_by_the_wall_clock_also_before_its_first_window() {
     let rate = Rate::new(1, Duration::from_nanos(71)).expect("a rate");
     // Two cells of 36 ns, one of which begins at 916 ns: another does so at 88 ns, and ends at 124.
     let policy =
-        SlidingWindow::new(rate, 2).at_wall_clock(Duration::from_nanos(916)).anchored(Duration::ZERO);
+        SlidingWindow::new(rate, 2).at_wall_clock(Duration::from_nanos(916)).with_epoch(Duration::ZERO);
     let state = policy.start(Nanos::ZERO);
     assert!(policy.try_acquire(&state, Nanos::new(123), 1).is_ok());
     assert_eq!(policy.ready_at(&state, Nanos::new(123), 0, 1), Nanos::new(88 + 72));
@@ -277,8 +278,9 @@ fn cells_begin_by_the_wall_clock_also_before_its_first_window() {
 /// The same for a window whose length changes later.
 #[test]
 fn a_window_keeps_to_the_wall_clock_also_before_its_first_window() {
-    let policy =
-        FixedWindow::new(Rate::per_second(1)).at_wall_clock(Duration::from_secs(90)).anchored(Duration::ZERO);
+    let policy = FixedWindow::new(Rate::per_second(1))
+        .at_wall_clock(Duration::from_secs(90))
+        .with_epoch(Duration::ZERO);
     let state = policy.start(Nanos::ZERO);
     policy.set_rate(&state, Nanos::ZERO, Rate::per_minute(1));
     assert!(policy.try_acquire(&state, secs(31), 1).is_ok());
@@ -290,7 +292,7 @@ fn a_window_keeps_to_the_wall_clock_also_before_its_first_window() {
 fn nothing_comes_in_at_the_rate_zero() -> Result<(), Box<dyn Error>> {
     for text in [
         "token_bucket 10/s burst 10",
-        "leaky_bucket 10/s undelayed 9",
+        "leaky_bucket 10/s nodelay 9",
         "smooth_bursty 10/s start_full",
         "fixed_window 10/10s",
         "sliding_window 10/10s cells 5",

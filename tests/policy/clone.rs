@@ -8,13 +8,13 @@ use tidegate::{AnyPolicy, Nanos, Policy, Rate, Refusal};
 
 const POLICIES: [&str; 10] = [
     "token_bucket 3/s burst 4",
-    "token_bucket 3/s burst 4 in_steps",
-    "leaky_bucket 3/s undelayed 2",
+    "token_bucket 3/s burst 4 interval_refill",
+    "leaky_bucket 3/s nodelay 2",
     "fixed_window 3/s",
     "fixed_window 3/s from_first_grant",
     "sliding_window 4/s cells 4",
     "sliding_estimate 3/s",
-    "sliding_log 3/s room_for 8",
+    "sliding_log 3/s with_capacity 8",
     "smooth_bursty 3/s",
     "smooth_warming_up 3/s warm_up 2s",
 ];
@@ -35,7 +35,7 @@ fn some_steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Rate::ZERO),
         1 => Just(Rate::UNLIMITED),
     ];
-    let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Reset)];
+    let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Nothing)];
     let step = prop_oneof![
         5 => (1u32..5).prop_map(Step::Try),
         5 => (0u64..2_000_000_000).prop_map(Step::Pass),

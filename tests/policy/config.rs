@@ -15,17 +15,17 @@ fn every_kind_is_made_from_a_line() {
     for (text, policy) in [
         ("smooth_bursty 5/s max_burst 2s start_full", "SmoothBursty"),
         ("smooth_warming_up 5/s warm_up 3s cold_factor 4.5 start_warm cool_at_once", "SmoothWarmingUp"),
-        ("token_bucket 100/min burst 20 start_with 5 in_steps tolerance 10ms", "TokenBucket"),
+        ("token_bucket 100/min burst 20 start_with 5 interval_refill tolerance 10ms", "TokenBucket"),
         ("token_bucket 100/min burst 20 at_wall_clock 0s", "TokenBucket"),
-        ("leaky_bucket 10/s undelayed 3 capacity 5", "LeakyBucket"),
+        ("leaky_bucket 10/s nodelay 3 capacity 5", "LeakyBucket"),
         ("leaky_bucket 10/s max_wait 500ms", "LeakyBucket"),
         ("fixed_window 100/min from_first_grant", "FixedWindow"),
         ("fixed_window 100/d at_wall_clock 8h", "FixedWindow"),
         ("sliding_window 100/min cells 6", "SlidingWindow"),
         ("sliding_estimate 100/min", "SlidingEstimate"),
-        ("sliding_log 5000/h room_for 10000", "SlidingLog"),
+        ("sliding_log 5000/h with_capacity 10000", "SlidingLog"),
         ("unlimited", "Unlimited"),
-        ("blocked", "Blocked"),
+        ("deny_all", "DenyAll"),
     ] {
         assert!(told(text).starts_with(policy), "{}", told(text));
         assert_eq!(text.parse::<PolicyConfig>().map(|config| config.to_string()), Ok(text.to_owned()));
@@ -38,7 +38,7 @@ fn a_bad_configuration_names_the_field_the_value_and_what_is_allowed() {
         (
             "bucket 5/s",
             "\"bucket\" is not a policy: there are only smooth_bursty, smooth_warming_up, token_bucket, leaky_bucket, \
-             fixed_window, sliding_window, sliding_estimate, sliding_log, unlimited and blocked",
+             fixed_window, sliding_window, sliding_estimate, sliding_log, unlimited and deny_all",
         ),
         ("token_bucket", "token_bucket needs rate"),
         ("token_bucket 5/s", "token_bucket needs burst"),
@@ -62,7 +62,7 @@ fn a_bad_configuration_names_the_field_the_value_and_what_is_allowed() {
         ("leaky_bucket 5/s capacity 5 max_wait 1s", "max_wait and capacity exclude each other"),
         ("sliding_window 100/min", "sliding_window needs cells"),
         ("sliding_window 100/min cells 0", "a window of 0 cells, at least 1 is needed"),
-        ("sliding_log 5000/h burst 20", "burst 20: sliding_log has only room_for"),
+        ("sliding_log 5000/h burst 20", "burst 20: sliding_log has only with_capacity"),
         ("sliding_log 99999999/h", "a log of 99999999 permits is longer than the limit of 16777215"),
         (
             "fixed_window 0.333333333333333333/s",

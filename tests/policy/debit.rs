@@ -18,7 +18,7 @@ fn at(seconds: u64) -> Nanos {
 
 /// All that have a state.
 fn policies(rate: Rate) -> Result<Vec<AnyPolicy>, Box<dyn Error>> {
-    let log = SlidingLog::try_new(rate).and_then(|log| log.room_for(20));
+    let log = SlidingLog::try_new(rate).and_then(|log| log.with_capacity(20));
     let windows = [
         FixedWindow::try_new(rate).map(AnyPolicy::from),
         FixedWindow::try_new(rate).map(|policy| policy.from_first_grant().into()),
@@ -31,13 +31,13 @@ fn policies(rate: Rate) -> Result<Vec<AnyPolicy>, Box<dyn Error>> {
         SmoothBursty::new(rate).max_burst(Duration::ZERO).into(),
         SmoothWarmingUp::new(rate, Duration::from_secs(4)).into(),
         SmoothWarmingUp::new(rate, Duration::ZERO).into(),
-        LeakyBucket::new(rate).undelayed(3).into(),
+        LeakyBucket::new(rate).nodelay(3).into(),
     ];
     let tokens = [
         TokenBucket::try_new(rate, 10).map(AnyPolicy::from),
         TokenBucket::try_new(rate, 0).map(AnyPolicy::from),
-        TokenBucket::try_new(rate, 10).and_then(TokenBucket::in_steps).map(AnyPolicy::from),
-        TokenBucket::try_new(rate, 3).and_then(TokenBucket::in_steps).map(AnyPolicy::from),
+        TokenBucket::try_new(rate, 10).and_then(TokenBucket::interval_refill).map(AnyPolicy::from),
+        TokenBucket::try_new(rate, 3).and_then(TokenBucket::interval_refill).map(AnyPolicy::from),
     ];
     Ok(windows.into_iter().chain(tokens).flatten().chain(buckets).collect())
 }
@@ -90,7 +90,7 @@ fn what_a_large_request_did_not_use_is_not_saved() -> Result<(), Box<dyn Error>>
     let policy = LeakyBucket::new(Rate::per_second(1));
     let state = policy.start(at(0));
     let charge = policy.try_acquire(&state, at(1000), 100)?;
-    let unused = policy.unused(charge, 100, 1).ok_or("99 of them")?;
+    let unused = policy.unspent(charge, 100, 1).ok_or("99 of them")?;
     policy.undo(&state, at(1000), unused, u64::MAX);
     assert_eq!(policy.ready_at(&state, at(1000), 0, 1), at(1001));
     Ok(())
@@ -157,7 +157,7 @@ fn no_rate_makes_a_debt_less_that_is_owed_for_ever() -> Result<(), Box<dyn Error
         for policy in [
             AnyPolicy::from(TokenBucket::try_new(slow, 1).unwrap_or(TokenBucket::new(Rate::per_hour(1), 1))),
             LeakyBucket::new(slow).into(),
-            TokenBucket::new(Rate::per_hour(1), 1).in_steps()?.into(),
+            TokenBucket::new(Rate::per_hour(1), 1).interval_refill()?.into(),
             SmoothBursty::new(slow).into(),
             SmoothWarmingUp::new(slow, Duration::from_secs(4)).into(),
         ] {

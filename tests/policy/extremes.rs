@@ -112,7 +112,8 @@ fn log_refund_with_a_lower_limit_leaves_no_hole() {
 #[test]
 fn a_stepped_bucket_without_burst_does_not_spin() {
     let policy = TokenBucket::new("5/7ns".parse().expect("a rate"), 0);
-    let policy = policy.tolerance(Duration::from_nanos(7)).and_then(TokenBucket::in_steps).expect("fits");
+    let policy =
+        policy.tolerance(Duration::from_nanos(7)).and_then(TokenBucket::interval_refill).expect("fits");
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(policy, clock.clone());
     while limiter.try_acquire().is_ok() {}
@@ -149,7 +150,7 @@ fn a_burst_is_a_burst_at_any_rate() {
                 while policy.try_acquire(&state, T, each).is_ok() {
                     taken += each;
                 }
-                let leaky = LeakyBucket::new(Rate::per_second(rate)).undelayed(burst - 1);
+                let leaky = LeakyBucket::new(Rate::per_second(rate)).nodelay(burst - 1);
                 let state = leaky.start(T);
                 let mut passed = 0;
                 while passed <= 2 * burst && leaky.try_acquire(&state, T, 1).is_ok() {

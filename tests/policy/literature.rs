@@ -91,8 +91,8 @@ fn six_sub_windows_let_twice_the_limit_through_in_a_minute() {
 #[test]
 fn a_leaky_bucket_lets_a_burst_through_and_what_leaks_out() {
     let requests = || steady(5 * SECOND, 65 * SECOND, 50 * MS);
-    // A hundred at once: ninety-nine undelayed, and the one that is passing.
-    let through = let_through(LeakyBucket::new(Rate::per_minute(100)).undelayed(99), requests());
+    // A hundred at once: ninety-nine nodelay, and the one that is passing.
+    let through = let_through(LeakyBucket::new(Rate::per_minute(100)).nodelay(99), requests());
     let burst_and_outflow = |t: usize| 100 + (60 - t) * 100 / 60;
     for t in 0..60 {
         let from = Duration::from_secs(t);

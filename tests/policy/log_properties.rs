@@ -137,7 +137,7 @@ impl Pair<'_> {
         let Some(whole) = *charge else { return Ok(()) };
         let taken_now = u32::try_from(*taken)?;
         let used = taken_now.saturating_sub(n);
-        let Some(unused) = self.policy.unused(whole, taken_now, used) else { return Ok(()) };
+        let Some(unused) = self.policy.unspent(whole, taken_now, used) else { return Ok(()) };
         self.policy.undo(&self.state, Nanos::new(self.now), unused, u64::MAX);
         if *at + self.length > judged_at {
             *taken = used.into();
@@ -233,7 +233,7 @@ proptest! {
     fn a_log_is_a_list_without_the_undone_grants(
         limit in 1..=ROOM, length in 1..LONGEST, calls in some_calls(),
     ) {
-        let policy = SlidingLog::new(rate(limit, length)?).room_for(u32::try_from(ROOM)?)?;
+        let policy = SlidingLog::new(rate(limit, length)?).with_capacity(u32::try_from(ROOM)?)?;
         let now = 1000 * LONGEST;
         let state = policy.start(Nanos::new(now));
         let mut pair = Pair { policy: &policy, state, limit, length, now, latest: 0, changed: 0, grants: Vec::new() };

@@ -149,7 +149,7 @@ fn settling_costs_what_it_gives_back_whatever_came_since() {
         // From all over the log.
         turn = (turn * 48271) % 0x7fff_ffff;
         let charge = charges.swap_remove(turn % charges.len());
-        let unused = policy.unused(charge, 10, 3).expect("seven of them");
+        let unused = policy.unspent(charge, 10, 3).expect("seven of them");
         policy.undo(&state, at(PERMITS), unused, u64::MAX);
     }
     assert_eq!(policy.status(&state, at(PERMITS)).available, PERMITS / 10 * 7);

@@ -569,7 +569,7 @@ fn settles_without_a_trace<P: Policy>(policy: &P, history: &[(u64, u32, u32)]) -
             continue;
         };
         policy.try_acquire(&plain, now, *used)?;
-        let unused = policy.unused(charge, n, *used);
+        let unused = policy.unspent(charge, n, *used);
         prop_assert_eq!(unused.is_some(), n > *used);
         if let Some(unused) = unused {
             policy.undo(&other, now, unused, u64::MAX);
@@ -616,7 +616,7 @@ proptest! {
         let charge = bursty.try_acquire(&state, secs(1.0), n)?;
         let paid = u128::from(due(&bursty, &state, secs(1.0)).saturating_since(secs(1.0)).as_u64());
         bursty.set_rate(&state, secs(1.0), Rate::from_per_second(other)?);
-        let Some(unused) = bursty.unused(charge, n, used) else { return Err(TestCaseError::fail("a part")) };
+        let Some(unused) = bursty.unspent(charge, n, used) else { return Err(TestCaseError::fail("a part")) };
         bursty.undo(&state, secs(1.0), unused, u64::MAX);
         let left = u128::from(due(&bursty, &state, secs(1.0)).saturating_since(secs(1.0)).as_u64());
         // As long as it took at the old rate, within a tick of each.
@@ -627,7 +627,7 @@ proptest! {
         let charge = warming.try_acquire(&state, secs(1.0), n)?;
         let paid = due(&warming, &state, secs(1.0));
         warming.set_rate(&state, secs(1.0), Rate::from_per_second(other)?);
-        if let Some(unused) = warming.unused(charge, n, used) {
+        if let Some(unused) = warming.unspent(charge, n, used) {
             warming.undo(&state, secs(1.0), unused, u64::MAX);
         }
         prop_assert!(due(&warming, &state, secs(1.0)) <= paid);
@@ -734,7 +734,7 @@ fn survives<P: Policy>(policy: &P, rates: &[Rate]) -> Result<(), Box<dyn Error>>
                 policy.debit(&other, start, u32::MAX);
                 policy.status(&other, at);
                 if let Ok(charge) = charge
-                    && let Some(unused) = policy.unused(charge, n, n / 2)
+                    && let Some(unused) = policy.unspent(charge, n, n / 2)
                 {
                     policy.undo(&state, at, unused, u64::MAX);
                 }

@@ -93,12 +93,12 @@ fn a_token_bucket_keeps_its_bound_among_threads() {
 #[test]
 fn a_leaky_bucket_keeps_its_bound_among_threads() {
     assert_bucket(hammer(LeakyBucket::new(PER_SECOND)), 3, 20_000);
-    assert_bucket(hammer(LeakyBucket::new(PER_SECOND).undelayed(9)), 10, 20_000);
+    assert_bucket(hammer(LeakyBucket::new(PER_SECOND).nodelay(9)), 10, 20_000);
 }
 
 #[test]
 fn a_stepped_bucket_keeps_its_bound_among_threads() -> Result<(), Box<dyn std::error::Error>> {
-    let grants = hammer(TokenBucket::new(per_ms(), 30).in_steps()?);
+    let grants = hammer(TokenBucket::new(per_ms(), 30).interval_refill()?);
     for windows in [1, 2, 5] {
         // A span touches one step more than it has periods.
         assert!(most_in(&grants, windows * WINDOW) <= 30 + LIMIT * (windows + 1));
@@ -230,7 +230,7 @@ fn a_sliding_window_that_changes_stays_used_up_among_threads() {
 fn counts_on_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
     let rate = |(limit, seconds)| Rate::new(limit, Duration::from_secs(seconds)).expect("a whole rate");
     let steps = [(100, 1000), (90, 1000), (100, 9000), (10, 50), (100, 1000)];
-    for (round, keep) in (0..30).flat_map(|round| [(round, Keep::Count), (round, Keep::Reset)]) {
+    for (round, keep) in (0..30).flat_map(|round| [(round, Keep::Count), (round, Keep::Nothing)]) {
         let at = Nanos::from_duration(Duration::from_secs(100_000 + 13 * round));
         let policy = policy(rate(steps[0]));
         let (state, start) = (policy.start(at), Barrier::new(THREADS));
@@ -244,7 +244,7 @@ fn counts_on_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
             start.wait();
             for step in steps.into_iter().cycle().take(100) {
                 policy.change(&state, at, Change::rate(rate(step)).keep(keep)).expect("a rate alone fits");
-                resets += usize::from(keep == Keep::Reset);
+                resets += usize::from(keep == Keep::Nothing);
                 thread::yield_now();
             }
             threads.into_iter().filter_map(|thread| thread.join().ok()).sum()

@@ -99,7 +99,7 @@ impl Changed {
                 let (new, old) = (i128::from(self.new.limit), i128::from(self.old.limit));
                 (permits * new + old - 1) / old
             }
-            Keep::Ratio | Keep::Reset => 0,
+            Keep::Ratio | Keep::Nothing => 0,
         };
         u32::try_from(n).ok().filter(|n| *n > 0).map(|n| Grant { at, n, name: 0, may_be_gone: false })
     }
@@ -200,7 +200,7 @@ impl Rule for Log {
 
     /// What was granted stays granted.
     fn changed(&self, grants: Vec<Grant>, reached: i128, _at: i128, change: &Changed) -> (Vec<Grant>, i128) {
-        (if change.keep == Keep::Reset { Vec::new() } else { grants }, reached)
+        (if change.keep == Keep::Nothing { Vec::new() } else { grants }, reached)
     }
 }
 
@@ -307,7 +307,7 @@ fn some_calls(goes_back: bool) -> impl Strategy<Value = Vec<Call>> {
 fn some_calls_and_changes() -> impl Strategy<Value = Vec<Call>> {
     let none = Terms { limit: 0, length: 1_000_000_000 };
     let terms = prop_oneof![6 => some_terms(), 1 => Just(none)];
-    let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Reset)];
+    let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Nothing)];
     let change = (terms, keep).prop_map(|(terms, keep)| Call::Change(terms, keep));
     (some_calls(false), vec((any::<prop::sample::Index>(), change), 1..8)).prop_map(|(mut calls, changes)| {
         for (index, change) in changes {
@@ -515,7 +515,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
                 let Some((name, charge)) = self.charges.pop() else {
                     return Ok(());
                 };
-                let unused = self.policy.unused(charge, n, used);
+                let unused = self.policy.unspent(charge, n, used);
                 prop_assert_eq!(unused.is_some(), used < n);
                 if let Some(unused) = unused {
                     self.policy.undo(&self.state, self.now, unused, u64::MAX);
@@ -606,7 +606,7 @@ proptest! {
     ) {
         let policy = FixedWindow::new(terms.rate()?);
         run(&policy, Fixed { phase: Some(0) }, terms, &calls)?;
-        let policy = policy.at_wall_clock(Duration::from_nanos(offset)).anchored(Duration::from_nanos(unix));
+        let policy = policy.at_wall_clock(Duration::from_nanos(offset)).with_epoch(Duration::from_nanos(unix));
         run(&policy, Fixed { phase: Some(i128::from(offset) - i128::from(unix)) }, terms, &calls)?;
     }
 
@@ -624,7 +624,7 @@ proptest! {
         let unix = offset + after_1970;
         let policy = SlidingWindow::new(terms.rate()?, cells);
         run(&policy, Cells { cells: cells.into(), phase: 0 }, terms, &calls)?;
-        let policy = policy.at_wall_clock(Duration::from_nanos(offset)).anchored(Duration::from_nanos(unix));
+        let policy = policy.at_wall_clock(Duration::from_nanos(offset)).with_epoch(Duration::from_nanos(unix));
         run(&policy, Cells { cells: cells.into(), phase: i128::from(offset) - i128::from(unix) }, terms, &calls)?;
     }
 
@@ -634,7 +634,7 @@ proptest! {
     ) {
         let policy = SlidingEstimate::new(terms.rate()?);
         run(&policy, Estimate { phase: 0 }, terms, &calls)?;
-        let policy = policy.at_wall_clock(Duration::from_nanos(offset)).anchored(Duration::from_nanos(unix));
+        let policy = policy.at_wall_clock(Duration::from_nanos(offset)).with_epoch(Duration::from_nanos(unix));
         run(&policy, Estimate { phase: i128::from(offset) - i128::from(unix) }, terms, &calls)?;
     }
 }
@@ -651,7 +651,7 @@ proptest! {
             call => call,
         };
         let calls: Vec<_> = calls.into_iter().map(count).collect();
-        let policy = SlidingLog::new(terms.rate()?).room_for(12)?;
+        let policy = SlidingLog::new(terms.rate()?).with_capacity(12)?;
         run(&policy, Log, terms, &calls)?;
     }
 

@@ -19,7 +19,7 @@ fn windows() -> [AnyPolicy; 6] {
     [
         FixedWindow::new(rate).into(),
         FixedWindow::new(rate).from_first_grant().into(),
-        AnyPolicy::from(aligned(SECOND / 3)).anchored(Duration::from_secs(77)),
+        AnyPolicy::from(aligned(SECOND / 3)).with_epoch(Duration::from_secs(77)),
         SlidingEstimate::new(rate).into(),
         SlidingWindow::new(rate, 1).into(),
         SlidingWindow::new(rate, 10).into(),
@@ -84,8 +84,8 @@ fn a_change_as_of_an_older_time_forgets_nothing() {
 fn a_change_as_of_an_older_time_forgets_nothing_of_other_policies() {
     for text in [
         "token_bucket 100/s burst 100",
-        "token_bucket 100/s burst 100 in_steps",
-        "leaky_bucket 100/s undelayed 99",
+        "token_bucket 100/s burst 100 interval_refill",
+        "leaky_bucket 100/s nodelay 99",
         "smooth_bursty 100/s start_full",
         "smooth_warming_up 100/s warm_up 1s",
         "sliding_log 100/s",
@@ -173,7 +173,7 @@ enum Call {
 /// Time that passes, a call, and how long before that its clock was read.
 fn some_calls() -> impl Strategy<Value = Vec<(u64, Call, u64)>> {
     let n = || prop_oneof![3 => Just(1u32), 1 => 1u32..8];
-    let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Reset)];
+    let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Nothing)];
     let call = prop_oneof![
         8 => n().prop_map(Call::Try),
         2 => (0usize..6).prop_map(Call::Undo),
@@ -269,9 +269,9 @@ proptest! {
         let rate = Rate::new(limit, Duration::from_nanos(length))?;
         let (offset, unix) = (Duration::from_nanos(offset), Duration::from_secs(1));
         acts_as_of_the_latest(&FixedWindow::new(rate), &calls)?;
-        acts_as_of_the_latest(&FixedWindow::new(rate).at_wall_clock(offset).anchored(unix), &calls)?;
+        acts_as_of_the_latest(&FixedWindow::new(rate).at_wall_clock(offset).with_epoch(unix), &calls)?;
         acts_as_of_the_latest(&SlidingEstimate::new(rate), &calls)?;
-        acts_as_of_the_latest(&SlidingEstimate::new(rate).at_wall_clock(offset).anchored(unix), &calls)?;
+        acts_as_of_the_latest(&SlidingEstimate::new(rate).at_wall_clock(offset).with_epoch(unix), &calls)?;
     }
 
     #[test]
@@ -281,6 +281,6 @@ proptest! {
         let rate = Rate::new(limit, Duration::from_nanos(length))?;
         let (offset, unix) = (Duration::from_nanos(offset), Duration::from_secs(1));
         acts_as_of_the_latest(&SlidingWindow::new(rate, cells), &calls)?;
-        acts_as_of_the_latest(&SlidingWindow::new(rate, cells).at_wall_clock(offset).anchored(unix), &calls)?;
+        acts_as_of_the_latest(&SlidingWindow::new(rate, cells).at_wall_clock(offset).with_epoch(unix), &calls)?;
     }
 }

@@ -42,7 +42,7 @@ impl Clock for LateTimer {
 
 impl Timer for LateTimer {
     type Sleep = LateSleep;
-    type Domain = ();
+    type RuntimeId = ();
 
     fn domain(&self) -> Option<()> {
         Some(())

@@ -78,7 +78,7 @@ impl Clock for Loops {
 
 impl Timer for Loops {
     type Sleep = LoopSleep;
-    type Domain = u32;
+    type RuntimeId = u32;
 
     fn domain(&self) -> Option<u32> {
         self.lock().current

@@ -48,7 +48,7 @@ pub use state::LogState;
 /// of a second costs a thousandth of the rate.
 ///
 /// When the rate changes, what was granted stays granted: [`Keep::Count`], and [`Keep::Ratio`] is
-/// the same. A limit that is raised above the [room](SlidingLog::room_for) made for it is cut to
+/// the same. A limit that is raised above the [room](SlidingLog::with_capacity) made for it is cut to
 /// that.
 ///
 /// # Examples
@@ -129,7 +129,7 @@ impl SlidingLog {
     pub fn try_new(rate: Rate) -> Result<SlidingLog, PolicyError> {
         let window = CurrentWindow::new(rate, 1)?;
         let room = if window.get().unlimited { 1 } else { window.get().limit.max(1) };
-        SlidingLog { window, room }.room_for(room)
+        SlidingLog { window, room }.with_capacity(room)
     }
 
     /// Makes room for a limit of so many permits, to which it can be raised while it runs.
@@ -137,7 +137,7 @@ impl SlidingLog {
     /// # Errors
     ///
     /// [`PolicyError::Log`] if that is more than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
-    pub fn room_for(self, permits: u32) -> Result<SlidingLog, PolicyError> {
+    pub fn with_capacity(self, permits: u32) -> Result<SlidingLog, PolicyError> {
         if permits > SlidingLog::MAX_LIMIT {
             return Err(PolicyError::Log { permits, limit: SlidingLog::MAX_LIMIT });
         }
@@ -278,7 +278,7 @@ impl Policy for SlidingLog {
         u64::MAX
     }
 
-    fn unused(&self, charge: LogCharge, n: u32, used: u32) -> Option<LogCharge> {
+    fn unspent(&self, charge: LogCharge, n: u32, used: u32) -> Option<LogCharge> {
         n.checked_sub(used).filter(|n| *n > 0).map(|n| LogCharge { n: charge.n.min(n), ..charge })
     }
 
@@ -292,7 +292,7 @@ impl Policy for SlidingLog {
 
     fn change(&self, state: &LogState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
-        if change.keep == Some(Keep::Reset) {
+        if change.keep == Some(Keep::Nothing) {
             state.reset();
         }
         if let Some(rate) = change.rate {
@@ -329,7 +329,7 @@ impl Policy for SlidingLog {
         false
     }
 
-    fn anchored(self, unix_time_at_zero: Duration) -> SlidingLog {
-        SlidingLog { window: self.window.anchored(unix_time_at_zero), ..self }
+    fn with_epoch(self, unix_time_at_zero: Duration) -> SlidingLog {
+        SlidingLog { window: self.window.with_epoch(unix_time_at_zero), ..self }
     }
 }

@@ -12,7 +12,7 @@ use crate::sync::{AtomicBool, Ordering};
 /// whatever that is [changed](crate::KeyedRateLimiter::change_all) to, until it is
 /// [changed](crate::RateLimiter::change) for this key.
 #[derive(Debug)]
-pub struct ForKey<P> {
+pub struct KeyPolicy<P> {
     /// A copy from the start: whoever asks while it is changed must find the one that is changed.
     policy: P,
     /// Whether it went through a change that the policy of all keys did not. Then a state may mean
@@ -23,9 +23,9 @@ pub struct ForKey<P> {
     own: AtomicBool,
 }
 
-impl<P> ForKey<P> {
-    pub(crate) fn new(policy: P) -> ForKey<P> {
-        ForKey { policy, apart: AtomicBool::new(false), own: AtomicBool::new(false) }
+impl<P> KeyPolicy<P> {
+    pub(crate) fn new(policy: P) -> KeyPolicy<P> {
+        KeyPolicy { policy, apart: AtomicBool::new(false), own: AtomicBool::new(false) }
     }
 
     /// The policy that decides about this key.
@@ -48,7 +48,7 @@ impl<P> ForKey<P> {
     }
 }
 
-impl<P: Policy> Policy for ForKey<P> {
+impl<P: Policy> Policy for KeyPolicy<P> {
     type State = P::State;
     type Charge = P::Charge;
 
@@ -122,8 +122,8 @@ impl<P: Policy> Policy for ForKey<P> {
         self.policy.debit(state, at, n);
     }
 
-    fn unused(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
-        self.policy.unused(charge, n, used)
+    fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
+        self.policy.unspent(charge, n, used)
     }
 
     fn rate(&self) -> Rate {

@@ -13,15 +13,15 @@ use crate::rate::Rate;
 /// # Examples
 ///
 /// ```
-/// use tidegate::{Blocked, ManualClock, RateLimiter};
+/// use tidegate::{DenyAll, ManualClock, RateLimiter};
 ///
-/// let limiter = RateLimiter::with_clock(Blocked, ManualClock::new());
+/// let limiter = RateLimiter::with_clock(DenyAll, ManualClock::new());
 /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), None);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Blocked;
+pub struct DenyAll;
 
-impl Policy for Blocked {
+impl Policy for DenyAll {
     type State = ();
     type Charge = ();
 
@@ -54,7 +54,7 @@ impl Policy for Blocked {
         u64::MAX
     }
 
-    fn unused(&self, _charge: (), n: u32, used: u32) -> Option<()> {
+    fn unspent(&self, _charge: (), n: u32, used: u32) -> Option<()> {
         (used < n).then_some(())
     }
 
