@@ -4,11 +4,11 @@ use loom::thread;
 use std::sync::Arc;
 
 use super::support::{model, model_of_three};
-use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::{Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
+use crate::time::Nanos;
 
 /// Two takers, one permit: one gets it.
 #[test]

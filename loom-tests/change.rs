@@ -8,7 +8,6 @@ use loom::thread;
 use super::support::{model_of_three, model_up_to};
 #[cfg(feature = "keyed")]
 use crate::keyed::KeyPolicy;
-use crate::nanos::Nanos;
 use crate::policy::cell::update;
 use crate::policy::window::stamp;
 use crate::policy::{
@@ -16,6 +15,7 @@ use crate::policy::{
     ticks,
 };
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 fn at(seconds: u64) -> Nanos {
     Nanos::new(seconds * 1_000_000_000)

@@ -8,17 +8,17 @@ use std::time::Duration;
 use loom::thread;
 
 use super::support::{LoomClock, Woken, model, model_of_three};
-use crate::compose::all::{All, Entry, Kind};
-use crate::compose::member::{Handle, Member};
-use crate::compose::weights::Weights;
+use crate::all_of::all::{All, Entry, Kind};
+use crate::all_of::member::{Handle, Member};
+use crate::all_of::weights::Weights;
 use crate::error::Refusal;
-use crate::gate::Gate;
-use crate::nanos::Nanos;
+use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::shared::Gate;
+use crate::line::rule::Single;
 use crate::policy::TokenBucket;
 use crate::rate::Rate;
-use crate::rule::Single;
 use crate::sync::Ordering;
-use crate::wait::pending::{Poller, Wait};
+use crate::time::Nanos;
 
 type Bucket = Arc<Gate<Single<TokenBucket>, LoomClock>>;
 type Both = Arc<Gate<All<LoomClock>, LoomClock>>;

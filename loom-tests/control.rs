@@ -9,17 +9,17 @@ use loom::thread;
 
 use super::support::{LoomClock, Woken, model};
 use crate::error::Refusal;
-use crate::gate::Gate;
-use crate::nanos::Nanos;
+use crate::limiter::pending::{Place, Poller, Wait};
+use crate::limiter::shared::Gate;
+use crate::line::bounds::QueueBounds;
+use crate::line::deferred::After;
+use crate::line::rule::Single;
+use crate::line::{Kind, Newcomer};
 use crate::policy::{SmoothBursty, TokenBucket};
 use crate::rate::Rate;
 use crate::request::Request;
-use crate::rule::Single;
 use crate::sync::{Ordering, lock};
-use crate::wait::after::After;
-use crate::wait::bounds::QueueBounds;
-use crate::wait::pending::{Place, Poller, Wait};
-use crate::wait::queue::{Kind, Newcomer};
+use crate::time::Nanos;
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
 

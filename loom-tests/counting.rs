@@ -12,8 +12,8 @@ use super::support::{LoomClock, Woken, model, model_of_three};
 use crate::counting::line::{LINE, weight};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
-use crate::wait::after::After;
-use crate::wait::ring::Ring;
+use crate::line::deferred::After;
+use crate::line::recheck::Ring;
 
 /// A wait that was polled once.
 struct Waiting {

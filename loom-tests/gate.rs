@@ -9,16 +9,16 @@ use loom::thread;
 
 use super::support::{LoomClock, Woken, model, model_of_three};
 use crate::error::Refusal;
-use crate::gate::Gate;
-use crate::nanos::Nanos;
+use crate::limiter::blocking;
+use crate::limiter::pending::{Place, Poller, Wait};
+use crate::limiter::shared::Gate;
+use crate::line::deferred::After;
+use crate::line::rule::Single;
+use crate::line::{Kind, Newcomer};
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
-use crate::rule::Single;
 use crate::sync::{Ordering, lock};
-use crate::wait::after::After;
-use crate::wait::blocking;
-use crate::wait::pending::{Place, Poller, Wait};
-use crate::wait::queue::{Kind, Newcomer};
+use crate::time::Nanos;
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
 

@@ -11,11 +11,11 @@ use crate::clock::Clock;
 use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
 use crate::keyed::table::{Found, Line, Table};
-use crate::nanos::Nanos;
+use crate::line::deferred::After;
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
 use crate::sync::{read, write};
-use crate::wait::after::After;
+use crate::time::Nanos;
 
 type Keys = Arc<Table<u8, TokenBucket, LoomClock>>;
 

@@ -8,13 +8,13 @@ use std::time::Duration;
 use loom::thread;
 
 use super::support::{LoomClock, Woken, model};
-use crate::gate::{Gate, LATE, ONE};
-use crate::nanos::Nanos;
+use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::shared::{Gate, LATE, ONE};
+use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
-use crate::rule::Single;
 use crate::sync::Ordering;
-use crate::wait::pending::{Poller, Wait};
+use crate::time::Nanos;
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
 

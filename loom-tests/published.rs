@@ -4,11 +4,11 @@ use loom::thread;
 use std::sync::Arc;
 
 use super::support::model;
-use crate::nanos::Nanos;
 use crate::policy::published::Published;
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
+use crate::time::Nanos;
 
 /// Two publications, the second into the slot that the reader may be reading.
 #[test]

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::support::{model, model_of_three, model_up_to};
-use crate::nanos::Nanos;
 use crate::policy::sliding_log::head::Head;
 use crate::policy::window::stamp;
 use crate::policy::{Change, LogCharge, LogState, Policy, SlidingLog};
 use crate::rate::Rate;
 use crate::sync::Ordering;
+use crate::time::Nanos;
 
 /// Two were granted long ago, and three come at once; each takes by `take`. Returns how many were
 /// granted.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::support::model_of_three;
-use crate::nanos::Nanos;
 use crate::policy::cells::Head;
 use crate::policy::sliding_window::SlidingState;
 use crate::policy::window::stamp;
 use crate::policy::{Policy, SlidingWindow};
 use crate::rate::Rate;
 use crate::sync::Ordering;
+use crate::time::Nanos;
 
 /// Two cells of a second each, and so many permits.
 fn permits(text: &str) -> SlidingWindow {

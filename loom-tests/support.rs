@@ -8,8 +8,8 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicBool, Ordering};
 
 use crate::clock::{Clock, Sleep, Timer};
-use crate::nanos::Nanos;
 use crate::sync::lock;
+use crate::time::Nanos;
 
 /// Runs a model of two threads in every interleaving, with no bound.
 pub(crate) fn model(model: impl Fn() + Send + Sync + 'static) {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::support::{model, model_of_three};
-use crate::nanos::Nanos;
 use crate::policy::{FixedWindow, LeakyBucket, Policy, SlidingEstimate, TokenBucket};
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 const SECOND: u64 = 1_000_000_000;
 

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use crate::nanos::Nanos;
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// Why a request got no permit.
 ///

@@ -221,42 +221,35 @@
 #[doc = include_str!("../docs/ALGORITHMS.md")]
 pub mod algorithms {}
 
+pub mod all_of;
 pub mod clock;
-pub mod compose;
-mod control;
 mod counting;
-mod degrade;
 mod error;
-mod estimate;
-mod events;
-mod gate;
 #[cfg(feature = "keyed")]
 pub mod keyed;
 mod limiter;
-mod nanos;
+mod line;
 pub mod policy;
 mod rate;
 mod request;
-mod rule;
-mod statistics;
 mod sync;
-pub mod wait;
+mod time;
 
 #[cfg(all(test, tidegate_loom))]
 #[path = "../loom-tests/mod.rs"]
 mod loom_tests;
 
+pub use all_of::{AllEstimate, AllOf, AllPermits, AllRefusal};
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
-pub use compose::{AllEstimate, AllOf, AllPermits, AllRefusal};
 pub use counting::{CountingLimit, CountingPermit};
-pub use degrade::ServedBy;
 pub use error::{PolicyError, RateError, Refusal};
-pub use estimate::{AcquireEstimate, Estimate};
-pub use events::Events;
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedRateLimiter, WhenKeysFull};
-pub use limiter::{RateLimiter, Status};
-pub use nanos::Nanos;
+pub use limiter::{
+    Acquire, AcquireEstimate, AcquireMany, AcquireManyOwned, AcquireOwned, Estimate, Events, RateLimiter,
+    Reservation, ServedBy, Statistics, StatisticsSnapshot, Status, WaitHistogram,
+};
+pub use line::bounds::{QueueBounds, WhenFull};
 pub use policy::{
     AnyPolicy, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
     PolicyKind, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
@@ -264,5 +257,4 @@ pub use policy::{
 };
 pub use rate::Rate;
 pub use request::Request;
-pub use statistics::{Statistics, StatisticsSnapshot, WaitHistogram};
-pub use wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned, QueueBounds, Reservation, WhenFull};
+pub use time::Nanos;

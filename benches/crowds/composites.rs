@@ -17,7 +17,7 @@ use crate::{CALLS, LONG, Options, print_times, time};
 
 const SIZES: [usize; 3] = [1_000, 8_000, 32_000];
 
-type Waiter = Pin<Box<tidegate::compose::AcquireAll<ManualClock>>>;
+type Waiter = Pin<Box<tidegate::all_of::AcquireAll<ManualClock>>>;
 
 pub(crate) fn all(options: &Options) {
     for &users in options.sizes(&SIZES) {

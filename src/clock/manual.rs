@@ -8,7 +8,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use crate::clock::{Clock, Sleep, Timer};
-use crate::nanos::Nanos;
+use crate::time::Nanos;
 
 /// A clock for tests and simulations: it stands still until it is advanced.
 ///

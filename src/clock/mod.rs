@@ -20,7 +20,7 @@ use std::fmt::Debug;
 use std::pin::Pin;
 use std::time::{Duration, SystemTime};
 
-use crate::nanos::Nanos;
+use crate::time::Nanos;
 
 /// The clock of a limiter that was made without one.
 #[cfg(not(feature = "test-util"))]

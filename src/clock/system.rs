@@ -6,7 +6,7 @@ use tokio::runtime::{Handle, Id};
 
 use crate::clock::tokio::{TokioSleep, park_for};
 use crate::clock::{Clock, Timer, unix_time};
-use crate::nanos::Nanos;
+use crate::time::Nanos;
 
 /// Reads the processor's time stamp counter where it is steady, else the operating system's
 /// monotonic clock.

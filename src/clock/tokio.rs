@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::clock::tokio::runtime::{Runtime, lock};
 use crate::clock::tokio::unpark::Unpark;
 use crate::clock::{Clock, Sleep, Timer, unix_time};
-use crate::nanos::Nanos;
+use crate::time::Nanos;
 
 /// tokio's timer ticks in milliseconds.
 const TICK: Nanos = Nanos::new(1_000_000);

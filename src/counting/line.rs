@@ -55,9 +55,9 @@ use std::task::{Poll, Waker};
 
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::line::deferred::After;
+use crate::line::recheck::Ring;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
-use crate::wait::after::After;
-use crate::wait::ring::Ring;
 
 /// The flag of `word`: the line has an entry.
 pub(crate) const LINE: u64 = 1;

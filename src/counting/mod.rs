@@ -12,9 +12,9 @@ use crate::clock::Timer;
 use crate::counting::line::{Later, Shared};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
+use crate::line::deferred::After;
+use crate::line::recheck::Ring;
 use crate::policy::Policy;
-use crate::wait::after::After;
-use crate::wait::ring::Ring;
 
 /// At most so many at the same time: connections, calls in flight, jobs. A permit is given back
 /// when it is dropped.

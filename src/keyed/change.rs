@@ -41,12 +41,12 @@ use super::shard::Shard;
 use super::table::Table;
 use crate::clock::Timer;
 use crate::error::PolicyError;
-use crate::gate::Gate;
-use crate::nanos::Nanos;
+use crate::limiter::shared::Gate;
+use crate::line::deferred::After;
+use crate::line::rule::Single;
 use crate::policy::{Change, Policy};
-use crate::rule::Single;
 use crate::sync::{ShardLock, lock, write};
-use crate::wait::after::After;
+use crate::time::Nanos;
 
 impl<K, P, C> Table<K, P, C>
 where

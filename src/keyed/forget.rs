@@ -38,9 +38,9 @@ use super::shard::{Locked, Shard};
 use super::slots::Slots;
 use super::table::{Line, SEARCH, Table};
 use crate::clock::Timer;
-use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::sync::{Ordering, read, write};
+use crate::time::Nanos;
 
 /// How many places each new key looks at, for keys and for lines that are not needed.
 const SWEEP: usize = 4;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicBool, Ordering};
+use crate::time::Nanos;
 
 /// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter): that of all keys,
 /// whatever that is [changed](crate::KeyedRateLimiter::change_all) to, until it is

@@ -12,11 +12,11 @@ use super::slots::Slots;
 use super::table::{Found, Line, Step, Table};
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::events::Events;
 use crate::limiter::RateLimiter;
+use crate::limiter::events::Events;
+use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::sync::read;
-use crate::wait::after::run_in_drop;
 
 /// A line that a call uses. When the call ends, and nothing else needs the line, its key becomes a
 /// known one again.

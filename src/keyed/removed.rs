@@ -8,8 +8,8 @@ use super::key_policy::KeyPolicy;
 use super::table::Line;
 use crate::clock::Timer;
 use crate::limiter::Rest;
+use crate::line::deferred::{go_on, run};
 use crate::policy::Policy;
-use crate::wait::after::{go_on, run};
 
 /// Things to be dropped without a lock. Declare it before the guard of the lock.
 pub(crate) struct Removed<K, P: Policy, C: Timer> {

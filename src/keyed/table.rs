@@ -80,12 +80,12 @@ use super::removed::Removed;
 use super::shard::{Locked, Shard};
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::events::{Events, report};
+use crate::limiter::events::{Events, report};
 use crate::limiter::{RateLimiter, Status};
-use crate::nanos::Nanos;
 use crate::policy::Policy;
 use crate::request::Request;
 use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
+use crate::time::Nanos;
 
 /// The places of a shard when all keys are there, at least: growing a table of so many stops nobody
 /// for long.

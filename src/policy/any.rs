@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::{
     BucketCharge, BucketState, BurstyCharge, BurstyState, Change, Crowd, DenyAll, EstimateCharge,
     EstimateState, FixedCharge, FixedState, FixedWindow, Forecast, LeakyBucket, LogCharge, LogState, Policy,
@@ -11,6 +10,7 @@ use crate::policy::{
     SmoothWarmingUp, TokenBucket, Unlimited, WarmingUpCharge, WarmingUpState, limited,
 };
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// Any of the policies, where the choice comes from a configuration: one type for all limiters of a
 /// program.

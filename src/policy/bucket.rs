@@ -90,7 +90,6 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, convert, update};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
@@ -99,6 +98,7 @@ use crate::policy::window::nanos_between;
 use crate::policy::{Change, Crowd, Forecast, Keep, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, LOOKS, Ordering, spin_loop};
+use crate::time::Nanos;
 
 /// The state of one [`TokenBucket`](super::TokenBucket) or [`LeakyBucket`](super::LeakyBucket): a
 /// single word.

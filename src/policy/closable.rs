@@ -64,10 +64,10 @@
 use std::fmt;
 
 use crate::error::Refusal;
-use crate::nanos::Nanos;
 use crate::policy::cell::Cell;
 use crate::policy::limited;
 use crate::sync::{AtomicU128, LOOKS, Ordering, spin_loop};
+use crate::time::Nanos;
 
 pub(crate) struct ClosableWord<const TOP: u32, const TURNS: u32>(AtomicU128);
 

@@ -1,9 +1,9 @@
 //! No permits at all.
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// Grants nothing, ever: for configurations in which something can be switched off.
 ///

@@ -1,6 +1,6 @@
 //! A forecast: the grants to come, foreseen request by request.
 
-use crate::nanos::Nanos;
+use crate::time::Nanos;
 
 /// The requests that go first, as a policy foresees them: what
 /// [`Policy::foresee`](super::Policy::foresee) keeps from one request to the next.

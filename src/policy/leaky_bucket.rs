@@ -19,12 +19,12 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start};
 use crate::policy::terms::Terms;
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
+use crate::time::Nanos;
 
 /// Lets requests out at a constant rate; those who wait are the water in the bucket, and what does
 /// not fit is refused.

@@ -79,8 +79,8 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// A rule that says when permits are due.
 ///

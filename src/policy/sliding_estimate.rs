@@ -42,11 +42,11 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::closable::ClosableWord;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// At most about so many permits in any period, estimated from two counters.
 ///

@@ -36,12 +36,12 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::cells::{Cells, Head, View};
 use crate::policy::closable::{Seen, refused_as_closed};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// At most so many permits in this cell of the period and those before it, as many as there are.
 ///

@@ -50,13 +50,13 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
+use crate::time::Nanos;
 
 /// A steady rate; unused permits are saved, and a request of any size is granted at once and paid
 /// by the next.

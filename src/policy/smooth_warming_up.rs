@@ -67,7 +67,6 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::cell::{Cell, update};
 use crate::policy::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
@@ -75,6 +74,7 @@ use crate::policy::smooth_bursty::{owed, unused_share};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
+use crate::time::Nanos;
 
 /// A steady rate that is slower after idling and speeds up under demand.
 ///

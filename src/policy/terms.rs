@@ -1,10 +1,10 @@
 //! What a bucket decides by: the terms that a user sets, and the numbers in ticks that they make.
 
 use crate::error::PolicyError;
-use crate::nanos::Nanos;
 use crate::policy::interval::Interval;
 use crate::policy::{Change, Keep, ticks};
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// What the user set. All of it can change at run time.
 #[derive(Clone, Copy, Debug, PartialEq)]

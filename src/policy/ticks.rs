@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::nanos::Nanos;
+use crate::time::Nanos;
 
 /// Ticks in a nanosecond.
 ///

@@ -20,11 +20,11 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start};
 use crate::policy::terms::Terms;
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// Holds up to `burst` permits, which come in at a rate; a request takes what it needs, or waits
 /// until it is there.

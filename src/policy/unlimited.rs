@@ -1,9 +1,9 @@
 //! No limit at all.
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// Grants everything at once: for configurations in which a limit can be switched off.
 ///

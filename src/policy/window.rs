@@ -4,11 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::Keep;
 use crate::policy::closable::ClosableWord;
 use crate::policy::published::Published;
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 /// The time zero, as a stamp. What lies before it is room for a window that began before the clock
 /// did.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::MS;
-use tidegate::compose::AcquireAll;
+use tidegate::all_of::AcquireAll;
 use tidegate::{
     AllOf, AllRefusal, AnyPolicy, CountingLimit, DenyAll, FixedWindow, LeakyBucket, ManualClock, Rate,
     RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,

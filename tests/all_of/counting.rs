@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::support::MS;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::compose::AcquireAll;
+use tidegate::all_of::AcquireAll;
 use tidegate::{
     AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, ManualClock, Rate, RateLimiter, Refusal,
     SystemClock, TokenBucket,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::compose::AcquireAll;
-use tidegate::wait::AcquireManyOwned;
+use tidegate::AcquireManyOwned;
+use tidegate::all_of::AcquireAll;
 use tidegate::{
     AllOf, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, SlidingLog, SmoothBursty, TokenBucket,
 };

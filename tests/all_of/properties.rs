@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::compose::AcquireAll;
+use tidegate::AcquireManyOwned;
+use tidegate::all_of::AcquireAll;
 use tidegate::policy::Policy;
-use tidegate::wait::AcquireManyOwned;
 use tidegate::{
     AllOf, AllPermits, AnyPolicy, Clock, CountingLimit, FixedWindow, ManualClock, Nanos, Rate, RateLimiter,
     SlidingLog, SmoothBursty, TokenBucket,

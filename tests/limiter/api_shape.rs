@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use tidegate::compose::{AcquireAll, AcquireAllEstimate};
+use tidegate::all_of::{AcquireAll, AcquireAllEstimate};
 use tidegate::policy::{AnyPolicy, ConfigError};
-use tidegate::wait::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
+use tidegate::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
 use tidegate::{
     AcquireEstimate, AllEstimate, AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, DenyAll,
     Estimate, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal, Request, Reservation,

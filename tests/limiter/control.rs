@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{Limiter, MS, one_per_second, waiting, without_burst};
-use tidegate::wait::AcquireMany;
+use tidegate::AcquireMany;
 use tidegate::{
     ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket, WhenFull,
 };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::wait::AcquireManyOwned;
+use tidegate::AcquireManyOwned;
 use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};
 
 /// A permit comes in each second, and nothing happens in between but at whole quarters.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::support::late::LateTimer;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::wait::AcquireOwned;
+use tidegate::AcquireOwned;
 use tidegate::{
     AllOf, AnyPolicy, Clock, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty,
     SmoothWarmingUp, TokenBucket,

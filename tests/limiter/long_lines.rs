@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::wait::{AcquireManyOwned, Reservation};
+use tidegate::{AcquireManyOwned, Reservation};
 use tidegate::{AnyPolicy, Clock, ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request};
 
 /// More than are foreseen one by one.

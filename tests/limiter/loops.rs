@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::loops::Loops;
-use tidegate::wait::AcquireOwned;
+use tidegate::AcquireOwned;
 use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready};

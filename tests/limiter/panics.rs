@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::loops::Loops;
-use tidegate::wait::AcquireOwned;
-use tidegate::wait::QueueBounds;
+use tidegate::AcquireOwned;
+use tidegate::QueueBounds;
 use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready};

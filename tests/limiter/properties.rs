@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::wait::AcquireManyOwned;
+use tidegate::AcquireManyOwned;
 use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty};
 
 const SECOND: u64 = 1_000_000_000;

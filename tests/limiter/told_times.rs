@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::wait::{AcquireManyOwned, Reservation};
+use tidegate::{AcquireManyOwned, Reservation};
 use tidegate::{AnyPolicy, Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request};
 
 type Limiter = RateLimiter<AnyPolicy, ManualClock>;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tidegate::wait::AcquireMany;
+use tidegate::AcquireMany;
 use tidegate::{
     ManualClock, Nanos, Policy, PolicyError, Rate, RateError, RateLimiter, Refusal, SmoothBursty,
     SmoothWarmingUp, Timer,

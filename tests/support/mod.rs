@@ -7,7 +7,7 @@ pub(crate) mod loops;
 
 use std::time::Duration;
 
-use tidegate::wait::Acquire;
+use tidegate::Acquire;
 use tidegate::{ManualClock, Policy, Rate, RateLimiter, SmoothBursty};
 use tokio_test::task::{Spawn, spawn};
 

@@ -29,10 +29,10 @@ pub(crate) mod state;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::nanos::Nanos;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
+use crate::time::Nanos;
 
 pub use state::LogState;
 

@@ -1,0 +1,497 @@
+//! All of several limiters as one rule: what the gate of an [`AllOf`](crate::AllOf) asks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::all_of::counting::Counting;
+use crate::all_of::member::{Member, Span, Taken, span, time};
+use crate::all_of::weights::Weights;
+use crate::clock::Timer;
+use crate::counting::{CountingLimit, CountingPermit};
+use crate::error::Refusal;
+use crate::limiter::shared::Gate;
+use crate::line::deferred::After;
+use crate::line::recheck::Ring;
+use crate::line::rule::Rule;
+use crate::line::seats::UNSURE;
+use crate::line::sizes::Sizes;
+use crate::policy::{Crowd, Forecast, limited};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::time::Nanos;
+
+/// How often a time is judged again by what the members say about it. One round is enough unless
+/// others wait in seats, too.
+const ROUNDS: usize = 4;
+
+/// All of several limiters.
+pub(crate) struct All<C: Timer> {
+    pub(crate) members: Vec<Entry<C>>,
+    /// In which order they are asked for permits: the same for any two composites, whichever way
+    /// they were written, so that of two that meet at their last permits one gets them. Those that
+    /// count come last.
+    order: Vec<usize>,
+    /// The places in the lines of the members. Used under the gate's lock.
+    pub(super) seats: Mutex<Seats>,
+    /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due
+    /// earlier, so it is not charged as of a time before, however long its own rates were due.
+    /// Changed under the gate's lock.
+    last: AtomicU64,
+    /// How often members had moved those who wait when the sums of those who wait were made.
+    /// Changed under the gate's lock.
+    changes: AtomicU64,
+    pub(super) gate: Weak<Gate<All<C>, C>>,
+}
+
+pub(crate) struct Entry<C: Timer> {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind<C>,
+}
+
+pub(crate) enum Kind<C: Timer> {
+    Rate(Arc<dyn Member<C>>),
+    Counting(CountingLimit),
+}
+
+/// The first waiter of each priority keeps its places while a more important one is first.
+pub(super) struct Seats {
+    /// Of each priority for which somebody waits and was first, in the line of each member; 0 where
+    /// there is none.
+    pub(super) places: BTreeMap<i8, Vec<u64>>,
+    /// The priority of the first waiter, as long as it has places.
+    first: i8,
+    /// What the first waiter does at the members that count.
+    pub(super) counting: Counting,
+}
+
+impl Seats {
+    pub(super) fn place(&self, index: usize, priority: i8) -> u64 {
+        self.places.get(&priority).map_or(0, |places| places[index])
+    }
+}
+
+/// Permits of those that count. Nearly always there is one at most, which is kept without
+/// allocating.
+#[derive(Debug, Default)]
+pub(crate) struct Permits {
+    first: Option<CountingPermit>,
+    more: Vec<CountingPermit>,
+}
+
+/// What one grant took.
+pub(crate) struct AllCharge<C: Timer> {
+    /// Empty for a grant that was made without the lock, since its owner saw it at once.
+    pub(crate) taken: Vec<(usize, Box<dyn Taken<C>>)>,
+    pub(crate) permits: Permits,
+}
+
+impl<C: Timer> Default for AllCharge<C> {
+    fn default() -> Self {
+        AllCharge { taken: Vec::new(), permits: Permits::default() }
+    }
+}
+
+impl Permits {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &CountingPermit> {
+        self.first.iter().chain(&self.more)
+    }
+
+    pub(super) fn add(&mut self, permit: CountingPermit) {
+        match self.first {
+            None => self.first = Some(permit),
+            Some(_) => self.more.push(permit),
+        }
+    }
+}
+
+impl<C: Timer> Clone for Entry<C> {
+    fn clone(&self) -> Self {
+        let kind = match &self.kind {
+            Kind::Rate(member) => Kind::Rate(member.clone()),
+            Kind::Counting(limit) => Kind::Counting(limit.clone()),
+        };
+        Entry { name: self.name, kind }
+    }
+}
+
+impl<C: Timer> Entry<C> {
+    pub(crate) fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
+        match &self.kind {
+            _ if n == 0 => Ok(()),
+            Kind::Rate(member) => member.check(n, priority),
+            Kind::Counting(limit) => limit.check(n),
+        }
+    }
+
+    /// Where it comes in the order; each limiter has one of its own.
+    pub(crate) fn rank(&self) -> (bool, u64) {
+        match &self.kind {
+            Kind::Rate(member) => (false, member.number()),
+            // An address is as good as a number.
+            Kind::Counting(limit) => (true, limit.address() as u64),
+        }
+    }
+}
+
+impl<C: Timer> All<C> {
+    pub(crate) fn new(members: Vec<Entry<C>>, gate: Weak<Gate<All<C>, C>>) -> All<C> {
+        let mut order: Vec<_> = (0..members.len()).collect();
+        order.sort_by_key(|&index| members[index].rank());
+        let counting = Counting::new(members.len());
+        let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0, counting });
+        All { members, order, seats, last: AtomicU64::new(0), changes: AtomicU64::new(0), gate }
+    }
+
+    /// Those with a rate that are asked, in order.
+    fn rates<'a>(&'a self, ask: &'a [u32]) -> impl Iterator<Item = (usize, &'a Arc<dyn Member<C>>, u32)> {
+        self.order.iter().filter_map(|&index| match (&self.members.get(index)?.kind, *ask.get(index)?) {
+            (_, 0) | (Kind::Counting(_), _) => None,
+            (Kind::Rate(member), n) => Some((index, member, n)),
+        })
+    }
+
+    /// Those that count and are asked, in order.
+    pub(super) fn counting<'a>(
+        &'a self,
+        ask: &'a [u32],
+    ) -> impl Iterator<Item = (usize, &'a CountingLimit, u32)> {
+        self.order.iter().filter_map(|&index| match (&self.members.get(index)?.kind, *ask.get(index)?) {
+            (_, 0) | (Kind::Rate(_), _) => None,
+            (Kind::Counting(limit), n) => Some((index, limit, n)),
+        })
+    }
+
+    /// Looks whether all have enough, and takes nothing.
+    fn look(&self, ask: &Weights) -> Result<(), Refusal> {
+        for (_, limit, n) in self.counting(ask) {
+            if limit.available() < n {
+                return Err(Refusal::InUse { limit: limit.limit() });
+            }
+        }
+        match self.rates(ask).map(|(_, member, n)| member.look(n, ask.priority)).max() {
+            None | Some(Nanos::ZERO) => Ok(()),
+            Some(wait) => Err(limited(wait, Nanos::ZERO)),
+        }
+    }
+
+    /// Takes from all that are left in the order, one inside the other, so that each puts back if a
+    /// later one has not enough.
+    fn take_rest(&self, ask: &Weights, left: &[usize], permits: &mut Permits) -> Result<(), Refusal> {
+        let Some((&index, left)) = left.split_first() else { return Ok(()) };
+        match (&self.members[index].kind, ask[index]) {
+            (_, 0) => self.take_rest(ask, left, permits),
+            (Kind::Rate(member), n) => {
+                member.take_then((n, ask.priority), &mut || self.take_rest(ask, left, permits))
+            }
+            (Kind::Counting(limit), n) => {
+                permits.add(limit.try_acquire_many(n)?);
+                self.take_rest(ask, left, permits)
+            }
+        }
+    }
+
+    /// Gives up seats in the lines of the members.
+    fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, after: &mut After<C>) {
+        for places in places {
+            for (entry, place) in self.members.iter().zip(places) {
+                entry.rise(place, after);
+            }
+        }
+    }
+}
+
+impl<C: Timer> Entry<C> {
+    fn rise(&self, place: u64, after: &mut After<C>) {
+        match (&self.kind, place) {
+            (_, 0) => {}
+            (Kind::Rate(member), _) => member.rise(place, after),
+            (Kind::Counting(limit), _) => limit.rise(place, after),
+        }
+    }
+}
+
+impl<C: Timer> Rule<C> for All<C> {
+    type Ask = Weights;
+    /// By member, each in its own unit; empty if there is nobody.
+    type Ahead = Vec<u128>;
+    type Charge = AllCharge<C>;
+
+    fn check(&self, ask: &Weights) -> Result<(), Refusal> {
+        if ask.iter().all(|n| *n == 0) {
+            return Err(Refusal::ZeroPermits);
+        }
+        self.members.iter().zip(ask.iter()).try_for_each(|(entry, n)| entry.check(*n, ask.priority))
+    }
+
+    fn permits(&self, ask: &Weights) -> u64 {
+        ask.iter().map(|n| u64::from(*n)).sum()
+    }
+
+    fn merge(&self, ahead: &mut Vec<u128>, more: &Vec<u128>) {
+        ahead.resize(self.members.len(), 0);
+        for (ahead, more) in ahead.iter_mut().zip(more) {
+            *ahead = ahead.saturating_add(*more);
+        }
+    }
+
+    fn unmerge(&self, ahead: &mut Vec<u128>, less: &Vec<u128>) {
+        for (ahead, less) in ahead.iter_mut().zip(less) {
+            *ahead = ahead.saturating_sub(*less);
+        }
+    }
+
+    fn add(&self, ahead: &mut Vec<u128>, ask: &Weights) {
+        ahead.resize(self.members.len(), 0);
+        for (index, member, n) in self.rates(ask) {
+            ahead[index] = ahead[index].saturating_add(member.weight(n));
+        }
+    }
+
+    fn subtract(&self, ahead: &mut Vec<u128>, ask: &Weights) {
+        ahead.resize(self.members.len(), 0);
+        for (index, member, n) in self.rates(ask) {
+            ahead[index] = ahead[index].saturating_sub(member.weight(n));
+        }
+    }
+
+    fn try_take(&self, _now: Nanos, ask: &Weights) -> Result<AllCharge<C>, Refusal> {
+        self.check(ask)?;
+        self.look(ask)?;
+        let mut permits = Permits::default();
+        match self.take_rest(ask, &self.order, &mut permits) {
+            Ok(()) => Ok(AllCharge { taken: Vec::new(), permits }),
+            // Somebody took it just now. What the same call would be told by now, or else what this
+            // one was told.
+            Err(refusal) => Err(self.look(ask).err().unwrap_or(refusal)),
+        }
+    }
+
+    fn take(
+        &self,
+        at: Nanos,
+        now: Nanos,
+        ask: &Weights,
+        after: &mut After<C>,
+    ) -> Result<AllCharge<C>, Refusal> {
+        let due = self.ready_at(now, &Vec::new(), ask);
+        if due > now {
+            return Err(limited(due, now));
+        }
+        // What counts comes first here: no permit of a rate is spent on somebody who cannot begin.
+        let permits = self.take_counting(ask, after)?;
+        // If it was that for which it waited, the rates were not late.
+        let last = Nanos::new(self.last.load(Ordering::Relaxed));
+        let waited_for_permits = lock(&self.seats).counting.was_short(ask.priority);
+        let at = if waited_for_permits { now } else { at.max(last).min(now) };
+        let late = now.saturating_since(at);
+        let mut taken = Vec::with_capacity(self.members.len());
+        for (index, member, n) in self.rates(ask) {
+            let place = lock(&self.seats).place(index, ask.priority);
+            match member.take(late, place, (n, ask.priority), after) {
+                Ok(share) => taken.push((index, share)),
+                Err(refusal) => {
+                    taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
+                    after.drops.push(Box::new(permits));
+                    return Err(refusal);
+                }
+            }
+        }
+        self.last.store(at.as_u64(), Ordering::Relaxed);
+        // The next one of this priority sits down behind others.
+        self.nobody_waits(ask.priority, after);
+        Ok(AllCharge { taken, permits })
+    }
+
+    fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
+        // The members tell how long it takes from now, and this may be asked for the end of a
+        // pause.
+        let told = self.gate.upgrade().map_or(now, |gate| now.min(gate.clock.now()));
+        let begin = span(now, told);
+        let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
+        for _ in 0..ROUNDS {
+            // By then others in seats may go first who do not now, or the other way round. Not
+            // where this is due by then anyway.
+            let judged =
+                self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
+                    let ahead = ahead.get(index).copied().unwrap_or(0);
+                    let own = seats.place(index, seats.first);
+                    let place = if ahead == 0 { seats.place(index, ask.priority) } else { 0 };
+                    (member.due((begin, due), (place, own), ahead, (n, ask.priority)), index)
+                });
+            let Some((judged, index)) = judged.max() else { break };
+            if judged <= due.max(0) {
+                due = due.max(judged);
+                break;
+            }
+            (due, from) = (judged, Some(index));
+        }
+        time(told, due)
+    }
+
+    fn size(&self, _ask: &Weights) -> Option<u32> {
+        None
+    }
+
+    fn weigh(&self, _sizes: &Sizes) -> Option<Vec<u128>> {
+        None
+    }
+
+    /// Sums tell it, as well as they do.
+    fn one_by_one(&self, _largest: u32) -> usize {
+        0
+    }
+
+    fn forecast(&self, now: Nanos) -> Forecast {
+        Forecast::new(now)
+    }
+
+    fn foresee(&self, forecast: &mut Forecast, ask: &Weights, _kept: u32) -> Nanos {
+        self.ready_at(forecast.at, &Vec::new(), ask).max(forecast.at)
+    }
+
+    fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<u128>) {}
+
+    fn undo(&self, _now: Nanos, charge: AllCharge<C>, _most: u64, after: &mut After<C>) -> u64 {
+        let AllCharge { taken, permits } = charge;
+        taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
+        after.drops.push(Box::new(permits));
+        u64::MAX
+    }
+
+    /// There is always room: the members' queues see to theirs.
+    fn moved(&self, _charge: &AllCharge<C>) -> (u64, u64) {
+        (0, u64::MAX)
+    }
+
+    fn full_level(&self, _now: Nanos) -> u64 {
+        0
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        (1, 1)
+    }
+
+    /// Each member does.
+    fn knows_lateness(&self) -> bool {
+        false
+    }
+
+    fn seen(&self, charge: &AllCharge<C>) {
+        for (_, share) in &charge.taken {
+            share.seen();
+        }
+    }
+
+    fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, after: &mut After<C>) -> Nanos {
+        let Some((ask, priority, due)) = first else {
+            let places = std::mem::take(&mut lock(&self.seats).places);
+            self.rise(places.into_values(), after);
+            lock(&self.seats).counting.begin();
+            return Nanos::MAX;
+        };
+        let at = span(due, now);
+        let mut seats = lock(&self.seats);
+        if seats.first != priority {
+            for (index, entry) in self.members.iter().enumerate() {
+                match (&entry.kind, seats.place(index, seats.first)) {
+                    (_, 0) => {}
+                    (Kind::Rate(member), place) => member.stand_by(place, after),
+                    (Kind::Counting(limit), place) => limit.park(place, after),
+                }
+            }
+            seats.first = priority;
+            seats.counting.begin();
+        }
+        let places = seats.places.entry(priority).or_insert_with(|| vec![0; self.members.len()]);
+        let (mut new, mut alone_from) = (false, Span::MIN);
+        for ((entry, place), n) in self.members.iter().zip(places).zip(ask.iter()) {
+            match &entry.kind {
+                Kind::Counting(_) => {}
+                Kind::Rate(_) if *n == 0 => entry.rise(std::mem::take(place), after),
+                Kind::Rate(member) => {
+                    new |= *place == 0;
+                    let (seat, due) = member.sit(*place, (*n, priority), at, &self.waker(), after);
+                    *place = seat;
+                    alone_from = alone_from.max(due);
+                }
+            }
+        }
+        let look_at = self.place_counting(&mut seats, now, (ask, due), after);
+        drop(seats);
+        // Before there was a seat to ring, a time may have moved.
+        if new && self.ready_at(now, &Vec::new(), ask) < due {
+            after.rings.extend(self.gate.upgrade().map(|gate| gate as Arc<dyn Ring>));
+        }
+        // If it is due later than by each of the members for itself, others will go first somewhere
+        // who do not now: it is away everywhere until then, and waits for one member alone from
+        // then on.
+        let alone_from = time(now, alone_from);
+        if alone_from > now && alone_from.saturating_add(UNSURE) < due {
+            alone_from.min(look_at)
+        } else {
+            look_at
+        }
+    }
+
+    fn nobody_waits(&self, priority: i8, after: &mut After<C>) {
+        let mut seats = lock(&self.seats);
+        let places = seats.places.remove(&priority);
+        if seats.first == priority {
+            seats.counting.begin();
+        }
+        drop(seats);
+        self.rise(places, after);
+    }
+
+    /// What a request weighs is told by its members' terms.
+    fn has_changed(&self) -> bool {
+        let changes = self.members.iter().map(|entry| match &entry.kind {
+            Kind::Rate(member) => member.changes(),
+            // A lower limit may be less than a request weighs.
+            Kind::Counting(limit) => limit.lowered(),
+        });
+        let changes = changes.fold(0, u64::wrapping_add);
+        changes != self.changes.swap(changes, Ordering::Relaxed)
+    }
+
+    /// Each member decides for itself.
+    fn catches_up(&self) -> bool {
+        true
+    }
+
+    fn max_wait(&self) -> Duration {
+        let rates = self.members.iter().filter_map(|entry| match &entry.kind {
+            Kind::Rate(member) => Some(member.max_wait()),
+            Kind::Counting(_) => None,
+        });
+        rates.min().unwrap_or(Duration::MAX)
+    }
+}
+
+impl<C: Timer> All<C> {
+    /// How long nobody passes, whatever the members say.
+    pub(crate) fn paused_for(&self) -> Duration {
+        self.gate.upgrade().map_or(Duration::ZERO, |gate| gate.paused_for())
+    }
+
+    pub(super) fn waker(&self) -> Weak<dyn Ring> {
+        self.gate.clone()
+    }
+}
+
+/// Nobody waits for all of them any more, whether their futures were dropped or leaked.
+impl<C: Timer> Drop for All<C> {
+    fn drop(&mut self) {
+        let mut after = After::new();
+        let places = std::mem::take(&mut lock(&self.seats).places);
+        self.rise(places.into_values(), &mut after);
+        drop(after);
+    }
+}
+
+impl<C: Timer> fmt::Debug for AllCharge<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllCharge").field("taken", &self.taken.len()).finish_non_exhaustive()
+    }
+}

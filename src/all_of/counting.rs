@@ -1,0 +1,167 @@
+//! What the first waiter of a composite does at its limits of what is in use.
+//!
+//! A composite that waits holds no permit. It has a place in the line of each limit
+//! (`src/counting/line.rs`) and takes from all members at one moment, when all permits are there.
+//!
+//! | the first waiter | its places | what a free permit does meanwhile |
+//! |---|---|---|
+//! | waits for a rate | parked | serves others |
+//! | waits for permits that are in use | stand where they are missing | |
+//! | has its turn at one limit, and misses something else | stand until `until`, then they are parked | waits no longer than the composite has waited before |
+//! | is served, or dropped | are given up | |
+//!
+//! # Why does a place stand although something else is missing?
+//!
+//! The permits of two busy members need not come at one moment. If the composite always let others
+//! go first, it could wait for ever beside them; if it never did, it would keep permits idle for as
+//! long as the other member likes. So it may keep a free permit from others for as long as it has
+//! waited for permits in use before, and no longer. A rate tells when it is due, so the permit is
+//! kept only if that is soon enough. A limit does not, so the permit is kept until the time is
+//! over; then the composite lets others pass there, until another of its limits has come. Each wait
+//! is longer than the one before, so in the end one of them is longer than the other member needs.
+
+use crate::all_of::all::{All, Kind, Permits, Seats};
+use crate::all_of::weights::Weights;
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::line::deferred::After;
+use crate::sync::lock;
+use crate::time::Nanos;
+
+/// The state of the first waiter. Used under the gate's lock.
+#[derive(Debug)]
+pub(crate) struct Counting {
+    /// The priority of the request that found permits missing in this look, with all rates due.
+    short: Option<i8>,
+    /// The priority of the first waiter, if the look before found so.
+    was_short: Option<i8>,
+    /// What the first waiter asks for: another request has a state of its own.
+    ask: Option<Weights>,
+    /// When the first waiter found permits missing for the first time.
+    since: Option<Nanos>,
+    /// Until when it keeps free permits from others.
+    until: Nanos,
+    /// One for each member of the composite.
+    marks: Vec<Mark>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    /// Whether its permits were there at the last look.
+    there: bool,
+    /// Whether it lets others pass, since the time to keep its permits was over.
+    passes: bool,
+}
+
+impl Counting {
+    pub(crate) fn new(members: usize) -> Counting {
+        let marks = vec![Mark::default(); members];
+        Counting { short: None, was_short: None, ask: None, since: None, until: Nanos::ZERO, marks }
+    }
+
+    /// Another waiter is the first.
+    pub(crate) fn begin(&mut self) {
+        self.marks.fill(Mark::default());
+        (self.was_short, self.ask, self.since, self.until) = (None, None, None, Nanos::ZERO);
+    }
+
+    /// Whether the first waiter missed permits in use until now, so that its rates were not late.
+    pub(crate) fn was_short(&self, priority: i8) -> bool {
+        self.was_short == Some(priority)
+    }
+
+    /// Whether free permits may be kept from others for so long from now.
+    fn may_keep(&self, now: Nanos, span: Nanos) -> bool {
+        self.since.is_some_and(|since| span <= now.saturating_since(since))
+    }
+}
+
+impl<C: Timer> All<C> {
+    /// Takes the permits in use, all or none, for a waiter whose rates are due.
+    pub(super) fn take_counting(&self, ask: &Weights, after: &mut After<C>) -> Result<Permits, Refusal> {
+        let mut seats = lock(&self.seats);
+        let place = |seats: &Seats, index| seats.place(index, ask.priority);
+        // All are looked at first: taking and giving back would ring the composite again.
+        let missing = self.counting(ask).find_map(|(index, limit, n)| {
+            let in_use = || Refusal::InUse { limit: limit.limit() };
+            limit.check(n).err().or_else(|| (!limit.has_turn(place(&seats, index), n)).then(in_use))
+        });
+        let mut permits = Permits::default();
+        let taken = missing.map_or(Ok(()), Err).and_then(|()| {
+            self.counting(ask).try_for_each(|(index, limit, n)| {
+                let permit = limit.take_turn(place(&seats, index), n);
+                permits.add(permit.ok_or(Refusal::InUse { limit: limit.limit() })?);
+                Ok(())
+            })
+        });
+        taken.map(|()| std::mem::take(&mut permits)).inspect_err(|_| {
+            seats.counting.short = Some(ask.priority);
+            after.drops.push(Box::new(permits));
+        })
+    }
+
+    /// Sees to the places of the first waiter, which is `due` then by its rates. Returns when to
+    /// look again.
+    pub(super) fn place_counting(
+        &self,
+        seats: &mut Seats,
+        now: Nanos,
+        (ask, due): (&Weights, Nanos),
+        after: &mut After<C>,
+    ) -> Nanos {
+        let Seats { places, counting, .. } = seats;
+        let Some(places) = places.get_mut(&ask.priority) else { return Nanos::MAX };
+        // A request that asks nothing of a limit has a place there as well: it is rung if the limit
+        // is lowered, for those behind it.
+        for ((entry, place), n) in self.members.iter().zip(places.iter_mut()).zip(ask.iter()) {
+            match &entry.kind {
+                Kind::Rate(_) => {}
+                Kind::Counting(limit) if *place == 0 => *place = limit.sit(self.waker()),
+                Kind::Counting(limit) if *n == 0 => limit.park(*place, after),
+                Kind::Counting(_) => {}
+            }
+        }
+        if counting.ask.as_ref() != Some(ask) {
+            counting.begin();
+            counting.ask = Some(ask.clone());
+        }
+        counting.was_short = counting.short.take().filter(|short| *short == ask.priority);
+        let places: &[u64] = places;
+        let asked = || self.counting(ask).map(|(index, limit, n)| (index, limit, places[index], n));
+        if counting.was_short.is_none() {
+            if !counting.may_keep(now, due.saturating_since(now)) {
+                asked().for_each(|(_, limit, place, _)| limit.park(place, after));
+                counting.marks.fill(Mark::default());
+            }
+            return Nanos::MAX;
+        }
+        let since = *counting.since.get_or_insert(now);
+        let mut came = false;
+        for (index, limit, place, n) in asked() {
+            let (mark, there) = (&mut counting.marks[index], limit.has_turn(place, n));
+            came |= there && !mark.there && !mark.passes;
+            mark.there = there;
+        }
+        if came {
+            counting.until = now.saturating_add(now.saturating_since(since));
+            counting.marks.iter_mut().for_each(|mark| mark.passes = false);
+        }
+        let (mut again, mut all, mut look_at) = (false, true, Nanos::MAX);
+        for (index, limit, place, n) in asked() {
+            let mark = &mut counting.marks[index];
+            mark.passes |= mark.there && counting.until <= now;
+            if mark.passes {
+                limit.park(place, after);
+            } else if limit.stand(place, n, after) {
+                // If it came a moment ago, that is to be looked at as above.
+                again |= !mark.there;
+                look_at = counting.until;
+            }
+            all &= mark.there;
+        }
+        if again || all {
+            after.rings.extend(self.gate.upgrade().map(|gate| gate as _));
+        }
+        look_at
+    }
+}

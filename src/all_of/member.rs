@@ -1,0 +1,456 @@
+//! One limiter among several: what is asked of its gate.
+//!
+//! Two kinds of calls. Those of a `try_` hold no lock when they come; they go past the queue while
+//! nobody is in it. Those on behalf of a waiter come with the lock of its own gate, take the
+//! member's for a moment, and leave all foreign code in [`After`].
+//!
+//! # Taking without the lock
+//!
+//! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
+//! it puts back exactly that, as far as there was room since (`line/undo.rs`). The queue knows that
+//! only of grants that were made under its lock. So the gate publishes a number (`levels`) that
+//! changes each time permits are given back, and the queue keeps how much that was the last times.
+//! The room since the number that was read before the take follows from that. If permits were given
+//! back more often than is kept, or the terms were changed, nothing is put back.
+//!
+//! | operation | ordering | pairs with | what for |
+//! |---|---|---|---|
+//! | `levels` is stored, under the lock, after permits were given back | Release | the load | |
+//! | `levels` is loaded, before the take without the lock | Acquire | the store | whoever reads a number takes from a state in which these permits are back |
+//! | `levels` is compared, under the lock | as the lock | | |
+//!
+//! **Why enough.** The bad execution: permits are given back after the take, and the number is that
+//! read before it. Giving back happens under the lock and raises the queue's own number in the same
+//! section. The comparison takes the lock after the take. If it comes after that section, it sees
+//! the higher number. If it comes before, the permits are given back after the undoing, which is no
+//! harm. The other way round, a number that is read with Acquire and counts a level means that the
+//! take comes after it in the order of the state. **Why not less.** With Relaxed on both sides the
+//! take could come before permits that the number counts already, and be undone with too high a
+//! level.
+
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::limiter::Status;
+use crate::limiter::shared::{Gate, LATE, SHADOW, SHARED, WATCHED};
+use crate::line::Queue;
+use crate::line::deferred::After;
+use crate::line::recheck::Ring;
+use crate::line::rule::{Rule, Single};
+use crate::line::seats::end_of;
+use crate::policy::{Policy, PolicyStatus, limited};
+use crate::sync::{MutexGuard, Ordering, lock};
+use crate::time::Nanos;
+
+/// A time from now, so that clocks with different zeros understand each other; negative if it is
+/// past.
+pub(crate) type Span = i128;
+
+/// Never.
+pub(crate) const NEVER: Span = Span::MAX;
+
+/// The span from `now` to `at`.
+pub(crate) fn span(at: Nanos, now: Nanos) -> Span {
+    if at == Nanos::MAX { NEVER } else { Span::from(at.as_u64()) - Span::from(now.as_u64()) }
+}
+
+/// The time that lies a span from `now`.
+pub(crate) fn time(now: Nanos, span: Span) -> Nanos {
+    let at = span.saturating_add(Span::from(now.as_u64())).max(0);
+    Nanos::new(u64::try_from(at).unwrap_or(u64::MAX))
+}
+
+/// A limiter among several.
+pub(crate) trait Member<C: Timer>: Ring {
+    /// Whether `n` permits can ever be granted to a request of this priority.
+    fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
+
+    /// How often those who wait were moved.
+    fn changes(&self) -> u64;
+
+    /// What `n` permits weigh in a sum of those that go first.
+    fn weight(&self, n: u32) -> u128;
+
+    /// The longest time that a request may wait.
+    fn max_wait(&self) -> Duration;
+
+    fn status(&self) -> Status;
+
+    /// The number of its gate, the same for all clones.
+    fn number(&self) -> u64;
+
+    /// How long until `n` permits can be had, behind all who wait. Takes nothing and writes nothing
+    /// while nobody waits.
+    fn look(&self, n: u32, priority: i8) -> Nanos;
+
+    /// Takes so many permits for a request of this priority now, then lets the `rest` take; puts
+    /// them back if it fails.
+    fn take_then(
+        &self,
+        asked: (u32, i8),
+        rest: &mut dyn FnMut() -> Result<(), Refusal>,
+    ) -> Result<(), Refusal>;
+
+    /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that
+    /// weigh `ahead`, if nothing happens before `begin`; not before `at`. Leaves out the seat
+    /// `own`.
+    fn due(&self, begin_at: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
+
+    /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to
+    /// be granted `at`. Returns the place, and when the request is due here.
+    fn sit(
+        &self,
+        seat: u64,
+        asked: (u32, i8),
+        at: Span,
+        gate: &Weak<dyn Ring>,
+        after: &mut After<C>,
+    ) -> (u64, Span);
+
+    /// Keeps a seat as a place only.
+    fn stand_by(&self, seat: u64, after: &mut After<C>);
+
+    /// Gives up a seat.
+    fn rise(&self, seat: u64, after: &mut After<C>);
+
+    /// Takes `n` permits through a seat, or with place 0 as a newcomer, as of so long ago.
+    fn take(
+        &self,
+        late: Nanos,
+        seat: u64,
+        asked: (u32, i8),
+        after: &mut After<C>,
+    ) -> Result<Box<dyn Taken<C>>, Refusal>;
+}
+
+/// What a member gave to a waiter. Dropped, it is final.
+pub(crate) trait Taken<C: Timer>: Settle {
+    /// Puts it back.
+    fn undo(self: Box<Self>, after: &mut After<C>);
+
+    /// A waiter sees its grant.
+    fn seen(&self);
+}
+
+/// A grant of which a part can be given back.
+pub(crate) trait Settle: Send + Debug {
+    /// Makes it final: so much of it was used, or more than it.
+    fn settle(self: Box<Self>, used: u32);
+}
+
+/// A rule of one limiter, whatever its policy and wherever its state.
+pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
+    fn status(&self, at: Nanos) -> PolicyStatus;
+
+    /// See [`Policy::unspent`].
+    fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
+
+    /// See [`Policy::debit`].
+    fn debit(&self, at: Nanos, n: u32);
+}
+
+impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
+    fn status(&self, at: Nanos) -> PolicyStatus {
+        self.policy.status(&self.state, at)
+    }
+
+    fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
+        self.policy.unspent(charge, n, used)
+    }
+
+    fn debit(&self, at: Nanos, n: u32) {
+        self.policy.debit(&self.state, at, n);
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Ring for Gate<R, C> {
+    fn ring(&self) {
+        Gate::ring(self);
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Gate<R, C> {
+    /// The queue, for a short look on behalf of a waiter of another gate. Call
+    /// [`let_go`](Gate::let_go) if anything has changed.
+    fn reach(&self) -> (MutexGuard<'_, Queue<R, C>>, Nanos) {
+        let mut queue = lock(&self.queue);
+        let now = self.clock.now();
+        queue.tell(now);
+        (queue, now)
+    }
+
+    /// Unlocks. If there is news for others than those in the `own` seats, they are seen to when no
+    /// lock is held.
+    fn let_go(
+        self: &Arc<Self>,
+        queue: MutexGuard<'_, Queue<R, C>>,
+        news: bool,
+        own: usize,
+        after: &mut After<C>,
+    ) {
+        self.tell_others(&queue);
+        if news && (queue.len() > 0 || queue.seats.len() > own) {
+            drop(queue);
+            after.rings.push(self.clone());
+        }
+    }
+}
+
+/// `Arc<Gate>`, so that it can be rung later.
+impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
+    fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
+        let gate = &self.0;
+        if gate.front.load(Ordering::Relaxed) & SHARED == 0 {
+            return gate.rule.check(&n);
+        }
+        let (queue, now) = gate.reach();
+        queue.check(&gate.rule, now, &n, priority)
+    }
+
+    fn changes(&self) -> u64 {
+        self.0.changes.load(Ordering::Relaxed)
+    }
+
+    fn weight(&self, n: u32) -> u128 {
+        let mut weight = 0;
+        self.0.rule.add(&mut weight, &n);
+        weight
+    }
+
+    fn max_wait(&self) -> Duration {
+        self.0.rule.max_wait()
+    }
+
+    fn status(&self) -> Status {
+        self.0.status_of(|now| OneRule::status(&self.0.rule, now))
+    }
+
+    fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    fn look(&self, n: u32, priority: i8) -> Nanos {
+        let gate = &self.0;
+        let front = gate.front.load(Ordering::Relaxed);
+        if front & SHADOW != 0 {
+            return Nanos::ZERO;
+        }
+        let (due, now) = if front & !(WATCHED | LATE) == 0 {
+            let now = gate.clock.now();
+            (gate.rule.ready_at(now, &0, &n), now)
+        } else {
+            gate.with_queue(|queue, now, _| (queue.due_behind(&gate.rule, now, &n, priority), now))
+        };
+        due.saturating_since(now)
+    }
+
+    fn take_then(
+        &self,
+        (n, priority): (u32, i8),
+        rest: &mut dyn FnMut() -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let gate = &self.0;
+        let front = gate.front.load(Ordering::Relaxed);
+        let without_lock = gate.is_free();
+        let taken = if without_lock {
+            let levels = gate.levels.load(Ordering::Acquire);
+            gate.take_free(gate.clock.now(), &n).map(|charge| (charge, levels))
+        } else {
+            gate.with_queue(|queue, now, after| {
+                let charge = gate.take_in_line(queue, now, &n, priority, after)?;
+                let begun = queue.begin(&gate.rule, &charge);
+                Ok((charge, begun))
+            })
+        };
+        let (charge, since) = match taken {
+            Ok(taken) => taken,
+            // It would have refused, and lets pass.
+            Err(_) if front & SHADOW != 0 => return rest(),
+            Err(refusal) => return Err(refusal),
+        };
+        // The rest may call foreign code, which may panic: then this is undone as well.
+        let result = catch_unwind(AssertUnwindSafe(rest));
+        if let Ok(Ok(())) = result {
+            if !without_lock {
+                lock(&gate.queue).end(since);
+            }
+            return Ok(());
+        }
+        gate.with_queue(|queue, _, after| match without_lock {
+            true => queue.undo_since(&gate.rule, charge, since, after),
+            false => queue.undo(&gate.rule, charge, since, after),
+        });
+        result.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    fn due(
+        &self,
+        (begin, at): (Span, Span),
+        (seat, own): (u64, u64),
+        ahead: u128,
+        (n, priority): (u32, i8),
+    ) -> Span {
+        let gate = &self.0;
+        let (queue, now) = gate.reach();
+        if queue.control.shadow {
+            return Span::MIN;
+        }
+        let times = (time(now, begin), time(now, at.max(0)));
+        let due = match queue.seats.due_in_seat(&gate.rule, times, seat, &n) {
+            Some(due) => due,
+            None => {
+                let ahead = queue.ahead(&gate.rule, priority).saturating_add(ahead);
+                queue.seats.due(&gate.rule, times, (end_of(priority), own), &ahead, &n)
+            }
+        };
+        // Where grants are not charged as of an earlier time, it does not matter when it came due.
+        if due <= now && !gate.rule.catches_up() { Span::MIN } else { span(due, now) }
+    }
+
+    fn sit(
+        &self,
+        seat: u64,
+        (n, priority): (u32, i8),
+        at: Span,
+        waiter: &Weak<dyn Ring>,
+        after: &mut After<C>,
+    ) -> (u64, Span) {
+        let gate = &self.0;
+        let (mut queue, now) = gate.reach();
+        let seat = if seat > 0 {
+            seat
+        } else {
+            let ahead = queue.ahead(&gate.rule, priority);
+            queue.seats.sit(&gate.rule, n, priority, ahead, waiter.clone())
+        };
+        let (news, due) = queue.seats.tell(&gate.rule, now, seat, &n, time(now, at));
+        let due = if queue.control.shadow { Span::MIN } else { span(due, now) };
+        gate.let_go(queue, news, 1, after);
+        (seat, due)
+    }
+
+    fn stand_by(&self, seat: u64, after: &mut After<C>) {
+        let gate = &self.0;
+        let (mut queue, _) = gate.reach();
+        let news = queue.seats.stand_by(&gate.rule, seat);
+        gate.let_go(queue, news, 1, after);
+    }
+
+    fn rise(&self, seat: u64, after: &mut After<C>) {
+        let gate = &self.0;
+        let (mut queue, _) = gate.reach();
+        let news = queue.seats.rise(&gate.rule, seat);
+        gate.let_go(queue, news, 0, after);
+    }
+
+    fn take(
+        &self,
+        late: Nanos,
+        seat: u64,
+        (n, priority): (u32, i8),
+        after: &mut After<C>,
+    ) -> Result<Box<dyn Taken<C>>, Refusal> {
+        let gate = &self.0;
+        let (mut queue, now) = gate.reach();
+        queue.serve(&gate.source(), now, after);
+        let due = match queue.seats.due_in_seat(&gate.rule, (now, now), seat, &n) {
+            Some(due) => due,
+            None if queue.is_open(&gate.rule, now, &n, priority) => {
+                queue.due_behind(&gate.rule, now, &n, priority)
+            }
+            None => Nanos::MAX,
+        };
+        let late = if gate.rule.catches_up() { late.min(gate.lateness.catch_up()) } else { Nanos::ZERO };
+        let at = Nanos::new(now.as_u64().saturating_sub(late.as_u64()));
+        // A request that just came may use how late the last grants were.
+        let at = if due <= now { at.min(gate.source().arrival(now, || due).max(due)) } else { at };
+        let charge = match due <= now {
+            true => queue.charge(&gate.source(), at, now, &n, after),
+            false => Err(limited(due, now)),
+        };
+        let part = match charge {
+            Ok(charge) => {
+                let begun = queue.begin(&gate.rule, &charge);
+                Ok(Some((charge, begun)))
+            }
+            // It would have refused, and lets pass.
+            Err(_) if queue.control.shadow => Ok(None),
+            Err(refusal) => Err(refusal),
+        };
+        let taken = part.map(|part| Box::new(Share { gate: gate.clone(), n, part }) as Box<dyn Taken<C>>);
+        // Those who were served just now are woken; whoever is next needs an alarm.
+        gate.let_go(queue, true, usize::from(seat > 0), after);
+        taken
+    }
+}
+
+/// A limiter's gate as a member.
+pub(crate) struct Handle<R: OneRule<C>, C: Timer>(pub(crate) Arc<Gate<R, C>>);
+
+impl<R: OneRule<C>, C: Timer> Ring for Handle<R, C> {
+    fn ring(&self) {
+        self.0.ring();
+    }
+}
+
+/// What a gate granted, and can take back.
+pub(crate) struct Share<R: OneRule<C>, C: Timer> {
+    pub(crate) gate: Arc<Gate<R, C>>,
+    pub(crate) n: u32,
+    /// What it took, and what to end the grant with. `None` when it is final.
+    pub(crate) part: Option<(R::Charge, u64)>,
+}
+
+impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
+    fn undo(mut self: Box<Self>, after: &mut After<C>) {
+        let Some((charge, begun)) = self.part.take() else { return };
+        let (mut queue, _) = self.gate.reach();
+        queue.undo(&self.gate.rule, charge, begun, after);
+        self.gate.let_go(queue, true, 0, after);
+    }
+
+    fn seen(&self) {
+        let (queue, now) = self.gate.reach();
+        self.gate.was_late(&queue, now);
+        self.gate.tell_others(&queue);
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
+    fn settle(mut self: Box<Self>, used: u32) {
+        let Some((charge, begun)) = self.part.take() else { return };
+        let Share { gate, n, .. } = &*self;
+        gate.with_queue(|queue, now, after| {
+            if used < *n
+                && let Some(unused) = gate.rule.unspent(charge, *n, used)
+            {
+                queue.undo(&gate.rule, unused, begun, after);
+                return;
+            }
+            queue.end(begun);
+            if used > *n {
+                gate.rule.debit(queue.latest(), used - *n);
+                queue.debited();
+                gate.retime(queue, now, after);
+            }
+        });
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
+    fn drop(&mut self) {
+        if let Some((_, begun)) = self.part.take() {
+            lock(&self.gate.queue).end(begun);
+        }
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Debug for Share<R, C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Share").field("permits", &self.n).finish_non_exhaustive()
+    }
+}

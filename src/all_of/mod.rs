@@ -1,0 +1,689 @@
+//! Several limits at once: all of them or none.
+//!
+//! [`AllOf`] asks several limiters in one call: 10 per second *and* 100 per minute *and* at most 20
+//! at a time; a user's limit *and* that of all users. Either all of them give what is asked for, or
+//! none of them does.
+//!
+//! # How it works
+//!
+//! An `AllOf` is a gate as that of a [`RateLimiter`]: the same queue, alarms, threads and
+//! deadlines, with a rule that asks several gates instead of one policy. Two ways lead through it.
+//!
+//! **While nobody waits.** First all members are looked at; a refusal writes nothing. Then one
+//! after the other takes, each inside the one before: if a later one has not enough after all,
+//! because somebody took it just now, those before put back exactly what they took. Meanwhile
+//! others may see fewer permits than there are, never more. No lock is taken and nothing is
+//! allocated, unless somebody waits at a member: then its queue is asked, and those in it go first.
+//!
+//! **Waiting.** The waiters of one `AllOf` stand in its own queue. The first of them has a *seat*
+//! in the line of each member, which keeps its place there and does not hold up those behind
+//! (`src/line/seats.rs`). When it is due everywhere it is charged, in all or none.
+//!
+//! | the first waiter | its seats | what it holds |
+//! |---|---|---|
+//! | is due at *T*, the latest of its members' times | say *T*; those behind pass as long as that does not delay it | nothing |
+//! | *T* has come, and no permit is free at a limit of what is in use | say its deadline, or never | nothing |
+//! | all is there | are given up | everything: it is granted and woken |
+//! | is dropped | are the next waiter's of this priority, or given up | nothing |
+//! | is no longer the first, since a more important one came | keep their places and hold up nobody, until it is the first again | nothing |
+//!
+//! At limits of what is in use it has places of another kind: `src/all_of/counting.rs`.
+//!
+//! # Locks
+//!
+//! The lock of an `AllOf` comes before those of its members, rates and limits alike, of which one
+//! at a time is held for a moment. With the former held no foreign code runs: wakers, rings, and
+//! what calls code when dropped, are left in the list that a gate works off when it has unlocked. A
+//! member never locks an `AllOf`: it *rings* it, from the same list, when no lock is held. So there
+//! is no order of locks in which two threads wait for each other, and a chain of rings is a loop,
+//! not a recursion (`src/line/recheck.rs`).
+//!
+//! # Why no time is missed
+//!
+//! What makes permits of a member come earlier (a refund, a new rate, somebody who leaves) happens
+//! under the member's lock, and rings the seat. If there was no seat yet, the gate finds it: having
+//! taken its seats it asks all members again, and if one of them is due earlier than before, it
+//! rings itself. Each of the two happens under the member's lock, so one of them sees the other.
+//!
+//! What makes them come later needs no ring. When *T* comes and a member is not ready, the gate
+//! finds a later time. That happens only where permits were taken past the seats: by requests that
+//! overlapped with sitting down, or by a lower rate.
+//!
+//! The orderings of the way without the lock are argued in `all_of/member.rs`.
+//!
+//! **Checked by** `loom-tests/compose.rs`: two composites that share two members, a composite
+//! against a plain taker, a dropped wait against its grant; with twins that do not undo, undo too
+//! much, or forget to ring.
+
+pub(crate) mod all;
+mod control;
+mod counting;
+mod estimate;
+pub(crate) mod member;
+pub(crate) mod weights;
+
+pub use estimate::{AcquireAllEstimate, AllEstimate};
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::all_of::all::{All, AllCharge, Entry, Kind, Permits};
+use crate::all_of::member::{Handle, Member};
+use crate::all_of::weights::Weights;
+use crate::clock::{DefaultClock, Timer};
+use crate::counting::{CountingLimit, CountingPermit};
+use crate::error::Refusal;
+use crate::limiter::blocking;
+use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::shared::Gate;
+use crate::limiter::{RateLimiter, Status};
+use crate::policy::Policy;
+
+/// Several limits at once: a request is granted by all of them or by none.
+///
+/// Built once from named limiters of any policies, and limits of what is in use at the same time.
+/// The limiters stay usable on their own, and in other composites. Clones share one queue; a clone
+/// costs a reference count.
+///
+/// | call | not due now |
+/// |---|---|
+/// | [`acquire`](AllOf::acquire), [`acquire_weighted`](AllOf::acquire_weighted) | waits |
+/// | [`try_acquire`](AllOf::try_acquire), [`try_acquire_weighted`](AllOf::try_acquire_weighted) | refuses at once |
+/// | [`try_acquire_within`](AllOf::try_acquire_within), [`try_acquire_weighted_within`](AllOf::try_acquire_weighted_within) | waits if it takes no longer, else refuses |
+/// | [`blocking_acquire`](AllOf::blocking_acquire), … | waits in the same queue, from a plain thread |
+///
+/// One request can weigh differently in each member: one call and 850 tokens. Weights are given in
+/// the order in which the members were added, and a member with weight 0 is not asked.
+///
+/// Add each limiter once. All rate limiters of one composite have clocks of one type that run at
+/// the same pace; they may have begun at different times. Alarms are set by the clock of the first.
+///
+/// # Fairness
+///
+/// Those who wait in one composite are served first come, first served. The first of them stands in
+/// the line of each member, behind those who were there before. Those behind it may go first where
+/// that does not delay it: who waits an hour for one member does not hold up the others. And it
+/// never waits for the permits of busy members to coincide by chance: its turn comes, and then they
+/// are kept for it. After a grant the next waiter goes to the end of the members' lines.
+///
+/// # Settings of members
+///
+/// | set on a member | for requests through a composite |
+/// |---|---|
+/// | a rate, a burst, a debt, a refund, a pause | holds, also for those who wait, unless its weight is 0 |
+/// | [a share that is kept](RateLimiter::keep_for_priority) | holds; who may use it says the composite's [priority](AllOf::priority) |
+/// | [shadow](RateLimiter::set_shadow) | it refuses nobody, and takes what is there |
+/// | [a bound on its queue](RateLimiter::set_queue_bounds), [who watches](RateLimiter::observe) | does not: bound and watch the composite |
+///
+/// # Cost
+///
+/// A few hundred bytes and two allocations: a composite may be made for a single request, as for a
+/// user's limit and that of all users. Only who waits in the same composite shares a queue; those
+/// of different ones meet in the lines of their members, first come, first served.
+///
+/// # Cancel safety
+///
+/// A wait can be dropped at any time, and a refusal happen at any point, without a trace in any
+/// member. While a request is being decided, others may see fewer permits of a member than it has,
+/// never more.
+///
+/// # Examples
+///
+/// 10 per second, and no more than 12 per minute:
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
+///
+/// let clock = ManualClock::new();
+/// let second = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock.clone());
+/// let minute = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(12), 12), clock.clone());
+/// let both = AllOf::new("per second", &second).with("per minute", &minute);
+///
+/// for _ in 0..10 {
+///     let _permits = both.try_acquire()?;
+/// }
+/// let refusal = both.try_acquire().unwrap_err();
+/// assert_eq!(refusal.to_string(), "per second: limited, retry after 100ms");
+/// clock.advance(Duration::from_millis(200));
+/// let _permits = (both.try_acquire()?, both.try_acquire()?);
+/// let refusal = both.try_acquire().unwrap_err();
+/// assert_eq!(refusal.member(), Some("per minute"));
+/// // The minute gave nothing to those who were refused by the second.
+/// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(4800)));
+/// # Ok::<(), tidegate::AllRefusal>(())
+/// ```
+///
+/// One request and 850 tokens, of which ten calls may be in flight:
+///
+/// ```
+/// use tidegate::{AllOf, CountingLimit, Rate, RateLimiter, TokenBucket};
+///
+/// let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(500), 500));
+/// let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(30_000), 30_000));
+/// let in_flight = CountingLimit::new(10);
+/// let api = AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("in flight", &in_flight);
+///
+/// let permits = api.try_acquire_weighted(&[1, 850, 1])?;
+/// assert_eq!(in_flight.available(), 9);
+/// drop(permits); // the call is over
+/// assert_eq!(in_flight.available(), 10);
+/// # Ok::<(), tidegate::AllRefusal>(())
+/// ```
+pub struct AllOf<C: Timer = DefaultClock> {
+    gate: Arc<Gate<All<C>, C>>,
+    /// One permit of each, and the priority of the requests of this handle.
+    ones: Weights,
+}
+
+/// Permits of all members, given by an [`AllOf`].
+///
+/// Permits of a rate are used up. Those of a [`CountingLimit`] are given back when this is dropped.
+#[must_use = "dropping it gives the permits back that are counted while in use"]
+pub struct AllPermits {
+    permits: Permits,
+    waited: Duration,
+}
+
+impl AllPermits {
+    /// The time waited for them, zero if they were there.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+}
+
+impl fmt::Debug for AllPermits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counted: u32 = self.permits.iter().map(CountingPermit::permits).sum();
+        f.debug_struct("AllPermits").field("waited", &self.waited).field("counted", &counted).finish()
+    }
+}
+
+/// Why an [`AllOf`] gave no permits. Nothing was taken from any member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AllRefusal {
+    /// A member refused.
+    Member {
+        /// The name of the member that is ready last, or refuses for good.
+        name: &'static str,
+        /// Why. Its `retry_after` counts for all members: if nobody else comes, the same call
+        /// succeeds that much later and not before.
+        refusal: Refusal,
+    },
+    /// No member refused, but the composite itself, whose queue is full or which is paused; or
+    /// there is no limiter to ask, when it is made from the refusal of
+    /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
+    /// by `?`.
+    Queue {
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The number of weights is not that of the members.
+    Weights {
+        /// How many were given.
+        given: usize,
+        /// How many members there are.
+        members: usize,
+    },
+}
+
+impl AllRefusal {
+    /// How long to wait before the same call can succeed; `None` if it never can, or nobody knows.
+    #[must_use]
+    pub fn retry_after(self) -> Option<Duration> {
+        self.refusal().and_then(Refusal::retry_after)
+    }
+
+    /// The name of the member that is ready last, or refuses for good; `None` if it was no member.
+    #[must_use]
+    pub fn member(self) -> Option<&'static str> {
+        match self {
+            AllRefusal::Member { name, .. } => Some(name),
+            AllRefusal::Queue { .. } | AllRefusal::Weights { .. } => None,
+        }
+    }
+
+    /// The refusal without the name.
+    #[must_use]
+    pub fn refusal(self) -> Option<Refusal> {
+        match self {
+            AllRefusal::Member { refusal, .. } | AllRefusal::Queue { refusal } => Some(refusal),
+            AllRefusal::Weights { .. } => None,
+        }
+    }
+
+    /// Whether the same request may be granted another time; see [`Refusal::may_retry`].
+    #[must_use]
+    pub fn may_retry(self) -> bool {
+        self.refusal().is_some_and(Refusal::may_retry)
+    }
+}
+
+impl fmt::Display for AllRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AllRefusal::Member { name, refusal } => write!(f, "{name}: {refusal}"),
+            AllRefusal::Queue { refusal } => refusal.fmt(f),
+            AllRefusal::Weights { given, members } => {
+                write!(f, "{given} weights were given for {members} limiters")
+            }
+        }
+    }
+}
+
+impl std::error::Error for AllRefusal {}
+
+impl From<Refusal> for AllRefusal {
+    fn from(refusal: Refusal) -> AllRefusal {
+        AllRefusal::Queue { refusal }
+    }
+}
+
+impl<C: Timer + Clone> AllOf<C> {
+    /// A composite of one limiter so far. `name` is what a refusal calls it.
+    #[must_use]
+    pub fn new<P: Policy>(name: &'static str, limiter: &RateLimiter<P, C>) -> Self {
+        let clock = limiter.clock().clone();
+        AllOf::of(vec![Entry { name, kind: rate(limiter) }], clock)
+    }
+
+    /// Adds a limiter.
+    ///
+    /// The result has a queue of its own: build a composite before it is used.
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already: to take two permits of it, give it the weight 2.
+    #[must_use]
+    #[track_caller]
+    pub fn with<P: Policy>(self, name: &'static str, limiter: &RateLimiter<P, C>) -> Self {
+        self.and(Entry { name, kind: rate(limiter) })
+    }
+
+    /// Adds a limit of what is in use at the same time.
+    ///
+    /// A request that waits holds no permit: it takes from all members at one moment, when all
+    /// permits are there. While the rates are not due, other callers of the limit go first. Where
+    /// the permits of two busy members do not come at one moment, the request may keep a free
+    /// permit from callers behind it, until the rates are due or another such limit has come, but
+    /// never for longer than it has waited for permits in use before. A request for more than a
+    /// lowered limit has is refused at once, as by a rate.
+    ///
+    /// A request that is granted holds its permits until its future, or the [`AllPermits`] it
+    /// returned, is dropped, whether the future is polled or not.
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already.
+    #[must_use]
+    #[track_caller]
+    pub fn with_counting(self, name: &'static str, limit: &CountingLimit) -> Self {
+        self.and(Entry { name, kind: Kind::Counting(limit.clone()) })
+    }
+
+    #[track_caller]
+    fn and(self, member: Entry<C>) -> Self {
+        let mut members = self.gate.rule.members.clone();
+        if let Some(same) = members.iter().find(|other| other.rank() == member.rank()) {
+            panic!("the limiter that is to be {:?} is a member already, as {:?}", member.name, same.name);
+        }
+        members.push(member);
+        AllOf::of(members, self.gate.clock.clone()).priority(self.ones.priority)
+    }
+
+    /// A handle whose requests are this important, 0 otherwise: they go before all of lower
+    /// priority in the queue of this composite, which clones share whatever their priority, and in
+    /// the lines of its members, and may take what a member [keeps](RateLimiter::keep_for_priority) for
+    /// them.
+    ///
+    /// The less important are served only when no more important request waits, so they can wait
+    /// for ever.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, AllRefusal, Rate, RateLimiter, SmoothBursty};
+    ///
+    /// let tokens = RateLimiter::new(SmoothBursty::new(Rate::per_second(1000)));
+    /// let batch = AllOf::new("tokens", &tokens);
+    /// let interactive = batch.clone().priority(1);
+    /// let _permits = interactive.try_acquire()?;
+    /// # Ok::<(), AllRefusal>(())
+    /// ```
+    #[must_use]
+    pub fn priority(mut self, priority: i8) -> Self {
+        self.ones.priority = priority;
+        self
+    }
+
+    fn of(members: Vec<Entry<C>>, clock: C) -> Self {
+        let ones = Weights::new(&vec![1; members.len()], 0);
+        // How far back a late grant is charged, each member says.
+        let catch_up = Duration::MAX;
+        let gate = Arc::new_cyclic(|gate| Gate::new(All::new(members, gate.clone()), clock, catch_up));
+        AllOf { gate, ones }
+    }
+}
+
+fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind<C> {
+    Kind::Rate(Arc::new(Handle(limiter.gate().clone())) as Arc<dyn Member<C>>)
+}
+
+impl<C: Timer> AllOf<C> {
+    /// Takes one permit of each member now, or none.
+    ///
+    /// While nobody waits this takes no lock and allocates nothing, and a refusal writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::Member`] if one of them has none, or others wait for it. Its `retry_after` is
+    /// the longest of all members, and exact if nobody else comes and nobody waits at the members.
+    /// If a [`CountingLimit`] has none, nobody knows how long it takes.
+    #[inline]
+    pub fn try_acquire(&self) -> Result<AllPermits, AllRefusal> {
+        self.attempt(&self.ones)
+    }
+
+    /// Takes so many permits of each member now, in the order in which they were added, or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](AllOf::try_acquire), and:
+    ///
+    /// - [`AllRefusal::Member`] with a refusal that is not limited if a member can never give so
+    ///   many at once, or all weights are 0.
+    /// - [`AllRefusal::Weights`] if there are more or fewer weights than members.
+    pub fn try_acquire_weighted(&self, weights: &[u32]) -> Result<AllPermits, AllRefusal> {
+        self.attempt(&self.weigh(weights)?)
+    }
+
+    /// Waits for one permit of each member.
+    ///
+    /// # Fairness
+    ///
+    /// First polled, first served, within this composite; see [above](AllOf#fairness) for others.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::Member`] from a [`LeakyBucket`](crate::LeakyBucket) without room.
+    ///
+    /// # Panics
+    ///
+    /// As [`RateLimiter::acquire`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{AllOf, AllRefusal, Rate, RateLimiter, SmoothBursty, TokioClock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), AllRefusal> {
+    /// let clock = TokioClock::new();
+    /// let user = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(2)), clock);
+    /// let everybody = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock);
+    /// let both = AllOf::new("user", &user).with("everybody", &everybody);
+    /// assert_eq!(both.acquire().await?.waited(), Duration::ZERO);
+    /// assert_eq!(both.acquire().await?.waited(), Duration::from_millis(500));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn acquire(&self) -> AcquireAll<C> {
+        AcquireAll::new(self, Ok(self.ones.clone()), None)
+    }
+
+    /// Waits for so many permits of each member, in the order in which they were added.
+    ///
+    /// # Errors
+    ///
+    /// Only those that waiting cannot cure: [`Refusal::ExceedsLimit`], [`Refusal::ZeroPermits`],
+    /// [`AllRefusal::Weights`]; and, if the queue is [bounded](AllOf::set_queue_bounds),
+    /// [`Refusal::QueueFull`] and [`Refusal::Displaced`].
+    pub fn acquire_weighted(&self, weights: &[u32]) -> AcquireAll<C> {
+        AcquireAll::new(self, self.weigh(weights), None)
+    }
+
+    /// Waits for one permit of each member if that takes no longer than `within`; else refuses at
+    /// once and spends nothing.
+    ///
+    /// How long a [`CountingLimit`] takes nobody knows: if it is only that, the request waits, and
+    /// is refused when the time is over.
+    ///
+    /// # Errors
+    ///
+    /// As [`RateLimiter::try_acquire_within`], with the name of the member that is ready last.
+    pub fn try_acquire_within(&self, within: Duration) -> AcquireAll<C> {
+        AcquireAll::new(self, Ok(self.ones.clone()), Some(within))
+    }
+
+    /// [`try_acquire_within`](AllOf::try_acquire_within) for so many permits of each member.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_within`](AllOf::try_acquire_within) and
+    /// [`acquire_weighted`](AllOf::acquire_weighted).
+    pub fn try_acquire_weighted_within(&self, weights: &[u32], within: Duration) -> AcquireAll<C> {
+        AcquireAll::new(self, self.weigh(weights), Some(within))
+    }
+
+    /// Blocks the calling thread until it has one permit of each member.
+    ///
+    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the
+    /// executor's thread. It needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](AllOf::acquire).
+    pub fn blocking_acquire(&self) -> Result<AllPermits, AllRefusal> {
+        self.block(self.ones.clone(), None)
+    }
+
+    /// Blocks the calling thread until it has so many permits of each member.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_weighted`](AllOf::acquire_weighted).
+    pub fn blocking_acquire_weighted(&self, weights: &[u32]) -> Result<AllPermits, AllRefusal> {
+        self.block(self.weigh(weights)?, None)
+    }
+
+    /// Blocks the calling thread until it has one permit of each member if that takes no longer
+    /// than `within`; else refuses at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_within`](AllOf::try_acquire_within).
+    pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<AllPermits, AllRefusal> {
+        self.block(self.ones.clone(), Some(within))
+    }
+
+    /// [`blocking_try_acquire_within`](AllOf::blocking_try_acquire_within) for so many permits of
+    /// each member.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_weighted_within`](AllOf::try_acquire_weighted_within).
+    pub fn blocking_try_acquire_weighted_within(
+        &self,
+        weights: &[u32],
+        within: Duration,
+    ) -> Result<AllPermits, AllRefusal> {
+        self.block(self.weigh(weights)?, Some(within))
+    }
+
+    /// What could be had of all members now: the smallest limit, the fewest permits, the longest
+    /// time until all are full, and how many wait in this composite.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let (waiting, _) = self.gate.waiting();
+        let none = Status {
+            limit: u64::MAX,
+            available: u64::MAX,
+            full_in: Duration::ZERO,
+            waiting,
+            paused_for: Duration::ZERO,
+        };
+        let mut all = self.gate.rule.members.iter().map(|entry| match &entry.kind {
+            Kind::Rate(member) => member.status(),
+            Kind::Counting(limit) => {
+                Status { limit: limit.limit().into(), available: limit.available().into(), ..none }
+            }
+        });
+        let status = all.by_ref().fold(none, |sum, one| Status {
+            limit: sum.limit.min(one.limit),
+            available: sum.available.min(one.available),
+            full_in: sum.full_in.max(one.full_in),
+            waiting,
+            paused_for: sum.paused_for.max(one.paused_for),
+        });
+        Status { available: if waiting == 0 { status.available } else { 0 }, ..status }
+    }
+
+    /// The names of the members, in the order in which they were added.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.gate.rule.members.iter().map(|entry| entry.name)
+    }
+
+    fn weigh(&self, weights: &[u32]) -> Result<Weights, AllRefusal> {
+        let members = self.gate.rule.members.len();
+        match weights.len() == members {
+            true => Ok(Weights::new(weights, self.ones.priority)),
+            false => Err(AllRefusal::Weights { given: weights.len(), members }),
+        }
+    }
+
+    fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
+        match self.gate.try_acquire_as(ask, self.ones.priority) {
+            Ok(charge) => Ok(granted(charge, Duration::ZERO)),
+            Err(refusal) => Err(self.gate.rule.blame(ask, refusal)),
+        }
+    }
+
+    fn block(&self, ask: Weights, within: Option<Duration>) -> Result<AllPermits, AllRefusal> {
+        let wait = Wait::within(&self.gate, ask.clone(), within).of_priority(self.ones.priority);
+        match blocking::acquire(&self.gate, wait) {
+            Ok((waited, charge, _)) => Ok(granted(charge, waited)),
+            Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
+        }
+    }
+}
+
+fn granted<C: Timer>(charge: Option<AllCharge<C>>, waited: Duration) -> AllPermits {
+    let AllCharge { taken, permits } = charge.unwrap_or_default();
+    // Nobody can undo it any more.
+    drop(taken);
+    AllPermits { permits, waited }
+}
+
+impl<C: Timer> All<C> {
+    /// Names the member whose refusal it is.
+    fn blame(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
+        if matches!(refusal, Refusal::QueueFull { .. } | Refusal::Displaced) {
+            return AllRefusal::Queue { refusal };
+        }
+        let asked = || self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
+        let paused_for = self.paused_for();
+        let named = match refusal {
+            Refusal::Limited { .. } => asked()
+                .filter_map(|(entry, n)| match &entry.kind {
+                    Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
+                    Kind::Counting(_) => None,
+                })
+                // The first of those that are ready last.
+                .reduce(|tightest, other| if other.0 > tightest.0 { other } else { tightest })
+                .filter(|(wait, _)| wait.as_duration() >= paused_for)
+                .map(|(_, entry)| entry),
+            Refusal::InUse { .. } => asked()
+                .find(|(entry, n)| matches!(&entry.kind, Kind::Counting(limit) if limit.available() < **n))
+                .or_else(|| asked().find(|(entry, _)| matches!(entry.kind, Kind::Counting(_))))
+                .map(|(entry, _)| entry),
+            _ => asked().find(|(entry, n)| entry.check(**n, ask.priority).is_err()).map(|(entry, _)| entry),
+        };
+        if named.is_none() && !paused_for.is_zero() {
+            return AllRefusal::Queue { refusal };
+        }
+        // All weights were zero, or it can be had after all by now.
+        let name = named.or(self.members.first()).map_or("", |entry| entry.name);
+        AllRefusal::Member { name, refusal }
+    }
+}
+
+impl<C: Timer> Clone for AllOf<C> {
+    fn clone(&self) -> Self {
+        AllOf { gate: self.gate.clone(), ones: self.ones.clone() }
+    }
+}
+
+impl<C: Timer> fmt::Debug for AllOf<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.names().collect();
+        f.debug_struct("AllOf").field("members", &names).field("status", &self.status()).finish()
+    }
+}
+
+/// The future of [`AllOf::acquire`] and its variants: permits of all members.
+///
+/// Lazy: it joins the queue when it is first polled. `Unpin`, `Send` and without a borrow.
+///
+/// # Cancel safety
+///
+/// Dropping it at any time leaves no trace in any member.
+///
+/// # Panics
+///
+/// Polling it again after it was ready panics. So does waiting on the default clock outside of a
+/// tokio runtime.
+#[must_use = "futures do nothing unless awaited: no permits were acquired"]
+pub struct AcquireAll<C: Timer = DefaultClock> {
+    gate: Arc<Gate<All<C>, C>>,
+    wait: Result<Wait<Weights>, AllRefusal>,
+}
+
+impl<C: Timer> AcquireAll<C> {
+    fn new(all: &AllOf<C>, ask: Result<Weights, AllRefusal>, within: Option<Duration>) -> Self {
+        let wait = ask.map(|ask| Wait::within(&all.gate, ask, within).of_priority(all.ones.priority));
+        AcquireAll { gate: all.gate.clone(), wait }
+    }
+}
+
+impl<C: Timer> Future for AcquireAll<C> {
+    type Output = Result<AllPermits, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let wait = match &mut this.wait {
+            Ok(wait) => wait,
+            Err(refusal) => return Poll::Ready(Err(*refusal)),
+        };
+        match this.gate.poll(wait, Poller::Task(context.waker())) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok((waited, charge))) => Poll::Ready(Ok(granted(charge, waited))),
+            Poll::Ready(Err(refusal)) => Poll::Ready(Err(this.gate.rule.blame(wait.ask(), refusal))),
+        }
+    }
+}
+
+impl<C: Timer> Drop for AcquireAll<C> {
+    fn drop(&mut self) {
+        if let Ok(wait) = &mut self.wait {
+            self.gate.leave(wait);
+        }
+    }
+}
+
+impl<C: Timer> fmt::Debug for AcquireAll<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireAll")
+            .field("weights", &self.wait.as_ref().ok().map(Wait::ask))
+            .finish_non_exhaustive()
+    }
+}

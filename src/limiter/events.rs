@@ -1,0 +1,121 @@
+//! What a limiter tells those who watch it.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::error::Refusal;
+use crate::line::deferred::run_in_drop;
+
+/// Told of every call, when it ends: give it to [`RateLimiter::observe`](crate::RateLimiter::observe)
+/// or [`AllOf::observe`](crate::AllOf::observe).
+#[cfg_attr(
+    feature = "keyed",
+    doc = "All keys at once are watched by [`KeyedRateLimiter::observed_by`](crate::KeyedRateLimiter::observed_by)."
+)]
+///
+/// Who watches a limiter is not told of what it gives to an [`AllOf`](crate::AllOf): that tells
+/// those who watch it.
+///
+/// Each method does nothing unless written. They are called in the thread of the call that they
+/// tell of, after it was decided and without any lock, so they may call the limiter. They are on
+/// the way of every call: be quick. [`Statistics`](crate::Statistics) counts.
+///
+/// One that panics does so in the call that it tells of, whose permits are spent then. The limiter
+/// and those who wait take no harm.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::{Arc, Mutex};
+/// use tidegate::{Events, ManualClock, Rate, RateLimiter, Refusal, SmoothBursty};
+///
+/// #[derive(Default)]
+/// struct Log(Mutex<Vec<String>>);
+///
+/// impl Events for Log {
+///     fn refused(&self, permits: u64, refusal: &Refusal) {
+///         self.0.lock().unwrap().push(format!("{permits}: {refusal}"));
+///     }
+/// }
+///
+/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+/// let log = Arc::new(Log::default());
+/// limiter.observe(log.clone());
+/// limiter.try_acquire_many(3)?;
+/// assert!(limiter.try_acquire().is_err());
+/// assert_eq!(*log.0.lock().unwrap(), ["1: limited, retry after 600ms"]);
+/// # Ok::<(), Refusal>(())
+/// ```
+pub trait Events: Send + Sync + 'static {
+    /// A call got its permits, after it waited so long: zero if they were there.
+    fn granted(&self, permits: u64, waited: Duration) {
+        let _ = (permits, waited);
+    }
+
+    /// A call was refused, at once or while it waited.
+    fn refused(&self, permits: u64, refusal: &Refusal) {
+        let _ = (permits, refusal);
+    }
+
+    /// The caller dropped its wait, after so long. It took nothing.
+    fn cancelled(&self, permits: u64, waited: Duration) {
+        let _ = (permits, waited);
+    }
+
+    /// A call passed without a permit because the limiter is [in
+    /// shadow](crate::RateLimiter::set_shadow): it would have been refused like this, or would have
+    /// waited so long.
+    fn shadowed(&self, permits: u64, refusal: &Refusal) {
+        let _ = (permits, refusal);
+    }
+
+    /// A call passed because it is [exempt](crate::Request::exempt).
+    fn exempted(&self, permits: u64) {
+        let _ = permits;
+    }
+
+    /// The limiter is paused, for so long from now; [`Duration::MAX`] means until it is resumed.
+    fn paused(&self, remaining: Duration) {
+        let _ = remaining;
+    }
+
+    /// A pause was ended before its time.
+    fn resumed(&self) {}
+}
+
+/// Who is told of the calls of one gate.
+pub(crate) struct Watchers {
+    /// Who watches all keys, if this is the gate of one.
+    all: Option<Arc<dyn Events>>,
+    /// Who watches this one.
+    own: OnceLock<Arc<dyn Events>>,
+}
+
+impl Watchers {
+    pub(crate) fn new(all: Option<Arc<dyn Events>>) -> Watchers {
+        Watchers { all, own: OnceLock::new() }
+    }
+
+    /// Whoever watches this one, from now on. `false` if somebody does already.
+    pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.own.set(events).is_ok()
+    }
+
+    /// Whether somebody watches this one, and not only all keys.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn has_own(&self) -> bool {
+        self.own.get().is_some()
+    }
+
+    /// Tells everybody who watches.
+    pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
+        for events in self.all.iter().chain(self.own.get()) {
+            report(&**events, &event);
+        }
+    }
+}
+
+/// Tells one observer. Without any lock: this is foreign code, which may call the limiter or panic.
+pub(crate) fn report(events: &dyn Events, event: impl FnOnce(&dyn Events)) {
+    run_in_drop(|| event(events));
+}

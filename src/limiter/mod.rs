@@ -1,0 +1,718 @@
+//! [`RateLimiter`]: a policy, a clock and a queue behind a few calls.
+
+pub(crate) mod blocking;
+mod control;
+pub(crate) mod estimate;
+pub(crate) mod events;
+mod fallback;
+mod futures;
+pub(crate) mod pending;
+mod reservation;
+pub(crate) mod shared;
+mod statistics;
+mod waiting;
+
+pub use estimate::{AcquireEstimate, Estimate};
+pub use events::Events;
+pub use fallback::ServedBy;
+pub use futures::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
+pub use reservation::Reservation;
+pub use statistics::{Statistics, StatisticsSnapshot, WaitHistogram};
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{DefaultClock, Timer};
+use crate::error::{PolicyError, Refusal};
+use crate::limiter::pending::Wait;
+use crate::limiter::shared::Gate;
+use crate::line::rule::Single;
+use crate::policy::{Change, Policy, PolicyStatus, SmoothBursty, SmoothWarmingUp};
+use crate::rate::Rate;
+use crate::request::Request;
+use crate::time::Nanos;
+
+/// Makes a program wait its turn: hands out permits at a rate, first come, first served.
+///
+/// Clones share one limit, one state and one queue; a clone costs a reference count. A limiter is
+/// `Send` and `Sync`.
+///
+/// | call | permits not due now |
+/// |---|---|
+/// | [`acquire`](RateLimiter::acquire), [`acquire_many`](RateLimiter::acquire_many) | waits |
+/// | [`try_acquire`](RateLimiter::try_acquire), [`try_acquire_many`](RateLimiter::try_acquire_many) | refuses at once |
+/// | [`try_acquire_within`](RateLimiter::try_acquire_within), [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) | waits if it takes no longer, else refuses at once |
+/// | [`acquire_with`](RateLimiter::acquire_with), [`try_acquire_with`](RateLimiter::try_acquire_with) | as the [`Request`] says, by priority |
+/// | [`blocking_acquire`](RateLimiter::blocking_acquire), … | waits in the same queue, from a plain thread |
+/// | [`reserve`](RateLimiter::reserve) | takes a place in the queue and tells when it is due |
+///
+/// # Fairness
+///
+/// Requests of the same [priority](Request::priority) are served in the order in which they were
+/// first polled, whatever their size. Neither a newcomer nor a `try_` overtakes: while somebody
+/// waits, a `try_` gets only what nobody waits for. A waiter that is not polled, or was leaked,
+/// delays those behind it by its own turn and no more.
+///
+/// # Cancel safety
+///
+/// Every wait can be dropped at any time without a trace: no permit is lost, none invented, and
+/// those behind move up.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Rate, RateLimiter, Refusal, SmoothBursty, TokioClock};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Refusal> {
+/// # let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
+/// # #[cfg(any())]
+/// let limiter = RateLimiter::smooth_bursty(Rate::per_second(5));
+/// assert_eq!(limiter.acquire().await, Duration::ZERO);
+/// // The first one is paid for by the second, which is not due yet.
+/// assert!(limiter.try_acquire().is_err());
+/// assert!(limiter.acquire_many(3).await? >= Duration::from_millis(200));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Memory ordering
+///
+/// A permit establishes no happens-before between those who got one.
+pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
+    pub(crate) gate: Arc<Gate<Single<P>, C>>,
+}
+
+/// What a limiter could give, and how many wait: a snapshot that may be outdated when it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// The most permits that can ever be available; `u64::MAX` without a limit.
+    pub limit: u64,
+    /// How many single permits a caller could have right now, one after the other; 0 while others
+    /// wait, and in a pause.
+    pub available: u64,
+    /// How long until the limiter is full, if nobody takes anything and those who wait go away.
+    pub full_in: Duration,
+    /// How many requests wait. Those that wait in an [`AllOf`](crate::AllOf) count as one in each
+    /// of its members.
+    pub waiting: usize,
+    /// How long nobody passes, by a [pause](RateLimiter::pause_for); zero if there is none.
+    pub paused_for: Duration,
+}
+
+/// A limiter without its state.
+#[cfg(feature = "keyed")]
+pub(crate) type Rest<P, C> =
+    (P, C, crate::sync::Mutex<crate::line::Queue<Single<P>, C>>, crate::limiter::events::Watchers);
+
+/// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a
+/// busy executor more.
+pub(crate) const CATCH_UP: Duration = Duration::from_millis(10);
+
+impl Status {
+    pub(crate) fn new(status: PolicyStatus, now: Nanos, waiting: usize) -> Status {
+        let full_in = status.full_at.saturating_since(now).as_duration();
+        let available = if waiting == 0 { status.available } else { 0 };
+        Status { limit: status.limit, available, full_in, waiting, paused_for: Duration::ZERO }
+    }
+}
+
+impl RateLimiter<SmoothBursty> {
+    /// A steady `rate` that saves up to one second's worth of unused permits: Guava's default.
+    ///
+    /// For another burst, pass a [`SmoothBursty`] to [`new`](RateLimiter::new).
+    #[must_use]
+    pub fn smooth_bursty(rate: Rate) -> Self {
+        RateLimiter::new(SmoothBursty::new(rate))
+    }
+}
+
+impl RateLimiter<SmoothWarmingUp> {
+    /// A steady `rate` that starts at a third of it and reaches it after `warm_up` of demand.
+    ///
+    /// # Panics
+    ///
+    /// If `warm_up` is longer than [`SmoothWarmingUp::MAX_WARM_UP`], about 2.28 years.
+    #[must_use]
+    #[track_caller]
+    pub fn smooth_warming_up(rate: Rate, warm_up: Duration) -> Self {
+        RateLimiter::new(SmoothWarmingUp::new(rate, warm_up))
+    }
+}
+
+impl<P: Policy> RateLimiter<P> {
+    /// A limiter with this policy and the default clock. Needs no runtime.
+    #[must_use]
+    pub fn new(policy: P) -> Self {
+        RateLimiter::with_clock(policy, DefaultClock::new())
+    }
+}
+
+impl<P: Policy, C: Timer> RateLimiter<P, C> {
+    /// A limiter with this policy and this clock.
+    #[must_use]
+    pub fn with_clock(policy: P, clock: C) -> Self {
+        RateLimiter { gate: Arc::new(Gate::new(Single::new(policy, &clock), clock, CATCH_UP)) }
+    }
+
+    /// A limiter that goes on with a state, perhaps told of to whoever watches all keys.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn with_state(
+        policy: P,
+        state: P::State,
+        clock: C,
+        all: Option<Arc<dyn crate::limiter::events::Events>>,
+    ) -> Self {
+        let gate = Gate::new(Single::with_state(policy, state), clock, CATCH_UP);
+        RateLimiter { gate: Arc::new(gate.observed_by(all)) }
+    }
+
+    /// Whether nobody else has this limiter, nobody waits, and nothing was set but by its policy.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.gate) == 1 && self.gate.is_plain()
+    }
+
+    /// The state that it goes on with.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn state(&self) -> &P::State {
+        &self.gate.rule.state
+    }
+
+    /// The state that it goes on with, and the rest of it, unless another handle to this limiter
+    /// exists. The rest runs foreign code when it is dropped.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn into_state(self) -> Result<(P::State, Rest<P, C>), Self> {
+        let gate = Arc::try_unwrap(self.gate).map_err(|gate| RateLimiter { gate })?;
+        let Gate { rule, clock, queue, events, .. } = gate;
+        let (policy, state) = rule.into_parts();
+        Ok((state, (policy, clock, queue, events)))
+    }
+
+    pub(crate) fn gate(&self) -> &Arc<Gate<Single<P>, C>> {
+        &self.gate
+    }
+
+    /// Waits for one permit. Returns the time waited, zero if it was there.
+    ///
+    /// Never returns an error: one permit can be had some day. That day may be far off, or beyond
+    /// the clock's 34 years if earlier requests took as much; and at [`Rate::ZERO`], with a burst
+    /// of 0, or with [`DenyAll`](crate::DenyAll) it waits until that is changed, perhaps for ever.
+    /// Where that can be, wait with [`try_acquire_within`](RateLimiter::try_acquire_within).
+    ///
+    /// Since it cannot refuse, it does not mind how much room a [`LeakyBucket`](crate::LeakyBucket)
+    /// has; [`acquire_many(1)`](RateLimiter::acquire_many) does.
+    ///
+    /// # Fairness
+    ///
+    /// First polled, first served.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Panics
+    ///
+    /// With the default clock, if it has to wait outside of a tokio runtime with time enabled; or
+    /// if tokio's time is paused, which drives a limiter only with the feature `test-util` or a
+    /// [`TokioClock`](crate::TokioClock).
+    #[inline]
+    pub fn acquire(&self) -> Acquire<'_, P, C> {
+        Acquire::new(&self.gate)
+    }
+
+    /// Waits for `n` permits at once. Returns the time waited.
+    ///
+    /// Who pays for a large request is the policy's rule: with Guava's two policies it is granted
+    /// as soon as the request before it is paid for, and delays the next.
+    ///
+    /// # Fairness
+    ///
+    /// First polled, first served, whatever `n`: those behind wait for a large request to be
+    /// served.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::ZeroPermits`] if `n` is 0.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once; also while it waits,
+    ///   if the burst or limit is lowered below `n`.
+    /// - [`Refusal::Limited`] only from a [`LeakyBucket`](crate::LeakyBucket) that has no room.
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
+    ///   [bounded](RateLimiter::set_queue_bounds).
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    #[inline]
+    pub fn acquire_many(&self, n: u32) -> AcquireMany<'_, P, C> {
+        AcquireMany::new(&self.gate, n, None)
+    }
+
+    /// [`acquire`](RateLimiter::acquire) with a future that does not borrow the limiter.
+    pub fn acquire_owned(&self) -> AcquireOwned<P, C> {
+        AcquireOwned::new(self.gate.clone())
+    }
+
+    /// [`acquire_many`](RateLimiter::acquire_many) with a future that does not borrow the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn acquire_many_owned(&self, n: u32) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::new(self.gate.clone(), n, None)
+    }
+
+    /// Takes one permit now, or refuses.
+    ///
+    /// While nobody waits this takes no lock and allocates nothing, and a refusal writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Limited`] if no permit is due, or others wait for it. Its `retry_after` is exact:
+    /// if nobody else comes, the same call succeeds that much later and not before.
+    #[inline]
+    pub fn try_acquire(&self) -> Result<(), Refusal> {
+        self.gate.try_acquire(&1)
+    }
+
+    /// Takes `n` permits now, or refuses.
+    ///
+    /// Who pays for a large request is the policy's rule. With Guava's two it is the next caller,
+    /// so `n` is not limited by any burst: a large request closes the limiter for `n / rate`. Check
+    /// sizes that come from outside.
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::Limited`] as for [`try_acquire`](RateLimiter::try_acquire).
+    /// - [`Refusal::ZeroPermits`] if `n` is 0.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
+    #[inline]
+    pub fn try_acquire_many(&self, n: u32) -> Result<(), Refusal> {
+        self.gate.try_acquire(&n)
+    }
+
+    /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends
+    /// nothing.
+    ///
+    /// The decision is made on the first poll, for the place in the queue that the request would
+    /// get. Once in the queue, it is refused only if its time comes too late after all, by a lower
+    /// rate, or because the program stood still for longer than the
+    /// [catch-up](RateLimiter::set_catch_up); then at once. What counts is when the permit is due,
+    /// not when a late timer tells.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Limited`] if the permit would be due later. Its `retry_after` tells when the same
+    /// call, with the same `within`, is accepted: not when the permit is due, but `within` before
+    /// that. [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
+    /// [bounded](RateLimiter::set_queue_bounds).
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{Rate, RateLimiter, SmoothBursty, TokioClock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
+    /// limiter.acquire().await;
+    /// let refusal = limiter.try_acquire_within(Duration::from_millis(30)).await.unwrap_err();
+    /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(70)));
+    /// assert!(limiter.try_acquire_within(Duration::from_millis(100)).await.is_ok());
+    /// # }
+    /// ```
+    #[inline]
+    pub fn try_acquire_within(&self, within: Duration) -> AcquireMany<'_, P, C> {
+        AcquireMany::new(&self.gate, 1, Some(within))
+    }
+
+    /// [`try_acquire_within`](RateLimiter::try_acquire_within) for `n` permits at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_within`](RateLimiter::try_acquire_within), and:
+    ///
+    /// - [`Refusal::ZeroPermits`] if `n` is 0.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
+    #[inline]
+    pub fn try_acquire_many_within(&self, n: u32, within: Duration) -> AcquireMany<'_, P, C> {
+        AcquireMany::new(&self.gate, n, Some(within))
+    }
+
+    /// [`try_acquire_within`](RateLimiter::try_acquire_within) with a future that does not borrow
+    /// the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
+    pub fn try_acquire_within_owned(&self, within: Duration) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::new(self.gate.clone(), 1, Some(within))
+    }
+
+    /// [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) with a future that does
+    /// not borrow the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
+    pub fn try_acquire_many_within_owned(&self, n: u32, within: Duration) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::new(self.gate.clone(), n, Some(within))
+    }
+
+    /// Waits for what a [`Request`] asks for: permits, priority, how long. Returns the time waited.
+    ///
+    /// # Fairness
+    ///
+    /// The more important first, and of equals first polled, first served; see
+    /// [`Request::priority`]. A request of a higher priority than others in line costs more the
+    /// more of them have a time [within](Request::within) which they want to be served: those that
+    /// are too late by it are refused at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// - Those of [`acquire_many`](RateLimiter::acquire_many), and those of
+    ///   [`try_acquire_within`](RateLimiter::try_acquire_within) if it has a time; that also while
+    ///   it waits, if more important requests come.
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is
+    ///   [bounded](RateLimiter::set_queue_bounds).
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    pub fn acquire_with(&self, request: Request) -> AcquireMany<'_, P, C> {
+        AcquireMany::with(&self.gate, &request)
+    }
+
+    /// [`acquire_with`](RateLimiter::acquire_with) with a future that does not borrow the limiter.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_with`](RateLimiter::acquire_with).
+    pub fn acquire_with_owned(&self, request: Request) -> AcquireManyOwned<P, C> {
+        AcquireManyOwned::with(self.gate.clone(), &request)
+    }
+
+    /// Takes what a [`Request`] asks for now, or refuses. It never waits, so
+    /// [`within`](Request::within) makes no difference.
+    ///
+    /// It goes before those in line that are less important.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3).start_empty(), clock.clone());
+    /// let bulk = limiter.reserve(3)?;
+    /// clock.advance(Duration::from_secs(1));
+    /// // There is one permit, which the bulk waits for.
+    /// assert!(limiter.try_acquire().is_err());
+    /// limiter.try_acquire_with(Request::permits(1).priority(1))?;
+    /// assert_eq!(bulk.due_in(), Duration::from_secs(3));
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn try_acquire_with(&self, request: Request) -> Result<(), Refusal> {
+        self.gate.try_acquire_with(&request.permits, &request)
+    }
+
+    /// Blocks the calling thread until it has one permit. Returns the time waited.
+    ///
+    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the
+    /// executor's thread. It needs no runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{Rate, RateLimiter};
+    ///
+    /// let limiter = RateLimiter::smooth_bursty(Rate::per_second(1000));
+    /// limiter.blocking_acquire();
+    /// limiter.blocking_acquire();
+    /// ```
+    pub fn blocking_acquire(&self) -> Duration {
+        loop {
+            // One permit is never refused for good; a policy that does so breaks its contract, and
+            // has none to give.
+            match blocking::acquire(&self.gate, Wait::new(1)) {
+                Ok((waited, ..)) => return waited,
+                Err(_) => std::thread::park(),
+            }
+        }
+    }
+
+    /// Blocks the calling thread until it has `n` permits at once. Returns the time waited.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn blocking_acquire_many(&self, n: u32) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::within(&self.gate, n, None)).map(|(waited, ..)| waited)
+    }
+
+    /// Blocks the calling thread until it has one permit if that takes no longer than `within`;
+    /// else refuses at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
+    pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::within(&self.gate, 1, Some(within))).map(|(waited, ..)| waited)
+    }
+
+    /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at
+    /// once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
+    pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within))).map(|(waited, ..)| waited)
+    }
+
+    /// Takes `n` permits now, as an estimate of a cost that is known later, or refuses.
+    ///
+    /// [Settle](Estimate::settle) it when the cost is known. Takes the queue's lock, unlike
+    /// [`try_acquire_many`](RateLimiter::try_acquire_many).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
+    pub fn try_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
+        estimate::attempt(&self.gate, n)
+    }
+
+    /// Waits for `n` permits, as an estimate of a cost that is known later.
+    /// [Settle](Estimate::settle) it when it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    ///
+    /// # Panics
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    pub fn acquire_estimate(&self, n: u32) -> AcquireEstimate<P, C> {
+        AcquireEstimate::new(self.gate.clone(), n)
+    }
+
+    /// Blocks the calling thread until it has `n` permits, as an estimate of a cost that is known
+    /// later.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn blocking_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
+        estimate::block(&self.gate, n)
+    }
+
+    /// Blocks the calling thread until it has what a [`Request`] asks for.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_with`](RateLimiter::acquire_with).
+    pub fn blocking_acquire_with(&self, request: Request) -> Result<Duration, Refusal> {
+        blocking::acquire(&self.gate, Wait::with(&self.gate, request.permits, &request))
+            .map(|(waited, ..)| waited)
+    }
+
+    /// Takes a place in the queue for `n` permits, now, and tells when they are due.
+    ///
+    /// It has priority 0, so more important requests may still move it back. A
+    /// [bound](RateLimiter::set_queue_bounds) may refuse it a place, but never takes it away.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](RateLimiter::acquire_many).
+    pub fn reserve(&self, n: u32) -> Result<Reservation<P, C>, Refusal> {
+        Ok(Reservation::new(self.gate.clone(), self.gate.reserve(n)?))
+    }
+
+    /// Gives back `n` permits that were acquired and not used. Those who wait move up at once.
+    ///
+    /// The limiter takes back what it has room for: it never becomes fuller than full. It does not
+    /// know whom a permit was granted to, so give back only what you got.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
+    ///
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+    /// limiter.try_acquire_many(10)?;
+    /// assert!(limiter.try_acquire().is_err());
+    /// limiter.refund(10);
+    /// limiter.try_acquire()?;
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn refund(&self, n: u32) {
+        self.gate.refund(n);
+    }
+
+    /// Changes the price of every permit from now on, also for those who wait.
+    ///
+    /// What happens to permits in stock, counted or owed is the policy's rule, which each of them
+    /// states; for another one, see [`change`](RateLimiter::change). With Guava's two, what was
+    /// granted before is still paid at the old price: after a permit at one per hour, the next one
+    /// is due in an hour, whatever the rate is set to. To forget such a debt,
+    /// [`refund`](RateLimiter::refund) it before the change. A request
+    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at
+    /// once, and so is one for more permits than can be had at once any more. Behind 4,096 others
+    /// such a request is refused later: at the end of its time, or when it is the first in line.
+    ///
+    /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room;
+    /// [`Unlimited`](crate::Unlimited) and [`DenyAll`](crate::DenyAll) stay what they are.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
+    ///
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), ManualClock::new());
+    /// limiter.try_acquire()?;
+    /// let first = limiter.reserve(1)?;
+    /// let second = limiter.reserve(1)?;
+    /// assert_eq!(second.due_in(), Duration::from_secs(2));
+    /// limiter.set_rate(Rate::per_second(10));
+    /// // The debt of a second was made at the old rate and stays; the permits to come are ten times as fast.
+    /// assert_eq!(second.due_in(), Duration::from_millis(1100));
+    /// # drop(first);
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn set_rate(&self, rate: Rate) {
+        // A rate alone is never an error.
+        let _ = self.gate.change(Change::rate(rate));
+    }
+
+    /// Changes the rate, the burst or both, and chooses what becomes of the permits. Those who wait
+    /// are moved at once, as by [`set_rate`](RateLimiter::set_rate).
+    ///
+    /// # Errors
+    ///
+    /// A [`PolicyError`] if the policy cannot have such a burst; then nothing was changed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::policy::{Change, Keep};
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// limiter.try_acquire_many(8)?;
+    /// limiter.change(Change::only_burst(20))?;
+    /// assert_eq!(limiter.status().available, 2); // a larger bucket, not more permits
+    /// limiter.change(Change::reset())?;
+    /// assert_eq!(limiter.status().available, 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn change(&self, change: Change) -> Result<(), PolicyError> {
+        self.gate.change(change)
+    }
+
+    /// The rate, exactly as it was given.
+    #[must_use]
+    pub fn rate(&self) -> Rate {
+        self.gate.rule.policy.rate()
+    }
+
+    /// The policy, to read what it was made with.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::policy::Change;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// limiter.change(Change::only_burst(20))?;
+    /// assert_eq!(limiter.policy().burst(), 20);
+    /// # Ok::<(), tidegate::PolicyError>(())
+    /// ```
+    #[must_use]
+    pub fn policy(&self) -> &P {
+        &self.gate.rule.policy
+    }
+
+    /// What could be had now, when the limiter is full again, and how many wait. Takes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
+    ///
+    /// let policy = SmoothBursty::new(Rate::per_second(5)).start_full();
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// // Five are saved, and one more is granted that the next caller pays.
+    /// assert_eq!(limiter.status().available, 6);
+    /// limiter.try_acquire()?;
+    /// assert_eq!(limiter.status().available, 5);
+    /// assert_eq!(limiter.status().full_in, Duration::from_millis(200));
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.gate.status()
+    }
+
+    /// The clock.
+    #[must_use]
+    pub fn clock(&self) -> &C {
+        &self.gate.clock
+    }
+
+    /// Sets how far back a grant can be charged; 10 ms unless set. Zero charges every grant as of
+    /// now.
+    ///
+    /// Timers are late. A waiter's grant is charged as of the time it was due, and so is a request
+    /// that comes within that lateness, since its task was late as well. So lateness does not slow
+    /// the limiter down, also where a single task takes all permits and none are saved. A grant is
+    /// charged at most this far back, so that a program that stood still does not let everything
+    /// through at once. More makes the average exact on a busier machine; a span of length *d* can
+    /// see `rate * catch_up` more permits.
+    pub fn set_catch_up(&self, catch_up: Duration) {
+        self.gate.set_catch_up(catch_up);
+    }
+}
+
+impl<P: Policy, C: Timer> Clone for RateLimiter<P, C> {
+    fn clone(&self) -> Self {
+        RateLimiter { gate: self.gate.clone() }
+    }
+}
+
+impl<P: Policy, C: Timer> fmt::Debug for RateLimiter<P, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimiter")
+            .field("policy", &self.gate.rule.policy)
+            .field("status", &self.status())
+            .finish()
+    }
+}

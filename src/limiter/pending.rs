@@ -1,0 +1,141 @@
+//! A request on its way: what a future, a blocked thread or a reservation keeps.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::limiter::shared::Gate;
+use crate::line::rule::Rule;
+use crate::request::Request;
+use crate::time::Nanos;
+
+/// A request on its way: what a future keeps.
+#[derive(Debug)]
+pub(crate) struct Wait<Ask> {
+    pub(crate) ask: Ask,
+    pub(crate) priority: i8,
+    /// Whether a bound on the queue may refuse or drop it. Not where the caller can be told no
+    /// error.
+    pub(crate) bounded: bool,
+    pub(crate) place: Place,
+    /// Refused if it would take longer; `Nanos::MAX` if it waits for as long as it takes. Not an
+    /// `Option`: eight bytes more make a task 128 larger.
+    pub(crate) within: Nanos,
+    /// When it was first polled.
+    pub(crate) since: Nanos,
+    /// Not 0 if its grant may be undone in part later: then what to end it with, when it has its
+    /// answer.
+    pub(crate) begun: u64,
+}
+
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Not polled yet.
+    New,
+    /// Not polled yet, and it passes anyway.
+    Exempt,
+    /// In the queue, under this key.
+    Queued(u32),
+    /// It has its answer.
+    Done,
+}
+
+/// A request that leaves the queue if the thread unwinds.
+pub(crate) struct Leave<'a, R: Rule<C>, C: Timer> {
+    pub(crate) gate: &'a Arc<Gate<R, C>>,
+    pub(crate) wait: Wait<R::Ask>,
+}
+
+impl<R: Rule<C>, C: Timer> Leave<'_, R, C> {
+    /// The request stays where it is.
+    pub(crate) fn stay(mut self) -> Wait<R::Ask> {
+        let done = Wait { place: Place::Done, ..Wait::new(self.wait.ask.clone()) };
+        std::mem::replace(&mut self.wait, done)
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Drop for Leave<'_, R, C> {
+    fn drop(&mut self) {
+        self.gate.leave(&mut self.wait);
+    }
+}
+
+/// Who polls.
+#[derive(Clone, Copy)]
+pub(crate) enum Poller<'a> {
+    Task(&'a Waker),
+    Thread(&'a Waker),
+}
+
+impl<Ask> Wait<Ask> {
+    /// A request that waits for as long as it takes, and wherever there is no room.
+    pub(crate) fn new(ask: Ask) -> Wait<Ask> {
+        let (place, since) = (Place::New, Nanos::ZERO);
+        Wait { ask, priority: 0, bounded: false, place, within: Nanos::MAX, since, begun: 0 }
+    }
+
+    /// A request that is refused if it would take longer than `within`, or than the policy lets
+    /// anybody wait.
+    pub(crate) fn within<R, C>(gate: &Gate<R, C>, ask: Ask, within: Option<Duration>) -> Wait<Ask>
+    where
+        R: Rule<C, Ask = Ask>,
+        C: Timer,
+    {
+        let most = Nanos::new(u64::MAX - 1);
+        let within = gate.limit_wait(within).map_or(Nanos::MAX, |within| within.min(most));
+        Wait { within, bounded: true, ..Wait::new(ask) }
+    }
+
+    /// A request that says more.
+    pub(crate) fn with<R, C>(gate: &Gate<R, C>, ask: Ask, request: &Request) -> Wait<Ask>
+    where
+        R: Rule<C, Ask = Ask>,
+        C: Timer,
+    {
+        let place = if request.exempt { Place::Exempt } else { Place::New };
+        Wait { priority: request.priority, place, ..Wait::within(gate, ask, request.within) }
+    }
+
+    /// The longest that it waits, if there is a limit.
+    pub(crate) fn longest(&self) -> Option<Nanos> {
+        (self.within < Nanos::MAX).then_some(self.within)
+    }
+
+    pub(crate) fn ask(&self) -> &Ask {
+        &self.ask
+    }
+
+    /// Whether it had its answer.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.place, Place::Done)
+    }
+
+    /// Takes the key of its entry, if it has one: from then on the entry is the caller's to remove.
+    pub(crate) fn take_key(&mut self) -> Option<u32> {
+        match std::mem::replace(&mut self.place, Place::Done) {
+            Place::Queued(key) => Some(key),
+            Place::New | Place::Exempt | Place::Done => None,
+        }
+    }
+
+    /// The same, with a priority.
+    pub(crate) fn of_priority(self, priority: i8) -> Wait<Ask> {
+        Wait { priority, ..self }
+    }
+
+    /// The same, but its grant can be undone in part later: it has to be
+    /// [ended](crate::line::Queue::end) with [`begun`](Wait::begun).
+    pub(crate) fn keeping(self) -> Wait<Ask> {
+        Wait { begun: u64::MAX, ..self }
+    }
+
+    /// What to end a grant with that was kept.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    pub(crate) fn keeps(&self) -> bool {
+        self.begun != 0
+    }
+}

@@ -1,0 +1,531 @@
+//! The gate: the policy and its state in front, the queue behind.
+//!
+//! # How the two halves meet
+//!
+//! `front` is a count and flags. While it is zero, a request asks the policy directly: one load,
+//! one clock reading, one compare-and-swap. Otherwise it takes the queue's lock, serves those who
+//! are due, and goes behind the rest.
+//!
+//! | bits of `front` | meaning | a request that sees it |
+//! |---|---|---|
+//! | 0, [`PAUSED`] | nobody passes before a time | takes the lock; the first to do so after that time clears it |
+//! | 1, [`SHARED`] | a share of the permits is kept for the important | takes the lock, since looking and taking are two steps |
+//! | 2, [`WATCHED`] | somebody wants to know of each call | asks the policy without the lock, and tells |
+//! | 3, [`SHADOW`] | nobody is refused, and nobody waits | asks the policy without the lock, and passes anyway |
+//! | 4, [`LATE`] | the last grants were late | asks the policy without the lock, as of an earlier time: `line/lateness.rs` |
+//! | the rest | how many are in line, or were granted a moment ago and have not run yet | takes the lock |
+//!
+//! What the flags say in one bit is plain data under the lock, in
+//! [`Control`](crate::line::settings::Control). Whoever has the lock and changed anything stores the
+//! count and all flags, so none can be lost. A feature that is off costs no instruction.
+//!
+//! | operation | ordering | why |
+//! |---|---|---|
+//! | `front` is stored, under the lock | Relaxed | see below |
+//! | `front` is loaded, without the lock | Relaxed | see below |
+//! | `levels` is stored, under the lock | Release | only for those who take from several limiters: `all_of/member.rs` |
+//! | policy state | as in `policy/cell.rs` | |
+//! | everything else | under the lock | |
+//!
+//! **Nobody overtakes.** The promise: a request that begins after a waiter has joined the line goes
+//! behind it. "After" means happens-before, by whatever the program uses to order the two. The
+//! store of `front` then happens before the load, and coherence makes the load see it or something
+//! later, at any ordering. The same holds for a pause and whoever begins after it. A request that
+//! overlaps with the joining may have read zero and take a permit a moment later: it came first,
+//! and is served first. The waiter's alarm then rings before its permit is there, and is set again.
+//!
+//! **No lost wake-up.** Whatever can make permits come *earlier* (a refund, a rate, a dropped wait)
+//! runs under the lock, and so does joining the line: either the one who joins asks the policy
+//! afterwards, or the change finds it in line. A taker without the lock only makes permits come
+//! later, and an alarm that rings too early is set again. So there is no pattern of store-then-load
+//! on two sides, which would need sequential consistency.
+//!
+//! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
+//! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
+
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+#[cfg(feature = "keyed")]
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::error::{PolicyError, Refusal};
+use crate::limiter::Status;
+use crate::limiter::events::{Events, Watchers};
+use crate::line::deferred::{After, run_in_drop};
+use crate::line::lateness::Lateness;
+use crate::line::rule::{Rule, Single};
+use crate::line::{Queue, Source};
+use crate::policy::{Change, Policy, PolicyStatus, limited};
+use crate::request::Request;
+use crate::sync::{AtomicU64, AtomicUsize, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
+use crate::time::Nanos;
+
+/// The flags of [`Gate::front`].
+pub(crate) const PAUSED: usize = 1;
+pub(crate) const SHARED: usize = 2;
+pub(crate) const WATCHED: usize = 4;
+pub(crate) const SHADOW: usize = 8;
+pub(crate) const LATE: usize = 16;
+/// What one more in line adds to it. A thirty-second of all numbers is more than fit in memory.
+pub(crate) const ONE: usize = 32;
+
+/// How many gates were made so far.
+static GATES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// What a limiter and its futures share.
+pub(crate) struct Gate<R: Rule<C>, C: Timer> {
+    pub(crate) rule: R,
+    pub(crate) clock: C,
+    /// Its number among all gates, by which those who take from several ask them in the same order.
+    pub(crate) number: u64,
+    /// How many are in line, or were granted and have not run yet, or hold a seat; and flags.
+    pub(crate) front: AtomicUsize,
+    /// A number that is another one each time permits are given back, for those who undo a grant
+    /// that they made without the lock.
+    pub(crate) levels: AtomicU64,
+    /// How often those in line were moved, for those who wait for several limiters.
+    pub(crate) changes: AtomicU64,
+    /// By how much the last grants were late.
+    pub(crate) lateness: Lateness,
+    pub(crate) queue: Mutex<Queue<R, C>>,
+    pub(crate) events: Watchers,
+}
+
+/// What a request is told: the time waited, and what it took, if anything.
+pub(crate) type Answer<Charge> = Result<(Duration, Option<Charge>), Refusal>;
+
+/// How a call passed.
+#[derive(Debug)]
+pub(crate) enum Pass<Charge> {
+    Granted(Charge),
+    /// Only because nobody is refused: this is what it would have been told.
+    Shadow(Refusal),
+    /// Nobody asked.
+    Exempt,
+}
+
+/// How a call ended.
+pub(crate) type Outcome<Charge> = Result<Pass<Charge>, Refusal>;
+
+impl<Charge> Pass<Charge> {
+    pub(crate) fn map<T>(self, map: impl FnOnce(Charge) -> T) -> Pass<T> {
+        match self {
+            Pass::Granted(charge) => Pass::Granted(map(charge)),
+            Pass::Shadow(refusal) => Pass::Shadow(refusal),
+            Pass::Exempt => Pass::Exempt,
+        }
+    }
+
+    /// What it took, if anything.
+    fn charge(self) -> Option<Charge> {
+        match self {
+            Pass::Granted(charge) => Some(charge),
+            Pass::Shadow(_) | Pass::Exempt => None,
+        }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Gate<R, C> {
+    pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
+        let queue = Queue::new(&rule);
+        Gate {
+            rule,
+            clock,
+            number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            front: AtomicUsize::new(0),
+            levels: AtomicU64::new(queue.number()),
+            changes: AtomicU64::new(0),
+            lateness: Lateness::new(catch_up),
+            queue: Mutex::new(queue),
+            events: Watchers::new(None),
+        }
+    }
+
+    /// Sets the observer of all keys, before the gate is shared. Runs no foreign code.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn observed_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
+        if all.is_some() {
+            lock(&self.queue).control.watched = true;
+            self.front = AtomicUsize::new(WATCHED);
+            self.events = Watchers::new(all);
+        }
+        self
+    }
+
+    /// Takes what is asked for now or not at all.
+    #[inline]
+    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<(), Refusal> {
+        // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place
+        // first.
+        if self.front.load(Ordering::Relaxed) == 0 {
+            self.rule.try_take(self.clock.now(), ask)?;
+            return Ok(());
+        }
+        self.try_acquire_behind(ask, 0)?;
+        Ok(())
+    }
+
+    /// The same for a request of this priority. Returns what it took, if anything.
+    #[inline]
+    pub(crate) fn try_acquire_as(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
+        if self.front.load(Ordering::Relaxed) == 0 {
+            return self.rule.try_take(self.clock.now(), ask).map(Some);
+        }
+        self.try_acquire_behind(ask, priority)
+    }
+
+    /// The same for a request that says more. How long it would wait does not matter.
+    pub(crate) fn try_acquire_with(&self, ask: &R::Ask, request: &Request) -> Result<(), Refusal> {
+        if request.exempt {
+            return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt)).map(drop);
+        }
+        if self.front.load(Ordering::Relaxed) == 0 {
+            self.rule.try_take(self.clock.now(), ask)?;
+            return Ok(());
+        }
+        self.try_acquire_behind(ask, request.priority)?;
+        Ok(())
+    }
+
+    /// Takes what is asked for, now or as of when it was due, or not at all. Called where the
+    /// policy [may be asked](Gate::is_free).
+    pub(crate) fn take_free(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+        if self.front.load(Ordering::Relaxed) & LATE == 0 {
+            return self.rule.try_take(now, ask);
+        }
+        self.take_late(now, ask)
+    }
+
+    #[cold]
+    fn take_late(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+        // Again where another request took the permit in between, but not for ever: a policy may
+        // not agree with itself.
+        for _ in 0..=LOOKS {
+            let due = self.rule.ready_at(now, &R::Ahead::default(), ask);
+            if due > now {
+                break;
+            }
+            let at = due.max(self.lateness.arrival(now, due)).min(now);
+            match self.rule.try_take(at, ask) {
+                Err(refusal) if refusal.may_retry() => {}
+                Err(refusal) => return Err(refusal),
+                Ok(charge) => {
+                    self.lateness.used(now, at);
+                    if !self.lateness.is_some()
+                        && let Some(queue) = try_lock(&self.queue)
+                    {
+                        // Takes down the flag. Another holder of the lock does so, too, when it
+                        // lets go.
+                        self.tell_front(&queue);
+                    }
+                    return Ok(charge);
+                }
+            }
+        }
+        self.rule.try_take(now, ask)
+    }
+
+    /// The same while others wait, or a flag is up.
+    #[cold]
+    fn try_acquire_behind(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
+        let answer = if self.is_free() {
+            self.take_free(self.clock.now(), ask)
+        } else {
+            self.try_in_line(ask, priority)
+        };
+        self.tell(ask, Duration::ZERO, answer.map(Pass::Granted))
+    }
+
+    /// Serves who is due, and takes only what nobody waits for who goes before this request.
+    pub(crate) fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
+        let held = self.with_queue(|queue, now, after| {
+            let charge = self.take_in_line(queue, now, ask, priority, after)?;
+            Ok(Held::new(self, queue, charge))
+        });
+        held.map(Held::keep)
+    }
+
+    pub(crate) fn take_in_line(
+        &self,
+        queue: &mut Queue<R, C>,
+        now: Nanos,
+        ask: &R::Ask,
+        priority: i8,
+        after: &mut After<C>,
+    ) -> Result<R::Charge, Refusal> {
+        queue.check(&self.rule, now, ask, priority)?;
+        if queue.is_open(&self.rule, now, ask, priority) {
+            return queue.take(&self.source(), now, ask, priority, after);
+        }
+        Err(limited(queue.due_behind(&self.rule, now, ask, priority), now))
+    }
+
+    /// The same for a grant that can be undone in part later. Returns what to [end](Queue::end) it
+    /// with. Nothing was taken if it passed for another reason.
+    pub(crate) fn try_keeping(&self, ask: &R::Ask) -> Result<Option<(R::Charge, u64)>, Refusal> {
+        let mut begun = 0;
+        let held = self.with_queue(|queue, now, after| {
+            let charge = self.take_in_line(queue, now, ask, 0, after)?;
+            let held = Held::begin(self, queue, charge);
+            begun = held.begun;
+            Ok(held)
+        });
+        let charge = self.tell(ask, Duration::ZERO, held.map(|held| Pass::Granted(held.keep())))?;
+        Ok(charge.map(|charge| (charge, begun)))
+    }
+
+    /// Whether the policy may be asked without the lock.
+    pub(crate) fn is_free(&self) -> bool {
+        self.front.load(Ordering::Relaxed) & !(WATCHED | SHADOW | LATE) == 0
+    }
+
+    /// Tells who watches how a call ended, and turns a refusal into a pass where nobody is refused.
+    pub(crate) fn tell(
+        &self,
+        ask: &R::Ask,
+        waited: Duration,
+        answer: Outcome<R::Charge>,
+    ) -> Result<Option<R::Charge>, Refusal> {
+        let answer = match answer {
+            Err(refusal) if self.front.load(Ordering::Relaxed) & SHADOW != 0 => Ok(Pass::Shadow(refusal)),
+            answer => answer,
+        };
+        self.report(|events| {
+            let permits = self.rule.permits(ask);
+            match &answer {
+                Ok(Pass::Granted(_)) => events.granted(permits, waited),
+                Ok(Pass::Shadow(refusal)) => events.shadowed(permits, refusal),
+                Ok(Pass::Exempt) => events.exempted(permits),
+                Err(refusal) => events.refused(permits, refusal),
+            }
+        });
+        answer.map(Pass::charge)
+    }
+
+    /// Tells who watches, if anybody does. Not under the lock.
+    pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
+        self.events.report(event);
+    }
+
+    /// How many wait in line, and how many of several limiters.
+    pub(crate) fn waiting(&self) -> (usize, usize) {
+        match self.front.load(Ordering::Relaxed) / ONE {
+            0 => (0, 0),
+            // Serves those who are due, so that they are not reported as waiting.
+            _ => self.with_queue(|queue, _, _| (queue.len(), queue.seats.len())),
+        }
+    }
+
+    /// Whether nobody is in line, and nothing was set since it was made but who watches all keys.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn is_plain(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        let now = self.clock.now();
+        // A pause may be over, and no request came since.
+        queue.tell(now);
+        queue.front() & !WATCHED == 0
+            // The next request may be charged as of an earlier time, and a state alone does not
+            // tell.
+            && !self.lateness.is_usable(now)
+            && !self.events.has_own()
+            && queue.is_unused()
+            && self.lateness.catch_up() == Nanos::from_duration(crate::limiter::CATCH_UP)
+    }
+
+    pub(crate) fn set_catch_up(&self, catch_up: Duration) {
+        self.lateness.set_catch_up(catch_up);
+    }
+
+    /// Somebody's alarm rang.
+    pub(crate) fn ring(&self) {
+        self.with_queue(|_, _, _| ());
+    }
+
+    pub(crate) fn source(&self) -> Source<'_, R> {
+        Source { rule: &self.rule, lateness: &self.lateness }
+    }
+
+    /// Runs `work` with the queue, after those who are due were served.
+    pub(crate) fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
+        let mut work = Some(work);
+        loop {
+            let done = self.locked(|queue, now, after| {
+                let due = queue.serve(&self.source(), now, after);
+                // Where more are due than are served at once, the rest is served before this, a
+                // slice at a time.
+                let work = if due.is_some_and(|due| due <= now) { None } else { work.take() };
+                work.map(|work| work(queue, now, after))
+            });
+            if let Some(done) = done {
+                return done;
+            }
+        }
+    }
+
+    /// Runs `work` with the queue, serves those who are due, and runs what is left for afterwards.
+    ///
+    /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
+    /// event loop, a waker that is called. Those who were served before it, and those behind, do
+    /// not suffer, and then the panic goes on. It takes the result with it: an answer that was
+    /// taken out of the queue would be lost. So answers are taken in a section of their own
+    /// ([`Queue::see`]), and permits are kept in a [`Held`].
+    pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
+        let mut after = After::new();
+        let mut queue = lock(&self.queue);
+        let now = self.tell_time(&mut queue, &mut after);
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut queue, now, &mut after)));
+        self.finish(queue, now, &mut after);
+        drop(after);
+        result.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Tells the queue what time it is. Where the clock panics, it is still the latest time that it
+    /// told.
+    fn tell_time(&self, queue: &mut Queue<R, C>, after: &mut After<C>) -> Nanos {
+        let now = after.run(|| self.clock.now()).unwrap_or(queue.latest());
+        queue.tell(now);
+        now
+    }
+
+    /// Serves, stores the front, sees that somebody will look when the next one is due, and
+    /// unlocks.
+    ///
+    /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its
+    /// time, come back here or panic.
+    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
+        loop {
+            let due = queue.serve(&self.source(), now, after);
+            self.tell_others(&queue);
+            if due.is_some_and(|due| due <= now) {
+                // More are due than are served at once. Meanwhile others may have the lock.
+                drop(queue);
+                after.wake_now();
+                std::thread::yield_now();
+                queue = lock(&self.queue);
+                now = self.tell_time(&mut queue, after);
+                continue;
+            }
+            let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
+            drop(queue);
+            // A timer that panics is as good as gone.
+            let gone = after.run(|| job.run()).unwrap_or(true);
+            queue = lock(&self.queue);
+            queue.put_back(job, gone, after);
+            // Much may have happened meanwhile, and others left the alarm to us.
+            now = self.tell_time(&mut queue, after);
+        }
+    }
+}
+
+/// What a call took, until its caller has it: given back if foreign code panics in between.
+pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
+    gate: &'a Gate<R, C>,
+    /// `None` when the caller has it.
+    charge: Option<R::Charge>,
+    /// The [number](Queue::number) when it was taken, if it is not to be undone in part later.
+    since: u64,
+    /// Not 0 if it may be undone in part later: then what to [end](Queue::end) it with.
+    pub(crate) begun: u64,
+}
+
+impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
+    /// What was taken just now, under the lock.
+    pub(crate) fn new(gate: &'a Gate<R, C>, queue: &Queue<R, C>, charge: R::Charge) -> Self {
+        Held { gate, charge: Some(charge), since: queue.number(), begun: 0 }
+    }
+
+    /// The same for what may be undone in part later.
+    pub(crate) fn begin(gate: &'a Gate<R, C>, queue: &mut Queue<R, C>, charge: R::Charge) -> Self {
+        let begun = queue.begin(&gate.rule, &charge);
+        Held { gate, charge: Some(charge), since: 0, begun }
+    }
+
+    /// The caller has it.
+    pub(crate) fn keep(mut self) -> R::Charge {
+        match self.charge.take() {
+            Some(charge) => charge,
+            None => unreachable!("only this takes it, and takes it with the rest"),
+        }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
+    fn drop(&mut self) {
+        let Some(charge) = self.charge.take() else { return };
+        run_in_drop(|| {
+            self.gate.locked(|queue, _, after| match self.begun {
+                0 => queue.undo_since(&self.gate.rule, charge, self.since, after),
+                begun => queue.undo(&self.gate.rule, charge, begun, after),
+            });
+        });
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Gate<R, C> {
+    /// The status of a policy behind this queue.
+    pub(crate) fn status_of(&self, status: impl FnOnce(Nanos) -> PolicyStatus) -> Status {
+        let (in_line, seats) = self.waiting();
+        let now = self.clock.now();
+        let status = Status::new(status(now), now, in_line);
+        let paused_for = self.paused_for();
+        let available = if paused_for.is_zero() { status.available } else { 0 };
+        Status { available, waiting: in_line + seats, paused_for, ..status }
+    }
+
+    /// Permits come later than those in line were told, or weigh something else: moves all, also
+    /// those who wait for other limiters as well.
+    pub(crate) fn retime(&self, queue: &mut Queue<R, C>, now: Nanos, after: &mut After<C>) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        queue.retime(&self.source(), now, after);
+        queue.seats.ring_all(after);
+    }
+
+    /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are
+    /// charged as of when they are due.
+    pub(crate) fn was_late(&self, queue: &Queue<R, C>, now: Nanos) {
+        if queue.len() + queue.seats.len() == 0 && self.rule.knows_lateness() {
+            self.lateness.seen(now, now.saturating_since(queue.charged));
+        }
+    }
+
+    /// Tells those who come without the lock whether they have to take it.
+    pub(crate) fn tell_front(&self, queue: &Queue<R, C>) {
+        let late = if self.lateness.is_some() { LATE } else { 0 };
+        self.front.store(queue.front() | late, Ordering::Relaxed);
+    }
+
+    /// The same, and what was given back.
+    pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
+        self.tell_front(queue);
+        // Whoever reads it finds in the policy's state what was given back before: see
+        // `all_of/member.rs`.
+        self.levels.store(queue.number(), Ordering::Release);
+    }
+}
+
+impl<P: Policy, C: Timer> Gate<Single<P>, C> {
+    /// Gives back permits that were acquired and not used.
+    pub(crate) fn refund(&self, n: u32) {
+        let Single { policy, state } = &self.rule;
+        self.with_queue(|queue, _, _| {
+            let at = queue.latest();
+            queue.refund(&self.rule, || policy.refund(state, at, n));
+        });
+    }
+
+    /// Changes the rate or the burst, and with it the times of all who wait.
+    pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
+        let Single { policy, state } = &self.rule;
+        self.with_queue(|queue, now, after| {
+            queue.change(&self.rule, || policy.change(state, now, change))?;
+            self.retime(queue, now, after);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.status_of(|now| self.rule.policy.status(&self.rule.state, now))
+    }
+}

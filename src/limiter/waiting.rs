@@ -1,0 +1,324 @@
+//! How a request waits at a gate: it joins the line, looks for its answer, and leaves.
+
+use std::sync::Arc;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::limiter::pending::{Leave, Place, Poller, Wait};
+use crate::limiter::shared::{Answer, Gate, Held, Outcome, Pass};
+use crate::line::deferred::run_in_drop;
+use crate::line::rule::Rule;
+use crate::line::{Kind, Newcomer, Queue};
+use crate::policy::limited;
+use crate::sync::{Ordering, lock};
+use crate::time::Nanos;
+
+/// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the
+/// same time.
+const TOO_OFTEN: u8 = 16;
+
+impl<R: Rule<C>, C: Timer> Gate<R, C> {
+    /// Polls a request: on behalf of a task or a blocked thread.
+    #[inline]
+    pub(crate) fn poll(
+        self: &Arc<Self>,
+        wait: &mut Wait<R::Ask>,
+        poller: Poller<'_>,
+    ) -> Poll<Answer<R::Charge>> {
+        if let Place::New = wait.place {
+            wait.since = self.clock.now();
+            if self.front.load(Ordering::Relaxed) == 0 && !wait.keeps() {
+                match self.rule.try_take(wait.since, &wait.ask) {
+                    Err(refusal) if refusal.may_retry() => {}
+                    answer => {
+                        wait.place = Place::Done;
+                        return Poll::Ready(answer.map(|charge| (Duration::ZERO, Some(charge))));
+                    }
+                }
+            }
+        }
+        self.poll_behind(wait, poller)
+    }
+
+    /// The same while others wait, or a flag is up, or no permit is there.
+    fn poll_behind(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Answer<R::Charge>> {
+        let (answer, waited) = match wait.place {
+            Place::Exempt => (Ok(Pass::Exempt), Duration::ZERO),
+            Place::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
+            Place::Queued(key) => {
+                let (answer, now) = ready!(self.look(wait, key, poller));
+                (answer, now.saturating_since(wait.since).as_duration())
+            }
+            Place::Done => panic!("polled after it was ready"),
+        };
+        // First, so that the drop after a panic of an observer finds nothing to leave.
+        wait.place = Place::Done;
+        if let Ok(Pass::Granted(charge)) = &answer {
+            self.rule.seen(charge);
+        }
+        Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
+    }
+
+    /// Joins the queue, unless a permit is there after all.
+    fn enter(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Outcome<R::Charge>> {
+        if self.is_free() && !wait.keeps() {
+            match self.take_free(wait.since, &wait.ask) {
+                Err(refusal) if refusal.may_retry() => {}
+                answer => return Poll::Ready(answer.map(Pass::Granted)),
+            }
+        }
+        let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
+        // Cloned, and dropped if it is not needed, without the lock: both are foreign code.
+        let mut waker = Some(waker.clone());
+        let held = self.with_queue(|queue, now, after| {
+            let (source, ask, priority) = (self.source(), &wait.ask, wait.priority);
+            queue.check(&self.rule, now, ask, priority)?;
+            let no_room = wait.bounded && !queue.has_room(&self.rule, ask);
+            // Where there is no room, even a permit that is there could not be waited for.
+            if (queue.unseen() == 0 || no_room) && queue.is_open(&self.rule, now, ask, priority) {
+                match queue.take(&source, now, ask, priority, after) {
+                    Err(refusal) if refusal.may_retry() => {}
+                    Err(refusal) => return Err(refusal),
+                    Ok(charge) if wait.keeps() => {
+                        return Ok(Some(Pass::Granted(Held::begin(self, queue, charge))));
+                    }
+                    Ok(charge) => return Ok(Some(Pass::Granted(Held::new(self, queue, charge)))),
+                }
+            }
+            if queue.control.shadow {
+                let due = queue.due_behind(&self.rule, now, ask, priority);
+                return Ok(Some(Pass::Shadow(limited(due, now))));
+            }
+            let deadline = self.deadline(queue, now, ask, priority, wait.longest())?;
+            let kind = match poller {
+                Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
+                Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
+            };
+            // After the timer, which may panic, so that nobody makes room for a request that does
+            // not come.
+            if no_room && let Err(refusal) = queue.make_room(&source, now, ask, priority, after) {
+                queue.leave_alarm(kind, after);
+                return Err(refusal);
+            }
+            let since = source.arrival(now, || queue.due_behind(&self.rule, now, ask, priority));
+            let (ask, waker, droppable) = (ask.clone(), waker.take(), wait.bounded);
+            let newcomer = Newcomer { ask, priority, droppable, kind, since, deadline, waker };
+            // At once, so that the future knows of its entry also if foreign code panics before
+            // this returns.
+            wait.place = Place::Queued(queue.push(&source, newcomer, after));
+            Ok(None)
+        });
+        drop(waker);
+        match held {
+            Ok(None) => Poll::Pending,
+            Ok(Some(pass)) => Poll::Ready(Ok(pass.map(|held| {
+                if wait.keeps() {
+                    wait.begun = held.begun;
+                }
+                held.keep()
+            }))),
+            Err(refusal) => Poll::Ready(Err(refusal)),
+        }
+    }
+
+    /// The event loop of the calling task.
+    fn domain(&self) -> C::RuntimeId {
+        match self.clock.domain() {
+            Some(domain) => domain,
+            None => {
+                panic!("no event loop to wait in: with the default clock, await a permit in a tokio runtime")
+            }
+        }
+    }
+
+    /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
+    pub(crate) fn reserve(self: &Arc<Self>, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
+        let mut this = Leave { gate: self, wait: Wait::new(ask) };
+        let wait = &mut this.wait;
+        let answer = self.with_queue(|queue, now, after| {
+            let (source, ask) = (self.source(), &wait.ask);
+            queue.check(&self.rule, now, ask, 0)?;
+            let deadline = self.deadline(queue, now, ask, 0, self.limit_wait(None))?;
+            // One that is due does not wait.
+            if queue.due_behind(&self.rule, now, ask, 0) > now {
+                queue.make_room(&source, now, ask, 0, after)?;
+            }
+            let (kind, ask) = (Kind::Nobody, ask.clone());
+            // Who holds it counts on its place: it makes room for nobody.
+            let newcomer =
+                Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
+            (wait.place, wait.since) = (Place::Queued(queue.push(&source, newcomer, after)), now);
+            Ok(())
+        });
+        if let Err(refusal) = answer {
+            // In shadow it is as good as claimed.
+            this.wait.place = Place::Done;
+            self.tell(&this.wait.ask, Duration::ZERO, Err(refusal))?;
+        }
+        Ok(this.stay())
+    }
+
+    /// How long a request may wait, if there is a limit.
+    pub(crate) fn limit_wait(&self, within: Option<Duration>) -> Option<Nanos> {
+        let most = self.rule.max_wait();
+        let within = if most == Duration::MAX { within } else { Some(within.unwrap_or(most).min(most)) };
+        within.map(Nanos::from_duration)
+    }
+
+    /// The latest time at which a newcomer can be served, or a refusal if it will be later.
+    fn deadline(
+        &self,
+        queue: &Queue<R, C>,
+        now: Nanos,
+        ask: &R::Ask,
+        priority: i8,
+        within: Option<Nanos>,
+    ) -> Result<Nanos, Refusal> {
+        let Some(within) = within else { return Ok(Nanos::MAX) };
+        let deadline = now.saturating_add(within);
+        let due = queue.due_behind(&self.rule, now, ask, priority);
+        if due > deadline || due == Nanos::MAX {
+            return Err(limited(due, deadline));
+        }
+        Ok(deadline)
+    }
+
+    /// A waiter that relies on the alarm of its event loop, after it lost others.
+    fn task(
+        self: &Arc<Self>,
+        queue: &mut Queue<R, C>,
+        domain: C::RuntimeId,
+        now: Nanos,
+        lost: u8,
+    ) -> Kind<C::RuntimeId> {
+        let alarm = queue.alarms.join(self, domain, now);
+        // One per event loop.
+        Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
+    }
+
+    /// Looks whether a queued request has its answer, and if not, leaves the waker. Returns the
+    /// answer and when it came.
+    ///
+    /// Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
+    fn look(
+        self: &Arc<Self>,
+        wait: &mut Wait<R::Ask>,
+        key: u32,
+        poller: Poller<'_>,
+    ) -> Poll<(Outcome<R::Charge>, Nanos)> {
+        let mut now = self.clock.now();
+        let mut answer = self.see(wait, key, now);
+        if answer.is_none() {
+            self.stay(key, poller);
+            now = self.clock.now();
+            answer = self.see(wait, key, now);
+        }
+        match answer {
+            Some(Err(refusal)) => Poll::Ready((Err(self.refused_now(wait, refusal)), now)),
+            Some(answer) => Poll::Ready((answer, now)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Takes the answer of a queued request out of the queue, if it has one.
+    ///
+    /// The entry leaves the queue and the request forgets its key with no foreign code in between.
+    /// If one of the others' wakers panicked in the same call after the entry had left, the key
+    /// would be a newcomer's when the request is dropped.
+    fn see(&self, wait: &mut Wait<R::Ask>, key: u32, now: Nanos) -> Option<Outcome<R::Charge>> {
+        let mut queue = lock(&self.queue);
+        if queue.was_granted(key) {
+            self.was_late(&queue, now);
+        }
+        let answer = queue.see(key, wait.keeps().then_some(&mut wait.begun))?;
+        wait.place = Place::Done;
+        self.tell_front(&queue);
+        Some(answer)
+    }
+
+    /// Serves those who are due, and if this request is not among them, leaves the waker and sees
+    /// to its alarm.
+    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) {
+        let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
+        // Cloned, and the old one dropped, without the lock: both are foreign code.
+        let mut waker = Some(waker.clone());
+        self.with_queue(|queue, now, after| {
+            let Some(kind) = queue.waits(key) else { return };
+            queue.set_waker(key, &mut waker);
+            let (domain, lost) = match kind {
+                Kind::Task { alarm, .. } => match self.clock.domain() {
+                    // Polled in another event loop than before: it relies on that one from now on.
+                    Some(domain) if domain != queue.alarms.domain(alarm as usize) => (domain, 0),
+                    // It has an alarm, and may be polled from anywhere.
+                    Some(_) | None => return,
+                },
+                Kind::Lost { domain: before, times } => {
+                    let domain = self.domain();
+                    let times = if domain == before { times } else { 0 };
+                    assert!(
+                        times < TOO_OFTEN,
+                        "the timer of this limiter fires long before its clock says so; if tokio's time is paused, \
+                         enable tidegate's feature `test-util` or make the limiter with a `TokioClock`"
+                    );
+                    (domain, times)
+                }
+                Kind::Nobody => (self.domain(), 0),
+                Kind::Thread { looks_at } => {
+                    if looks_at <= now {
+                        // The time has come without a grant: look again at the next one.
+                        queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, after);
+                    }
+                    return;
+                }
+            };
+            let kind = self.task(queue, domain, now, lost);
+            queue.set_kind(key, kind, after);
+        });
+    }
+
+    /// What the same call would be told now, for one that was refused while it waited.
+    fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
+        let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest()) else { return refusal };
+        self.with_queue(|queue, now, _| {
+            let due = queue.due_behind(&self.rule, now, &wait.ask, wait.priority);
+            limited(due, now.saturating_add(within))
+        })
+    }
+
+    /// Until when a blocked thread is to be parked.
+    pub(crate) fn looks_at(&self, wait: &Wait<R::Ask>) -> Nanos {
+        let Place::Queued(key) = wait.place else { return Nanos::ZERO };
+        lock(&self.queue).looks_at(key)
+    }
+
+    /// How long a request has still to wait, if nothing changes.
+    pub(crate) fn due_in(&self, wait: &Wait<R::Ask>) -> Duration {
+        let Place::Queued(key) = wait.place else { return Duration::ZERO };
+        self.with_queue(|queue, now, _| queue.due_in(&self.source(), key, now))
+    }
+
+    /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
+    pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
+        let Place::Queued(key) = wait.place else { return Ok(true) };
+        self.ring();
+        let now = self.clock.now();
+        let Some(answer) = self.see(wait, key, now) else { return Ok(false) };
+        let waited = now.saturating_since(wait.since).as_duration();
+        self.tell(&wait.ask, waited, answer).map(|_| true)
+    }
+
+    /// Drops a request at any stage, and leaves no trace of it.
+    pub(crate) fn leave(&self, wait: &mut Wait<R::Ask>) {
+        let Some(key) = wait.take_key() else { return };
+        run_in_drop(|| {
+            let now = self.locked(|queue, now, after| {
+                queue.remove(&self.source(), key, after);
+                now
+            });
+            let waited = now.saturating_since(wait.since).as_duration();
+            self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));
+        });
+    }
+}

@@ -1,0 +1,305 @@
+//! Alarms: who looks at the queue when the next permit is due.
+//!
+//! The queue has one alarm per event loop in which tasks wait: a [`Sleep`] set to the time at which
+//! the head of the queue is due, with a waker that serves the queue itself. So nobody depends on a
+//! waiter being polled, and a time that moves is one alarm to set, not one timer per waiter.
+//!
+//! Setting an alarm may call its waker on the spot, and the waker takes the queue's lock. So an
+//! alarm is taken out of the queue, set without the lock, and put back. Whoever finds it taken
+//! leaves it: the one who has it looks at the queue again when putting it back.
+//!
+//! # States of an alarm
+//!
+//! | `sleep` | `armed` | meaning | who changes it |
+//! |---|---|---|---|
+//! | there | none | set to nothing: new, or it rang | the next one to look at the queue takes it |
+//! | there | a time | rings at that time | taken when the head is due earlier; or it rings |
+//! | taken | | somebody sets it right now | that one puts it back |
+//!
+//! # Which alarm is set to when
+//!
+//! | alarm | set to |
+//! |---|---|
+//! | that of the head's event loop | when the head is due |
+//! | the reserve: of the others, that of the event loop whose timer rang last | [`SLACK`] later |
+//! | the second reserve: of the others, that of the event loop which was joined last | [`SECOND`] later |
+//! | the rest | [`REST`] later |
+//!
+//! An alarm that is no longer due so early is moved later before it rings, when half of its margin
+//! is used up. So only the head's alarm rings while its event loop runs, however many there are. An
+//! event loop that stalls costs [`SLACK`] for each of its turns, and two at once cost [`SECOND`]
+//! once, since the one that rings is the reserve from then on.
+//!
+//! An alarm is lost if it rings far too early: its event loop is shutting down, which fires all
+//! timers, or does not keep the clock's time. Or if its event loop turns out to be gone when it is
+//! set, or its timer panics. Those who relied on it are woken, and the ones that still live make a
+//! new one.
+
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Wake, Waker};
+
+use slab::Slab;
+
+use crate::clock::{Sleep, Timer};
+use crate::limiter::shared::Gate;
+use crate::line::rule::Rule;
+use crate::sync::{AtomicBool, Ordering};
+use crate::time::Nanos;
+
+/// How much later than the head is due the reserve rings, and blocked threads look, in case the
+/// head's own alarm is held up. Together with a late timer less than the catch-up, so that nothing
+/// is lost by it.
+pub(crate) const SLACK: Nanos = Nanos::new(5_000_000);
+
+/// The same for the second reserve.
+const SECOND: Nanos = Nanos::new(20_000_000);
+
+/// The same for the rest: seldom, since there may be hundreds, and each has to be moved later when
+/// half of it is over.
+const REST: Nanos = Nanos::new(1_000_000_000);
+
+/// How early an alarm may ring: two clocks that differ a little, or one that ticks in milliseconds.
+const EARLY: Nanos = Nanos::new(2_000_000);
+
+/// The waker of an alarm.
+struct Bell<R: Rule<C>, C: Timer> {
+    /// Weak, so that a sleeping alarm does not keep a dropped limiter.
+    gate: Weak<Gate<R, C>>,
+    rung: Arc<AtomicBool>,
+}
+
+impl<R: Rule<C>, C: Timer> Wake for Bell<R, C> {
+    fn wake(self: Arc<Self>) {
+        // Before the lock: whoever holds the queue, or the alarm, sees it when they look again.
+        self.rung.store(true, Ordering::Release);
+        if let Some(gate) = self.gate.upgrade() {
+            gate.ring();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Alarm<C: Timer> {
+    domain: C::RuntimeId,
+    /// How many tasks of this event loop wait.
+    users: usize,
+    /// `None` while somebody has taken it to set it.
+    sleep: Option<Pin<Box<C::Sleep>>>,
+    waker: Waker,
+    rung: Arc<AtomicBool>,
+    armed: Option<Armed>,
+    /// The number of its latest user.
+    joined: u64,
+}
+
+/// What an alarm is set to.
+#[derive(Clone, Copy, Debug)]
+struct Armed {
+    /// When it was set.
+    since: Nanos,
+    at: Nanos,
+    /// `at`, or earlier if it was moved later: it may have rung in that moment.
+    earliest: Nanos,
+}
+
+/// All alarms of a queue.
+pub(crate) struct Alarms<C: Timer> {
+    list: Slab<Alarm<C>>,
+    /// How many users there were.
+    joins: u64,
+    /// The event loops whose timers rang last. Their alarms may be gone, and come again.
+    rung: [Option<C::RuntimeId>; 2],
+}
+
+/// An alarm taken out to be set.
+pub(crate) struct Job<C: Timer> {
+    key: usize,
+    sleep: Pin<Box<C::Sleep>>,
+    waker: Waker,
+    rung: Arc<AtomicBool>,
+    armed: Armed,
+    /// Whether the waker has to be left with the timer anew.
+    register: bool,
+}
+
+/// What [`Alarms::check`] found.
+pub(crate) enum Found<C: Timer> {
+    /// All alarms are set.
+    Nothing,
+    /// This one has to be set.
+    Job(Job<C>),
+    /// An alarm was removed.
+    Lost(Lost<C>),
+}
+
+/// An alarm that was removed, and its users have none.
+pub(crate) struct Lost<C: Timer> {
+    pub(crate) key: usize,
+    pub(crate) domain: C::RuntimeId,
+    /// To be dropped without the lock.
+    pub(crate) sleep: Option<Pin<Box<C::Sleep>>>,
+}
+
+/// What [`Alarms::put_back`] did.
+pub(crate) enum PutBack<C: Timer> {
+    /// The alarm is set.
+    There,
+    /// Its last user left meanwhile. The sleep is to be dropped without the lock.
+    Unused(Pin<Box<C::Sleep>>),
+    /// Its event loop is gone, or its timer panicked: the alarm was removed.
+    Lost(Lost<C>),
+}
+
+impl<C: Timer> Alarms<C> {
+    pub(crate) fn new() -> Self {
+        Alarms { list: Slab::new(), joins: 0, rung: [None; 2] }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Adds a user from `domain`, the calling task's event loop, and returns the key of its alarm.
+    pub(crate) fn join<R: Rule<C>>(
+        &mut self,
+        gate: &Arc<Gate<R, C>>,
+        domain: C::RuntimeId,
+        now: Nanos,
+    ) -> usize {
+        let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
+        let key = found.unwrap_or_else(|| {
+            let sleep = Some(Box::pin(gate.clock.sleep_until(now)));
+            let rung = Arc::new(AtomicBool::new(false));
+            let waker = Waker::from(Arc::new(Bell { gate: Arc::downgrade(gate), rung: rung.clone() }));
+            self.list.insert(Alarm { domain, users: 0, sleep, waker, rung, armed: None, joined: 0 })
+        });
+        self.joins += 1;
+        let alarm = &mut self.list[key];
+        (alarm.users, alarm.joined) = (alarm.users + 1, self.joins);
+        key
+    }
+
+    /// The event loop of an alarm.
+    pub(crate) fn domain(&self, key: usize) -> C::RuntimeId {
+        self.list[key].domain
+    }
+
+    /// Removes a user. Returns the sleep that nobody uses any more, to be dropped without the lock.
+    #[must_use]
+    pub(crate) fn leave(&mut self, key: usize) -> Option<Pin<Box<C::Sleep>>> {
+        self.list[key].users -= 1;
+        if self.list[key].users > 0 {
+            return None;
+        }
+        // If it is taken, whoever has it will not find its place and drop it.
+        self.list.remove(key).sleep
+    }
+
+    /// Looks for an alarm that has to be set, if the head of the queue is due at `due` and has the
+    /// alarm `first`.
+    pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, clock: &C) -> Found<C> {
+        // With no preference, the first alarm is as good as any.
+        let first = first.or_else(|| self.list.iter().next().map(|(key, _)| key));
+        let (reserve, second) = self.reserves(first);
+        for (key, alarm) in &mut self.list {
+            if alarm.sleep.is_none() {
+                // Whoever has it looks again. A ring stays for them: it may be that of the new
+                // setting already.
+                continue;
+            }
+            if alarm.rung.load(Ordering::Acquire) {
+                // A new reading of the clock: an older one may be from before the time that made it
+                // ring. Before anything is changed, since a clock may panic.
+                let now = clock.now();
+                alarm.rung.store(false, Ordering::Relaxed);
+                if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
+                    return Found::Lost(self.lose(key));
+                }
+                if self.rung[0] != Some(alarm.domain) {
+                    self.rung = [Some(alarm.domain), self.rung[0]];
+                }
+            }
+            let margin = match Some(key) {
+                key if key == first => Nanos::ZERO,
+                key if key == reserve => SLACK,
+                key if key == second => SECOND,
+                _ => REST,
+            };
+            let (at, half) =
+                (due.saturating_add(margin), due.saturating_add(Nanos::new(margin.as_u64() / 2)));
+            let earliest = match alarm.armed {
+                _ if at == Nanos::MAX => continue,
+                None => at,
+                Some(armed) if armed.at > at => at,
+                // Not one that may ring this moment: that would be taken for a ring of the new
+                // setting.
+                Some(armed) if armed.at < half && armed.at > clock.now().saturating_add(EARLY) => armed.at,
+                Some(_) => continue,
+            };
+            let armed = Armed { since: clock.now(), at, earliest };
+            if let Some(sleep) = alarm.sleep.take() {
+                let register = alarm.armed.is_none();
+                let (waker, rung) = (alarm.waker.clone(), alarm.rung.clone());
+                return Found::Job(Job { key, sleep, waker, rung, armed, register });
+            }
+        }
+        Found::Nothing
+    }
+
+    /// Which alarms, other than the `first`, are to ring in case that one is held up.
+    fn reserves(&self, first: Option<usize>) -> (Option<usize>, Option<usize>) {
+        let others = || self.list.iter().filter(|(key, _)| Some(*key) != first);
+        let latest = |not: Option<usize>| {
+            let rest = others().filter(|(key, _)| Some(*key) != not);
+            rest.max_by_key(|(_, alarm)| alarm.joined).map(|(key, _)| key)
+        };
+        let rang = self
+            .rung
+            .iter()
+            .flatten()
+            .find_map(|domain| others().find(|(_, alarm)| alarm.domain == *domain).map(|(key, _)| key));
+        let reserve = rang.or_else(|| latest(None));
+        (reserve, latest(reserve))
+    }
+
+    fn lose(&mut self, key: usize) -> Lost<C> {
+        let Alarm { domain, sleep, .. } = self.list.remove(key);
+        Lost { key, domain, sleep }
+    }
+
+    /// Puts back an alarm that was set, or whose event loop or timer is `gone`.
+    pub(crate) fn put_back(&mut self, job: Job<C>, gone: bool) -> PutBack<C> {
+        match self.list.get_mut(job.key) {
+            // The key may be another alarm's by now.
+            Some(alarm) if Arc::ptr_eq(&alarm.rung, &job.rung) => {
+                alarm.sleep = Some(job.sleep);
+                alarm.armed = Some(job.armed);
+                if gone { PutBack::Lost(self.lose(job.key)) } else { PutBack::There }
+            }
+            _ => PutBack::Unused(job.sleep),
+        }
+    }
+}
+
+impl<C: Timer> Job<C> {
+    /// Sets the alarm. Returns whether its event loop is gone. Not under the queue's lock: this may
+    /// call the bell.
+    pub(crate) fn run(&mut self) -> bool {
+        self.sleep.as_mut().reset(self.armed.at);
+        if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
+            self.rung.store(true, Ordering::Release);
+        }
+        self.sleep.is_gone()
+    }
+}
+
+impl Armed {
+    /// A steady clock and a steady timer drift apart by far less than an eighth.
+    fn is_far_too_early(self, now: Nanos) -> bool {
+        let missing = self.earliest.saturating_since(now);
+        // A clock that went back is late itself, which is no fault of the timer's.
+        now > self.since
+            && missing.as_u64() > EARLY.as_u64() + self.at.saturating_since(self.since).as_u64() / 8
+    }
+}

@@ -1,0 +1,186 @@
+//! A bound on those who wait, and who makes room when it is reached.
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::line::deferred::After;
+use crate::line::due::FORESEEN;
+use crate::line::priorities::NONE;
+use crate::line::rule::Rule;
+use crate::line::{Queue, Source, State};
+use crate::time::Nanos;
+
+/// How many may wait, how many permits they may wait for, and what happens to one more.
+///
+/// Unbounded unless told otherwise: a place in line takes about a hundred bytes, and the newest
+/// waits for all others. Give it to
+/// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
+///
+/// A call that returns no error cannot be refused: [`acquire`](crate::RateLimiter::acquire) and
+/// [`blocking_acquire`](crate::RateLimiter::blocking_acquire) count towards the bounds, but wait
+/// also beyond them, and are never dropped. All others are refused with [`Refusal::QueueFull`].
+/// Only those who would have to wait are: a permit that is there is granted, also with no room at
+/// all.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SmoothBursty};
+///
+/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+/// limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
+/// limiter.try_acquire()?;
+/// let places = (limiter.reserve(1)?, limiter.reserve(1)?);
+/// assert!(matches!(limiter.reserve(1), Err(Refusal::QueueFull { .. })));
+/// # drop(places);
+/// # Ok::<(), Refusal>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueBounds {
+    /// The most requests that wait. Zero: nobody waits.
+    pub waiters: usize,
+    /// The most permits that they wait for, all together. A request for more than this never waits.
+    pub permits: u64,
+    /// Who makes room.
+    pub when_full: WhenFull,
+}
+
+/// What happens to a request that would have to wait when the queue is full.
+///
+/// Nobody is dropped for a newcomer that is refused anyway, nor for a less important one. Who was
+/// dropped gets [`Refusal::Displaced`]; those behind it move up. A newcomer looks for requests to
+/// be dropped among 4,096; where those of them that can be dropped do not make room, it is refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WhenFull {
+    /// The newcomer is refused.
+    #[default]
+    RefuseNewcomer,
+    /// Whoever has waited longest among the least important is dropped, if it is no more important
+    /// than the newcomer. For work that loses its worth while it waits.
+    DropOldest,
+    /// The newest of the least important is dropped, if it is less important than the newcomer.
+    /// Else the newcomer is refused.
+    DropLeastImportant,
+}
+
+impl QueueBounds {
+    /// No bounds.
+    pub const UNBOUNDED: QueueBounds =
+        QueueBounds { waiters: usize::MAX, permits: u64::MAX, when_full: WhenFull::RefuseNewcomer };
+
+    /// At most `waiters` requests wait.
+    #[must_use]
+    pub const fn max_waiters(self, waiters: usize) -> QueueBounds {
+        QueueBounds { waiters, ..self }
+    }
+
+    /// The requests that wait ask for at most `permits` permits in total.
+    #[must_use]
+    pub const fn max_permits(self, permits: u64) -> QueueBounds {
+        QueueBounds { permits, ..self }
+    }
+
+    /// Who makes room.
+    #[must_use]
+    pub const fn when_full(self, when_full: WhenFull) -> QueueBounds {
+        QueueBounds { when_full, ..self }
+    }
+
+    /// Whether there is room for one more of so many permits.
+    fn fit(&self, waiting: usize, permits: u128, more: u64) -> bool {
+        waiting < self.waiters && permits.saturating_add(more.into()) <= self.permits.into()
+    }
+}
+
+impl Default for QueueBounds {
+    fn default() -> QueueBounds {
+        QueueBounds::UNBOUNDED
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Queue<R, C> {
+    /// Whether there is room in line, without dropping anybody.
+    pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
+        self.control.bounds.fit(self.len(), self.permits, rule.permits(ask))
+    }
+
+    /// Makes room for a newcomer, or refuses it.
+    pub(crate) fn make_room(
+        &mut self,
+        from: &Source<'_, R>,
+        now: Nanos,
+        ask: &R::Ask,
+        priority: i8,
+        after: &mut After<C>,
+    ) -> Result<(), Refusal> {
+        if self.has_room(from.rule, ask) {
+            return Ok(());
+        }
+        let Some(victims) = self.victims(from.rule, from.rule.permits(ask), priority) else {
+            let retry_after = self.room_at(from.rule, now, ask, priority).saturating_since(now);
+            return Err(Refusal::QueueFull { retry_after });
+        };
+        for key in victims {
+            self.settle(from.rule, key, State::Refused(Refusal::Displaced), after);
+        }
+        Ok(())
+    }
+
+    /// Whose leaving makes room for so many permits, if anybody's does.
+    fn victims(&self, rule: &R, n: u64, priority: i8) -> Option<Vec<u32>> {
+        let bounds = self.control.bounds;
+        let oldest = match bounds.when_full {
+            _ if !bounds.fit(0, 0, n) => return None,
+            WhenFull::RefuseNewcomer => return None,
+            WhenFull::DropOldest => true,
+            WhenFull::DropLeastImportant => false,
+        };
+        let (mut waiting, mut permits, mut victims) = (self.len(), self.permits, Vec::new());
+        // So many are looked at, so that a newcomer costs no more behind a million that cannot be
+        // dropped.
+        let mut looks = FORESEEN;
+        for level in self.levels.all().iter().rev() {
+            if level.priority > priority || (!oldest && level.priority == priority) {
+                break;
+            }
+            let mut key = if oldest { self.first_of(level.priority) } else { level.last };
+            for _ in 0..level.len {
+                let entry = &self.entries[key as usize];
+                looks = looks.checked_sub(1)?;
+                if entry.droppable {
+                    waiting -= 1;
+                    permits = permits.saturating_sub(rule.permits(&entry.ask).into());
+                    victims.push(key);
+                    if bounds.fit(waiting, permits, n) {
+                        return Some(victims);
+                    }
+                }
+                key = if oldest { entry.next } else { entry.previous };
+            }
+        }
+        None
+    }
+
+    /// The first in line of a priority.
+    fn first_of(&self, priority: i8) -> u32 {
+        let before = priority.checked_add(1).map_or(NONE, |higher| self.levels.last_before(higher));
+        self.entries.get(before as usize).map_or(self.head, |last| last.next)
+    }
+
+    /// When there will be room for a newcomer, or its permits, if nobody else comes. `Nanos::MAX`
+    /// if nobody knows.
+    fn room_at(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
+        let own = self.due_behind(rule, now, ask, priority);
+        let head = self.entries.contains(self.head as usize).then(|| self.due_of(rule, now, self.head));
+        if own <= now || head.is_some_and(|head| head <= now) {
+            // The line was served just now, so it waits for something else than time.
+            return Nanos::MAX;
+        }
+        let (bounds, n) = (self.control.bounds, rule.permits(ask));
+        let fits = |requests: u64, permits: u64| {
+            let waiting = self.len().saturating_sub(usize::try_from(requests).unwrap_or(usize::MAX));
+            bounds.fit(waiting, self.permits.saturating_sub(permits.into()), n)
+        };
+        self.served_when(rule, now, fits).map_or(own, |room| room.min(own))
+    }
+}

@@ -1,0 +1,128 @@
+//! What is left to be done when a lock is gone.
+//!
+//! Wakers, sleeps, rings and guards run foreign code, which may take its time, call the limiter, or
+//! panic. So the holder of a queue's lock collects them in an [`After`], which calls or drops them
+//! when the lock is gone.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::clock::Timer;
+use crate::line::recheck::{Ring, ring_all};
+
+/// What a panic carries.
+pub(crate) type Payload = Box<dyn Any + Send>;
+
+/// What is done when the lock is gone: on drop, so also if foreign code panics meanwhile.
+pub(crate) struct After<C: Timer> {
+    pub(crate) wake: Vec<Waker>,
+    pub(crate) discard: Vec<Waker>,
+    pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
+    /// Gates that have to look at their queues.
+    pub(crate) rings: Vec<Arc<dyn Ring>>,
+    /// What calls foreign code when it is dropped.
+    pub(crate) drops: Vec<Box<dyn Any + Send>>,
+    /// The first panic of foreign code, which goes on when everything is done.
+    panic: Option<Payload>,
+}
+
+impl<C: Timer> After<C> {
+    pub(crate) fn new() -> Self {
+        After {
+            wake: Vec::new(),
+            discard: Vec::new(),
+            sleeps: Vec::new(),
+            rings: Vec::new(),
+            drops: Vec::new(),
+            panic: None,
+        }
+    }
+
+    /// Wakes those who have their answer by now. Not under a lock.
+    pub(crate) fn wake_now(&mut self) {
+        for waker in self.wake.drain(..) {
+            run(&mut self.panic, || waker.wake());
+        }
+    }
+
+    /// Runs foreign code. A panic goes on when everything is done.
+    pub(crate) fn run<T>(&mut self, foreign: impl FnOnce() -> T) -> Option<T> {
+        run(&mut self.panic, foreign)
+    }
+
+    /// The same for foreign code that leaves something to be done.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn run_with<T>(&mut self, foreign: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let mut panic = None;
+        let result = run(&mut panic, || foreign(self));
+        if let Some(panic) = panic {
+            keep(&mut self.panic, panic);
+        }
+        result
+    }
+}
+
+/// Runs foreign code. Returns `None` if it panicked; the first panic is kept.
+pub(crate) fn run<T>(first: &mut Option<Payload>, foreign: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(foreign)) {
+        Ok(result) => Some(result),
+        Err(panic) => {
+            keep(first, panic);
+            None
+        }
+    }
+}
+
+/// Keeps the first panic. Another one is leaked: dropping what it carries is foreign code, which
+/// may panic again.
+fn keep(first: &mut Option<Payload>, panic: Payload) {
+    match first {
+        None => *first = Some(panic),
+        Some(_) => std::mem::forget(panic),
+    }
+}
+
+/// Runs what may panic, and swallows a panic in a thread that is unwinding already: a second one
+/// would end the process.
+pub(crate) fn run_in_drop(work: impl FnOnce()) {
+    if !std::thread::panicking() {
+        return work();
+    }
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+        std::mem::forget(panic);
+    }
+}
+
+impl<C: Timer> Drop for After<C> {
+    fn drop(&mut self) {
+        // Each by itself: one that panics must not take the wake-ups of the others with it.
+        self.wake_now();
+        let After { discard, sleeps, rings, drops, panic, .. } = self;
+        for waker in discard.drain(..) {
+            run(panic, || drop(waker));
+        }
+        for sleep in sleeps.drain(..) {
+            run(panic, || drop(sleep));
+        }
+        for item in drops.drain(..) {
+            run(panic, || drop(item));
+        }
+        if let Some(rung) = ring_all(std::mem::take(rings)) {
+            keep(panic, rung);
+        }
+        go_on(panic.take());
+    }
+}
+
+/// Lets a panic go on that was kept in a drop, unless a second one would end the process: in a
+/// thread that is unwinding already.
+pub(crate) fn go_on(panic: Option<Payload>) {
+    match panic {
+        None => {}
+        Some(panic) if std::thread::panicking() => std::mem::forget(panic),
+        Some(panic) => resume_unwind(panic),
+    }
+}

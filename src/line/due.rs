@@ -1,0 +1,248 @@
+//! Told times: when a request is due behind those in line.
+//!
+//! Where the sum of all that go first tells it, that is one look, however many there are. In a
+//! window it does not: a request that does not fit leaves room that nobody uses, so each request
+//! ahead is foreseen, in order. That costs a few nanoseconds for each, so it ends after
+//! [`FORESEEN`], and the next request goes on from there. All others are a crowd of which sums are
+//! known, and are foreseen as slow as they can be: a told time may then be too late, and is never
+//! too early.
+
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::line::index::block_of;
+use crate::line::priorities::{Level, NONE};
+use crate::line::rule::Rule;
+use crate::line::seats::end_of;
+use crate::line::settings::Control;
+use crate::line::sizes::Sizes;
+use crate::line::{Entry, Queue, Source, State};
+use crate::policy::{Crowd, Forecast};
+use crate::time::Nanos;
+
+/// So many requests are foreseen one by one, at most.
+pub(super) const FORESEEN: usize = 4096;
+
+/// Requests in line before some place, as sums.
+struct Sums<Ahead> {
+    crowd: Crowd,
+    weight: Ahead,
+}
+
+/// A forecast that went along the line, to go on from there for the next one that asks. It is
+/// dropped when an entry leaves the line, or joins it before the end, and when anything is changed
+/// or given back.
+#[derive(Debug)]
+pub(super) struct Memo<Ahead> {
+    /// What the state was when it began: a request that came before the line formed may take
+    /// something yet.
+    begin: Forecast,
+    forecast: Forecast,
+    /// The first entry that was not foreseen, or none.
+    next: u32,
+    /// All that were foreseen.
+    requests: u64,
+    permits: u64,
+    weight: Ahead,
+    /// The end of a pause, and what is kept.
+    terms: (Nanos, Option<(u32, i8)>),
+}
+
+impl<Ahead> Memo<Ahead> {
+    /// An entry has joined behind all.
+    pub(super) fn with_last(mut self: Box<Self>, key: u32) -> Box<Self> {
+        if self.next == NONE {
+            self.next = key;
+        }
+        self
+    }
+}
+
+impl<Ahead> Sums<Ahead> {
+    /// What stands before, by its sizes, or else by its weight.
+    fn new<C: Timer, R: Rule<C, Ahead = Ahead>>(rule: &R, sizes: &Sizes, weight: Ahead) -> Sums<Ahead> {
+        let crowd = Crowd::new(sizes.requests(), sizes.permits(), 0, sizes.largest());
+        let weight = if crowd.requests > 0 { rule.weigh(sizes).unwrap_or(weight) } else { weight };
+        Sums { crowd, weight }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Queue<R, C> {
+    /// All that go before a newcomer of this priority, summed; without seats.
+    pub(crate) fn ahead(&self, rule: &R, priority: i8) -> R::Ahead {
+        let mut ahead = R::Ahead::default();
+        for level in self.levels.before(priority) {
+            rule.merge(&mut ahead, &level.ahead);
+        }
+        ahead
+    }
+
+    /// When a request at this place is due, if those ahead go first, by their sum.
+    pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
+        self.seats.due(rule, (now, now), (place, 0), ahead, ask)
+    }
+
+    /// When a newcomer is due, behind those that go before it.
+    pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
+        let (place, levels) = (end_of(priority), self.levels.before(priority));
+        let steps = self.steps(rule, levels);
+        match levels {
+            [] => self.due(rule, now, place, &R::Ahead::default(), ask),
+            [only] if steps == 0 => self.due(rule, now, place, &only.ahead, ask),
+            _ if steps == 0 => self.due(rule, now, place, &self.ahead(rule, priority), ask),
+            _ => {
+                let sum =
+                    |of: fn(&Level<R::Ahead>) -> u64| levels.iter().map(of).fold(0, u64::saturating_add);
+                let permits = sum(|level| level.sizes.permits());
+                let crowd = Crowd::new(sum(|level| level.len as u64), permits, 0, largest(levels));
+                let sums = Sums { crowd, weight: self.ahead(rule, priority) };
+                let last = self.levels.last_before(priority);
+                let end = self.entries.get(last as usize).map_or(self.head, |last| last.next);
+                self.foreseen(rule, now, (steps, end), sums, (ask, priority))
+            }
+        }
+    }
+
+    /// When an entry is due, if nothing changes: zero time from now if it is granted.
+    pub(crate) fn due_in(&self, from: &Source<'_, R>, key: u32, now: Nanos) -> Duration {
+        match &self.entries[key as usize].state {
+            State::Waiting(_) => {}
+            State::Granted(_) | State::Passed(_) => return Duration::ZERO,
+            State::Refused(_) => return Duration::MAX,
+        }
+        self.due_of(from.rule, now, key).saturating_since(now).as_duration()
+    }
+
+    /// When an entry in line is due.
+    pub(super) fn due_of(&self, rule: &R, now: Nanos, key: u32) -> Nanos {
+        let Entry { ask, place, priority, .. } = &self.entries[key as usize];
+        let sums = self.sums_before(rule, key);
+        match self.steps(rule, self.levels.before(*priority)) {
+            0 => self.due(rule, now, *place, &sums.weight, ask),
+            steps => self.foreseen(rule, now, (steps, key), sums, (ask, *priority)),
+        }
+    }
+
+    /// All that stand in line before an entry.
+    fn sums_before(&self, rule: &R, key: u32) -> Sums<R::Ahead> {
+        let place = self.entries[key as usize].place;
+        let (mut sizes, mut weight, mut at) = (Sizes::default(), R::Ahead::default(), key);
+        let mut last = None;
+        if let Some(index) = &self.index {
+            index.before(place).for_each(|part| sizes.merge(part));
+            last = Some(block_of(place));
+        }
+        // Those of its own block, or all of a short line.
+        while let Some(Entry { previous, .. }) = self.entries.get(at as usize)
+            && let Some(entry) = self.entries.get(*previous as usize)
+            && last.is_none_or(|block| block_of(entry.place) == block)
+        {
+            match rule.size(&entry.ask) {
+                Some(n) => sizes.add(n),
+                None => rule.add(&mut weight, &entry.ask),
+            }
+            at = *previous;
+        }
+        Sums::new(rule, &sizes, weight)
+    }
+
+    /// When so many entries have been served, counted from the head, that `fits` says so of the
+    /// requests and permits that were served. `None` if it never does.
+    pub(super) fn served_when(&self, rule: &R, now: Nanos, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
+        let (mut requests, mut permits, mut at) = (0, 0, self.head);
+        if let Some(index) = &self.index {
+            at = index.find(|part| {
+                let all = (requests + part.requests(), part.permits().saturating_add(permits));
+                let passes = !fits(all.0, all.1);
+                if passes {
+                    (requests, permits) = all;
+                }
+                passes
+            })?;
+        }
+        while let Some(entry) = self.entries.get(at as usize) {
+            requests += 1;
+            permits = rule.permits(&entry.ask).saturating_add(permits);
+            if fits(requests, permits) {
+                return Some(self.due_of(rule, now, at));
+            }
+            at = entry.next;
+        }
+        None
+    }
+
+    /// How many of these have to be foreseen one by one, at most.
+    fn steps(&self, rule: &R, levels: &[Level<R::Ahead>]) -> usize {
+        if self.seats.len() > 0 || levels.is_empty() {
+            return 0;
+        }
+        // A request that has to leave some permits waits as one that asks for them.
+        let kept = self.control.reserve.is_some();
+        rule.one_by_one(if kept { u32::MAX } else { largest(levels) }).min(FORESEEN)
+    }
+
+    /// When a request is due behind all from the head to `end`, of which `steps` are foreseen one
+    /// by one, beside those that were foreseen before.
+    fn foreseen(
+        &self,
+        rule: &R,
+        now: Nanos,
+        (steps, end): (usize, u32),
+        sums: Sums<R::Ahead>,
+        (ask, priority): (&R::Ask, i8),
+    ) -> Nanos {
+        let Sums { mut crowd, mut weight } = sums;
+        let Control { opens, reserve, .. } = self.control;
+        if opens == Nanos::MAX {
+            return opens;
+        }
+        // Of what comes in during a pause, the stock keeps what it has room for.
+        let begin = rule.forecast(now.max(opens));
+        let memo = self.memo.take().filter(|memo| {
+            end == NONE && memo.terms == (opens, reserve) && memo.begin.finds_the_same(&begin)
+        });
+        let mut memo = memo.unwrap_or_else(|| {
+            let (forecast, weight) = (begin.clone(), R::Ahead::default());
+            let terms = (opens, reserve);
+            Box::new(Memo { begin, forecast, next: self.head, requests: 0, permits: 0, weight, terms })
+        });
+        for _ in 0..steps {
+            let Some(entry) = self.entries.get(memo.next as usize).filter(|_| memo.next != end) else {
+                break;
+            };
+            let due = rule.foresee(&mut memo.forecast, &entry.ask, self.control.kept_from(entry.priority));
+            // One that can never be had is refused when it is the first, and takes nothing.
+            if due == Nanos::MAX && self.check(rule, now, &entry.ask, entry.priority).is_ok() {
+                return due;
+            }
+            memo.requests += 1;
+            memo.permits = memo.permits.saturating_add(rule.permits(&entry.ask));
+            rule.add(&mut memo.weight, &entry.ask);
+            memo.next = entry.next;
+        }
+        crowd.requests = crowd.requests.saturating_sub(memo.requests);
+        crowd.permits = crowd.permits.saturating_sub(memo.permits);
+        rule.unmerge(&mut weight, &memo.weight);
+        memo.forecast.tidy();
+        let kept = self.control.kept_from(priority);
+        let due = if crowd.requests > 0 {
+            let mut forecast = memo.forecast.clone();
+            rule.foresee_many(&mut forecast, &crowd, &weight);
+            rule.foresee(&mut forecast, ask, kept)
+        } else {
+            let mark = memo.forecast.mark();
+            let due = rule.foresee(&mut memo.forecast, ask, kept);
+            memo.forecast.go_back(mark);
+            due
+        };
+        if end == NONE {
+            self.memo.set(Some(memo));
+        }
+        due
+    }
+}
+
+/// The most permits that one of these asks for.
+fn largest<Ahead>(levels: &[Level<Ahead>]) -> u32 {
+    levels.iter().map(|level| level.sizes.largest()).max().unwrap_or(0)
+}

@@ -1,0 +1,122 @@
+//! Lateness: how far the last grants lie behind their times, which the next requests may use.
+//!
+//! A timer is late, so a waiter sees its grant a while after it was due. The grant is charged as of
+//! when it was due. But the waiter's next request is later by that while as well. Where no permits
+//! are saved, charging it as of now would lose what came in meanwhile: a single task that loops at
+//! 10,000 permits per second, with a timer that is 1 ms late, would get one permit in eleven. So
+//! the limiter remembers by how much it is late. A request is charged as of when it was due, though
+//! not further back than that. It is as if the timer had been on time and the clock ran later.
+//!
+//! | event | lateness afterwards |
+//! |---|---|
+//! | a waiter sees its grant, and no other is left in line | the time since the latest charge |
+//! | a request is granted as of an earlier time | the time between the two: the same or less |
+//! | a request comes when its permit has been due for more than twice the lateness: the limiter was idle | none |
+//! | a request is granted as of now | none |
+//! | neither of the first two happens for longer than the catch-up | none |
+//!
+//! So lateness comes only from grants that were late, requests never add to it, and an idle limiter
+//! has none. It counts up to the [catch-up](crate::RateLimiter::set_catch_up), so the bound is the
+//! one that the catch-up states. It ends by time alone, so that the limiter of a key can be put
+//! away when it has ended: see `keyed/`.
+//!
+//! Twice, since the request before was granted late itself: it was charged at *c* and seen at *c* +
+//! *late*, and this one comes within *late* of that.
+//!
+//! # Memory ordering
+//!
+//! **Shared**: `late` and `noted`, two numbers; and the flag [`LATE`](crate::limiter::shared::LATE) of the
+//! gate's front, which says that it may not be zero.
+//!
+//! | operation | ordering | what for |
+//! |---|---|---|
+//! | `noted`, then `late` is stored, under the queue's lock, by a waiter that sees its grant | Relaxed | before the front is stored with the flag |
+//! | `late` is loaded, and exchanged for less, without the lock; then `noted` is stored | Relaxed | |
+//!
+//! **Why enough.** No permit depends on the two: a request is charged between `now - catch_up` and
+//! now, whatever number it reads, and the policy's state alone says whether the permit is there. A
+//! request that reads an old number is charged up to the catch-up too early or too late. The front
+//! is only stored under the lock, as ever: a request that uses up the lateness tries the lock to
+//! take the flag down, and leaves that to the holder if there is one. If the holder had read `late`
+//! before, the flag stays up until the lock is taken next, and requests find that there is no
+//! lateness.
+//!
+//! **Checked by** `loom-tests/lateness.rs`, with a twin that stores the front without the lock.
+
+use std::time::Duration;
+
+use crate::sync::{AtomicU64, Ordering};
+use crate::time::Nanos;
+
+pub(crate) struct Lateness {
+    /// In nanoseconds; zero if there is none.
+    late: AtomicU64,
+    /// When a grant was seen late, or made late, most recently: in nanoseconds.
+    noted: AtomicU64,
+    /// How far back a grant can be charged, in nanoseconds.
+    catch_up: AtomicU64,
+}
+
+impl Lateness {
+    pub(crate) fn new(catch_up: Duration) -> Lateness {
+        Lateness {
+            late: AtomicU64::new(0),
+            noted: AtomicU64::new(0),
+            catch_up: AtomicU64::new(Nanos::from_duration(catch_up).as_u64()),
+        }
+    }
+
+    pub(crate) fn catch_up(&self) -> Nanos {
+        Nanos::new(self.catch_up.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_catch_up(&self, catch_up: Duration) {
+        self.catch_up.store(Nanos::from_duration(catch_up).as_u64(), Ordering::Relaxed);
+    }
+
+    /// Whether there is any.
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.late.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a request that comes now may use any.
+    pub(crate) fn is_usable(&self, now: Nanos) -> bool {
+        let noted = Nanos::new(self.noted.load(Ordering::Relaxed));
+        self.is_some() && now.saturating_since(noted) <= self.catch_up()
+    }
+
+    /// As of when a request counts as made that comes now and is due at `due`: now, less the
+    /// lateness.
+    pub(crate) fn arrival(&self, now: Nanos, due: Nanos) -> Nanos {
+        if !self.is_usable(now) {
+            return now;
+        }
+        let late = self.late.load(Ordering::Relaxed).min(self.catch_up.load(Ordering::Relaxed));
+        let idle = now.saturating_since(due).as_u64();
+        if idle > late.saturating_mul(2) { now } else { Nanos::new(now.as_u64().saturating_sub(late)) }
+    }
+
+    /// Forgets it.
+    pub(crate) fn clear(&self) {
+        self.late.store(0, Ordering::Relaxed);
+    }
+
+    /// A request was granted now, as of `at`.
+    pub(crate) fn used(&self, now: Nanos, at: Nanos) {
+        let (late, left) = (self.late.load(Ordering::Relaxed), now.saturating_since(at).as_u64());
+        if left < late {
+            // If it fails, another one was granted meanwhile, or seen late.
+            let _ = self.late.compare_exchange(late, left, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        if late > 0 {
+            self.noted.store(now.as_u64(), Ordering::Relaxed);
+        }
+    }
+
+    /// A waiter sees its grant so late. Under the lock.
+    pub(crate) fn seen(&self, now: Nanos, late: Nanos) {
+        self.noted.store(now.as_u64(), Ordering::Relaxed);
+        self.late.store(late.as_u64(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,580 @@
+//! The queue: who is next, when, and who is woken.
+//!
+//! The more important first, and of equals first come, first served. A waiter owes nothing until it
+//! is served; then it is charged as of the time its permits were due, and leaves the line. Its
+//! entry stays until its future has seen the grant or is dropped.
+//!
+//! # Entry
+//!
+//! | state | in line | charged | leaves by |
+//! |---|---|---|---|
+//! | waiting | yes | no | [`serve`](Queue::serve): granted or refused; [`remove`](Queue::remove): its future was dropped |
+//! | granted | no | yes | its future sees it; or was dropped: the charge is undone |
+//! | passed | no | no | its future sees it, or was dropped: it was in line when nobody was to wait any more |
+//! | refused | no | no | its future sees it, or was dropped |
+//!
+//! Serving is in `line/serve.rs`, told times are in `line/due.rs`, and who looks when is in
+//! `line/watch.rs`.
+//!
+//! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and
+//! called or dropped when the lock is gone, since both may run foreign code that comes back here.
+
+pub(crate) mod alarms;
+pub(crate) mod bounds;
+pub(crate) mod deferred;
+mod due;
+pub(crate) mod entries;
+mod index;
+pub(crate) mod lateness;
+pub(crate) mod priorities;
+pub(crate) mod recheck;
+pub(crate) mod rule;
+pub(crate) mod seats;
+mod serve;
+pub(crate) mod settings;
+pub(crate) mod sizes;
+mod undo;
+mod watch;
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::task::Waker;
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::limiter::shared::{ONE, Outcome, Pass};
+use crate::line::alarms::Alarms;
+use crate::line::deferred::After;
+use crate::line::due::Memo;
+use crate::line::entries::Entries;
+use crate::line::index::{Index, LONG};
+use crate::line::lateness::Lateness;
+use crate::line::priorities::{Levels, NONE};
+use crate::line::rule::Rule;
+use crate::line::seats::{Seats, end_of};
+use crate::line::settings::Control;
+use crate::line::undo::Room;
+use crate::policy::limited;
+use crate::time::Nanos;
+
+/// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to
+/// run a woken task.
+const PATIENCE: Nanos = Nanos::new(10_000_000);
+
+pub(crate) struct Queue<R: Rule<C>, C: Timer> {
+    entries: Entries<Entry<R::Ask, R::Charge, C::RuntimeId>>,
+    /// The line, linked through the entries.
+    head: u32,
+    levels: Levels<R::Ahead>,
+    /// Of a long line.
+    index: Option<Index>,
+    /// What was foreseen for the last one that asked for its time behind all.
+    memo: Cell<Option<Box<Memo<R::Ahead>>>>,
+    len: usize,
+    /// How many permits those in line wait for.
+    permits: u128,
+    /// The entries in line that are refused if they are due too late, by the time at which that is.
+    deadlines: BTreeSet<(Nanos, u32)>,
+    /// The latest time that anybody told, also if the clock went back since.
+    latest: Nanos,
+    /// The latest time as of which a waiter was charged.
+    pub(crate) charged: Nanos,
+    /// How many were granted in the round before and in this round and have not seen it; see
+    /// [`unseen`](Queue::unseen).
+    unseen: [usize; 2],
+    /// The number of this round, so that an entry knows where it is counted.
+    round: u32,
+    /// When this round began.
+    began: Nanos,
+    /// How much of each grant can still be given back.
+    room: Room,
+    /// Places held for those who wait for other limiters as well.
+    pub(crate) seats: Seats<R, C>,
+    pub(crate) alarms: Alarms<C>,
+    pub(crate) control: Control,
+}
+
+#[derive(Debug)]
+struct Entry<Ask, Charge, RuntimeId> {
+    ask: Ask,
+    /// Its place among entries and seats.
+    place: u64,
+    priority: i8,
+    /// Whether it may have to make room for others.
+    droppable: bool,
+    previous: u32,
+    next: u32,
+    kind: Kind<RuntimeId>,
+    /// It is not charged as of a time before.
+    since: Nanos,
+    /// Due later than this, it is refused.
+    deadline: Nanos,
+    state: State<Charge>,
+}
+
+/// Who joins the line.
+pub(crate) struct Newcomer<Ask, RuntimeId> {
+    pub(crate) ask: Ask,
+    pub(crate) priority: i8,
+    /// Whether it may have to make room for others.
+    pub(crate) droppable: bool,
+    pub(crate) kind: Kind<RuntimeId>,
+    /// It is not charged as of a time before: now, or [earlier](Source::arrival) where the last
+    /// grants were late.
+    pub(crate) since: Nanos,
+    /// Due later than this, it is refused.
+    pub(crate) deadline: Nanos,
+    pub(crate) waker: Option<Waker>,
+}
+
+/// Who waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind<RuntimeId> {
+    /// A task, with the key of its event loop's alarm, and how many of the same event loop it lost
+    /// before.
+    Task { alarm: u32, lost: u8 },
+    /// A task that lost so many alarms of this event loop, and was woken to get a new one.
+    Lost { domain: RuntimeId, times: u8 },
+    /// A blocked thread, which is its own alarm when it is first: it will look at this time.
+    Thread { looks_at: Nanos },
+    /// A reservation that nobody awaits yet. Nobody looks when it is due.
+    Nobody,
+}
+
+#[derive(Debug)]
+enum State<Charge> {
+    Waiting(Option<Waker>),
+    Granted(Grant<Charge>),
+    /// It passes without a permit, and would have been told this.
+    Passed(Refusal),
+    Refused(Refusal),
+}
+
+/// A grant that was not seen yet.
+#[derive(Debug)]
+struct Grant<Charge> {
+    charge: Charge,
+    /// What it is ended or undone with.
+    begun: u64,
+    /// The round in which it is counted as unseen.
+    round: u32,
+}
+
+/// Where the queue asks for permits.
+pub(crate) struct Source<'a, R> {
+    pub(crate) rule: &'a R,
+    pub(crate) lateness: &'a Lateness,
+}
+
+impl<R> Source<'_, R> {
+    /// As of when a request counts as made that comes now, if `due` tells when it is due.
+    pub(crate) fn arrival(&self, now: Nanos, due: impl FnOnce() -> Nanos) -> Nanos {
+        if self.lateness.is_some() { self.lateness.arrival(now, due()) } else { now }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Queue<R, C> {
+    pub(crate) fn new(rule: &R) -> Self {
+        Queue {
+            entries: Entries::new(),
+            head: NONE,
+            levels: Levels::new(),
+            index: None,
+            memo: Cell::new(None),
+            len: 0,
+            permits: 0,
+            deadlines: BTreeSet::new(),
+            latest: Nanos::ZERO,
+            charged: Nanos::ZERO,
+            unseen: [0, 0],
+            round: 0,
+            began: Nanos::ZERO,
+            room: Room::new(rule.level_unit()),
+            seats: Seats::new(),
+            alarms: Alarms::new(),
+            control: Control::new(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no entry, also none that was granted and not seen.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn is_unused(&self) -> bool {
+        self.entries.is_empty() && self.control.is_unbounded()
+    }
+
+    /// Tells the queue the time, before it does anything else.
+    pub(crate) fn tell(&mut self, now: Nanos) {
+        self.latest = self.latest.max(now);
+        let lasted = self.latest.saturating_since(self.began);
+        if self.unseen != [0, 0] && lasted > PATIENCE {
+            let two = lasted > PATIENCE.saturating_add(PATIENCE);
+            self.unseen = [if two { 0 } else { self.unseen[1] }, 0];
+            self.round = self.round.wrapping_add(if two { 2 } else { 1 });
+            self.began = self.latest;
+        }
+    }
+
+    /// How many were granted lately, and their futures were woken and have not run yet.
+    ///
+    /// While there are any, a newcomer does not run on even if its permit is there: it is granted
+    /// at once, and woken behind them. Rounds last for `PATIENCE`, and this one and the one before
+    /// are counted, so that a future that never runs does not keep everybody in line for ever.
+    pub(crate) fn unseen(&self) -> usize {
+        self.unseen[0] + self.unseen[1]
+    }
+
+    /// What requests without the lock have to know.
+    pub(crate) fn front(&self) -> usize {
+        (self.len + self.unseen() + self.seats.len()).saturating_mul(ONE) | self.control.flags(self.latest)
+    }
+
+    /// Nobody passes before.
+    pub(crate) fn pause_until(&mut self, until: Nanos) {
+        self.control.opens = until;
+        self.seats.opens = until;
+    }
+
+    /// Ends a pause. Returns whether there was one.
+    pub(crate) fn resume(&mut self, now: Nanos) -> bool {
+        let paused = self.control.resume(now);
+        self.seats.opens = self.control.opens;
+        paused
+    }
+
+    /// Keeps so many permits for requests of a priority or a higher one.
+    pub(crate) fn keep_for_priority(&mut self, reserve: Option<(u32, i8)>) {
+        self.control.reserve = reserve;
+        self.seats.reserve = reserve;
+    }
+
+    /// Whether nobody passes now.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.control.opens > self.latest
+    }
+
+    /// Whether a newcomer of this priority has nobody to wait for but the policy: nobody is in line
+    /// before it, and no seat loses its time by it.
+    pub(crate) fn is_open(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> bool {
+        !self.is_paused()
+            && self.levels.before(priority).is_empty()
+            && (self.seats.len() == 0 || self.due_behind(rule, now, ask, priority) <= now)
+    }
+
+    /// Whether a request of this priority can ever be granted.
+    pub(crate) fn check(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Result<(), Refusal> {
+        match self.control.kept_from(priority) {
+            0 => {}
+            kept => rule.check_leaving(now, ask, kept)?,
+        }
+        rule.check(ask)
+    }
+
+    /// Takes for a newcomer that has nobody to wait for, and moves back those that it goes before.
+    pub(crate) fn take(
+        &mut self,
+        from: &Source<'_, R>,
+        now: Nanos,
+        ask: &R::Ask,
+        priority: i8,
+        after: &mut After<C>,
+    ) -> Result<R::Charge, Refusal> {
+        if self.control.kept_from(priority) > 0 {
+            // Looking and taking are two steps. Nobody takes in between, since all of them need
+            // this lock.
+            let due = self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
+            if due > now {
+                return Err(limited(due, now));
+            }
+        }
+        let due = || self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
+        let at = from.arrival(now, due);
+        let at = if at < now { due().max(at).min(now) } else { now };
+        let charge = self.charge(from, at, now, ask, after)?;
+        self.moved_back(from, now, priority, after);
+        Ok(charge)
+    }
+
+    /// Takes as of `at`, or as of now if the permit was taken in between, by a request without the
+    /// lock.
+    pub(crate) fn charge(
+        &mut self,
+        from: &Source<'_, R>,
+        at: Nanos,
+        now: Nanos,
+        ask: &R::Ask,
+        after: &mut After<C>,
+    ) -> Result<R::Charge, Refusal> {
+        let (at, charge) = match from.rule.take(at, now, ask, after) {
+            Err(refusal) if refusal.may_retry() && at < now => (now, from.rule.take(now, now, ask, after)?),
+            answer => (at, answer?),
+        };
+        self.charged = self.charged.max(at);
+        from.lateness.used(now, at);
+        Ok(charge)
+    }
+
+    /// Refuses those that somebody of this priority has gone before, if they are too late by it.
+    fn moved_back(&mut self, from: &Source<'_, R>, now: Nanos, priority: i8, after: &mut After<C>) {
+        if self.levels.behind(priority).iter().any(|level| level.dated > 0) {
+            self.retime(from, now, after);
+        }
+    }
+
+    /// Joins the line: behind those that are as important, and before those that are less so.
+    pub(crate) fn push(
+        &mut self,
+        from: &Source<'_, R>,
+        newcomer: Newcomer<R::Ask, C::RuntimeId>,
+        after: &mut After<C>,
+    ) -> u32 {
+        let Newcomer { ask, priority, droppable, kind, since, deadline, waker } = newcomer;
+        let previous = self.levels.last_before(priority);
+        let next = self.entries.get(previous as usize).map_or(self.head, |previous| previous.next);
+        self.permits += u128::from(from.rule.permits(&ask));
+        let level = self.levels.level(priority);
+        from.rule.add(&mut level.ahead, &ask);
+        from.rule.size(&ask).into_iter().for_each(|n| level.sizes.add(n));
+        let (place, state) = (self.seats.place(priority), State::Waiting(waker));
+        self.seats.joined(from.rule, place, &ask);
+        let entry = Entry { ask, place, priority, droppable, previous, next, kind, since, deadline, state };
+        // Four billion waiters at 64 bytes would not fit in memory.
+        let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NONE);
+        level.last = key;
+        level.len += 1;
+        if deadline != Nanos::MAX {
+            level.dated += 1;
+            self.deadlines.insert((deadline, key));
+        }
+        if matches!(kind, Kind::Thread { .. }) && level.first_thread == NONE {
+            level.first_thread = key;
+        }
+        match self.entries.get_mut(previous as usize) {
+            Some(entry) => entry.next = key,
+            None => self.head = key,
+        }
+        if let Some(entry) = self.entries.get_mut(next as usize) {
+            entry.previous = key;
+        }
+        self.len += 1;
+        self.memo.set(self.memo.take().filter(|_| next == NONE).map(|memo| memo.with_last(key)));
+        self.add_to_index(from.rule, key);
+        self.moved_back(from, self.latest, priority, after);
+        key
+    }
+
+    /// Notes an entry that has joined. A line that is long by now gets an index.
+    fn add_to_index(&mut self, rule: &R, key: u32) {
+        let new = self.index.is_none();
+        if new && self.len < LONG {
+            return;
+        }
+        let index = self.index.get_or_insert_default();
+        let mut at = if new { self.head } else { key };
+        while let Some(Entry { ask, place, next, .. }) = self.entries.get(at as usize) {
+            // Where there are no sizes, there is nothing to tell by them.
+            let Some(n) = rule.size(ask) else { return self.index = None };
+            index.add(*place, at, n);
+            at = if new { *next } else { NONE };
+        }
+    }
+
+    /// Takes an entry out of the line; it stays in memory.
+    fn unlink(&mut self, rule: &R, key: u32, after: &mut After<C>) {
+        let Entry { ref ask, place, priority, previous, next, kind, deadline, .. } =
+            self.entries[key as usize];
+        let n = rule.size(ask);
+        self.seats.left(rule, place, ask);
+        self.memo.set(None);
+        self.permits = self.permits.saturating_sub(rule.permits(ask).into());
+        let level = self.levels.level(priority);
+        rule.subtract(&mut level.ahead, ask);
+        n.into_iter().for_each(|n| level.sizes.remove(n));
+        level.len -= 1;
+        if deadline != Nanos::MAX {
+            level.dated -= 1;
+            self.deadlines.remove(&(deadline, key));
+        }
+        if level.last == key {
+            level.last = previous;
+        }
+        if level.len == 0 {
+            self.levels.forget(priority);
+            rule.nobody_waits(priority, after);
+        } else if level.first_thread == key {
+            let first = self.thread_from(next, priority);
+            self.levels.level(priority).first_thread = first;
+        }
+        match self.entries.get_mut(previous as usize) {
+            Some(entry) => entry.next = next,
+            None => self.head = next,
+        }
+        if let Some(entry) = self.entries.get_mut(next as usize) {
+            entry.previous = previous;
+        }
+        self.len -= 1;
+        if let Some(index) = &mut self.index {
+            n.into_iter().for_each(|n| index.remove(place, key, n, next));
+            if self.len < LONG / 4 {
+                self.index = None;
+            }
+        }
+        self.leave_alarm(kind, after);
+    }
+
+    /// Ends the wait of an entry in line.
+    fn settle(&mut self, rule: &R, key: u32, state: State<R::Charge>, after: &mut After<C>) {
+        self.unlink(rule, key, after);
+        if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
+            after.wake.extend(waker);
+        }
+    }
+
+    /// How an entry waits, if it still does.
+    pub(crate) fn waits(&self, key: u32) -> Option<Kind<C::RuntimeId>> {
+        let Entry { kind, ref state, .. } = self.entries[key as usize];
+        matches!(state, State::Waiting(_)).then_some(kind)
+    }
+
+    /// Whether an entry was granted that somebody waited for.
+    pub(crate) fn was_granted(&self, key: u32) -> bool {
+        let Entry { kind, ref state, .. } = self.entries[key as usize];
+        matches!(state, State::Granted(_)) && !matches!(kind, Kind::Nobody)
+    }
+
+    /// Looks at an entry on behalf of its future, and removes it if its wait is over.
+    ///
+    /// The key is another entry's from then on, so no foreign code may run before the future has
+    /// forgotten it.
+    ///
+    /// With a place to `keep` what a grant is to be ended with, that is left to the caller.
+    pub(crate) fn see(&mut self, key: u32, keep: Option<&mut u64>) -> Option<Outcome<R::Charge>> {
+        if self.waits(key).is_some() {
+            return None;
+        }
+        let Entry { kind, state, .. } = self.entries.remove(key as usize);
+        match state {
+            State::Waiting(_) => None,
+            State::Granted(grant) => {
+                self.was_seen(kind, &grant);
+                match keep {
+                    Some(begun) => *begun = grant.begun,
+                    None => self.room.end(grant.begun),
+                }
+                Some(Ok(Pass::Granted(grant.charge)))
+            }
+            State::Passed(refusal) => Some(Ok(Pass::Shadow(refusal))),
+            State::Refused(refusal) => Some(Err(refusal)),
+        }
+    }
+
+    /// A grant is made that its future has still to see.
+    fn grant(&mut self, rule: &R, charge: R::Charge, kind: Kind<C::RuntimeId>) -> Grant<R::Charge> {
+        let begun = self.begin(rule, &charge);
+        let grant = Grant { charge, begun, round: self.round };
+        if !matches!(kind, Kind::Nobody) {
+            if self.unseen == [0, 0] {
+                self.began = self.latest;
+            }
+            self.unseen[1] += 1;
+        }
+        grant
+    }
+
+    /// A grant was seen, or given up.
+    fn was_seen(&mut self, kind: Kind<C::RuntimeId>, grant: &Grant<R::Charge>) {
+        match self.round.wrapping_sub(grant.round) {
+            _ if matches!(kind, Kind::Nobody) => {}
+            0 => self.unseen[1] -= 1,
+            1 => self.unseen[0] -= 1,
+            _ => {}
+        }
+    }
+
+    /// Leaves a waker with an entry in line, unless it has one that wakes the same task.
+    pub(crate) fn set_waker(&mut self, key: u32, waker: &mut Option<Waker>) {
+        if let State::Waiting(old) = &mut self.entries[key as usize].state
+            && !old.as_ref().zip(waker.as_ref()).is_some_and(|(old, new)| old.will_wake(new))
+        {
+            std::mem::swap(old, waker);
+        }
+    }
+
+    /// The latest time that anybody told.
+    pub(crate) fn latest(&self) -> Nanos {
+        self.latest
+    }
+
+    /// A grant is made that may be undone later. Returns what to [end](Queue::end) or
+    /// [undo](Queue::undo) it with.
+    pub(crate) fn begin(&mut self, rule: &R, charge: &R::Charge) -> u64 {
+        self.room.begin(rule.moved(charge), rule.full_level(self.latest))
+    }
+
+    /// A grant is final.
+    pub(crate) fn end(&mut self, begun: u64) {
+        self.room.end(begun);
+    }
+
+    /// Undoes a grant, or the part of it that this charge says.
+    pub(crate) fn undo(&mut self, rule: &R, charge: R::Charge, begun: u64, after: &mut After<C>) {
+        self.memo.set(None);
+        // At the latest time: what overflowed by then is lost, also if the clock went back.
+        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
+        self.room.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, after));
+    }
+
+    /// Undoes a grant that was made without the lock, after the [`number`](Queue::number) was read
+    /// as `since`.
+    pub(crate) fn undo_since(&mut self, rule: &R, charge: R::Charge, since: u64, after: &mut After<C>) {
+        self.memo.set(None);
+        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
+        self.room.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, after));
+    }
+
+    /// A number that is another one each time permits are given back.
+    pub(crate) fn number(&self) -> u64 {
+        self.room.number()
+    }
+
+    /// Gives back permits by number, and notes the level that it leaves.
+    pub(crate) fn refund(&mut self, rule: &R, refund: impl FnOnce() -> u64) {
+        self.memo.set(None);
+        self.room.refund(rule.full_level(self.latest), refund);
+    }
+
+    /// Changes the terms, and notes the level that it leaves.
+    pub(crate) fn change<E>(&mut self, rule: &R, change: impl FnOnce() -> Result<u64, E>) -> Result<(), E> {
+        self.memo.set(None);
+        let full = rule.full_level(self.latest);
+        let level = change()?;
+        self.room.changed(full, rule.level_unit(), level);
+        Ok(())
+    }
+
+    /// Permits are charged that were not asked for.
+    pub(crate) fn debited(&mut self) {
+        self.memo.set(None);
+        self.room.touch();
+    }
+
+    /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
+    /// it is undone.
+    pub(crate) fn remove(&mut self, from: &Source<'_, R>, key: u32, after: &mut After<C>) {
+        if let State::Waiting(_) = self.entries[key as usize].state {
+            self.unlink(from.rule, key, after);
+        }
+        let Entry { kind, state, .. } = self.entries.remove(key as usize);
+        match state {
+            State::Waiting(waker) => after.discard.extend(waker),
+            State::Granted(grant) => {
+                self.was_seen(kind, &grant);
+                self.undo(from.rule, grant.charge, grant.begun, after);
+            }
+            State::Passed(_) | State::Refused(_) => {}
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The levels of importance in a line: one for each priority that waits, the most important first.
+//!
+//! The line itself is linked through its entries. A level knows where it ends, so that a newcomer
+//! finds its place without passing those who wait, and what its entries sum up to, so that its turn
+//! can be told. There are as many levels as different priorities in line, at most 256: a sorted
+//! list that is searched by halving, and keeps its memory while nobody waits.
+
+use crate::line::sizes::Sizes;
+
+/// No entry.
+pub(crate) const NONE: u32 = u32::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Level<Ahead> {
+    pub(crate) priority: i8,
+    /// The last entry.
+    pub(crate) last: u32,
+    pub(crate) len: usize,
+    /// All of this level, summed.
+    pub(crate) ahead: Ahead,
+    /// All of this level, counted by what they ask for.
+    pub(crate) sizes: Sizes,
+    /// The first blocked thread.
+    pub(crate) first_thread: u32,
+    /// How many are to be refused if they are due too late.
+    pub(crate) dated: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Levels<Ahead>(Vec<Level<Ahead>>);
+
+impl<Ahead: Default> Levels<Ahead> {
+    pub(crate) fn new() -> Self {
+        Levels(Vec::new())
+    }
+
+    /// All of them, the most important first.
+    pub(crate) fn all(&self) -> &[Level<Ahead>] {
+        &self.0
+    }
+
+    /// Those that go before a newcomer of this priority.
+    pub(crate) fn before(&self, priority: i8) -> &[Level<Ahead>] {
+        &self.0[..self.count_before(priority)]
+    }
+
+    /// Those that a newcomer of this priority goes before.
+    pub(crate) fn behind(&self, priority: i8) -> &[Level<Ahead>] {
+        &self.0[self.count_before(priority)..]
+    }
+
+    /// The last entry that goes before a newcomer of this priority.
+    pub(crate) fn last_before(&self, priority: i8) -> u32 {
+        self.before(priority).last().map_or(NONE, |level| level.last)
+    }
+
+    fn count_before(&self, priority: i8) -> usize {
+        self.0.partition_point(|level| level.priority >= priority)
+    }
+
+    /// The level of a priority, which is new if nobody of it waits.
+    pub(crate) fn level(&mut self, priority: i8) -> &mut Level<Ahead> {
+        let count = self.count_before(priority);
+        let at = match count.checked_sub(1) {
+            Some(last) if self.0[last].priority == priority => last,
+            _ => {
+                let level = Level {
+                    priority,
+                    last: NONE,
+                    len: 0,
+                    ahead: Ahead::default(),
+                    sizes: Sizes::default(),
+                    first_thread: NONE,
+                    dated: 0,
+                };
+                self.0.insert(count, level);
+                count
+            }
+        };
+        &mut self.0[at]
+    }
+
+    /// Forgets a level that nobody is in.
+    pub(crate) fn forget(&mut self, priority: i8) {
+        self.0.retain(|level| level.priority != priority);
+    }
+
+    /// Weighs all of them anew, where their sizes tell it. Returns whether they did.
+    pub(crate) fn weigh(&mut self, weigh: impl Fn(&Sizes) -> Option<Ahead>) -> bool {
+        self.0.iter_mut().all(|level| weigh(&level.sizes).map(|ahead| level.ahead = ahead).is_some())
+    }
+
+    /// The first blocked thread in line.
+    pub(crate) fn first_thread(&self) -> u32 {
+        self.0.iter().map(|level| level.first_thread).find(|first| *first != NONE).unwrap_or(NONE)
+    }
+}

@@ -1,0 +1,78 @@
+//! Asking another gate to look at its queue, when no lock is held.
+//!
+//! A gate of several limiters and those of its members tell each other when times have moved. One
+//! may not lock the other while it holds its own lock, so it leaves the ring in its
+//! [`After`](crate::line::deferred::After). And one ring often leads to the next, along a chain as
+//! long as there are gates. So a thread that is ringing already puts further rings on its list and
+//! goes on in a loop, instead of calling deeper and deeper.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::sync::thread_local;
+
+/// A gate that can be asked to look at its queue.
+pub(crate) trait Ring: Send + Sync {
+    /// Serves those who are due. Called without any lock.
+    fn ring(&self);
+}
+
+thread_local! {
+    /// What this thread has still to ring; `None` if it is not ringing.
+    static LIST: RefCell<Option<VecDeque<Arc<dyn Ring>>>> = RefCell::new(None);
+}
+
+/// Rings all of them, and those whom they ring. Returns the first panic of foreign code.
+pub(crate) fn ring_all(rings: Vec<Arc<dyn Ring>>) -> Option<Box<dyn Any + Send>> {
+    if rings.is_empty() {
+        return None;
+    }
+    let mut rings = Some(rings);
+    let outermost = LIST.try_with(|list| match &mut *list.borrow_mut() {
+        Some(list) => {
+            list.extend(rings.take().into_iter().flatten());
+            false
+        }
+        none => {
+            *none = rings.take().map(VecDeque::from);
+            true
+        }
+    });
+    let mut panic = None;
+    // One that panics must not take the others with it. The gate may be gone with its last
+    // reference, which is foreign code, too.
+    let mut ring = |gate: Arc<dyn Ring>| {
+        let rung = catch_unwind(AssertUnwindSafe(|| {
+            gate.ring();
+            drop(gate);
+        }));
+        match (rung, &panic) {
+            (Ok(()), _) => {}
+            (Err(first), None) => panic = Some(first),
+            // Dropping what it carries is foreign code, too.
+            (Err(other), Some(_)) => std::mem::forget(other),
+        }
+    };
+    match outermost {
+        Ok(false) => {}
+        Ok(true) => std::iter::from_fn(next).for_each(ring),
+        // The thread is ending, and has no list any more.
+        Err(_) => rings.into_iter().flatten().for_each(&mut ring),
+    }
+    panic
+}
+
+fn next() -> Option<Arc<dyn Ring>> {
+    LIST.try_with(|list| {
+        let mut list = list.borrow_mut();
+        let next = list.as_mut().and_then(VecDeque::pop_front);
+        if next.is_none() {
+            *list = None;
+        }
+        next
+    })
+    .unwrap_or(None)
+}

@@ -1,0 +1,320 @@
+//! What a gate asks for permits: a policy with its state, one key of many, or several limiters at
+//! once.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::line::deferred::After;
+use crate::line::sizes::Sizes;
+use crate::policy::{Crowd, Forecast, Policy};
+use crate::time::Nanos;
+
+/// Decides about requests. A [`Gate`](crate::limiter::shared::Gate) adds the queue.
+///
+/// The methods that take an [`After`] are called with the queue's lock held, and leave there
+/// whatever has to be done without it.
+pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
+    /// What one request asks for.
+    type Ask: Clone + Debug + PartialEq + Send + 'static;
+
+    /// The sum of requests that go first.
+    type Ahead: Clone + Default + Debug + Send + 'static;
+
+    /// What one grant took.
+    type Charge: Debug + Send + 'static;
+
+    /// Whether such a request can ever be granted.
+    fn check(&self, ask: &Self::Ask) -> Result<(), Refusal>;
+
+    /// How many permits a request asks for, to count them.
+    fn permits(&self, ask: &Self::Ask) -> u64;
+
+    /// One request more, or less, goes first.
+    fn add(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
+    fn subtract(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
+
+    /// All of `more` go first, too.
+    fn merge(&self, ahead: &mut Self::Ahead, more: &Self::Ahead);
+
+    /// Those of `less` do not go first any more.
+    fn unmerge(&self, ahead: &mut Self::Ahead, less: &Self::Ahead);
+
+    /// Takes what is asked for now, or nothing. Called without any lock.
+    fn try_take(&self, now: Nanos, ask: &Self::Ask) -> Result<Self::Charge, Refusal>;
+
+    /// Takes what is asked for as of `at`, which is `now` or was a moment ago, or nothing.
+    fn take(
+        &self,
+        at: Nanos,
+        now: Nanos,
+        ask: &Self::Ask,
+        after: &mut After<C>,
+    ) -> Result<Self::Charge, Refusal>;
+
+    /// When a request is due, if those ahead go first.
+    fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
+
+    /// When a request is due that has to leave `kept` permits, at least one, for others. Only where
+    /// the limiter can be told to keep some.
+    fn ready_leaving(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask, kept: u32) -> Nanos {
+        let _ = kept;
+        self.ready_at(now, ahead, ask)
+    }
+
+    /// Whether such a request can ever be granted, as far as it is up to what is kept.
+    fn check_leaving(&self, now: Nanos, ask: &Self::Ask, kept: u32) -> Result<(), Refusal> {
+        let _ = (now, ask, kept);
+        Ok(())
+    }
+
+    /// How many permits one request asks for, where a sum of requests is told by their sizes.
+    fn size(&self, ask: &Self::Ask) -> Option<u32>;
+
+    /// What requests of these sizes weigh by the terms of now. `None` where sizes do not tell it.
+    fn weigh(&self, sizes: &Sizes) -> Option<Self::Ahead>;
+
+    /// How many requests, the first in line, have to be foreseen before a sum of the others tells
+    /// the rest; see [`Policy::one_by_one`].
+    fn one_by_one(&self, largest: u32) -> usize;
+
+    /// Begins a forecast of the grants from `now` on.
+    fn forecast(&self, now: Nanos) -> Forecast;
+
+    /// When a request is due behind all that were foreseen, if it has to leave `kept` permits; and
+    /// foresees it, too.
+    fn foresee(&self, forecast: &mut Forecast, ask: &Self::Ask, kept: u32) -> Nanos;
+
+    /// Foresees many requests of which only sums are known.
+    fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
+
+    /// Puts back what a grant took; see [`Policy::undo`].
+    fn undo(&self, now: Nanos, charge: Self::Charge, most: u64, after: &mut After<C>) -> u64;
+
+    /// See [`Policy::moved`].
+    fn moved(&self, charge: &Self::Charge) -> (u64, u64);
+
+    /// See [`Policy::full_level`].
+    fn full_level(&self, now: Nanos) -> u64;
+
+    /// See [`Policy::level_unit`].
+    fn level_unit(&self) -> (u64, u64);
+
+    /// Whether the gate remembers by how much its grants are late: see `line/lateness.rs`.
+    fn knows_lateness(&self) -> bool {
+        self.catches_up()
+    }
+
+    /// A waiter sees its grant. Called without any lock.
+    fn seen(&self, charge: &Self::Charge) {
+        let _ = charge;
+    }
+
+    /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is
+    /// in line. Called whenever the line was served. Returns when the line is to be looked at,
+    /// should that be earlier.
+    fn wait_first(&self, now: Nanos, first: Option<(&Self::Ask, i8, Nanos)>, after: &mut After<C>) -> Nanos {
+        let _ = (now, first, after);
+        Nanos::MAX
+    }
+
+    /// Nobody of this priority is in line any more.
+    fn nobody_waits(&self, priority: i8, after: &mut After<C>) {
+        let _ = (priority, after);
+    }
+
+    /// Whether terms have changed that sums of requests were made by, since it was asked last. Not
+    /// where who changes them sees to it.
+    fn has_changed(&self) -> bool {
+        false
+    }
+
+    /// Whether a late grant may be charged as of the time it was due.
+    fn catches_up(&self) -> bool;
+
+    /// The longest time that a request may wait.
+    fn max_wait(&self) -> Duration;
+}
+
+/// One policy and its state.
+#[derive(Debug)]
+pub(crate) struct Single<P: Policy> {
+    pub(crate) policy: P,
+    pub(crate) state: Alone<P::State>,
+}
+
+/// On cache lines of its own: each grant takes the line of the state away from all other threads,
+/// and with it whatever lies beside.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Alone<T>(T);
+
+impl<T> std::ops::Deref for Alone<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<P: Policy> Single<P> {
+    pub(crate) fn new<C: Timer>(policy: P, clock: &C) -> Single<P> {
+        let policy = policy.with_epoch(clock.unix_time_at_zero());
+        let state = policy.start(clock.now());
+        Single::with_state(policy, state)
+    }
+
+    pub(crate) fn with_state(policy: P, state: P::State) -> Single<P> {
+        Single { policy, state: Alone(state) }
+    }
+
+    #[cfg(feature = "keyed")]
+    pub(crate) fn into_parts(self) -> (P, P::State) {
+        (self.policy, self.state.0)
+    }
+
+    /// The most permits that can be had at once if so many are kept.
+    fn left_by(&self, now: Nanos, kept: u32) -> u64 {
+        self.policy.status(&self.state, now).limit.saturating_sub(kept.into())
+    }
+}
+
+impl<P: Policy, C: Timer> Rule<C> for Single<P> {
+    type Ask = u32;
+    /// 2^32 weights of 2^64 cannot overflow it.
+    type Ahead = u128;
+    type Charge = P::Charge;
+
+    #[inline]
+    fn check(&self, n: &u32) -> Result<(), Refusal> {
+        self.policy.check(*n)
+    }
+
+    fn permits(&self, n: &u32) -> u64 {
+        u64::from(*n)
+    }
+
+    fn add(&self, ahead: &mut u128, n: &u32) {
+        *ahead += u128::from(self.policy.weight(*n));
+    }
+
+    fn subtract(&self, ahead: &mut u128, n: &u32) {
+        *ahead = ahead.saturating_sub(u128::from(self.policy.weight(*n)));
+    }
+
+    fn merge(&self, ahead: &mut u128, more: &u128) {
+        *ahead = ahead.saturating_add(*more);
+    }
+
+    fn unmerge(&self, ahead: &mut u128, less: &u128) {
+        *ahead = ahead.saturating_sub(*less);
+    }
+
+    #[inline]
+    fn try_take(&self, now: Nanos, n: &u32) -> Result<P::Charge, Refusal> {
+        self.policy.try_acquire(&self.state, now, *n)
+    }
+
+    #[inline]
+    fn take(&self, at: Nanos, _now: Nanos, n: &u32, _after: &mut After<C>) -> Result<P::Charge, Refusal> {
+        self.policy.try_acquire(&self.state, at, *n)
+    }
+
+    fn ready_at(&self, now: Nanos, ahead: &u128, n: &u32) -> Nanos {
+        self.policy.ready_at(&self.state, now, u64::try_from(*ahead).unwrap_or(u64::MAX), *n)
+    }
+
+    /// As if those that are to be left were asked for as well: all at once, and, since some
+    /// policies grant on credit, one by one.
+    fn ready_leaving(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
+        let Single { policy, state } = self;
+        if self.left_by(now, kept) < u64::from(*n) {
+            return Nanos::MAX;
+        }
+        let ready_at =
+            |ahead: u128, n| policy.ready_at(state, now, u64::try_from(ahead).unwrap_or(u64::MAX), n);
+        let others = u128::from(policy.weight(*n)) + u128::from(policy.weight(kept.saturating_sub(1)));
+        let one_by_one = ready_at(ahead.saturating_add(others), 1);
+        one_by_one.max(ready_at(*ahead, n.saturating_add(kept)))
+    }
+
+    /// One permit is never refused for good, as by any policy.
+    fn check_leaving(&self, now: Nanos, n: &u32, kept: u32) -> Result<(), Refusal> {
+        let left = self.left_by(now, kept);
+        if *n == 1 || u64::from(*n) <= left {
+            return Ok(());
+        }
+        Err(Refusal::ExceedsLimit { requested: *n, limit: u32::try_from(left).unwrap_or(u32::MAX) })
+    }
+
+    fn size(&self, n: &u32) -> Option<u32> {
+        Some(*n)
+    }
+
+    fn weigh(&self, sizes: &Sizes) -> Option<u128> {
+        Some(sizes.weigh(|n| self.policy.weight(n)))
+    }
+
+    fn one_by_one(&self, largest: u32) -> usize {
+        self.policy.one_by_one(largest)
+    }
+
+    fn forecast(&self, now: Nanos) -> Forecast {
+        self.policy.forecast(&self.state, now)
+    }
+
+    /// As if those that are to be left were asked for as well: all at once, and, since some
+    /// policies grant on credit, one by one.
+    fn foresee(&self, forecast: &mut Forecast, n: &u32, kept: u32) -> Nanos {
+        let Single { policy, state } = self;
+        if kept > 0 {
+            if self.left_by(forecast.at, kept) < u64::from(*n) {
+                return Nanos::MAX;
+            }
+            let mark = forecast.mark();
+            let mut due = policy.foresee(state, forecast, n.saturating_add(kept));
+            forecast.go_back(mark);
+            for part in [*n, kept - 1, 1].into_iter().filter(|part| *part > 0) {
+                due = due.max(policy.foresee(state, forecast, part));
+            }
+            forecast.go_back(mark);
+            if due == Nanos::MAX {
+                return due;
+            }
+            forecast.at = due;
+        }
+        policy.foresee(state, forecast, *n)
+    }
+
+    fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &u128) {
+        let weight = u64::try_from(*weight).unwrap_or(u64::MAX);
+        self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
+    }
+
+    fn undo(&self, now: Nanos, charge: P::Charge, most: u64, _after: &mut After<C>) -> u64 {
+        self.policy.undo(&self.state, now, charge, most)
+    }
+
+    #[inline]
+    fn moved(&self, charge: &P::Charge) -> (u64, u64) {
+        self.policy.moved(*charge)
+    }
+
+    #[inline]
+    fn full_level(&self, now: Nanos) -> u64 {
+        self.policy.full_level(now)
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        self.policy.level_unit()
+    }
+
+    fn catches_up(&self) -> bool {
+        self.policy.catches_up()
+    }
+
+    fn max_wait(&self) -> Duration {
+        self.policy.max_wait()
+    }
+}

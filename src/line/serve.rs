@@ -1,0 +1,213 @@
+//! Serving the line: who is due is granted, in order, and who will be too late is refused.
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::line::deferred::After;
+use crate::line::due::FORESEEN;
+use crate::line::rule::Rule;
+use crate::line::seats::END;
+use crate::line::{Entry, Kind, Queue, Source, State};
+use crate::policy::limited;
+use crate::time::Nanos;
+
+/// So many requests are given their answer before others may have the lock.
+const SLICE: usize = 1024;
+
+impl<R: Rule<C>, C: Timer> Queue<R, C> {
+    /// Grants requests that are due, in order, and refuses those that cannot be served by their
+    /// deadline: as many as there are, or a [`SLICE`]. Returns when the first of the others is due,
+    /// or to be looked at: a time that is not later than `now` if more are due. Tells those about
+    /// it who wait for several limiters.
+    pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+        if self.len() > 0 && from.rule.has_changed() {
+            self.retime(from, now, after);
+        }
+        let mut due = self.serve_due(from, now, after);
+        if let Some(first) = due.as_mut().filter(|first| **first > now) {
+            // The first waits beyond now, and so does each of the others, also those that a change
+            // has made too late and that stood too far back to be refused by it.
+            let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
+            *first = self.expire(from.rule, now, refusal, after).min(*first);
+        }
+        if due.is_some() && self.control.shadow {
+            self.pass_all(from, now, after);
+            due = (self.len() > 0).then_some(now);
+        }
+        match self.seats.len() {
+            0 => {}
+            _ if self.control.shadow => self.seats.ring_all(after),
+            _ => self.seats.ring(from.rule, now, after),
+        }
+        let first = self.entries.get(self.head as usize).zip(due);
+        let first = first.map(|(first, due)| (&first.ask, first.priority, due));
+        let look_at = from.rule.wait_first(now, first, after);
+        due.map(|due| due.min(look_at))
+    }
+
+    /// In shadow nobody waits: those in line pass without a permit, a [`SLICE`] of them.
+    fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+        let mut ahead = R::Ahead::default();
+        for _ in 0..SLICE {
+            let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) else { break };
+            let (key, refusal) = (self.head, limited(self.due(from.rule, now, *place, &ahead, ask), now));
+            from.rule.add(&mut ahead, ask);
+            self.settle(from.rule, key, State::Passed(refusal), after);
+        }
+    }
+
+    fn serve_due(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+        for _ in 0..SLICE {
+            let first = self.entries.get(self.head as usize)?;
+            let key = self.head;
+            let (ask, none) = (first.ask.clone(), R::Ahead::default());
+            let &Entry { place, kind, since, deadline, priority, .. } = first;
+            // A policy that counts says "now" where a permit has been there for a while. When a
+            // reservation that nothing looks at had its turn is told by the state as of the grant
+            // before it.
+            let unseen = matches!(kind, Kind::Nobody) && !from.rule.catches_up() && self.seats.len() == 0;
+            let as_of = if unseen { since.max(self.charged).min(now) } else { now };
+            let due = self.due(from.rule, as_of, place, &none, &ask);
+            if due == Nanos::MAX
+                && let Err(never) = self.check(from.rule, now, &ask, priority)
+            {
+                // Where one of several limiters was changed.
+                self.settle(from.rule, key, State::Refused(never), after);
+                continue;
+            }
+            if due > deadline {
+                let retry_after = due.saturating_since(deadline);
+                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
+                continue;
+            }
+            if due > now {
+                return Some(due);
+            }
+            // As of when it was due, so that a late timer costs nothing; but not further back than
+            // allowed, so that a machine that stood still does not let everything through at once.
+            // Where nobody was to look, the grant was not late: its turn passed at its time, and is
+            // over. And not before it was asked for.
+            let late = match kind {
+                Kind::Nobody => u64::MAX,
+                // A policy that counts in real time is charged as of now.
+                _ if !from.rule.catches_up() => 0,
+                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => {
+                    from.lateness.catch_up().as_u64()
+                }
+            };
+            let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
+            // The clock may have gone back since it joined.
+            let at = due.max(oldest).min(now);
+            match from.rule.take(at, now, &ask, after) {
+                Ok(charge) => {
+                    self.charged = self.charged.max(at);
+                    let grant = self.grant(from.rule, charge, kind);
+                    self.settle(from.rule, key, State::Granted(grant), after);
+                }
+                Err(Refusal::Limited { .. }) => {
+                    // Somebody who came before the line formed took it just now.
+                    if self.due(from.rule, now, place, &none, &ask) <= due {
+                        // Or somebody is in between, or the policy does not agree with itself: look
+                        // again, but do not spin.
+                        return Some(due.max(now.saturating_add(Nanos::new(1))));
+                    }
+                }
+                // Nobody knows when it will be there. Whoever brings it rings; until then only
+                // deadlines pass.
+                Err(refusal @ Refusal::InUse { .. }) => {
+                    let next = self.expire(from.rule, now, refusal, after);
+                    if self.entries.contains(self.head as usize) && self.head == key {
+                        return Some(next);
+                    }
+                }
+                Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), after),
+            }
+        }
+        (self.len() > 0).then_some(now)
+    }
+
+    /// Refuses those that are still in line at their deadline, a [`SLICE`] of them. Returns the
+    /// next deadline.
+    fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
+        for _ in 0..SLICE {
+            match self.deadlines.first() {
+                Some(&(deadline, key)) if deadline <= now => {
+                    self.settle(rule, key, State::Refused(refusal), after);
+                }
+                _ => break,
+            }
+        }
+        self.deadlines.first().map_or(Nanos::MAX, |(deadline, _)| *deadline)
+    }
+
+    /// After a change: weighs anew, and refuses at once those among the first in line who will not
+    /// be served by their deadline, or not at all. Further back they are refused when their time is
+    /// over, or when they are the first.
+    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+        self.memo.set(None);
+        if self.seats.len() > 0 || !self.levels.weigh(|sizes| from.rule.weigh(sizes)) {
+            return self.retime_all(from, now, after);
+        }
+        let opens = self.control.opens;
+        let (mut key, mut forecast) = (self.head, from.rule.forecast(now.max(opens)));
+        for _ in 0..FORESEEN {
+            let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
+            else {
+                break;
+            };
+            let mark = forecast.mark();
+            let due = from.rule.foresee(&mut forecast, ask, self.control.kept_from(priority)).max(opens);
+            let refusal = if let Err(never) = self.check(from.rule, now, ask, priority) {
+                // More than can be had at once now: it would keep all others waiting for ever.
+                Some(never)
+            } else if due > deadline {
+                let retry_after = due.saturating_since(deadline);
+                Some(Refusal::Limited { retry_after })
+            } else {
+                None
+            };
+            if let Some(refusal) = refusal {
+                forecast.go_back(mark);
+                self.settle(from.rule, key, State::Refused(refusal), after);
+            }
+            key = next;
+        }
+    }
+
+    /// The same where a sum has to be told request by request: in the lines of several limiters,
+    /// and where others wait in seats.
+    fn retime_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+        // Counted anew: the sums so far are at the old rate.
+        let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
+        let mut ahead = R::Ahead::default();
+        let (mut key, mut counted) = (self.head, 0);
+        self.seats.begin_reweighing(from.rule);
+        while let Some(entry) = self.entries.get(key as usize) {
+            let &Entry { place, priority, next, deadline, .. } = entry;
+            let ask = entry.ask.clone();
+            self.seats.reweigh(counted, place, &ahead);
+            counted = place;
+            let due = self.due(from.rule, now, place, &ahead, &ask);
+            if let Err(never) = self.check(from.rule, now, &ask, priority) {
+                // More than can be had at once now: it would keep all others waiting for ever.
+                self.settle(from.rule, key, State::Refused(never), after);
+            } else if due > deadline {
+                let retry_after = due.saturating_since(deadline);
+                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
+            } else {
+                from.rule.add(&mut ahead, &ask);
+                if sums.last().is_none_or(|(level, _)| *level != priority) {
+                    sums.push((priority, R::Ahead::default()));
+                }
+                if let Some((_, sum)) = sums.last_mut() {
+                    from.rule.add(sum, &ask);
+                }
+            }
+            key = next;
+        }
+        self.seats.reweigh(counted, END, &ahead);
+        self.seats.end_reweighing(from.rule);
+        for (priority, sum) in sums {
+            self.levels.level(priority).ahead = sum;
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What a limiter was told to do at run time: plain data under the queue's lock.
+
+use crate::limiter::shared::{PAUSED, SHADOW, SHARED, WATCHED};
+use crate::line::bounds::QueueBounds;
+use crate::time::Nanos;
+
+#[derive(Debug)]
+pub(crate) struct Control {
+    /// Nobody passes before: the end of the latest pause, also if it is over.
+    pub(crate) opens: Nanos,
+    /// Somebody wants to know of each call.
+    pub(crate) watched: bool,
+    /// Nobody is refused, and nobody waits.
+    pub(crate) shadow: bool,
+    /// So many permits are kept for requests of this priority or a higher one.
+    pub(crate) reserve: Option<(u32, i8)>,
+    pub(crate) bounds: QueueBounds,
+}
+
+impl Control {
+    pub(crate) fn new() -> Control {
+        Control {
+            opens: Nanos::ZERO,
+            watched: false,
+            shadow: false,
+            reserve: None,
+            bounds: QueueBounds::UNBOUNDED,
+        }
+    }
+
+    /// The flags of the front.
+    pub(crate) fn flags(&self, now: Nanos) -> usize {
+        let flag = |is: bool, flag: usize| if is { flag } else { 0 };
+        flag(self.opens > now, PAUSED)
+            | flag(self.reserve.is_some(), SHARED)
+            | flag(self.watched, WATCHED)
+            | flag(self.shadow, SHADOW)
+    }
+
+    #[cfg(feature = "keyed")]
+    pub(crate) fn is_unbounded(&self) -> bool {
+        self.bounds == QueueBounds::UNBOUNDED
+    }
+
+    /// Ends a pause. Returns whether there was one.
+    pub(crate) fn resume(&mut self, now: Nanos) -> bool {
+        let paused = self.opens > now;
+        self.opens = self.opens.min(now);
+        paused
+    }
+
+    /// How many permits a request of this priority has to leave.
+    pub(crate) fn kept_from(&self, priority: i8) -> u32 {
+        match self.reserve {
+            Some((permits, from)) if priority < from => permits,
+            _ => 0,
+        }
+    }
+}
