@@ -162,59 +162,6 @@ impl fmt::Display for Refusal {
 
 impl Error for Refusal {}
 
-/// Why a [`Rate`] could not be made.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum RateError {
-    /// The number of permits is zero or negative.
-    NotPositive {
-        /// The number given.
-        permits: f64,
-        /// The period it was given for.
-        period: Duration,
-    },
-    /// The number of permits is infinite or not a number.
-    NotFinite {
-        /// The number given.
-        permits: f64,
-    },
-    /// The period is zero or longer than [`Rate::MAX_PERIOD`](crate::Rate::MAX_PERIOD).
-    Period {
-        /// The period given.
-        period: Duration,
-    },
-    /// The text is not of the form `PERMITS/PERIOD`.
-    Syntax {
-        /// The text given.
-        text: Box<str>,
-    },
-}
-
-impl fmt::Display for RateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RateError::NotPositive { permits, period } => match period.as_secs() {
-                _ if period.subsec_nanos() > 0 => write!(f, "rate {permits}/{period:?} is not above zero"),
-                1 => write!(f, "rate {permits}/s is not above zero"),
-                60 => write!(f, "rate {permits}/min is not above zero"),
-                3600 => write!(f, "rate {permits}/h is not above zero"),
-                _ => write!(f, "rate {permits}/{period:?} is not above zero"),
-            },
-            RateError::NotFinite { permits } => write!(f, "rate of {permits} permits is not a finite number"),
-            RateError::Period { period } => {
-                write!(f, "period {period:?} is not between 1ns and 36.5 years")
-            }
-            RateError::Syntax { text } => write!(
-                f,
-                "{text:?} is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, \
-                 2.5/min or 1000/100ms, or unlimited or zero"
-            ),
-        }
-    }
-}
-
-impl Error for RateError {}
-
 /// Why a policy could not be made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]

@@ -242,7 +242,7 @@ mod loom_tests;
 pub use all_of::{AllEstimate, AllOf, AllPermits, AllRefusal};
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
-pub use error::{PolicyError, RateError, Refusal};
+pub use error::{PolicyError, Refusal};
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedRateLimiter, WhenKeysFull};
 pub use limiter::{
@@ -255,6 +255,6 @@ pub use policy::{
     PolicyKind, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
     Unlimited,
 };
-pub use rate::Rate;
+pub use rate::{Rate, RateError};
 pub use request::Request;
 pub use time::Nanos;

@@ -5,12 +5,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::error::{PolicyError, RateError};
+use crate::error::PolicyError;
 use crate::policy::{
     AnyPolicy, DenyAll, FixedWindow, LeakyBucket, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
     SmoothWarmingUp, TokenBucket, Unlimited,
 };
-use crate::rate::{Rate, read_span, span_in_units};
+use crate::rate::{Rate, RateError, read_span, span_in_units};
 
 /// Which policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
