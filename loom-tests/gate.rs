@@ -13,11 +13,12 @@ use crate::limiter::blocking;
 use crate::limiter::pending::{Place, Poller, Wait};
 use crate::limiter::shared::Gate;
 use crate::line::deferred::After;
+use crate::line::recheck::Ring;
 use crate::line::rule::Single;
 use crate::line::{Kind, Newcomer};
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
-use crate::sync::{Ordering, lock};
+use crate::sync::lock;
 use crate::time::Nanos;
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
@@ -132,7 +133,7 @@ fn a_refund_reaches_those_who_join_meanwhile() {
 fn broken_a_refund_reaches_those_who_join_meanwhile() {
     join_against_refund(|gate| {
         gate.rule.policy.refund(&gate.rule.state, Nanos::ZERO, 1);
-        if gate.front.load(Ordering::Relaxed) > 0 {
+        if gate.gate_word.has_waiters() {
             gate.ring();
         }
     });
@@ -170,13 +171,13 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let mut after = After::new();
         let mut queue = lock(&gate.queue);
         let now = crate::Clock::now(&gate.clock);
-        let alarm = u32::try_from(queue.alarms.join(gate, (), now)).expect("one");
+        let alarm = u32::try_from(queue.alarms.join(&gate.clock, (), now, || gate.weak())).expect("one");
         let kind = Kind::Task { alarm, lost: 0 };
         let waker = Some(request.waker.clone());
         let newcomer =
             Newcomer { ask: 1, priority: 0, droppable: false, kind, since: now, deadline: Nanos::MAX, waker };
         let key = queue.push(&gate.source(), newcomer, &mut after);
-        gate.tell_front(&queue);
+        gate.tell_gate_word(&queue);
         let job = queue.watch(SECOND, &gate.clock, &mut after);
         drop(queue);
         if let Some(mut job) = job {
@@ -243,7 +244,7 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
         let mut after = After::new();
         let mut queue = lock(&gate.queue);
         queue.remove(&gate.source(), key, &mut after);
-        gate.tell_front(&queue);
+        gate.tell_gate_word(&queue);
         drop(queue);
         drop(after);
     });

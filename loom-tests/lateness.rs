@@ -8,12 +8,12 @@ use std::time::Duration;
 use loom::thread;
 
 use super::support::{LoomClock, Woken, model};
+use crate::limiter::gate_word::LATE;
 use crate::limiter::pending::{Poller, Wait};
-use crate::limiter::shared::{Gate, LATE, ONE};
+use crate::limiter::shared::Gate;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
-use crate::sync::Ordering;
 use crate::time::Nanos;
 
 type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
@@ -35,7 +35,7 @@ fn late() -> (TestGate, LoomClock) {
     assert!(gate.poll(&mut wait, Poller::Task(Waker::noop())).is_pending());
     clock.set(at(25));
     assert!(gate.poll(&mut wait, Poller::Task(Waker::noop())).is_ready());
-    assert_eq!(gate.front.load(Ordering::Relaxed), LATE);
+    assert_eq!(gate.gate_word.load(), LATE);
     (gate, clock)
 }
 
@@ -73,7 +73,7 @@ fn idle_against_a_waiter(take: fn(&TestGate)) {
         let waits = gate.poll(&mut wait, Poller::Task(&waker)).is_pending();
         other.join().expect("no panic");
         if waits {
-            assert!(gate.front.load(Ordering::Relaxed) >= ONE, "a waiter is seen");
+            assert!(gate.gate_word.has_waiters(), "a waiter is seen");
             gate.leave(&mut wait);
         }
     });
@@ -91,8 +91,8 @@ fn broken_taking_down_the_flag_hides_no_waiter() {
     idle_against_a_waiter(|gate| {
         let _ = gate.rule.policy.try_acquire(&gate.rule.state, at(90), 1);
         gate.lateness.clear();
-        if gate.front.load(Ordering::Relaxed) == LATE {
-            gate.front.store(0, Ordering::Relaxed);
+        if gate.gate_word.load() == LATE {
+            gate.gate_word.store_without_lock(0);
         }
     });
 }

@@ -232,6 +232,7 @@ mod line;
 pub mod policy;
 mod rate;
 mod request;
+mod status;
 mod sync;
 mod time;
 
@@ -247,14 +248,14 @@ pub use error::{PolicyError, Refusal};
 pub use keyed::{KeyedRateLimiter, WhenKeysFull};
 pub use limiter::{
     Acquire, AcquireEstimate, AcquireMany, AcquireManyOwned, AcquireOwned, Estimate, Events, RateLimiter,
-    Reservation, ServedBy, Statistics, StatisticsSnapshot, Status, WaitHistogram,
+    Reservation, ServedBy, Statistics, StatisticsSnapshot, WaitHistogram,
 };
-pub use line::bounds::{QueueBounds, WhenFull};
 pub use policy::{
     AnyPolicy, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
     PolicyKind, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
     Unlimited,
 };
 pub use rate::{Rate, RateError};
-pub use request::Request;
+pub use request::{QueueBounds, Request, WhenFull};
+pub use status::Status;
 pub use time::Nanos;

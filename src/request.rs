@@ -78,3 +78,92 @@ impl Default for Request {
         Request::permits(1)
     }
 }
+
+/// How many may wait, how many permits they may wait for, and what happens to one more.
+///
+/// Unbounded unless told otherwise: a place in line takes about a hundred bytes, and the newest
+/// waits for all others. Give it to
+/// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
+///
+/// A call that returns no error cannot be refused: [`acquire`](crate::RateLimiter::acquire) and
+/// [`blocking_acquire`](crate::RateLimiter::blocking_acquire) count towards the bounds, but wait
+/// also beyond them, and are never dropped. All others are refused with [`Refusal::QueueFull`].
+/// Only those who would have to wait are: a permit that is there is granted, also with no room at
+/// all.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SmoothBursty};
+///
+/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+/// limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
+/// limiter.try_acquire()?;
+/// let places = (limiter.reserve(1)?, limiter.reserve(1)?);
+/// assert!(matches!(limiter.reserve(1), Err(Refusal::QueueFull { .. })));
+/// # drop(places);
+/// # Ok::<(), Refusal>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueBounds {
+    /// The most requests that wait. Zero: nobody waits.
+    pub waiters: usize,
+    /// The most permits that they wait for, all together. A request for more than this never waits.
+    pub permits: u64,
+    /// Who makes room.
+    pub when_full: WhenFull,
+}
+
+/// What happens to a request that would have to wait when the queue is full.
+///
+/// Nobody is dropped for a newcomer that is refused anyway, nor for a less important one. Who was
+/// dropped gets [`Refusal::Displaced`]; those behind it move up. A newcomer looks for requests to
+/// be dropped among 4,096; where those of them that can be dropped do not make room, it is refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WhenFull {
+    /// The newcomer is refused.
+    #[default]
+    RefuseNewcomer,
+    /// Whoever has waited longest among the least important is dropped, if it is no more important
+    /// than the newcomer. For work that loses its worth while it waits.
+    DropOldest,
+    /// The newest of the least important is dropped, if it is less important than the newcomer.
+    /// Else the newcomer is refused.
+    DropLeastImportant,
+}
+
+impl QueueBounds {
+    /// No bounds.
+    pub const UNBOUNDED: QueueBounds =
+        QueueBounds { waiters: usize::MAX, permits: u64::MAX, when_full: WhenFull::RefuseNewcomer };
+
+    /// At most `waiters` requests wait.
+    #[must_use]
+    pub const fn max_waiters(self, waiters: usize) -> QueueBounds {
+        QueueBounds { waiters, ..self }
+    }
+
+    /// The requests that wait ask for at most `permits` permits in total.
+    #[must_use]
+    pub const fn max_permits(self, permits: u64) -> QueueBounds {
+        QueueBounds { permits, ..self }
+    }
+
+    /// Who makes room.
+    #[must_use]
+    pub const fn when_full(self, when_full: WhenFull) -> QueueBounds {
+        QueueBounds { when_full, ..self }
+    }
+
+    /// Whether there is room for one more of so many permits.
+    pub(crate) fn fit(&self, waiting: usize, permits: u128, more: u64) -> bool {
+        waiting < self.waiters && permits.saturating_add(more.into()) <= self.permits.into()
+    }
+}
+
+impl Default for QueueBounds {
+    fn default() -> QueueBounds {
+        QueueBounds::UNBOUNDED
+    }
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::all_of::AllOf;
 use crate::clock::Timer;
 use crate::limiter::events::Events;
-use crate::line::bounds::QueueBounds;
+use crate::request::QueueBounds;
 use crate::time::Nanos;
 
 /// At run time, from any clone. Only for calls of this composite: its members are told by

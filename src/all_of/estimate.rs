@@ -7,11 +7,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::all_of::all::{All, AllCharge};
-use crate::all_of::member::Settle;
 use crate::all_of::weights::Weights;
 use crate::all_of::{AllOf, AllPermits, AllRefusal};
 use crate::clock::{DefaultClock, Timer};
 use crate::limiter::blocking;
+use crate::limiter::grant::Settle;
 use crate::limiter::pending::{Poller, Wait};
 use crate::limiter::shared::Gate;
 use crate::sync::lock;

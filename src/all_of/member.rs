@@ -28,21 +28,22 @@
 //! take could come before permits that the number counts already, and be undone with too high a
 //! level.
 
-use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::Status;
-use crate::limiter::shared::{Gate, LATE, SHADOW, SHARED, WATCHED};
+use crate::limiter::gate_word::{LATE, OBSERVED, SHADOW, SHARE_KEPT};
+use crate::limiter::grant::{Settle, Share};
+use crate::limiter::shared::Gate;
 use crate::line::Queue;
 use crate::line::deferred::After;
 use crate::line::recheck::Ring;
-use crate::line::rule::{Rule, Single};
+use crate::line::rule::OneRule;
 use crate::line::seats::end_of;
-use crate::policy::{Policy, PolicyStatus, limited};
+use crate::policy::limited;
+use crate::status::Status;
 use crate::sync::{MutexGuard, Ordering, lock};
 use crate::time::Nanos;
 
@@ -136,43 +137,6 @@ pub(crate) trait Taken<C: Timer>: Settle {
     fn seen(&self);
 }
 
-/// A grant of which a part can be given back.
-pub(crate) trait Settle: Send + Debug {
-    /// Makes it final: so much of it was used, or more than it.
-    fn settle(self: Box<Self>, used: u32);
-}
-
-/// A rule of one limiter, whatever its policy and wherever its state.
-pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
-    fn status(&self, at: Nanos) -> PolicyStatus;
-
-    /// See [`Policy::unspent`].
-    fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
-
-    /// See [`Policy::debit`].
-    fn debit(&self, at: Nanos, n: u32);
-}
-
-impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
-    fn status(&self, at: Nanos) -> PolicyStatus {
-        self.policy.status(&self.state, at)
-    }
-
-    fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
-        self.policy.unspent(charge, n, used)
-    }
-
-    fn debit(&self, at: Nanos, n: u32) {
-        self.policy.debit(&self.state, at, n);
-    }
-}
-
-impl<R: Rule<C>, C: Timer> Ring for Gate<R, C> {
-    fn ring(&self) {
-        Gate::ring(self);
-    }
-}
-
 impl<R: OneRule<C>, C: Timer> Gate<R, C> {
     /// The queue, for a short look on behalf of a waiter of another gate. Call
     /// [`let_go`](Gate::let_go) if anything has changed.
@@ -204,7 +168,7 @@ impl<R: OneRule<C>, C: Timer> Gate<R, C> {
 impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
         let gate = &self.0;
-        if gate.front.load(Ordering::Relaxed) & SHARED == 0 {
+        if !gate.gate_word.has(SHARE_KEPT) {
             return gate.rule.check(&n);
         }
         let (queue, now) = gate.reach();
@@ -235,11 +199,11 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
 
     fn look(&self, n: u32, priority: i8) -> Nanos {
         let gate = &self.0;
-        let front = gate.front.load(Ordering::Relaxed);
-        if front & SHADOW != 0 {
+        let word = gate.gate_word.load();
+        if word & SHADOW != 0 {
             return Nanos::ZERO;
         }
-        let (due, now) = if front & !(WATCHED | LATE) == 0 {
+        let (due, now) = if word & !(OBSERVED | LATE) == 0 {
             let now = gate.clock.now();
             (gate.rule.ready_at(now, &0, &n), now)
         } else {
@@ -254,7 +218,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let gate = &self.0;
-        let front = gate.front.load(Ordering::Relaxed);
+        let word = gate.gate_word.load();
         let without_lock = gate.is_free();
         let taken = if without_lock {
             let levels = gate.levels.load(Ordering::Acquire);
@@ -269,7 +233,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let (charge, since) = match taken {
             Ok(taken) => taken,
             // It would have refused, and lets pass.
-            Err(_) if front & SHADOW != 0 => return rest(),
+            Err(_) if word & SHADOW != 0 => return rest(),
             Err(refusal) => return Err(refusal),
         };
         // The rest may call foreign code, which may panic: then this is undone as well.
@@ -397,14 +361,6 @@ impl<R: OneRule<C>, C: Timer> Ring for Handle<R, C> {
     }
 }
 
-/// What a gate granted, and can take back.
-pub(crate) struct Share<R: OneRule<C>, C: Timer> {
-    pub(crate) gate: Arc<Gate<R, C>>,
-    pub(crate) n: u32,
-    /// What it took, and what to end the grant with. `None` when it is final.
-    pub(crate) part: Option<(R::Charge, u64)>,
-}
-
 impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     fn undo(mut self: Box<Self>, after: &mut After<C>) {
         let Some((charge, begun)) = self.part.take() else { return };
@@ -417,40 +373,5 @@ impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
         let (queue, now) = self.gate.reach();
         self.gate.was_late(&queue, now);
         self.gate.tell_others(&queue);
-    }
-}
-
-impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
-    fn settle(mut self: Box<Self>, used: u32) {
-        let Some((charge, begun)) = self.part.take() else { return };
-        let Share { gate, n, .. } = &*self;
-        gate.with_queue(|queue, now, after| {
-            if used < *n
-                && let Some(unused) = gate.rule.unspent(charge, *n, used)
-            {
-                queue.undo(&gate.rule, unused, begun, after);
-                return;
-            }
-            queue.end(begun);
-            if used > *n {
-                gate.rule.debit(queue.latest(), used - *n);
-                queue.debited();
-                gate.retime(queue, now, after);
-            }
-        });
-    }
-}
-
-impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
-    fn drop(&mut self) {
-        if let Some((_, begun)) = self.part.take() {
-            lock(&self.gate.queue).end(begun);
-        }
-    }
-}
-
-impl<R: OneRule<C>, C: Timer> Debug for Share<R, C> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Share").field("permits", &self.n).finish_non_exhaustive()
     }
 }

@@ -76,11 +76,12 @@ use crate::all_of::weights::Weights;
 use crate::clock::{DefaultClock, Timer};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
+use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
 use crate::limiter::pending::{Poller, Wait};
 use crate::limiter::shared::Gate;
-use crate::limiter::{RateLimiter, Status};
 use crate::policy::Policy;
+use crate::status::Status;
 
 /// Several limits at once: a request is granted by all of them or by none.
 ///

@@ -20,12 +20,13 @@ use std::time::Duration;
 use self::table::{Found, Table};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
+use crate::limiter::RateLimiter;
 use crate::limiter::Reservation;
 use crate::limiter::events::Events;
-use crate::limiter::{RateLimiter, Status};
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
 use crate::request::Request;
+use crate::status::Status;
 
 /// A limiter for each key: the same policy for all, a state of its own for each, and never more
 /// than so many keys.

@@ -80,10 +80,11 @@ use super::removed::Removed;
 use super::shard::{Locked, Shard};
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
-use crate::limiter::{RateLimiter, Status};
 use crate::policy::Policy;
 use crate::request::Request;
+use crate::status::Status;
 use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
 use crate::time::Nanos;
 

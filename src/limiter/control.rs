@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
-use crate::limiter::shared::{Gate, PAUSED, SHADOW};
-use crate::line::bounds::QueueBounds;
+use crate::limiter::gate_word::{PAUSED, SHADOW};
+use crate::limiter::shared::Gate;
 use crate::line::rule::{Rule, Single};
 use crate::policy::{Change, Policy};
-use crate::sync::Ordering;
+use crate::request::QueueBounds;
 use crate::time::Nanos;
 
 /// Whatever the rule is.
@@ -61,7 +61,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Whether everybody passes.
     pub(crate) fn is_shadow(&self) -> bool {
-        self.front.load(Ordering::Relaxed) & SHADOW != 0
+        self.gate_word.has(SHADOW)
     }
 
     /// Bounds the line, for those who join it from now on.
@@ -79,10 +79,10 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// How long nobody passes.
     pub(crate) fn paused_for(&self) -> Duration {
-        match self.front.load(Ordering::Relaxed) & PAUSED {
-            0 => Duration::ZERO,
-            _ => self.with_queue(|queue, now, _| queue.control.opens.saturating_since(now).as_duration()),
+        if !self.gate_word.has(PAUSED) {
+            return Duration::ZERO;
         }
+        self.with_queue(|queue, now, _| queue.control.opens.saturating_since(now).as_duration())
     }
 }
 

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::all_of::member::{Settle, Share};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::blocking;
+use crate::limiter::grant::{Settle, Share};
 use crate::limiter::pending::{Poller, Wait};
 use crate::limiter::shared::Gate;
 use crate::line::rule::Single;

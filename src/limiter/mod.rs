@@ -6,6 +6,8 @@ pub(crate) mod estimate;
 pub(crate) mod events;
 mod fallback;
 mod futures;
+pub(crate) mod gate_word;
+pub(crate) mod grant;
 pub(crate) mod pending;
 mod reservation;
 pub(crate) mod shared;
@@ -27,11 +29,12 @@ use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
 use crate::limiter::pending::Wait;
 use crate::limiter::shared::Gate;
+use crate::line::lateness::CATCH_UP;
 use crate::line::rule::Single;
-use crate::policy::{Change, Policy, PolicyStatus, SmoothBursty, SmoothWarmingUp};
+use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::request::Request;
-use crate::time::Nanos;
+use crate::status::Status;
 
 /// Makes a program wait its turn: hands out permits at a rate, first come, first served.
 ///
@@ -85,40 +88,10 @@ pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pub(crate) gate: Arc<Gate<Single<P>, C>>,
 }
 
-/// What a limiter could give, and how many wait: a snapshot that may be outdated when it returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Status {
-    /// The most permits that can ever be available; `u64::MAX` without a limit.
-    pub limit: u64,
-    /// How many single permits a caller could have right now, one after the other; 0 while others
-    /// wait, and in a pause.
-    pub available: u64,
-    /// How long until the limiter is full, if nobody takes anything and those who wait go away.
-    pub full_in: Duration,
-    /// How many requests wait. Those that wait in an [`AllOf`](crate::AllOf) count as one in each
-    /// of its members.
-    pub waiting: usize,
-    /// How long nobody passes, by a [pause](RateLimiter::pause_for); zero if there is none.
-    pub paused_for: Duration,
-}
-
 /// A limiter without its state.
 #[cfg(feature = "keyed")]
 pub(crate) type Rest<P, C> =
     (P, C, crate::sync::Mutex<crate::line::Queue<Single<P>, C>>, crate::limiter::events::Watchers);
-
-/// How far back a grant can be charged, unless told otherwise. tokio's timer is 1 to 2 ms late, a
-/// busy executor more.
-pub(crate) const CATCH_UP: Duration = Duration::from_millis(10);
-
-impl Status {
-    pub(crate) fn new(status: PolicyStatus, now: Nanos, waiting: usize) -> Status {
-        let full_in = status.full_at.saturating_since(now).as_duration();
-        let available = if waiting == 0 { status.available } else { 0 };
-        Status { limit: status.limit, available, full_in, waiting, paused_for: Duration::ZERO }
-    }
-}
 
 impl RateLimiter<SmoothBursty> {
     /// A steady `rate` that saves up to one second's worth of unused permits: Guava's default.

@@ -1,75 +1,38 @@
-//! The gate: the policy and its state in front, the queue behind.
+//! What a limiter and its futures share: a policy with its state, the gate word, and the line.
 //!
-//! # How the two halves meet
-//!
-//! `front` is a count and flags. While it is zero, a request asks the policy directly: one load,
-//! one clock reading, one compare-and-swap. Otherwise it takes the queue's lock, serves those who
-//! are due, and goes behind the rest.
-//!
-//! | bits of `front` | meaning | a request that sees it |
-//! |---|---|---|
-//! | 0, [`PAUSED`] | nobody passes before a time | takes the lock; the first to do so after that time clears it |
-//! | 1, [`SHARED`] | a share of the permits is kept for the important | takes the lock, since looking and taking are two steps |
-//! | 2, [`WATCHED`] | somebody wants to know of each call | asks the policy without the lock, and tells |
-//! | 3, [`SHADOW`] | nobody is refused, and nobody waits | asks the policy without the lock, and passes anyway |
-//! | 4, [`LATE`] | the last grants were late | asks the policy without the lock, as of an earlier time: `line/lateness.rs` |
-//! | the rest | how many are in line, or were granted a moment ago and have not run yet | takes the lock |
-//!
-//! What the flags say in one bit is plain data under the lock, in
-//! [`Control`](crate::line::settings::Control). Whoever has the lock and changed anything stores the
-//! count and all flags, so none can be lost. A feature that is off costs no instruction.
+//! A request asks the policy without a lock while the [gate word](super::gate_word) lets it. Else it
+//! takes the lock of the line.
 //!
 //! | operation | ordering | why |
 //! |---|---|---|
-//! | `front` is stored, under the lock | Relaxed | see below |
-//! | `front` is loaded, without the lock | Relaxed | see below |
-//! | `levels` is stored, under the lock | Release | only for those who take from several limiters: `all_of/member.rs` |
+//! | the gate word | Relaxed | `limiter/gate_word.rs` |
+//! | `levels` is stored, under the lock | Release | only for composites: `all_of/member.rs` |
 //! | policy state | as in `policy/cell.rs` | |
 //! | everything else | under the lock | |
-//!
-//! **Nobody overtakes.** The promise: a request that begins after a waiter has joined the line goes
-//! behind it. "After" means happens-before, by whatever the program uses to order the two. The
-//! store of `front` then happens before the load, and coherence makes the load see it or something
-//! later, at any ordering. The same holds for a pause and whoever begins after it. A request that
-//! overlaps with the joining may have read zero and take a permit a moment later: it came first,
-//! and is served first. The waiter's alarm then rings before its permit is there, and is set again.
-//!
-//! **No lost wake-up.** Whatever can make permits come *earlier* (a refund, a rate, a dropped wait)
-//! runs under the lock, and so does joining the line: either the one who joins asks the policy
-//! afterwards, or the change finds it in line. A taker without the lock only makes permits come
-//! later, and an alarm that rings too early is set again. So there is no pattern of store-then-load
-//! on two sides, which would need sequential consistency.
-//!
-//! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
-//! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
 
-use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-#[cfg(feature = "keyed")]
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
-use crate::limiter::Status;
 use crate::limiter::events::{Events, Watchers};
+use crate::limiter::gate_word::{GateWord, LATE, SHADOW};
+#[cfg(feature = "keyed")]
+use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::deferred::{After, run_in_drop};
+#[cfg(feature = "keyed")]
+use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
+use crate::line::outcome::{Outcome, Pass};
+use crate::line::recheck::Ring;
 use crate::line::rule::{Rule, Single};
 use crate::line::{Queue, Source};
 use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::request::Request;
-use crate::sync::{AtomicU64, AtomicUsize, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
+use crate::status::Status;
+use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::Nanos;
-
-/// The flags of [`Gate::front`].
-pub(crate) const PAUSED: usize = 1;
-pub(crate) const SHARED: usize = 2;
-pub(crate) const WATCHED: usize = 4;
-pub(crate) const SHADOW: usize = 8;
-pub(crate) const LATE: usize = 16;
-/// What one more in line adds to it. A thirty-second of all numbers is more than fit in memory.
-pub(crate) const ONE: usize = 32;
 
 /// How many gates were made so far.
 static GATES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
@@ -80,8 +43,7 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
     pub(crate) clock: C,
     /// Its number among all gates, by which those who take from several ask them in the same order.
     pub(crate) number: u64,
-    /// How many are in line, or were granted and have not run yet, or hold a seat; and flags.
-    pub(crate) front: AtomicUsize,
+    pub(crate) gate_word: GateWord,
     /// A number that is another one each time permits are given back, for those who undo a grant
     /// that they made without the lock.
     pub(crate) levels: AtomicU64,
@@ -96,37 +58,6 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
 /// What a request is told: the time waited, and what it took, if anything.
 pub(crate) type Answer<Charge> = Result<(Duration, Option<Charge>), Refusal>;
 
-/// How a call passed.
-#[derive(Debug)]
-pub(crate) enum Pass<Charge> {
-    Granted(Charge),
-    /// Only because nobody is refused: this is what it would have been told.
-    Shadow(Refusal),
-    /// Nobody asked.
-    Exempt,
-}
-
-/// How a call ended.
-pub(crate) type Outcome<Charge> = Result<Pass<Charge>, Refusal>;
-
-impl<Charge> Pass<Charge> {
-    pub(crate) fn map<T>(self, map: impl FnOnce(Charge) -> T) -> Pass<T> {
-        match self {
-            Pass::Granted(charge) => Pass::Granted(map(charge)),
-            Pass::Shadow(refusal) => Pass::Shadow(refusal),
-            Pass::Exempt => Pass::Exempt,
-        }
-    }
-
-    /// What it took, if anything.
-    fn charge(self) -> Option<Charge> {
-        match self {
-            Pass::Granted(charge) => Some(charge),
-            Pass::Shadow(_) | Pass::Exempt => None,
-        }
-    }
-}
-
 impl<R: Rule<C>, C: Timer> Gate<R, C> {
     pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
         let queue = Queue::new(&rule);
@@ -134,7 +65,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             rule,
             clock,
             number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
-            front: AtomicUsize::new(0),
+            gate_word: GateWord::new(false),
             levels: AtomicU64::new(queue.number()),
             changes: AtomicU64::new(0),
             lateness: Lateness::new(catch_up),
@@ -148,7 +79,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     pub(crate) fn observed_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
         if all.is_some() {
             lock(&self.queue).control.watched = true;
-            self.front = AtomicUsize::new(WATCHED);
+            self.gate_word = GateWord::new(true);
             self.events = Watchers::new(all);
         }
         self
@@ -159,7 +90,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<(), Refusal> {
         // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place
         // first.
-        if self.front.load(Ordering::Relaxed) == 0 {
+        if self.gate_word.is_clear() {
             self.rule.try_take(self.clock.now(), ask)?;
             return Ok(());
         }
@@ -170,7 +101,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// The same for a request of this priority. Returns what it took, if anything.
     #[inline]
     pub(crate) fn try_acquire_as(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
-        if self.front.load(Ordering::Relaxed) == 0 {
+        if self.gate_word.is_clear() {
             return self.rule.try_take(self.clock.now(), ask).map(Some);
         }
         self.try_acquire_behind(ask, priority)
@@ -181,7 +112,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         if request.exempt {
             return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt)).map(drop);
         }
-        if self.front.load(Ordering::Relaxed) == 0 {
+        if self.gate_word.is_clear() {
             self.rule.try_take(self.clock.now(), ask)?;
             return Ok(());
         }
@@ -192,7 +123,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     /// Takes what is asked for, now or as of when it was due, or not at all. Called where the
     /// policy [may be asked](Gate::is_free).
     pub(crate) fn take_free(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
-        if self.front.load(Ordering::Relaxed) & LATE == 0 {
+        if !self.gate_word.has(LATE) {
             return self.rule.try_take(now, ask);
         }
         self.take_late(now, ask)
@@ -218,7 +149,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
                     {
                         // Takes down the flag. Another holder of the lock does so, too, when it
                         // lets go.
-                        self.tell_front(&queue);
+                        self.tell_gate_word(&queue);
                     }
                     return Ok(charge);
                 }
@@ -278,7 +209,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Whether the policy may be asked without the lock.
     pub(crate) fn is_free(&self) -> bool {
-        self.front.load(Ordering::Relaxed) & !(WATCHED | SHADOW | LATE) == 0
+        self.gate_word.needs_no_lock()
     }
 
     /// Tells who watches how a call ended, and turns a refusal into a pass where nobody is refused.
@@ -289,7 +220,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         answer: Outcome<R::Charge>,
     ) -> Result<Option<R::Charge>, Refusal> {
         let answer = match answer {
-            Err(refusal) if self.front.load(Ordering::Relaxed) & SHADOW != 0 => Ok(Pass::Shadow(refusal)),
+            Err(refusal) if self.gate_word.has(SHADOW) => Ok(Pass::Shadow(refusal)),
             answer => answer,
         };
         self.report(|events| {
@@ -311,11 +242,11 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// How many wait in line, and how many of several limiters.
     pub(crate) fn waiting(&self) -> (usize, usize) {
-        match self.front.load(Ordering::Relaxed) / ONE {
-            0 => (0, 0),
-            // Serves those who are due, so that they are not reported as waiting.
-            _ => self.with_queue(|queue, _, _| (queue.len(), queue.seats.len())),
+        if !self.gate_word.has_waiters() {
+            return (0, 0);
         }
+        // Serves the waiters that are due, so that they are not reported as waiting.
+        self.with_queue(|queue, _, _| (queue.len(), queue.seats.len()))
     }
 
     /// Whether nobody is in line, and nothing was set since it was made but who watches all keys.
@@ -325,26 +256,27 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         let now = self.clock.now();
         // A pause may be over, and no request came since.
         queue.tell(now);
-        queue.front() & !WATCHED == 0
+        word_of(&queue) & !OBSERVED == 0
             // The next request may be charged as of an earlier time, and a state alone does not
             // tell.
             && !self.lateness.is_usable(now)
             && !self.events.has_own()
             && queue.is_unused()
-            && self.lateness.catch_up() == Nanos::from_duration(crate::limiter::CATCH_UP)
+            && self.lateness.catch_up() == Nanos::from_duration(CATCH_UP)
     }
 
     pub(crate) fn set_catch_up(&self, catch_up: Duration) {
         self.lateness.set_catch_up(catch_up);
     }
 
-    /// Somebody's alarm rang.
-    pub(crate) fn ring(&self) {
-        self.with_queue(|_, _, _| ());
-    }
-
     pub(crate) fn source(&self) -> Source<'_, R> {
         Source { rule: &self.rule, lateness: &self.lateness }
+    }
+
+    /// What an alarm of the line rings.
+    pub(crate) fn weak(self: &Arc<Self>) -> Weak<dyn Ring> {
+        let this: Weak<Self> = Arc::downgrade(self);
+        this
     }
 
     /// Runs `work` with the queue, after those who are due were served.
@@ -389,7 +321,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         now
     }
 
-    /// Serves, stores the front, sees that somebody will look when the next one is due, and
+    /// Serves, stores the gate word, sees that somebody will look when the next one is due, and
     /// unlocks.
     ///
     /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its
@@ -416,6 +348,12 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
             // Much may have happened meanwhile, and others left the alarm to us.
             now = self.tell_time(&mut queue, after);
         }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Ring for Gate<R, C> {
+    fn ring(&self) {
+        self.with_queue(|_, _, _| ());
     }
 }
 
@@ -491,14 +429,13 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Tells those who come without the lock whether they have to take it.
-    pub(crate) fn tell_front(&self, queue: &Queue<R, C>) {
-        let late = if self.lateness.is_some() { LATE } else { 0 };
-        self.front.store(queue.front() | late, Ordering::Relaxed);
+    pub(crate) fn tell_gate_word(&self, queue: &Queue<R, C>) {
+        self.gate_word.store(queue, self.lateness.is_some());
     }
 
     /// The same, and what was given back.
     pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
-        self.tell_front(queue);
+        self.tell_gate_word(queue);
         // Whoever reads it finds in the policy's state what was given back before: see
         // `all_of/member.rs`.
         self.levels.store(queue.number(), Ordering::Release);

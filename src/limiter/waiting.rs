@@ -7,12 +7,14 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::pending::{Leave, Place, Poller, Wait};
-use crate::limiter::shared::{Answer, Gate, Held, Outcome, Pass};
+use crate::limiter::shared::{Answer, Gate, Held};
 use crate::line::deferred::run_in_drop;
+use crate::line::outcome::{Outcome, Pass};
+use crate::line::recheck::Ring;
 use crate::line::rule::Rule;
 use crate::line::{Kind, Newcomer, Queue};
 use crate::policy::limited;
-use crate::sync::{Ordering, lock};
+use crate::sync::lock;
 use crate::time::Nanos;
 
 /// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the
@@ -29,7 +31,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     ) -> Poll<Answer<R::Charge>> {
         if let Place::New = wait.place {
             wait.since = self.clock.now();
-            if self.front.load(Ordering::Relaxed) == 0 && !wait.keeps() {
+            if self.gate_word.is_clear() && !wait.keeps() {
                 match self.rule.try_take(wait.since, &wait.ask) {
                     Err(refusal) if refusal.may_retry() => {}
                     answer => {
@@ -193,7 +195,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         now: Nanos,
         lost: u8,
     ) -> Kind<C::RuntimeId> {
-        let alarm = queue.alarms.join(self, domain, now);
+        let alarm = queue.alarms.join(&self.clock, domain, now, || self.weak());
         // One per event loop.
         Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
     }
@@ -234,7 +236,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         }
         let answer = queue.see(key, wait.keeps().then_some(&mut wait.begun))?;
         wait.place = Place::Done;
-        self.tell_front(&queue);
+        self.tell_gate_word(&queue);
         Some(answer)
     }
 

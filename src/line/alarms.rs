@@ -42,8 +42,7 @@ use std::task::{Context, Wake, Waker};
 use slab::Slab;
 
 use crate::clock::{Sleep, Timer};
-use crate::limiter::shared::Gate;
-use crate::line::rule::Rule;
+use crate::line::recheck::Ring;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
 
@@ -63,18 +62,18 @@ const REST: Nanos = Nanos::new(1_000_000_000);
 const EARLY: Nanos = Nanos::new(2_000_000);
 
 /// The waker of an alarm.
-struct Bell<R: Rule<C>, C: Timer> {
+struct Bell {
     /// Weak, so that a sleeping alarm does not keep a dropped limiter.
-    gate: Weak<Gate<R, C>>,
+    owner: Weak<dyn Ring>,
     rung: Arc<AtomicBool>,
 }
 
-impl<R: Rule<C>, C: Timer> Wake for Bell<R, C> {
+impl Wake for Bell {
     fn wake(self: Arc<Self>) {
         // Before the lock: whoever holds the queue, or the alarm, sees it when they look again.
         self.rung.store(true, Ordering::Release);
-        if let Some(gate) = self.gate.upgrade() {
-            gate.ring();
+        if let Some(owner) = self.owner.upgrade() {
+            owner.ring();
         }
     }
 }
@@ -161,17 +160,19 @@ impl<C: Timer> Alarms<C> {
     }
 
     /// Adds a user from `domain`, the calling task's event loop, and returns the key of its alarm.
-    pub(crate) fn join<R: Rule<C>>(
+    /// A new alarm rings the `owner` of the line.
+    pub(crate) fn join(
         &mut self,
-        gate: &Arc<Gate<R, C>>,
+        clock: &C,
         domain: C::RuntimeId,
         now: Nanos,
+        owner: impl FnOnce() -> Weak<dyn Ring>,
     ) -> usize {
         let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
         let key = found.unwrap_or_else(|| {
-            let sleep = Some(Box::pin(gate.clock.sleep_until(now)));
+            let sleep = Some(Box::pin(clock.sleep_until(now)));
             let rung = Arc::new(AtomicBool::new(false));
-            let waker = Waker::from(Arc::new(Bell { gate: Arc::downgrade(gate), rung: rung.clone() }));
+            let waker = Waker::from(Arc::new(Bell { owner: owner(), rung: rung.clone() }));
             self.list.insert(Alarm { domain, users: 0, sleep, waker, rung, armed: None, joined: 0 })
         });
         self.joins += 1;

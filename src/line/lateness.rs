@@ -25,28 +25,31 @@
 //!
 //! # Memory ordering
 //!
-//! **Shared**: `late` and `noted`, two numbers; and the flag [`LATE`](crate::limiter::shared::LATE) of the
-//! gate's front, which says that it may not be zero.
+//! **Shared**: `late` and `noted`, two numbers; and the flag [`LATE`](crate::limiter::gate_word::LATE) of the
+//! gate word, which says that it may not be zero.
 //!
 //! | operation | ordering | what for |
 //! |---|---|---|
-//! | `noted`, then `late` is stored, under the queue's lock, by a waiter that sees its grant | Relaxed | before the front is stored with the flag |
+//! | `noted`, then `late` is stored, under the queue's lock, by a waiter that sees its grant | Relaxed | before the gate word is stored with the flag |
 //! | `late` is loaded, and exchanged for less, without the lock; then `noted` is stored | Relaxed | |
 //!
 //! **Why enough.** No permit depends on the two: a request is charged between `now - catch_up` and
 //! now, whatever number it reads, and the policy's state alone says whether the permit is there. A
-//! request that reads an old number is charged up to the catch-up too early or too late. The front
+//! request that reads an old number is charged up to the catch-up too early or too late. The gate
 //! is only stored under the lock, as ever: a request that uses up the lateness tries the lock to
 //! take the flag down, and leaves that to the holder if there is one. If the holder had read `late`
 //! before, the flag stays up until the lock is taken next, and requests find that there is no
 //! lateness.
 //!
-//! **Checked by** `loom-tests/lateness.rs`, with a twin that stores the front without the lock.
+//! **Checked by** `loom-tests/lateness.rs`, with a twin that stores the gate word without the lock.
 
 use std::time::Duration;
 
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
+
+/// How far back a late grant is charged unless set otherwise: more than a busy machine is late.
+pub(crate) const CATCH_UP: Duration = Duration::from_millis(10);
 
 pub(crate) struct Lateness {
     /// In nanoseconds; zero if there is none.

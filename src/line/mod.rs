@@ -26,6 +26,7 @@ mod due;
 pub(crate) mod entries;
 mod index;
 pub(crate) mod lateness;
+pub(crate) mod outcome;
 pub(crate) mod priorities;
 pub(crate) mod recheck;
 pub(crate) mod rule;
@@ -42,13 +43,13 @@ use std::task::Waker;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::shared::{ONE, Outcome, Pass};
 use crate::line::alarms::Alarms;
 use crate::line::deferred::After;
 use crate::line::due::Memo;
 use crate::line::entries::Entries;
 use crate::line::index::{Index, LONG};
 use crate::line::lateness::Lateness;
+use crate::line::outcome::{Outcome, Pass};
 use crate::line::priorities::{Levels, NONE};
 use crate::line::rule::Rule;
 use crate::line::seats::{Seats, end_of};
@@ -227,9 +228,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.unseen[0] + self.unseen[1]
     }
 
-    /// What requests without the lock have to know.
-    pub(crate) fn front(&self) -> usize {
-        (self.len + self.unseen() + self.seats.len()).saturating_mul(ONE) | self.control.flags(self.latest)
+    /// How many requests are in line, were granted a moment ago and have not run yet, or hold a seat.
+    pub(crate) fn present(&self) -> usize {
+        self.len + self.unseen() + self.seats.len()
     }
 
     /// Nobody passes before.

@@ -8,7 +8,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::deferred::After;
 use crate::line::sizes::Sizes;
-use crate::policy::{Crowd, Forecast, Policy};
+use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
 use crate::time::Nanos;
 
 /// Decides about requests. A [`Gate`](crate::limiter::shared::Gate) adds the queue.
@@ -316,5 +316,30 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
 
     fn max_wait(&self) -> Duration {
         self.policy.max_wait()
+    }
+}
+
+/// A rule of one limiter, whatever its policy and wherever its state.
+pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
+    fn status(&self, at: Nanos) -> PolicyStatus;
+
+    /// See [`Policy::unspent`].
+    fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
+
+    /// See [`Policy::debit`].
+    fn debit(&self, at: Nanos, n: u32);
+}
+
+impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
+    fn status(&self, at: Nanos) -> PolicyStatus {
+        self.policy.status(&self.state, at)
+    }
+
+    fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
+        self.policy.unspent(charge, n, used)
+    }
+
+    fn debit(&self, at: Nanos, n: u32) {
+        self.policy.debit(&self.state, at, n);
     }
 }

@@ -1,7 +1,6 @@
 //! What a limiter was told to do at run time: plain data under the queue's lock.
 
-use crate::limiter::shared::{PAUSED, SHADOW, SHARED, WATCHED};
-use crate::line::bounds::QueueBounds;
+use crate::request::QueueBounds;
 use crate::time::Nanos;
 
 #[derive(Debug)]
@@ -26,15 +25,6 @@ impl Control {
             reserve: None,
             bounds: QueueBounds::UNBOUNDED,
         }
-    }
-
-    /// The flags of the front.
-    pub(crate) fn flags(&self, now: Nanos) -> usize {
-        let flag = |is: bool, flag: usize| if is { flag } else { 0 };
-        flag(self.opens > now, PAUSED)
-            | flag(self.reserve.is_some(), SHARED)
-            | flag(self.watched, WATCHED)
-            | flag(self.shadow, SHADOW)
     }
 
     #[cfg(feature = "keyed")]

@@ -1,0 +1,113 @@
+//! The gate word: what a request without the lock has to know of the line.
+//!
+//! The word is a count and flags. While it is zero, a request asks the policy directly: one load,
+//! one clock reading, one compare-and-swap. Otherwise the request takes the line's lock, serves the
+//! waiters that are due, and goes behind the rest, unless the table says that it needs no lock.
+//!
+//! | bits | meaning | raised and lowered by | a request that sees it |
+//! |---|---|---|---|
+//! | 0, [`PAUSED`] | no request passes before a time | a pause and its end; the first lock holder after that time | takes the lock |
+//! | 1, [`SHARE_KEPT`] | a share of the permits is kept for a priority | `keep_for_priority` | takes the lock, since looking and taking are two steps |
+//! | 2, [`OBSERVED`] | an observer is told of each call | `observe`, never lowered | asks the policy without the lock, and tells |
+//! | 3, [`SHADOW`] | no request is refused, and none waits | `set_shadow` | asks the policy without the lock, and passes anyway |
+//! | 4, [`LATE`] | the last grants were late | a waiter that sees a late grant; a request that uses the lateness up | asks the policy without the lock, as of an earlier time: `line/lateness.rs` |
+//! | the rest | how many requests are in line, were granted a moment ago and have not run yet, or hold a seat | joining, leaving, serving | takes the lock |
+//!
+//! The word is stored under the line's lock alone. What a flag says in one bit is plain data under
+//! that lock, in [`Settings`](crate::line::settings::Settings). A lock holder that changed anything
+//! stores the count and all flags, so none can be lost. A feature that is off costs no instruction.
+//!
+//! # Memory ordering
+//!
+//! | operation | ordering | why |
+//! |---|---|---|
+//! | the word is stored, under the lock | Relaxed | see below |
+//! | the word is loaded, without the lock | Relaxed | see below |
+//!
+//! **No overtaking.** The promise: a request that begins after a waiter has joined the line goes
+//! behind the waiter. "After" means happens-before, by whatever the program uses to order the two.
+//! The store of the word then happens before the load, and coherence makes the load see that store
+//! or a later one, at any ordering. A pause, and a request that begins after it, are the same case.
+//! A request that overlaps with the joining may have read zero and take a permit a moment later: it
+//! came first, and is served first. The waiter's alarm then rings before its permit is there, and
+//! is set again.
+//!
+//! **No lost wake-up.** All that makes permits come *earlier* (a refund, a rate, a dropped wait)
+//! runs under the lock, and so does joining the line. Either the joining request asks the policy
+//! after the change, or the change finds the request in line. A request without the lock only makes
+//! permits come later, and an alarm that rings too early is set again. So there is no pattern of
+//! store-then-load on two sides, which would need sequential consistency.
+//!
+//! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
+//! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
+
+use crate::clock::Timer;
+use crate::line::Queue;
+use crate::line::rule::Rule;
+use crate::sync::{AtomicUsize, Ordering};
+
+pub(crate) const PAUSED: usize = 1;
+pub(crate) const SHARE_KEPT: usize = 2;
+pub(crate) const OBSERVED: usize = 4;
+pub(crate) const SHADOW: usize = 8;
+pub(crate) const LATE: usize = 16;
+/// What one more request in line adds to the word. A thirty-second of all numbers is more requests
+/// than fit in memory.
+pub(crate) const ONE: usize = 32;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct GateWord(AtomicUsize);
+
+impl GateWord {
+    /// The word of an empty line, of which an observer may be told already.
+    pub(crate) fn new(observed: bool) -> GateWord {
+        GateWord(AtomicUsize::new(if observed { OBSERVED } else { 0 }))
+    }
+
+    /// Whether a request may ask the policy, and nothing else is to be done.
+    #[inline]
+    pub(crate) fn is_clear(&self) -> bool {
+        self.load() == 0
+    }
+
+    /// Whether a request may ask the policy without the lock.
+    pub(crate) fn needs_no_lock(&self) -> bool {
+        self.load() & !(OBSERVED | SHADOW | LATE) == 0
+    }
+
+    pub(crate) fn has(&self, flag: usize) -> bool {
+        self.load() & flag != 0
+    }
+
+    /// Whether a request is in line, or was granted a moment ago, or holds a seat.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.load() >= ONE
+    }
+
+    #[inline]
+    pub(crate) fn load(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Stores the word of the line. Under the lock.
+    pub(crate) fn store<R: Rule<C>, C: Timer>(&self, line: &Queue<R, C>, late: bool) {
+        self.0.store(word_of(line) | if late { LATE } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// Stores a word without the lock, as the broken twins of the models do.
+    #[cfg(all(test, tidegate_loom))]
+    pub(crate) fn store_without_lock(&self, word: usize) {
+        self.0.store(word, Ordering::Relaxed);
+    }
+}
+
+/// The word of a line, but for lateness.
+pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Queue<R, C>) -> usize {
+    let flag = |is: bool, flag: usize| if is { flag } else { 0 };
+    line.present().saturating_mul(ONE)
+        | flag(line.is_paused(), PAUSED)
+        | flag(line.control.reserve.is_some(), SHARE_KEPT)
+        | flag(line.control.watched, OBSERVED)
+        | flag(line.control.shadow, SHADOW)
+}

@@ -1,0 +1,58 @@
+//! A grant that its owner can settle later, in part or as a whole.
+
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+
+use crate::clock::Timer;
+use crate::limiter::shared::Gate;
+use crate::line::rule::OneRule;
+use crate::sync::lock;
+
+/// A grant of which a part can be given back.
+pub(crate) trait Settle: Send + Debug {
+    /// Makes it final: so much of it was used, or more than it.
+    fn settle(self: Box<Self>, used: u32);
+}
+
+/// What a gate granted, and can take back.
+pub(crate) struct Share<R: OneRule<C>, C: Timer> {
+    pub(crate) gate: Arc<Gate<R, C>>,
+    pub(crate) n: u32,
+    /// What it took, and what to end the grant with. `None` when it is final.
+    pub(crate) part: Option<(R::Charge, u64)>,
+}
+
+impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
+    fn settle(mut self: Box<Self>, used: u32) {
+        let Some((charge, begun)) = self.part.take() else { return };
+        let Share { gate, n, .. } = &*self;
+        gate.with_queue(|queue, now, after| {
+            if used < *n
+                && let Some(unused) = gate.rule.unspent(charge, *n, used)
+            {
+                queue.undo(&gate.rule, unused, begun, after);
+                return;
+            }
+            queue.end(begun);
+            if used > *n {
+                gate.rule.debit(queue.latest(), used - *n);
+                queue.debited();
+                gate.retime(queue, now, after);
+            }
+        });
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
+    fn drop(&mut self) {
+        if let Some((_, begun)) = self.part.take() {
+            lock(&self.gate.queue).end(begun);
+        }
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Debug for Share<R, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Share").field("permits", &self.n).finish_non_exhaustive()
+    }
+}
