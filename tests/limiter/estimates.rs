@@ -75,6 +75,15 @@ fn an_estimate_waits_in_line_and_its_dropped_wait_leaves_no_trace() {
     assert_eq!(limiter.status().available, 5);
 }
 
+#[test]
+fn an_estimate_that_need_not_wait_gives_back_its_unused_part() {
+    let (limiter, _clock) = ten_per_second(10);
+    let estimate = assert_ready_ok!(spawn(limiter.acquire_estimate(8)).poll());
+    assert_eq!((estimate.permits(), estimate.waited()), (8, Duration::ZERO));
+    estimate.settle(3);
+    assert_eq!(limiter.status().available, 7);
+}
+
 /// What overflowed meanwhile is lost, as if it had never been taken; and a refund in between is
 /// taken into account.
 #[test]
