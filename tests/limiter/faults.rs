@@ -288,6 +288,29 @@ fn one_leaked_grant_does_not_keep_everybody_in_line() {
 }
 
 #[test]
+fn an_unseen_grant_keeps_newcomers_in_line_for_two_rounds() {
+    let tick = Duration::from_nanos(1);
+    // When each newcomer comes, counted from the grant, and whether it has to join the line. A
+    // round of 10 ms ends at the first call after it.
+    let cases: [&[(Duration, bool)]; 2] = [
+        &[(10 * MS, true), (20 * MS, true), (30 * MS, true), (30 * MS + tick, false)],
+        &[(20 * MS + tick, false)],
+    ];
+    for newcomers in cases {
+        let (limiter, clock) = without_burst(Rate::per_second(1000));
+        assert!(limiter.try_acquire().is_ok());
+        std::mem::forget(waiting(&limiter));
+        clock.advance(MS);
+        for &(comes, joins) in newcomers {
+            clock.set(Nanos::from_duration(MS + comes));
+            let mut newcomer = spawn(limiter.acquire());
+            assert_eq!(newcomer.poll().is_pending(), joins, "{comes:?}");
+            drop(newcomer);
+        }
+    }
+}
+
+#[test]
 fn two_wakers_that_panic_do_not_abort() {
     struct Panics;
 
