@@ -477,3 +477,31 @@ impl Cells {
         Head { time: view.now, fresh: false, number: of, total: before }.encode()
     }
 }
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::Refusal;
+    use crate::policy::{Policy, SlidingWindow};
+    use crate::rate::Rate;
+    use crate::time::Nanos;
+
+    /// A thread that stalls before it stores its hint may store it after the numbers have wrapped.
+    #[test]
+    fn a_hint_of_any_number_counts_all_cells() -> Result<(), Refusal> {
+        let at = |ms| Nanos::from_duration(Duration::from_millis(ms));
+        let policy = SlidingWindow::new(Rate::per_second(8), 4);
+        let state = policy.start(at(0));
+        for cell in 0..4 {
+            policy.try_acquire(&state, at(250 * cell), 2)?;
+        }
+        let full = Err(Refusal::Limited { retry_after: Duration::from_millis(250).into() });
+        for hint in (0..8).chain([NUMBERS]) {
+            state.cells.oldest.store(hint, Ordering::Relaxed);
+            assert_eq!(policy.try_acquire(&state, at(750), 1).map(drop), full, "hint {hint}");
+        }
+        Ok(())
+    }
+}
