@@ -13,14 +13,14 @@ use crate::all_of::member::{Handle, Member};
 use crate::all_of::weights::Weights;
 use crate::error::Refusal;
 use crate::limiter::pending::{Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::TokenBucket;
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-type Bucket = Arc<Gate<Single<TokenBucket>, LoomClock>>;
-type Both = Arc<Gate<All<LoomClock>, LoomClock>>;
+type Bucket = Arc<Shared<Single<TokenBucket>, LoomClock>>;
+type Both = Arc<Shared<All<LoomClock>, LoomClock>>;
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
@@ -31,24 +31,24 @@ fn bucket(clock: &LoomClock) -> Bucket {
 
 fn bucket_of(burst: u32, clock: &LoomClock) -> Bucket {
     let policy = TokenBucket::new(Rate::per_second(1), burst);
-    Arc::new(Gate::new(Single::new(policy, clock), clock.clone(), Duration::ZERO))
+    Arc::new(Shared::new(Single::new(policy, clock), clock.clone(), Duration::ZERO))
 }
 
 fn both(members: [&Bucket; 2], clock: &LoomClock) -> Both {
-    let entry = |gate: &Bucket| Entry {
+    let entry = |limiter: &Bucket| Entry {
         name: "one of them",
-        kind: Kind::Rate(Arc::new(Handle(gate.clone())) as Arc<dyn Member<LoomClock>>),
+        kind: Kind::Rate(Arc::new(Handle(limiter.clone())) as Arc<dyn Member<LoomClock>>),
     };
     let members = members.map(entry).into();
-    Arc::new_cyclic(|gate| Gate::new(All::new(members, gate.clone()), clock.clone(), Duration::ZERO))
+    Arc::new_cyclic(|limiter| Shared::new(All::new(members, limiter.clone()), clock.clone(), Duration::ZERO))
 }
 
 fn ones() -> Weights {
     Weights::new(&[1, 1], 0)
 }
 
-fn has_permit(gate: &Bucket) -> bool {
-    gate.status().available > 0
+fn has_permit(limiter: &Bucket) -> bool {
+    limiter.status().available > 0
 }
 
 /// Two composites share two members with one permit each, written in opposite order: one of them
@@ -167,30 +167,30 @@ fn broken_what_is_put_back_is_what_was_taken() {
 
 /// A waiter of a composite.
 struct Request {
-    gate: Both,
+    limiter: Both,
     wait: Wait<Weights>,
     waker: Waker,
 }
 
 impl Request {
-    fn new(gate: &Both) -> Request {
-        Request { gate: gate.clone(), wait: Wait::new(ones()), waker: Waker::from(Woken::new()) }
+    fn new(limiter: &Both) -> Request {
+        Request { limiter: limiter.clone(), wait: Wait::new(ones()), waker: Waker::from(Woken::new()) }
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
-        self.gate.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
+        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
     }
 
     fn is_granted(&mut self) -> bool {
-        let waiting = crate::sync::lock(&self.gate.queue).len();
+        let waiting = crate::sync::lock(&self.limiter.queue).len();
         assert_eq!(waiting, 0, "nobody is left waiting");
-        self.gate.claim(&mut self.wait) == Ok(true)
+        self.limiter.claim(&mut self.wait) == Ok(true)
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.limiter.leave(&mut self.wait);
     }
 }
 
@@ -211,9 +211,9 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
         };
         drop(request);
         other.join().expect("no panic");
-        for gate in [&a, &b] {
-            assert!(gate.gate_word.is_clear(), "no seat is left");
-            assert!(gate.try_acquire(&1).is_ok() && gate.try_acquire(&1).is_err());
+        for limiter in [&a, &b] {
+            assert!(limiter.gate_word.is_clear(), "no seat is left");
+            assert!(limiter.try_acquire(&1).is_ok() && limiter.try_acquire(&1).is_err());
         }
     });
 }
@@ -285,7 +285,7 @@ fn two_that_sit_down_together_are_served_one_by_one() {
         assert!(first.poll().is_pending());
         let mut second = other.join().expect("no panic");
         let mut is_granted =
-            || [&mut first, &mut second].map(|request| request.gate.claim(&mut request.wait) == Ok(true));
+            || [&mut first, &mut second].map(|request| request.limiter.claim(&mut request.wait) == Ok(true));
         clock.set(SECOND);
         let [one, other] = is_granted();
         assert!(one != other, "one of them");

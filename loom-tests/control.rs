@@ -10,7 +10,7 @@ use loom::thread;
 use super::support::{LoomClock, Woken, model};
 use crate::error::Refusal;
 use crate::limiter::pending::{Place, Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::deferred::After;
 use crate::line::rule::Single;
 use crate::line::{Kind, Newcomer};
@@ -21,77 +21,77 @@ use crate::request::Request;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
+type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
 /// One permit per second, none saved, and the first one is there.
-fn gate() -> (TestGate, LoomClock) {
+fn limiter() -> (TestLimiter, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-    let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-    (gate, clock)
+    let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+    (limiter, clock)
 }
 
 /// A request for one permit that may be refused by a bound.
 struct Joining {
-    gate: TestGate,
+    limiter: TestLimiter,
     wait: Wait<u32>,
     waker: Waker,
 }
 
 impl Joining {
-    fn new(gate: &TestGate) -> Joining {
-        let wait = Wait::within(gate, 1, None);
-        Joining { gate: gate.clone(), wait, waker: Waker::from(Woken::new()) }
+    fn new(limiter: &TestLimiter) -> Joining {
+        let wait = Wait::within(limiter, 1, None);
+        Joining { limiter: limiter.clone(), wait, waker: Waker::from(Woken::new()) }
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
-        self.gate.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
+        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
     }
 
     /// Whether it has its permit, without anybody's help.
     fn is_granted(&mut self) -> bool {
-        self.gate.claim(&mut self.wait) == Ok(true)
+        self.limiter.claim(&mut self.wait) == Ok(true)
     }
 }
 
 impl Drop for Joining {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.limiter.leave(&mut self.wait);
     }
 }
 
 /// A try that begins after the pause does not pass.
-fn pause_against_try(pause: fn(&TestGate)) {
+fn pause_against_try(pause: fn(&TestLimiter)) {
     model(move || {
-        let (gate, _clock) = gate();
+        let (limiter, _clock) = limiter();
         let paused = Arc::new(AtomicBool::new(false));
         let other = {
-            let (gate, paused) = (gate.clone(), paused.clone());
+            let (limiter, paused) = (limiter.clone(), paused.clone());
             thread::spawn(move || {
                 let after = paused.load(LoomOrdering::Acquire);
-                (after, gate.try_acquire(&1).is_ok())
+                (after, limiter.try_acquire(&1).is_ok())
             })
         };
-        pause(&gate);
+        pause(&limiter);
         paused.store(true, LoomOrdering::Release);
         let (after, taken) = other.join().expect("no panic");
         assert!(!(after && taken), "nobody passes in a pause");
-        assert!(gate.try_acquire(&1).is_err(), "nobody passes in a pause");
+        assert!(limiter.try_acquire(&1).is_err(), "nobody passes in a pause");
     });
 }
 
 #[test]
 fn a_try_that_begins_in_a_pause_does_not_pass() {
-    pause_against_try(|gate| gate.pause_until(SECOND));
+    pause_against_try(|limiter| limiter.pause_until(SECOND));
 }
 
 /// The broken twin: a pause that those without the lock are not told of.
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
-    pause_against_try(|gate| lock(&gate.queue).control.opens = SECOND);
+    pause_against_try(|limiter| lock(&limiter.queue).control.opens = SECOND);
 }
 
 /// Whoever comes after a pause ends it for all: the flag goes down, also if a waiter joined and
@@ -99,48 +99,48 @@ fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
 #[test]
 fn a_pause_that_is_over_leaves_no_flag() {
     model(|| {
-        let (gate, clock) = gate();
-        gate.pause_until(SECOND);
+        let (limiter, clock) = limiter();
+        limiter.pause_until(SECOND);
         let other = {
-            let gate = gate.clone();
+            let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut joining = Joining::new(&gate);
+                let mut joining = Joining::new(&limiter);
                 joining.poll().is_ready()
             })
         };
         clock.set(SECOND);
         // It came after the pause, or left without a trace.
         let taken = other.join().expect("no panic");
-        assert!(taken != gate.try_acquire(&1).is_ok());
-        assert!(gate.gate_word.is_clear());
+        assert!(taken != limiter.try_acquire(&1).is_ok());
+        assert!(limiter.gate_word.is_clear());
     });
 }
 
 /// A pause while somebody joins the line who is due within it: it is served when the pause is over,
 /// and not before.
-fn pause_against_join(pause: fn(&TestGate)) {
+fn pause_against_join(pause: fn(&TestLimiter)) {
     model(move || {
-        let (gate, clock) = gate();
-        assert!(gate.try_acquire(&1).is_ok());
+        let (limiter, clock) = limiter();
+        assert!(limiter.try_acquire(&1).is_ok());
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || pause(&gate))
+            let limiter = limiter.clone();
+            thread::spawn(move || pause(&limiter))
         };
-        let mut joining = Joining::new(&gate);
+        let mut joining = Joining::new(&limiter);
         assert!(joining.poll().is_pending());
         other.join().expect("no panic");
         clock.set(SECOND);
         assert!(!joining.is_granted(), "nobody passes in a pause");
         // And nobody helps: the alarm was set to the end of the pause.
         clock.set(Nanos::new(2_000_000_000));
-        assert_eq!(lock(&gate.queue).len(), 0, "nobody is left waiting");
+        assert_eq!(lock(&limiter.queue).len(), 0, "nobody is left waiting");
         assert!(joining.is_granted());
     });
 }
 
 #[test]
 fn who_joins_during_a_pause_is_served_after_it() {
-    pause_against_join(|gate| gate.pause_until(Nanos::new(2_000_000_000)));
+    pause_against_join(|limiter| limiter.pause_until(Nanos::new(2_000_000_000)));
 }
 
 /// The broken twin: a pause in place of which the waiters' turn is looked at when they join, and
@@ -148,9 +148,9 @@ fn who_joins_during_a_pause_is_served_after_it() {
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_who_joins_during_a_pause_is_served_after_it() {
-    pause_against_join(|gate| {
-        if lock(&gate.queue).len() == 0 {
-            gate.pause_until(Nanos::new(2_000_000_000));
+    pause_against_join(|limiter| {
+        if lock(&limiter.queue).len() == 0 {
+            limiter.pause_until(Nanos::new(2_000_000_000));
         }
     });
 }
@@ -159,13 +159,13 @@ fn broken_who_joins_during_a_pause_is_served_after_it() {
 #[test]
 fn resuming_reaches_those_who_join_meanwhile() {
     model(|| {
-        let (gate, _clock) = gate();
-        gate.pause_until(Nanos::MAX);
+        let (limiter, _clock) = limiter();
+        limiter.pause_until(Nanos::MAX);
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || assert!(gate.resume()))
+            let limiter = limiter.clone();
+            thread::spawn(move || assert!(limiter.resume()))
         };
-        let mut joining = Joining::new(&gate);
+        let mut joining = Joining::new(&limiter);
         let ready = joining.poll().is_ready();
         other.join().expect("no panic");
         assert!(ready || joining.is_granted());
@@ -175,20 +175,20 @@ fn resuming_reaches_those_who_join_meanwhile() {
 /// Two join a line that has one place: one of them is refused.
 fn two_join_one_place(join: fn(&mut Joining) -> bool) {
     model(move || {
-        let (gate, _clock) = gate();
-        assert!(gate.try_acquire(&1).is_ok());
-        gate.set_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
+        let (limiter, _clock) = limiter();
+        assert!(limiter.try_acquire(&1).is_ok());
+        limiter.set_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
         let other = {
-            let gate = gate.clone();
+            let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut joining = Joining::new(&gate);
+                let mut joining = Joining::new(&limiter);
                 (join(&mut joining), joining)
             })
         };
-        let mut first = Joining::new(&gate);
+        let mut first = Joining::new(&limiter);
         let waits = join(&mut first);
         let (other_waits, _second) = other.join().expect("no panic");
-        assert!(lock(&gate.queue).len() <= 1, "never more than the bound");
+        assert!(lock(&limiter.queue).len() <= 1, "never more than the bound");
         assert!(waits != other_waits);
     });
 }
@@ -203,8 +203,8 @@ fn a_bound_is_never_exceeded() {
 #[should_panic(expected = "never more than the bound")]
 fn broken_a_bound_is_never_exceeded() {
     two_join_one_place(|joining| {
-        let gate = &joining.gate;
-        if !lock(&gate.queue).has_room(&gate.rule, &1) {
+        let limiter = &joining.limiter;
+        if !lock(&limiter.queue).has_room(&limiter.rule, &1) {
             return false;
         }
         let mut after = After::new();
@@ -217,34 +217,34 @@ fn broken_a_bound_is_never_exceeded() {
             deadline: Nanos::MAX,
             waker: None,
         };
-        let key = lock(&gate.queue).push(&gate.source(), newcomer, &mut after);
+        let key = lock(&limiter.queue).push(&limiter.source(), newcomer, &mut after);
         joining.wait = Wait { place: Place::Queued(key), since: Nanos::ZERO, ..Wait::new(1) };
         true
     });
 }
 
 /// Two permits, of which one is kept, and two who may not have it: one of them is refused.
-fn two_take_beside_what_is_kept(take: fn(&Gate<Single<TokenBucket>, LoomClock>) -> bool) {
+fn two_take_beside_what_is_kept(take: fn(&Shared<Single<TokenBucket>, LoomClock>) -> bool) {
     model(move || {
         let clock = LoomClock::new();
         let policy = TokenBucket::new(Rate::per_second(1), 2);
-        let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-        gate.keep_for_priority(1, 1);
+        let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+        limiter.keep_for_priority(1, 1);
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || take(&gate))
+            let limiter = limiter.clone();
+            thread::spawn(move || take(&limiter))
         };
-        let taken = take(&gate);
+        let taken = take(&limiter);
         let other = other.join().expect("no panic");
         assert!(taken != other, "one is kept");
         let important = Request::permits(1).priority(1);
-        assert!(gate.try_acquire_with(&1, &important).is_ok());
+        assert!(limiter.try_acquire_with(&1, &important).is_ok());
     });
 }
 
 #[test]
 fn what_is_kept_is_not_taken_by_two_at_once() {
-    two_take_beside_what_is_kept(|gate| gate.try_acquire(&1).is_ok());
+    two_take_beside_what_is_kept(|limiter| limiter.try_acquire(&1).is_ok());
 }
 
 /// The broken twin: looks how many would be left, and takes without the lock.
@@ -252,8 +252,8 @@ fn what_is_kept_is_not_taken_by_two_at_once() {
 #[should_panic(expected = "one is kept")]
 fn broken_what_is_kept_is_not_taken_by_two_at_once() {
     use crate::policy::Policy;
-    two_take_beside_what_is_kept(|gate| {
-        let Single { policy, state } = &gate.rule;
+    two_take_beside_what_is_kept(|limiter| {
+        let Single { policy, state } = &limiter.rule;
         policy.status(state, Nanos::ZERO).available > 1 && policy.try_acquire(state, Nanos::ZERO, 1).is_ok()
     });
 }
@@ -262,16 +262,16 @@ fn broken_what_is_kept_is_not_taken_by_two_at_once() {
 #[test]
 fn shadow_reaches_those_who_join_meanwhile() {
     model(|| {
-        let (gate, _clock) = gate();
-        assert!(gate.try_acquire(&1).is_ok());
+        let (limiter, _clock) = limiter();
+        assert!(limiter.try_acquire(&1).is_ok());
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || gate.set_shadow(true))
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.set_shadow(true))
         };
-        let mut joining = Joining::new(&gate);
+        let mut joining = Joining::new(&limiter);
         let ready = joining.poll().is_ready();
         other.join().expect("no panic");
         assert!(ready || joining.is_granted());
-        assert_eq!(lock(&gate.queue).len(), 0);
+        assert_eq!(lock(&limiter.queue).len(), 0);
     });
 }

@@ -75,10 +75,10 @@ fn a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
 fn broken_a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
     joining_against_giving_back(|limit, held| {
         std::mem::forget(held);
-        let line = limit.shared.word.load(crate::sync::Ordering::Acquire) & LINE;
-        limit.shared.word.fetch_add(weight(1), crate::sync::Ordering::AcqRel);
+        let line = limit.pool.word.load(crate::sync::Ordering::Acquire) & LINE;
+        limit.pool.word.fetch_add(weight(1), crate::sync::Ordering::AcqRel);
         if line != 0 {
-            limit.shared.serve_line();
+            limit.pool.serve_line();
         }
     });
 }

@@ -1,4 +1,4 @@
-//! The gate: requests without the lock against the queue behind it.
+//! The gate word: requests without the lock against the queue behind it.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -11,7 +11,7 @@ use super::support::{LoomClock, Woken, model, model_of_three};
 use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::pending::{Place, Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::deferred::After;
 use crate::line::recheck::Ring;
 use crate::line::rule::Single;
@@ -21,100 +21,100 @@ use crate::rate::Rate;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
+type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
 /// One permit per second, none saved, and the first one taken: the next is due at 1 s.
-fn gate() -> (TestGate, LoomClock) {
+fn limiter() -> (TestLimiter, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-    let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-    gate.try_acquire(&1).expect("the first");
-    (gate, clock)
+    let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+    limiter.try_acquire(&1).expect("the first");
+    (limiter, clock)
 }
 
 /// A request for one permit.
 struct Request {
-    gate: TestGate,
+    limiter: TestLimiter,
     wait: Wait<u32>,
     waker: Waker,
 }
 
 impl Request {
-    fn new(gate: &TestGate) -> Request {
-        Request { gate: gate.clone(), wait: Wait::new(1), waker: Waker::from(Woken::new()) }
+    fn new(limiter: &TestLimiter) -> Request {
+        Request { limiter: limiter.clone(), wait: Wait::new(1), waker: Waker::from(Woken::new()) }
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
-        self.gate.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
+        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
     }
 
     /// Whether the permit is there, without anybody's help: no clock moves, nobody else is served.
     fn is_granted(&mut self) -> bool {
-        let waiting = lock(&self.gate.queue).len();
+        let waiting = lock(&self.limiter.queue).len();
         assert_eq!(waiting, 0, "nobody is left waiting");
-        self.gate.claim(&mut self.wait) == Ok(true)
+        self.limiter.claim(&mut self.wait) == Ok(true)
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.limiter.leave(&mut self.wait);
     }
 }
 
 /// A waiter joins, its permit comes due, its alarm is late, and only then somebody tries: the
 /// permit is the waiter's. If the try comes earlier, either of the two gets the permit, and not
 /// both.
-fn try_against_a_waiter(try_acquire: fn(&TestGate) -> bool) {
+fn try_against_a_waiter(try_acquire: fn(&TestLimiter) -> bool) {
     model(move || {
-        let (gate, clock) = gate();
+        let (limiter, clock) = limiter();
         let due = Arc::new(AtomicBool::new(false));
         let other = {
-            let (gate, due) = (gate.clone(), due.clone());
+            let (limiter, due) = (limiter.clone(), due.clone());
             thread::spawn(move || {
                 let after = due.load(LoomOrdering::Acquire);
-                (after, try_acquire(&gate))
+                (after, try_acquire(&limiter))
             })
         };
-        let mut request = Request::new(&gate);
+        let mut request = Request::new(&limiter);
         assert!(request.poll().is_pending(), "not due yet");
         clock.set_without_ringing(SECOND);
         due.store(true, LoomOrdering::Release);
         let (after, taken) = other.join().expect("no panic");
         assert!(!(after && taken), "nobody overtakes");
         clock.set(SECOND);
-        let granted = gate.claim(&mut request.wait) == Ok(true);
+        let granted = limiter.claim(&mut request.wait) == Ok(true);
         assert!(taken != granted, "one permit, one owner");
     });
 }
 
 #[test]
 fn a_try_never_overtakes_a_waiter() {
-    try_against_a_waiter(|gate| gate.try_acquire(&1).is_ok());
+    try_against_a_waiter(|limiter| limiter.try_acquire(&1).is_ok());
 }
 
 /// The broken twin: a try that does not look whether somebody waits.
 #[test]
 #[should_panic(expected = "nobody overtakes")]
 fn broken_a_try_never_overtakes_a_waiter() {
-    try_against_a_waiter(|gate| {
-        let now = crate::Clock::now(&gate.clock);
-        gate.rule.policy.try_acquire(&gate.rule.state, now, 1).is_ok()
+    try_against_a_waiter(|limiter| {
+        let now = crate::Clock::now(&limiter.clock);
+        limiter.rule.policy.try_acquire(&limiter.rule.state, now, 1).is_ok()
     });
 }
 
 /// A waiter joins while somebody gives a permit back: it gets the permit, now or when the refund
 /// looks at the queue.
-fn join_against_refund(refund: fn(&TestGate)) {
+fn join_against_refund(refund: fn(&TestLimiter)) {
     model(move || {
-        let (gate, _clock) = gate();
+        let (limiter, _clock) = limiter();
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || refund(&gate))
+            let limiter = limiter.clone();
+            thread::spawn(move || refund(&limiter))
         };
-        let mut request = Request::new(&gate);
+        let mut request = Request::new(&limiter);
         let ready = request.poll().is_ready();
         other.join().expect("no panic");
         assert!(ready || request.is_granted());
@@ -123,7 +123,7 @@ fn join_against_refund(refund: fn(&TestGate)) {
 
 #[test]
 fn a_refund_reaches_those_who_join_meanwhile() {
-    join_against_refund(|gate| gate.refund(1));
+    join_against_refund(|limiter| limiter.refund(1));
 }
 
 /// The broken twin: a refund that looks for waiters without the lock. The waiter asks before the
@@ -131,10 +131,10 @@ fn a_refund_reaches_those_who_join_meanwhile() {
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_a_refund_reaches_those_who_join_meanwhile() {
-    join_against_refund(|gate| {
-        gate.rule.policy.refund(&gate.rule.state, Nanos::ZERO, 1);
-        if gate.gate_word.has_waiters() {
-            gate.ring();
+    join_against_refund(|limiter| {
+        limiter.rule.policy.refund(&limiter.rule.state, Nanos::ZERO, 1);
+        if limiter.gate_word.has_waiters() {
+            limiter.ring();
         }
     });
 }
@@ -143,12 +143,12 @@ fn broken_a_refund_reaches_those_who_join_meanwhile() {
 /// set before or after.
 fn join_against_time(join: fn(&mut Request)) {
     model(move || {
-        let (gate, clock) = gate();
+        let (limiter, clock) = limiter();
         let other = {
             let clock = clock.clone();
             thread::spawn(move || clock.set(SECOND))
         };
-        let mut request = Request::new(&gate);
+        let mut request = Request::new(&limiter);
         join(&mut request);
         other.join().expect("no panic");
         assert!(request.is_granted());
@@ -167,22 +167,23 @@ fn an_alarm_is_not_missed_while_it_is_set() {
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_an_alarm_is_not_missed_while_it_is_set() {
     join_against_time(|request| {
-        let gate = &request.gate;
+        let limiter = &request.limiter;
         let mut after = After::new();
-        let mut queue = lock(&gate.queue);
-        let now = crate::Clock::now(&gate.clock);
-        let alarm = u32::try_from(queue.alarms.join(&gate.clock, (), now, || gate.weak())).expect("one");
+        let mut queue = lock(&limiter.queue);
+        let now = crate::Clock::now(&limiter.clock);
+        let alarm =
+            u32::try_from(queue.alarms.join(&limiter.clock, (), now, || limiter.weak())).expect("one");
         let kind = Kind::Task { alarm, lost: 0 };
         let waker = Some(request.waker.clone());
         let newcomer =
             Newcomer { ask: 1, priority: 0, droppable: false, kind, since: now, deadline: Nanos::MAX, waker };
-        let key = queue.push(&gate.source(), newcomer, &mut after);
-        gate.tell_gate_word(&queue);
-        let job = queue.watch(SECOND, &gate.clock, &mut after);
+        let key = queue.push(&limiter.source(), newcomer, &mut after);
+        limiter.tell_gate_word(&queue);
+        let job = queue.watch(SECOND, &limiter.clock, &mut after);
         drop(queue);
         if let Some(mut job) = job {
             job.run();
-            lock(&gate.queue).put_back(job, false, &mut after);
+            lock(&limiter.queue).put_back(job, false, &mut after);
         }
         request.wait = Wait { place: Place::Queued(key), since: now, ..Wait::new(1) };
     });
@@ -195,13 +196,13 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
     model(|| {
         let clock = LoomClock::new();
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-        let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-        gate.try_acquire(&2).expect("the first two");
+        let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+        limiter.try_acquire(&2).expect("the first two");
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || gate.refund(1))
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.refund(1))
         };
-        let mut request = Request::new(&gate);
+        let mut request = Request::new(&limiter);
         assert!(request.poll().is_pending());
         other.join().expect("no panic");
         // Due at 1 s, not at 2 s, and only the alarm tells.
@@ -212,39 +213,39 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
 
 /// The first of two waiters is dropped while the alarm grants it: whichever comes first, the second
 /// one has the permit.
-fn drop_against_grant(leave: fn(&TestGate, &mut Wait<u32>)) {
+fn drop_against_grant(leave: fn(&TestLimiter, &mut Wait<u32>)) {
     model(move || {
-        let (gate, clock) = gate();
-        let mut first = Request::new(&gate);
-        let mut second = Request::new(&gate);
+        let (limiter, clock) = limiter();
+        let mut first = Request::new(&limiter);
+        let mut second = Request::new(&limiter);
         assert!(first.poll().is_pending() && second.poll().is_pending());
         let other = {
             let clock = clock.clone();
             thread::spawn(move || clock.set(SECOND))
         };
-        leave(&gate, &mut first.wait);
+        leave(&limiter, &mut first.wait);
         other.join().expect("no panic");
         assert!(second.is_granted());
         // And there was one permit, not two.
-        assert!(gate.try_acquire(&1).is_err());
+        assert!(limiter.try_acquire(&1).is_err());
     });
 }
 
 #[test]
 fn a_dropped_waiter_passes_its_permit_on() {
-    drop_against_grant(|gate, wait| gate.leave(wait));
+    drop_against_grant(|limiter, wait| limiter.leave(wait));
 }
 
 /// The broken twin: a drop that undoes the grant and does not look who is next.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_a_dropped_waiter_passes_its_permit_on() {
-    drop_against_grant(|gate, wait| {
+    drop_against_grant(|limiter, wait| {
         let Some(key) = wait.take_key() else { return };
         let mut after = After::new();
-        let mut queue = lock(&gate.queue);
-        queue.remove(&gate.source(), key, &mut after);
-        gate.tell_gate_word(&queue);
+        let mut queue = lock(&limiter.queue);
+        queue.remove(&limiter.source(), key, &mut after);
+        limiter.tell_gate_word(&queue);
         drop(queue);
         drop(after);
     });
@@ -255,13 +256,13 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
 #[test]
 fn a_drop_does_not_take_the_alarm_of_another() {
     model(|| {
-        let (gate, clock) = gate();
-        let mut first = Request::new(&gate);
+        let (limiter, clock) = limiter();
+        let mut first = Request::new(&limiter);
         assert!(first.poll().is_pending());
         let other = {
-            let gate = gate.clone();
+            let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut second = Request::new(&gate);
+                let mut second = Request::new(&limiter);
                 assert!(second.poll().is_pending());
                 second
             })
@@ -277,13 +278,13 @@ fn a_drop_does_not_take_the_alarm_of_another() {
 #[test]
 fn a_change_of_rate_reaches_those_who_join_meanwhile() {
     model(|| {
-        let (gate, clock) = gate();
+        let (limiter, clock) = limiter();
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || gate.change(crate::policy::Change::rate(Rate::per_second(1000))).is_ok())
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.change(crate::policy::Change::rate(Rate::per_second(1000))).is_ok())
         };
-        let mut first = Request::new(&gate);
-        let mut second = Request::new(&gate);
+        let mut first = Request::new(&limiter);
+        let mut second = Request::new(&limiter);
         assert!(first.poll().is_pending() && second.poll().is_pending());
         assert!(other.join().expect("no panic"));
         clock.set(SECOND);
@@ -296,12 +297,12 @@ fn a_change_of_rate_reaches_those_who_join_meanwhile() {
 #[test]
 fn a_blocked_thread_is_unparked() {
     model(|| {
-        let (gate, _clock) = gate();
+        let (limiter, _clock) = limiter();
         let blocked = {
-            let gate = gate.clone();
-            thread::spawn(move || blocking::acquire(&gate, Wait::new(1)))
+            let limiter = limiter.clone();
+            thread::spawn(move || blocking::acquire(&limiter, Wait::new(1)))
         };
-        gate.refund(1);
+        limiter.refund(1);
         assert!(blocked.join().expect("no panic").is_ok());
     });
 }
@@ -311,17 +312,17 @@ fn a_blocked_thread_is_unparked() {
 #[should_panic(expected = "deadlock")]
 fn broken_a_blocked_thread_is_unparked() {
     model(|| {
-        let (gate, _clock) = gate();
+        let (limiter, _clock) = limiter();
         let blocked = {
-            let gate = gate.clone();
+            let limiter = limiter.clone();
             thread::spawn(move || {
                 let mut wait = Wait::new(1);
-                while gate.poll(&mut wait, Poller::Thread(Waker::noop())).is_pending() {
+                while limiter.poll(&mut wait, Poller::Thread(Waker::noop())).is_pending() {
                     thread::park();
                 }
             })
         };
-        gate.refund(1);
+        limiter.refund(1);
         blocked.join().expect("no panic");
     });
 }
@@ -331,21 +332,21 @@ fn broken_a_blocked_thread_is_unparked() {
 #[test]
 fn a_dropped_permit_is_neither_lost_nor_doubled() {
     model_of_three(|| {
-        let (gate, clock) = gate();
-        let mut request = Request::new(&gate);
+        let (limiter, clock) = limiter();
+        let mut request = Request::new(&limiter);
         assert!(request.poll().is_pending());
         let ringer = {
             let clock = clock.clone();
             thread::spawn(move || clock.set(SECOND))
         };
         let taker = {
-            let gate = gate.clone();
-            thread::spawn(move || gate.try_acquire(&1).is_ok())
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.try_acquire(&1).is_ok())
         };
         drop(request);
         ringer.join().expect("no panic");
         let taken = taker.join().expect("no panic");
-        assert!(taken != gate.try_acquire(&1).is_ok());
+        assert!(taken != limiter.try_acquire(&1).is_ok());
     });
 }
 
@@ -356,14 +357,14 @@ fn a_ring_while_the_alarm_is_taken_is_not_lost() {
     model(|| {
         let clock = LoomClock::new();
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-        let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-        gate.try_acquire(&2).expect("the first two");
-        let mut first = Request::new(&gate);
-        let mut second = Request::new(&gate);
+        let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+        limiter.try_acquire(&2).expect("the first two");
+        let mut first = Request::new(&limiter);
+        let mut second = Request::new(&limiter);
         assert!(first.poll().is_pending() && second.poll().is_pending());
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || gate.refund(1))
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.refund(1))
         };
         // Due at 1 s by the refund, else at 2 s.
         clock.set(SECOND);

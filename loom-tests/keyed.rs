@@ -220,7 +220,7 @@ fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
 }
 
 fn number(line: &Line<TokenBucket, LoomClock>) -> u64 {
-    line.gate().number
+    line.shared().number
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn the_last_call_settles_a_line() {
 fn broken_the_last_call_settles_a_line() {
     two_calls_leave(|keys, line| {
         let number = number(&line);
-        let is_last = Arc::strong_count(line.gate()) == 2;
+        let is_last = Arc::strong_count(line.shared()) == 2;
         thread::yield_now();
         drop(line);
         if is_last {
@@ -357,7 +357,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
         |keys| {
             let mut after = After::new();
             for (_, line) in write(&keys.shards[0]).all_lines() {
-                line.gate().follow(Change::rate(SLOWER), Nanos::ZERO, &mut after);
+                line.shared().follow(Change::rate(SLOWER), Nanos::ZERO, &mut after);
             }
             let old = keys.policy();
             change_states(keys, &old);

@@ -10,13 +10,13 @@ use loom::thread;
 use super::support::{LoomClock, Woken, model};
 use crate::limiter::gate_word::LATE;
 use crate::limiter::pending::{Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-type TestGate = Arc<Gate<Single<SmoothBursty>, LoomClock>>;
+type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -26,17 +26,17 @@ fn at(tenths: u64) -> Nanos {
 
 /// One permit per second, none saved. The last grant was due at 1 s and seen at 2.5 s: the next
 /// permits are due at 2 s and 3 s.
-fn late() -> (TestGate, LoomClock) {
+fn late() -> (TestLimiter, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
-    let gate = Arc::new(Gate::new(Single::new(policy, &clock), clock.clone(), Duration::from_secs(9)));
-    gate.try_acquire(&1).expect("the first");
+    let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::from_secs(9)));
+    limiter.try_acquire(&1).expect("the first");
     let mut wait = Wait::new(1);
-    assert!(gate.poll(&mut wait, Poller::Task(Waker::noop())).is_pending());
+    assert!(limiter.poll(&mut wait, Poller::Task(Waker::noop())).is_pending());
     clock.set(at(25));
-    assert!(gate.poll(&mut wait, Poller::Task(Waker::noop())).is_ready());
-    assert_eq!(gate.gate_word.load(), LATE);
-    (gate, clock)
+    assert!(limiter.poll(&mut wait, Poller::Task(Waker::noop())).is_ready());
+    assert_eq!(limiter.gate_word.load(), LATE);
+    (limiter, clock)
 }
 
 /// Two requests meet at the permit that is due at 2 s: one gets it, charged as of 2 s, and the next
@@ -44,55 +44,55 @@ fn late() -> (TestGate, LoomClock) {
 #[test]
 fn one_permit_that_came_in_meanwhile_is_granted_once() {
     model(|| {
-        let (gate, clock) = late();
+        let (limiter, clock) = late();
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || gate.try_acquire(&1).is_ok())
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.try_acquire(&1).is_ok())
         };
-        let one = gate.try_acquire(&1).is_ok();
+        let one = limiter.try_acquire(&1).is_ok();
         assert!(one != other.join().expect("no panic"), "one permit, one owner");
         clock.set(Nanos::new(3 * SECOND - 1));
-        assert!(gate.try_acquire(&1).is_err());
+        assert!(limiter.try_acquire(&1).is_err());
         clock.set(at(30));
-        assert!(gate.try_acquire(&1).is_ok());
+        assert!(limiter.try_acquire(&1).is_ok());
     });
 }
 
 /// The limiter was idle for long. A request takes the permit and the flag down while another one
 /// joins the line: requests that begin afterwards see the waiter.
-fn idle_against_a_waiter(take: fn(&TestGate)) {
+fn idle_against_a_waiter(take: fn(&TestLimiter)) {
     model(move || {
-        let (gate, clock) = late();
+        let (limiter, clock) = late();
         clock.set(at(90));
         let other = {
-            let gate = gate.clone();
-            thread::spawn(move || take(&gate))
+            let limiter = limiter.clone();
+            thread::spawn(move || take(&limiter))
         };
         let waker = Waker::from(Woken::new());
         let mut wait = Wait::new(1);
-        let waits = gate.poll(&mut wait, Poller::Task(&waker)).is_pending();
+        let waits = limiter.poll(&mut wait, Poller::Task(&waker)).is_pending();
         other.join().expect("no panic");
         if waits {
-            assert!(gate.gate_word.has_waiters(), "a waiter is seen");
-            gate.leave(&mut wait);
+            assert!(limiter.gate_word.has_waiters(), "a waiter is seen");
+            limiter.leave(&mut wait);
         }
     });
 }
 
 #[test]
 fn taking_down_the_flag_hides_no_waiter() {
-    idle_against_a_waiter(|gate| _ = gate.try_acquire(&1));
+    idle_against_a_waiter(|limiter| _ = limiter.try_acquire(&1));
 }
 
 /// The broken twin: the flag is taken down by a store.
 #[test]
 #[should_panic(expected = "a waiter is seen")]
 fn broken_taking_down_the_flag_hides_no_waiter() {
-    idle_against_a_waiter(|gate| {
-        let _ = gate.rule.policy.try_acquire(&gate.rule.state, at(90), 1);
-        gate.lateness.clear();
-        if gate.gate_word.load() == LATE {
-            gate.gate_word.store_without_lock(0);
+    idle_against_a_waiter(|limiter| {
+        let _ = limiter.rule.policy.try_acquire(&limiter.rule.state, at(90), 1);
+        limiter.lateness.clear();
+        if limiter.gate_word.load() == LATE {
+            limiter.gate_word.store_without_lock(0);
         }
     });
 }

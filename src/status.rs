@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::policy::PolicyStatus;
 use crate::time::Nanos;
 
-/// What a limiter could give, and how many requests wait: a snapshot that may be outdated when it returns.
+/// What a limiter could give, and how many requests wait: a snapshot that may be outdated when it
+/// returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
@@ -19,7 +20,8 @@ pub struct Status {
     /// How many requests wait. A request that waits in an [`AllOf`](crate::AllOf) counts in each of
     /// its members.
     pub waiting: usize,
-    /// How long no request passes, by a [pause](crate::RateLimiter::pause_for); zero if there is none.
+    /// How long no request passes, by a [pause](crate::RateLimiter::pause_for); zero if there is
+    /// none.
     pub paused_for: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! All of several limiters as one rule: what the gate of an [`AllOf`](crate::AllOf) asks.
+//! All of several limiters as one rule: what an [`AllOf`](crate::AllOf) asks for permits.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::all_of::weights::Weights;
 use crate::clock::Timer;
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::deferred::After;
 use crate::line::recheck::Ring;
 use crate::line::rule::Rule;
@@ -32,16 +32,16 @@ pub(crate) struct All<C: Timer> {
     /// they were written, so that of two that meet at their last permits one gets them. Those that
     /// count come last.
     order: Vec<usize>,
-    /// The places in the lines of the members. Used under the gate's lock.
+    /// The places in the lines of the members. Used under the composite's lock.
     pub(super) seats: Mutex<Seats>,
     /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due
     /// earlier, so it is not charged as of a time before, however long its own rates were due.
-    /// Changed under the gate's lock.
+    /// Changed under the composite's lock.
     last: AtomicU64,
     /// How often members had moved those who wait when the sums of those who wait were made.
-    /// Changed under the gate's lock.
+    /// Changed under the composite's lock.
     changes: AtomicU64,
-    pub(super) gate: Weak<Gate<All<C>, C>>,
+    pub(super) shared: Weak<Shared<All<C>, C>>,
 }
 
 pub(crate) struct Entry<C: Timer> {
@@ -135,12 +135,12 @@ impl<C: Timer> Entry<C> {
 }
 
 impl<C: Timer> All<C> {
-    pub(crate) fn new(members: Vec<Entry<C>>, gate: Weak<Gate<All<C>, C>>) -> All<C> {
+    pub(crate) fn new(members: Vec<Entry<C>>, shared: Weak<Shared<All<C>, C>>) -> All<C> {
         let mut order: Vec<_> = (0..members.len()).collect();
         order.sort_by_key(|&index| members[index].rank());
         let counting = Counting::new(members.len());
         let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0, counting });
-        All { members, order, seats, last: AtomicU64::new(0), changes: AtomicU64::new(0), gate }
+        All { members, order, seats, last: AtomicU64::new(0), changes: AtomicU64::new(0), shared }
     }
 
     /// Those with a rate that are asked, in order.
@@ -306,7 +306,7 @@ impl<C: Timer> Rule<C> for All<C> {
     fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
         // The members tell how long it takes from now, and this may be asked for the end of a
         // pause.
-        let told = self.gate.upgrade().map_or(now, |gate| now.min(gate.clock.now()));
+        let told = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
         let begin = span(now, told);
         let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
         for _ in 0..ROUNDS {
@@ -421,7 +421,7 @@ impl<C: Timer> Rule<C> for All<C> {
         drop(seats);
         // Before there was a seat to ring, a time may have moved.
         if new && self.ready_at(now, &Vec::new(), ask) < due {
-            after.rings.extend(self.gate.upgrade().map(|gate| gate as Arc<dyn Ring>));
+            after.rings.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Ring>));
         }
         // If it is due later than by each of the members for itself, others will go first somewhere
         // who do not now: it is away everywhere until then, and waits for one member alone from
@@ -472,11 +472,11 @@ impl<C: Timer> Rule<C> for All<C> {
 impl<C: Timer> All<C> {
     /// How long nobody passes, whatever the members say.
     pub(crate) fn paused_for(&self) -> Duration {
-        self.gate.upgrade().map_or(Duration::ZERO, |gate| gate.paused_for())
+        self.shared.upgrade().map_or(Duration::ZERO, |shared| shared.paused_for())
     }
 
     pub(super) fn waker(&self) -> Weak<dyn Ring> {
-        self.gate.clone()
+        self.shared.clone()
     }
 }
 

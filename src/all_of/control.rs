@@ -34,24 +34,24 @@ impl<C: Timer> AllOf<C> {
     /// assert!(api.try_acquire().is_ok());
     /// ```
     pub fn pause_for(&self, span: Duration) {
-        self.gate.pause_for(span);
+        self.shared.pause_for(span);
     }
 
     /// Lets nobody pass before this time of the clock of the first member. As
     /// [`RateLimiter::pause_until`](crate::RateLimiter::pause_until).
     pub fn pause_until(&self, until: Nanos) {
-        self.gate.pause_until(until);
+        self.shared.pause_until(until);
     }
 
     /// Ends a pause. Returns whether there was one.
     pub fn resume(&self) -> bool {
-        self.gate.resume()
+        self.shared.resume()
     }
 
     /// Bounds the queue of this composite, by requests and by their weights summed. As
     /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
-        self.gate.set_bounds(bounds);
+        self.shared.set_bounds(bounds);
     }
 
     /// Tells `events` of each call of this composite; its weights, summed, are the permits. As
@@ -60,6 +60,6 @@ impl<C: Timer> AllOf<C> {
     ///
     /// Those who watch a member are not told of what it gives to composites.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
-        self.gate.observe(events)
+        self.shared.observe(events)
     }
 }

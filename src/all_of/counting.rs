@@ -28,7 +28,7 @@ use crate::line::deferred::After;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-/// The state of the first waiter. Used under the gate's lock.
+/// The state of the first waiter. Used under the composite's lock.
 #[derive(Debug)]
 pub(crate) struct Counting {
     /// The priority of the request that found permits missing in this look, with all rates due.
@@ -160,7 +160,7 @@ impl<C: Timer> All<C> {
             all &= mark.there;
         }
         if again || all {
-            after.rings.extend(self.gate.upgrade().map(|gate| gate as _));
+            after.rings.extend(self.shared.upgrade().map(|shared| shared as _));
         }
         look_at
     }

@@ -13,7 +13,7 @@ use crate::clock::{DefaultClock, Timer};
 use crate::limiter::blocking;
 use crate::limiter::grant::Settle;
 use crate::limiter::pending::{Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::sync::lock;
 
 /// Permits of all members for a cost that was estimated: [settle](AllEstimate::settle) it when the
@@ -106,9 +106,9 @@ impl<C: Timer> AllOf<C> {
     /// As [`try_acquire_weighted`](AllOf::try_acquire_weighted).
     pub fn try_acquire_estimate(&self, weights: &[u32]) -> Result<AllEstimate, AllRefusal> {
         let ask = self.weigh(weights)?;
-        match self.gate.try_in_line(&ask, self.ones.priority) {
+        match self.shared.try_in_line(&ask, self.ones.priority) {
             Ok(charge) => Ok(AllEstimate::new(ask, charge, Duration::ZERO)),
-            Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
+            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
         }
     }
 
@@ -120,15 +120,15 @@ impl<C: Timer> AllOf<C> {
     /// As [`acquire_weighted`](AllOf::acquire_weighted).
     pub fn blocking_acquire_estimate(&self, weights: &[u32]) -> Result<AllEstimate, AllRefusal> {
         let ask = self.weigh(weights)?;
-        let wait = Wait::within(&self.gate, ask.clone(), None).of_priority(self.ones.priority).keeping();
-        match blocking::acquire(&self.gate, wait) {
+        let wait = Wait::within(&self.shared, ask.clone(), None).of_priority(self.ones.priority).keeping();
+        match blocking::acquire(&self.shared, wait) {
             Ok((waited, charge, begun)) => {
                 if charge.is_some() {
-                    lock(&self.gate.queue).end(begun);
+                    lock(&self.shared.queue).end(begun);
                 }
                 Ok(AllEstimate::new(ask, charge.unwrap_or_default(), waited))
             }
-            Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
+            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
         }
     }
 
@@ -140,8 +140,8 @@ impl<C: Timer> AllOf<C> {
     pub fn acquire_estimate(&self, weights: &[u32]) -> AcquireAllEstimate<C> {
         let wait = self
             .weigh(weights)
-            .map(|ask| Wait::within(&self.gate, ask, None).of_priority(self.ones.priority).keeping());
-        AcquireAllEstimate { gate: self.gate.clone(), wait }
+            .map(|ask| Wait::within(&self.shared, ask, None).of_priority(self.ones.priority).keeping());
+        AcquireAllEstimate { shared: self.shared.clone(), wait }
     }
 }
 
@@ -150,7 +150,7 @@ impl<C: Timer> AllOf<C> {
 /// Lazy, cancel safe, `Unpin` and `Send`, as [`AcquireAll`](crate::all_of::AcquireAll).
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAllEstimate<C: Timer = DefaultClock> {
-    gate: Arc<Gate<All<C>, C>>,
+    shared: Arc<Shared<All<C>, C>>,
     wait: Result<Wait<Weights>, AllRefusal>,
 }
 
@@ -163,16 +163,16 @@ impl<C: Timer> Future for AcquireAllEstimate<C> {
             Ok(wait) => wait,
             Err(refusal) => return Poll::Ready(Err(*refusal)),
         };
-        match this.gate.poll(wait, Poller::Task(context.waker())) {
+        match this.shared.poll(wait, Poller::Task(context.waker())) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok((waited, charge))) => {
                 // It is the members' marks that count.
                 if charge.is_some() {
-                    lock(&this.gate.queue).end(wait.begun());
+                    lock(&this.shared.queue).end(wait.begun());
                 }
                 Poll::Ready(Ok(AllEstimate::new(wait.ask().clone(), charge.unwrap_or_default(), waited)))
             }
-            Poll::Ready(Err(refusal)) => Poll::Ready(Err(this.gate.rule.blame(wait.ask(), refusal))),
+            Poll::Ready(Err(refusal)) => Poll::Ready(Err(this.shared.rule.blame(wait.ask(), refusal))),
         }
     }
 }
@@ -180,7 +180,7 @@ impl<C: Timer> Future for AcquireAllEstimate<C> {
 impl<C: Timer> Drop for AcquireAllEstimate<C> {
     fn drop(&mut self) {
         if let Ok(wait) = &mut self.wait {
-            self.gate.leave(wait);
+            self.shared.leave(wait);
         }
     }
 }

@@ -1,14 +1,14 @@
-//! One limiter among several: what is asked of its gate.
+//! One limiter among several: what a composite asks of it.
 //!
 //! Two kinds of calls. Those of a `try_` hold no lock when they come; they go past the queue while
-//! nobody is in it. Those on behalf of a waiter come with the lock of its own gate, take the
+//! nobody is in it. Those on behalf of a waiter come with the composite's lock, take the
 //! member's for a moment, and leave all foreign code in [`After`].
 //!
 //! # Taking without the lock
 //!
 //! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
 //! it puts back exactly that, as far as there was room since (`line/undo.rs`). The queue knows that
-//! only of grants that were made under its lock. So the gate publishes a number (`levels`) that
+//! only of grants that were made under its lock. So the limiter publishes a number (`levels`) that
 //! changes each time permits are given back, and the queue keeps how much that was the last times.
 //! The room since the number that was read before the take follows from that. If permits were given
 //! back more often than is kept, or the terms were changed, nothing is put back.
@@ -36,7 +36,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::gate_word::{LATE, OBSERVED, SHADOW, SHARE_KEPT};
 use crate::limiter::grant::{Settle, Share};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::Queue;
 use crate::line::deferred::After;
 use crate::line::recheck::Ring;
@@ -81,7 +81,7 @@ pub(crate) trait Member<C: Timer>: Ring {
 
     fn status(&self) -> Status;
 
-    /// The number of its gate, the same for all clones.
+    /// The number of the limiter, the same for all clones.
     fn number(&self) -> u64;
 
     /// How long until `n` permits can be had, behind all who wait. Takes nothing and writes nothing
@@ -108,7 +108,7 @@ pub(crate) trait Member<C: Timer>: Ring {
         seat: u64,
         asked: (u32, i8),
         at: Span,
-        gate: &Weak<dyn Ring>,
+        shared: &Weak<dyn Ring>,
         after: &mut After<C>,
     ) -> (u64, Span);
 
@@ -137,9 +137,9 @@ pub(crate) trait Taken<C: Timer>: Settle {
     fn seen(&self);
 }
 
-impl<R: OneRule<C>, C: Timer> Gate<R, C> {
-    /// The queue, for a short look on behalf of a waiter of another gate. Call
-    /// [`let_go`](Gate::let_go) if anything has changed.
+impl<R: OneRule<C>, C: Timer> Shared<R, C> {
+    /// The queue, for a short look on behalf of a waiter of a composite. Call
+    /// [`let_go`](Shared::let_go) if anything has changed.
     fn reach(&self) -> (MutexGuard<'_, Queue<R, C>>, Nanos) {
         let mut queue = lock(&self.queue);
         let now = self.clock.now();
@@ -164,15 +164,15 @@ impl<R: OneRule<C>, C: Timer> Gate<R, C> {
     }
 }
 
-/// `Arc<Gate>`, so that it can be rung later.
+/// `Arc<Shared>`, so that it can be rung later.
 impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
-        let gate = &self.0;
-        if !gate.gate_word.has(SHARE_KEPT) {
-            return gate.rule.check(&n);
+        let shared = &self.0;
+        if !shared.gate_word.has(SHARE_KEPT) {
+            return shared.rule.check(&n);
         }
-        let (queue, now) = gate.reach();
-        queue.check(&gate.rule, now, &n, priority)
+        let (queue, now) = shared.reach();
+        queue.check(&shared.rule, now, &n, priority)
     }
 
     fn changes(&self) -> u64 {
@@ -198,16 +198,16 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     }
 
     fn look(&self, n: u32, priority: i8) -> Nanos {
-        let gate = &self.0;
-        let word = gate.gate_word.load();
+        let shared = &self.0;
+        let word = shared.gate_word.load();
         if word & SHADOW != 0 {
             return Nanos::ZERO;
         }
         let (due, now) = if word & !(OBSERVED | LATE) == 0 {
-            let now = gate.clock.now();
-            (gate.rule.ready_at(now, &0, &n), now)
+            let now = shared.clock.now();
+            (shared.rule.ready_at(now, &0, &n), now)
         } else {
-            gate.with_queue(|queue, now, _| (queue.due_behind(&gate.rule, now, &n, priority), now))
+            shared.with_queue(|queue, now, _| (queue.due_behind(&shared.rule, now, &n, priority), now))
         };
         due.saturating_since(now)
     }
@@ -217,16 +217,16 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         (n, priority): (u32, i8),
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
-        let gate = &self.0;
-        let word = gate.gate_word.load();
-        let without_lock = gate.is_free();
+        let shared = &self.0;
+        let word = shared.gate_word.load();
+        let without_lock = shared.is_free();
         let taken = if without_lock {
-            let levels = gate.levels.load(Ordering::Acquire);
-            gate.take_free(gate.clock.now(), &n).map(|charge| (charge, levels))
+            let levels = shared.levels.load(Ordering::Acquire);
+            shared.take_free(shared.clock.now(), &n).map(|charge| (charge, levels))
         } else {
-            gate.with_queue(|queue, now, after| {
-                let charge = gate.take_in_line(queue, now, &n, priority, after)?;
-                let begun = queue.begin(&gate.rule, &charge);
+            shared.with_queue(|queue, now, after| {
+                let charge = shared.take_in_line(queue, now, &n, priority, after)?;
+                let begun = queue.begin(&shared.rule, &charge);
                 Ok((charge, begun))
             })
         };
@@ -240,13 +240,13 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let result = catch_unwind(AssertUnwindSafe(rest));
         if let Ok(Ok(())) = result {
             if !without_lock {
-                lock(&gate.queue).end(since);
+                lock(&shared.queue).end(since);
             }
             return Ok(());
         }
-        gate.with_queue(|queue, _, after| match without_lock {
-            true => queue.undo_since(&gate.rule, charge, since, after),
-            false => queue.undo(&gate.rule, charge, since, after),
+        shared.with_queue(|queue, _, after| match without_lock {
+            true => queue.undo_since(&shared.rule, charge, since, after),
+            false => queue.undo(&shared.rule, charge, since, after),
         });
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -258,21 +258,21 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         ahead: u128,
         (n, priority): (u32, i8),
     ) -> Span {
-        let gate = &self.0;
-        let (queue, now) = gate.reach();
+        let shared = &self.0;
+        let (queue, now) = shared.reach();
         if queue.control.shadow {
             return Span::MIN;
         }
         let times = (time(now, begin), time(now, at.max(0)));
-        let due = match queue.seats.due_in_seat(&gate.rule, times, seat, &n) {
+        let due = match queue.seats.due_in_seat(&shared.rule, times, seat, &n) {
             Some(due) => due,
             None => {
-                let ahead = queue.ahead(&gate.rule, priority).saturating_add(ahead);
-                queue.seats.due(&gate.rule, times, (end_of(priority), own), &ahead, &n)
+                let ahead = queue.ahead(&shared.rule, priority).saturating_add(ahead);
+                queue.seats.due(&shared.rule, times, (end_of(priority), own), &ahead, &n)
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
-        if due <= now && !gate.rule.catches_up() { Span::MIN } else { span(due, now) }
+        if due <= now && !shared.rule.catches_up() { Span::MIN } else { span(due, now) }
     }
 
     fn sit(
@@ -283,32 +283,32 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         waiter: &Weak<dyn Ring>,
         after: &mut After<C>,
     ) -> (u64, Span) {
-        let gate = &self.0;
-        let (mut queue, now) = gate.reach();
+        let shared = &self.0;
+        let (mut queue, now) = shared.reach();
         let seat = if seat > 0 {
             seat
         } else {
-            let ahead = queue.ahead(&gate.rule, priority);
-            queue.seats.sit(&gate.rule, n, priority, ahead, waiter.clone())
+            let ahead = queue.ahead(&shared.rule, priority);
+            queue.seats.sit(&shared.rule, n, priority, ahead, waiter.clone())
         };
-        let (news, due) = queue.seats.tell(&gate.rule, now, seat, &n, time(now, at));
+        let (news, due) = queue.seats.tell(&shared.rule, now, seat, &n, time(now, at));
         let due = if queue.control.shadow { Span::MIN } else { span(due, now) };
-        gate.let_go(queue, news, 1, after);
+        shared.let_go(queue, news, 1, after);
         (seat, due)
     }
 
     fn stand_by(&self, seat: u64, after: &mut After<C>) {
-        let gate = &self.0;
-        let (mut queue, _) = gate.reach();
-        let news = queue.seats.stand_by(&gate.rule, seat);
-        gate.let_go(queue, news, 1, after);
+        let shared = &self.0;
+        let (mut queue, _) = shared.reach();
+        let news = queue.seats.stand_by(&shared.rule, seat);
+        shared.let_go(queue, news, 1, after);
     }
 
     fn rise(&self, seat: u64, after: &mut After<C>) {
-        let gate = &self.0;
-        let (mut queue, _) = gate.reach();
-        let news = queue.seats.rise(&gate.rule, seat);
-        gate.let_go(queue, news, 0, after);
+        let shared = &self.0;
+        let (mut queue, _) = shared.reach();
+        let news = queue.seats.rise(&shared.rule, seat);
+        shared.let_go(queue, news, 0, after);
     }
 
     fn take(
@@ -318,42 +318,42 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         (n, priority): (u32, i8),
         after: &mut After<C>,
     ) -> Result<Box<dyn Taken<C>>, Refusal> {
-        let gate = &self.0;
-        let (mut queue, now) = gate.reach();
-        queue.serve(&gate.source(), now, after);
-        let due = match queue.seats.due_in_seat(&gate.rule, (now, now), seat, &n) {
+        let shared = &self.0;
+        let (mut queue, now) = shared.reach();
+        queue.serve(&shared.source(), now, after);
+        let due = match queue.seats.due_in_seat(&shared.rule, (now, now), seat, &n) {
             Some(due) => due,
-            None if queue.is_open(&gate.rule, now, &n, priority) => {
-                queue.due_behind(&gate.rule, now, &n, priority)
+            None if queue.is_open(&shared.rule, now, &n, priority) => {
+                queue.due_behind(&shared.rule, now, &n, priority)
             }
             None => Nanos::MAX,
         };
-        let late = if gate.rule.catches_up() { late.min(gate.lateness.catch_up()) } else { Nanos::ZERO };
+        let late = if shared.rule.catches_up() { late.min(shared.lateness.catch_up()) } else { Nanos::ZERO };
         let at = Nanos::new(now.as_u64().saturating_sub(late.as_u64()));
         // A request that just came may use how late the last grants were.
-        let at = if due <= now { at.min(gate.source().arrival(now, || due).max(due)) } else { at };
+        let at = if due <= now { at.min(shared.source().arrival(now, || due).max(due)) } else { at };
         let charge = match due <= now {
-            true => queue.charge(&gate.source(), at, now, &n, after),
+            true => queue.charge(&shared.source(), at, now, &n, after),
             false => Err(limited(due, now)),
         };
         let part = match charge {
             Ok(charge) => {
-                let begun = queue.begin(&gate.rule, &charge);
+                let begun = queue.begin(&shared.rule, &charge);
                 Ok(Some((charge, begun)))
             }
             // It would have refused, and lets pass.
             Err(_) if queue.control.shadow => Ok(None),
             Err(refusal) => Err(refusal),
         };
-        let taken = part.map(|part| Box::new(Share { gate: gate.clone(), n, part }) as Box<dyn Taken<C>>);
+        let taken = part.map(|part| Box::new(Share { shared: shared.clone(), n, part }) as Box<dyn Taken<C>>);
         // Those who were served just now are woken; whoever is next needs an alarm.
-        gate.let_go(queue, true, usize::from(seat > 0), after);
+        shared.let_go(queue, true, usize::from(seat > 0), after);
         taken
     }
 }
 
-/// A limiter's gate as a member.
-pub(crate) struct Handle<R: OneRule<C>, C: Timer>(pub(crate) Arc<Gate<R, C>>);
+/// A limiter as a member.
+pub(crate) struct Handle<R: OneRule<C>, C: Timer>(pub(crate) Arc<Shared<R, C>>);
 
 impl<R: OneRule<C>, C: Timer> Ring for Handle<R, C> {
     fn ring(&self) {
@@ -364,14 +364,14 @@ impl<R: OneRule<C>, C: Timer> Ring for Handle<R, C> {
 impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     fn undo(mut self: Box<Self>, after: &mut After<C>) {
         let Some((charge, begun)) = self.part.take() else { return };
-        let (mut queue, _) = self.gate.reach();
-        queue.undo(&self.gate.rule, charge, begun, after);
-        self.gate.let_go(queue, true, 0, after);
+        let (mut queue, _) = self.shared.reach();
+        queue.undo(&self.shared.rule, charge, begun, after);
+        self.shared.let_go(queue, true, 0, after);
     }
 
     fn seen(&self) {
-        let (queue, now) = self.gate.reach();
-        self.gate.was_late(&queue, now);
-        self.gate.tell_others(&queue);
+        let (queue, now) = self.shared.reach();
+        self.shared.was_late(&queue, now);
+        self.shared.tell_others(&queue);
     }
 }

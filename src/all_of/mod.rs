@@ -6,8 +6,8 @@
 //!
 //! # How it works
 //!
-//! An `AllOf` is a gate as that of a [`RateLimiter`]: the same queue, alarms, threads and
-//! deadlines, with a rule that asks several gates instead of one policy. Two ways lead through it.
+//! An `AllOf` waits as a [`RateLimiter`] does: the same queue, alarms, threads and deadlines, with
+//! a rule that asks several limiters instead of one policy. Two ways lead through it.
 //!
 //! **While nobody waits.** First all members are looked at; a refusal writes nothing. Then one
 //! after the other takes, each inside the one before: if a later one has not enough after all,
@@ -33,7 +33,7 @@
 //!
 //! The lock of an `AllOf` comes before those of its members, rates and limits alike, of which one
 //! at a time is held for a moment. With the former held no foreign code runs: wakers, rings, and
-//! what calls code when dropped, are left in the list that a gate works off when it has unlocked. A
+//! what calls code when dropped, are left in the list that is worked off without a lock. A
 //! member never locks an `AllOf`: it *rings* it, from the same list, when no lock is held. So there
 //! is no order of locks in which two threads wait for each other, and a chain of rings is a loop,
 //! not a recursion (`src/line/recheck.rs`).
@@ -41,13 +41,13 @@
 //! # Why no time is missed
 //!
 //! What makes permits of a member come earlier (a refund, a new rate, somebody who leaves) happens
-//! under the member's lock, and rings the seat. If there was no seat yet, the gate finds it: having
-//! taken its seats it asks all members again, and if one of them is due earlier than before, it
-//! rings itself. Each of the two happens under the member's lock, so one of them sees the other.
+//! under the member's lock, and rings the seat. If there was no seat yet, the composite finds it:
+//! having taken its seats it asks all members again, and if one of them is due earlier than before,
+//! it rings itself. Each of the two happens under the member's lock, so one of them sees the other.
 //!
-//! What makes them come later needs no ring. When *T* comes and a member is not ready, the gate
-//! finds a later time. That happens only where permits were taken past the seats: by requests that
-//! overlapped with sitting down, or by a lower rate.
+//! What makes them come later needs no ring. When *T* comes and a member is not ready, the
+//! composite finds a later time. That happens only where permits were taken past the seats: by
+//! requests that overlapped with sitting down, or by a lower rate.
 //!
 //! The orderings of the way without the lock are argued in `all_of/member.rs`.
 //!
@@ -79,7 +79,7 @@ use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
 use crate::limiter::pending::{Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::policy::Policy;
 use crate::status::Status;
 
@@ -175,7 +175,7 @@ use crate::status::Status;
 /// # Ok::<(), tidegate::AllRefusal>(())
 /// ```
 pub struct AllOf<C: Timer = DefaultClock> {
-    gate: Arc<Gate<All<C>, C>>,
+    shared: Arc<Shared<All<C>, C>>,
     /// One permit of each, and the priority of the requests of this handle.
     ones: Weights,
 }
@@ -329,18 +329,18 @@ impl<C: Timer + Clone> AllOf<C> {
 
     #[track_caller]
     fn and(self, member: Entry<C>) -> Self {
-        let mut members = self.gate.rule.members.clone();
+        let mut members = self.shared.rule.members.clone();
         if let Some(same) = members.iter().find(|other| other.rank() == member.rank()) {
             panic!("the limiter that is to be {:?} is a member already, as {:?}", member.name, same.name);
         }
         members.push(member);
-        AllOf::of(members, self.gate.clock.clone()).priority(self.ones.priority)
+        AllOf::of(members, self.shared.clock.clone()).priority(self.ones.priority)
     }
 
     /// A handle whose requests are this important, 0 otherwise: they go before all of lower
     /// priority in the queue of this composite, which clones share whatever their priority, and in
-    /// the lines of its members, and may take what a member [keeps](RateLimiter::keep_for_priority) for
-    /// them.
+    /// the lines of its members, and may take what a member [keeps](RateLimiter::keep_for_priority)
+    /// for them.
     ///
     /// The less important are served only when no more important request waits, so they can wait
     /// for ever.
@@ -366,13 +366,14 @@ impl<C: Timer + Clone> AllOf<C> {
         let ones = Weights::new(&vec![1; members.len()], 0);
         // How far back a late grant is charged, each member says.
         let catch_up = Duration::MAX;
-        let gate = Arc::new_cyclic(|gate| Gate::new(All::new(members, gate.clone()), clock, catch_up));
-        AllOf { gate, ones }
+        let shared =
+            Arc::new_cyclic(|shared| Shared::new(All::new(members, shared.clone()), clock, catch_up));
+        AllOf { shared, ones }
     }
 }
 
 fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind<C> {
-    Kind::Rate(Arc::new(Handle(limiter.gate().clone())) as Arc<dyn Member<C>>)
+    Kind::Rate(Arc::new(Handle(limiter.shared().clone())) as Arc<dyn Member<C>>)
 }
 
 impl<C: Timer> AllOf<C> {
@@ -525,7 +526,7 @@ impl<C: Timer> AllOf<C> {
     /// time until all are full, and how many wait in this composite.
     #[must_use]
     pub fn status(&self) -> Status {
-        let (waiting, _) = self.gate.waiting();
+        let (waiting, _) = self.shared.waiting();
         let none = Status {
             limit: u64::MAX,
             available: u64::MAX,
@@ -533,7 +534,7 @@ impl<C: Timer> AllOf<C> {
             waiting,
             paused_for: Duration::ZERO,
         };
-        let mut all = self.gate.rule.members.iter().map(|entry| match &entry.kind {
+        let mut all = self.shared.rule.members.iter().map(|entry| match &entry.kind {
             Kind::Rate(member) => member.status(),
             Kind::Counting(limit) => {
                 Status { limit: limit.limit().into(), available: limit.available().into(), ..none }
@@ -551,11 +552,11 @@ impl<C: Timer> AllOf<C> {
 
     /// The names of the members, in the order in which they were added.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.gate.rule.members.iter().map(|entry| entry.name)
+        self.shared.rule.members.iter().map(|entry| entry.name)
     }
 
     fn weigh(&self, weights: &[u32]) -> Result<Weights, AllRefusal> {
-        let members = self.gate.rule.members.len();
+        let members = self.shared.rule.members.len();
         match weights.len() == members {
             true => Ok(Weights::new(weights, self.ones.priority)),
             false => Err(AllRefusal::Weights { given: weights.len(), members }),
@@ -563,17 +564,17 @@ impl<C: Timer> AllOf<C> {
     }
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
-        match self.gate.try_acquire_as(ask, self.ones.priority) {
+        match self.shared.try_acquire_as(ask, self.ones.priority) {
             Ok(charge) => Ok(granted(charge, Duration::ZERO)),
-            Err(refusal) => Err(self.gate.rule.blame(ask, refusal)),
+            Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
         }
     }
 
     fn block(&self, ask: Weights, within: Option<Duration>) -> Result<AllPermits, AllRefusal> {
-        let wait = Wait::within(&self.gate, ask.clone(), within).of_priority(self.ones.priority);
-        match blocking::acquire(&self.gate, wait) {
+        let wait = Wait::within(&self.shared, ask.clone(), within).of_priority(self.ones.priority);
+        match blocking::acquire(&self.shared, wait) {
             Ok((waited, charge, _)) => Ok(granted(charge, waited)),
-            Err(refusal) => Err(self.gate.rule.blame(&ask, refusal)),
+            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
         }
     }
 }
@@ -620,7 +621,7 @@ impl<C: Timer> All<C> {
 
 impl<C: Timer> Clone for AllOf<C> {
     fn clone(&self) -> Self {
-        AllOf { gate: self.gate.clone(), ones: self.ones.clone() }
+        AllOf { shared: self.shared.clone(), ones: self.ones.clone() }
     }
 }
 
@@ -645,14 +646,14 @@ impl<C: Timer> fmt::Debug for AllOf<C> {
 /// tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAll<C: Timer = DefaultClock> {
-    gate: Arc<Gate<All<C>, C>>,
+    shared: Arc<Shared<All<C>, C>>,
     wait: Result<Wait<Weights>, AllRefusal>,
 }
 
 impl<C: Timer> AcquireAll<C> {
     fn new(all: &AllOf<C>, ask: Result<Weights, AllRefusal>, within: Option<Duration>) -> Self {
-        let wait = ask.map(|ask| Wait::within(&all.gate, ask, within).of_priority(all.ones.priority));
-        AcquireAll { gate: all.gate.clone(), wait }
+        let wait = ask.map(|ask| Wait::within(&all.shared, ask, within).of_priority(all.ones.priority));
+        AcquireAll { shared: all.shared.clone(), wait }
     }
 }
 
@@ -665,10 +666,10 @@ impl<C: Timer> Future for AcquireAll<C> {
             Ok(wait) => wait,
             Err(refusal) => return Poll::Ready(Err(*refusal)),
         };
-        match this.gate.poll(wait, Poller::Task(context.waker())) {
+        match this.shared.poll(wait, Poller::Task(context.waker())) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok((waited, charge))) => Poll::Ready(Ok(granted(charge, waited))),
-            Poll::Ready(Err(refusal)) => Poll::Ready(Err(this.gate.rule.blame(wait.ask(), refusal))),
+            Poll::Ready(Err(refusal)) => Poll::Ready(Err(this.shared.rule.blame(wait.ask(), refusal))),
         }
     }
 }
@@ -676,7 +677,7 @@ impl<C: Timer> Future for AcquireAll<C> {
 impl<C: Timer> Drop for AcquireAll<C> {
     fn drop(&mut self) {
         if let Ok(wait) = &mut self.wait {
-            self.gate.leave(wait);
+            self.shared.leave(wait);
         }
     }
 }

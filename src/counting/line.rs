@@ -45,9 +45,9 @@
 //! **Why not more.** Two words, one for permits and one for the flag, would need sequential
 //! consistency.
 //!
-//! **Checked by** `loom-tests/limiter/counting.rs`: joining, and standing up, against giving back; leaving
-//! against a grant; lowering against joining; with a twin that looks at the flag before it gives
-//! back.
+//! **Checked by** `loom-tests/limiter/counting.rs`: joining, and standing up, against giving back;
+//! leaving against a grant; lowering against joining; with a twin that looks at the flag before it
+//! gives back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -75,7 +75,7 @@ const fn free(word: u64) -> i64 {
     word.cast_signed() >> 1
 }
 
-pub(crate) struct Shared {
+pub(crate) struct Pool {
     pub(crate) word: AtomicU64,
     limit: AtomicU32,
     /// How often the limit was lowered.
@@ -129,8 +129,8 @@ impl Line {
     }
 }
 
-impl Shared {
-    pub(super) fn new(limit: u32) -> Shared {
+impl Pool {
+    pub(super) fn new(limit: u32) -> Pool {
         let line = Line {
             entries: BTreeMap::new(),
             large: BTreeSet::new(),
@@ -139,7 +139,7 @@ impl Shared {
             last: 0,
             flag: false,
         };
-        Shared {
+        Pool {
             word: AtomicU64::new(weight(limit)),
             limit: AtomicU32::new(limit),
             lowered: AtomicU64::new(0),
@@ -280,7 +280,7 @@ impl Shared {
 }
 
 /// Waiters.
-impl Shared {
+impl Pool {
     /// Takes permits, or joins the line behind all others with a waker that is called with the
     /// answer. The error is its number.
     pub(super) fn join(&self, n: u32, waker: Waker, after: &mut Later) -> Result<(), u64> {
@@ -328,9 +328,9 @@ impl Shared {
     }
 }
 
-/// Places of composites. Called with the lock of the composite's gate held, which comes before this
+/// Places of composites. Called with the composite's lock held, which comes before this
 /// one.
-impl Shared {
+impl Pool {
     /// Takes a place behind all others, parked. Its composite is rung when a limit is lowered.
     pub(super) fn sit(&self, composite: Weak<dyn Ring>) -> u64 {
         let mut line = lock(&self.line);

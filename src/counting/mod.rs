@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::clock::Timer;
-use crate::counting::line::{Later, Shared};
+use crate::counting::line::{Later, Pool};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::line::deferred::After;
@@ -59,13 +59,13 @@ use crate::policy::Policy;
 /// The semaphore of E. W. Dijkstra, 1962/63; bulkheads of Hystrix and resilience4j.
 #[derive(Clone)]
 pub struct CountingLimit {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) pool: Arc<Pool>,
 }
 
 /// Permits of a [`CountingLimit`]: given back when dropped.
 #[must_use = "dropping it gives the permits back"]
 pub struct CountingPermit {
-    shared: Arc<Shared>,
+    pool: Arc<Pool>,
     n: u32,
 }
 
@@ -76,7 +76,7 @@ impl CountingLimit {
     /// At most `limit` permits at the same time. With 0 there are none, until the limit is changed.
     #[must_use]
     pub fn new(limit: u32) -> CountingLimit {
-        CountingLimit { shared: Arc::new(Shared::new(limit)) }
+        CountingLimit { pool: Arc::new(Pool::new(limit)) }
     }
 
     /// Waits until one permit is free.
@@ -117,7 +117,7 @@ impl CountingLimit {
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub fn try_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
-        match self.shared.try_take(n) {
+        match self.pool.try_take(n) {
             true => Ok(self.permit(n)),
             false => Err(Refusal::InUse { limit: self.limit() }),
         }
@@ -195,13 +195,13 @@ impl CountingLimit {
     /// The limit.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        self.shared.limit()
+        self.pool.limit()
     }
 
     /// How many permits a request would find now: 0 while other requests wait.
     #[must_use]
     pub fn available(&self) -> u32 {
-        self.shared.available()
+        self.pool.available()
     }
 
     /// Changes the limit, at once for requests that wait: a request for more than one permit and
@@ -225,12 +225,12 @@ impl CountingLimit {
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     pub fn set_limit(&self, limit: u32) {
-        self.shared.set_limit(limit);
+        self.pool.set_limit(limit);
     }
 
     /// Where it is in memory: the same for all clones.
     pub(crate) fn address(&self) -> usize {
-        Arc::as_ptr(&self.shared).addr()
+        Arc::as_ptr(&self.pool).addr()
     }
 
     pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
@@ -249,7 +249,7 @@ impl CountingLimit {
     }
 
     fn permit(&self, n: u32) -> CountingPermit {
-        CountingPermit { shared: self.shared.clone(), n }
+        CountingPermit { pool: self.pool.clone(), n }
     }
 }
 
@@ -258,31 +258,31 @@ impl CountingLimit {
 impl CountingLimit {
     /// How often the limit was lowered.
     pub(crate) fn lowered(&self) -> u64 {
-        self.shared.lowered()
+        self.pool.lowered()
     }
 
     pub(crate) fn sit(&self, composite: Weak<dyn Ring>) -> u64 {
-        self.shared.sit(composite)
+        self.pool.sit(composite)
     }
 
     pub(crate) fn has_turn(&self, place: u64, n: u32) -> bool {
-        self.shared.has_turn(place, n)
+        self.pool.has_turn(place, n)
     }
 
     pub(crate) fn take_turn(&self, place: u64, n: u32) -> Option<CountingPermit> {
-        self.shared.take_turn(place, n).then(|| self.permit(n))
+        self.pool.take_turn(place, n).then(|| self.permit(n))
     }
 
     pub(crate) fn stand<C: Timer>(&self, place: u64, n: u32, after: &mut After<C>) -> bool {
-        self.shared.stand(place, n, after)
+        self.pool.stand(place, n, after)
     }
 
     pub(crate) fn park<C: Timer>(&self, place: u64, after: &mut After<C>) {
-        self.shared.park(place, after);
+        self.pool.park(place, after);
     }
 
     pub(crate) fn rise<C: Timer>(&self, place: u64, after: &mut After<C>) {
-        self.shared.rise(place, after);
+        self.pool.rise(place, after);
     }
 }
 
@@ -299,15 +299,15 @@ impl Future for Turn<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Turn { limit, n, number } = self.get_mut();
-        let shared = &limit.shared;
-        if number.is_none() && shared.try_take(*n) {
+        let pool = &limit.pool;
+        if number.is_none() && pool.try_take(*n) {
             return Poll::Ready(Ok(limit.permit(*n)));
         }
         // Cloned without the lock: it is foreign code.
         let (waker, mut after) = (context.waker().clone(), Later::new());
         let answer = match *number {
-            Some(number) => ready!(shared.look(number, waker, &mut after)),
-            None => match shared.join(*n, waker, &mut after) {
+            Some(number) => ready!(pool.look(number, waker, &mut after)),
+            None => match pool.join(*n, waker, &mut after) {
                 Ok(()) => Ok(()),
                 Err(joined) => {
                     *number = Some(joined);
@@ -327,7 +327,7 @@ impl Future for Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            self.limit.shared.leave(number, self.n);
+            self.limit.pool.leave(number, self.n);
         }
     }
 }
@@ -342,7 +342,7 @@ impl CountingPermit {
 
 impl Drop for CountingPermit {
     fn drop(&mut self) {
-        self.shared.give_back(self.n);
+        self.pool.give_back(self.n);
     }
 }
 

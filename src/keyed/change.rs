@@ -41,7 +41,7 @@ use super::shard::Shard;
 use super::table::Table;
 use crate::clock::Timer;
 use crate::error::PolicyError;
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::deferred::After;
 use crate::line::rule::Single;
 use crate::policy::{Change, Policy};
@@ -68,7 +68,7 @@ where
             for shard in &self.shards {
                 self.change_shard(shard, change, &mut after);
             }
-            self.overflow.gate().follow(change, self.clock.now(), &mut after);
+            self.overflow.shared().follow(change, self.clock.now(), &mut after);
         }
         drop(after);
         Ok(())
@@ -89,7 +89,7 @@ where
         let Some(new) = after.run(|| changed(&old.start(at))) else { return };
         // They go first, since permits are taken from them meanwhile.
         for (_, line) in shard.all_lines() {
-            after.run_with(|after| line.gate().follow(change, at, after));
+            after.run_with(|after| line.shared().follow(change, at, after));
         }
         for (_, state) in shard.known.iter() {
             after.run(|| drop(changed(state)));
@@ -99,10 +99,10 @@ where
     }
 }
 
-impl<P: Policy, C: Timer> Gate<Single<KeyPolicy<P>>, C> {
+impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
     /// Goes along with a change for all keys, made at `at`, unless the key has terms of its own.
     ///
-    /// As [`change`](Gate::change), but for a caller that holds a lock: what runs foreign code is
+    /// As [`change`](Shared::change), but for a caller that holds a lock: what runs foreign code is
     /// left to be done after that.
     pub(crate) fn follow(self: &Arc<Self>, change: Change, at: Nanos, after: &mut After<C>) {
         let Single { policy, state } = &self.rule;

@@ -162,7 +162,7 @@ where
         let lock = self.shard(hash);
         let place = |shard: &Shard<K, P, C>, now| {
             let lines = shard.lines()?;
-            let place = lines.place_of(hash, |line| line.gate().number == number)?;
+            let place = lines.place_of(hash, |line| line.shared().number == number)?;
             Self::can_settle(&lines.at(place)?.1, now).then_some(place)
         };
         let now = self.clock.now();

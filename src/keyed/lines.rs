@@ -29,7 +29,7 @@ pub(crate) struct Visit<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
 struct Leave<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     table: &'a Table<K, P, C>,
     hash: u64,
-    /// The number of the line's gate.
+    /// The number of the line.
     number: u64,
 }
 
@@ -55,7 +55,7 @@ where
 {
     /// A call that uses a line of the table, or the shared one.
     pub(super) fn visit(&self, hash: u64, line: Line<P, C>) -> Visit<'_, K, P, C> {
-        let number = line.gate().number;
+        let number = line.shared().number;
         Visit { line, _leave: Leave { table: self, hash, number } }
     }
 

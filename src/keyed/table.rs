@@ -35,7 +35,7 @@
 //!
 //! **Nobody overtakes.** A waiter's line is in the table before its first poll returns. A request
 //! that begins later takes the shard's lock later, finds the line, and goes behind by the promise
-//! of the gate.
+//! of the limiter.
 //!
 //! **A state and its policy belong together.** Each shard has the policy of its keys, and both are
 //! looked at under one shared lock. How they change as one tells `keyed/change.rs`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::pending::{Leave, Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::Rule;
 use crate::sync::{Thread, current_thread};
 
@@ -27,17 +27,17 @@ impl Wake for Unpark {
 /// it is not lost. Parking may end early for no reason; then the poll finds nothing and the thread
 /// parks again.
 pub(crate) fn acquire<R: Rule<C>, C: Timer>(
-    gate: &Arc<Gate<R, C>>,
+    shared: &Arc<Shared<R, C>>,
     wait: Wait<R::Ask>,
 ) -> Result<(Duration, Option<R::Charge>, u64), Refusal> {
-    let mut this = Leave { gate, wait };
+    let mut this = Leave { shared, wait };
     let waker = Waker::from(Arc::new(Unpark(current_thread())));
     loop {
-        match gate.poll(&mut this.wait, Poller::Thread(&waker)) {
+        match shared.poll(&mut this.wait, Poller::Thread(&waker)) {
             Poll::Ready(answer) => {
                 return answer.map(|(waited, charge)| (waited, charge, this.wait.begun()));
             }
-            Poll::Pending => gate.clock.park_until(gate.looks_at(&this.wait)),
+            Poll::Pending => shared.clock.park_until(shared.looks_at(&this.wait)),
         }
     }
 }

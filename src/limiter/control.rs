@@ -8,14 +8,14 @@ use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::gate_word::{PAUSED, SHADOW};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::{Rule, Single};
 use crate::policy::{Change, Policy};
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
 /// Whatever the rule is.
-impl<R: Rule<C>, C: Timer> Gate<R, C> {
+impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Whoever watches, from now on. `false` if somebody does already.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         let first = self.events.observe(events);
@@ -87,7 +87,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 }
 
 /// What only a policy knows how to do.
-impl<P: Policy, C: Timer> Gate<Single<P>, C> {
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Charges permits whether they are there or not.
     pub(crate) fn debit(&self, n: u32) {
         let Single { policy, state } = &self.rule;
@@ -159,7 +159,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// pass. Of those who wait, the first 4,096 are looked at; one behind them that is too late now
     /// is refused at the end of its time.
     pub fn pause_until(&self, until: Nanos) {
-        self.gate.pause_until(until);
+        self.shared.pause_until(until);
     }
 
     /// [`pause_until`](RateLimiter::pause_until) so long from now: what a server's `Retry-After`
@@ -188,13 +188,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     pub fn pause_for(&self, span: Duration) {
-        self.gate.pause_for(span);
+        self.shared.pause_for(span);
     }
 
     /// Ends a pause now. Those who wait and are due pass at once. Returns whether there was a
     /// pause.
     pub fn resume(&self) -> bool {
-        self.gate.resume()
+        self.shared.resume()
     }
 
     /// Bounds the queue: how many may wait, for how many permits, and who makes room. Without
@@ -204,7 +204,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// [`QueueBounds`] says whom it refuses, and that [`acquire`](RateLimiter::acquire) is not
     /// among them.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
-        self.gate.set_bounds(bounds);
+        self.shared.set_bounds(bounds);
     }
 
     /// Keeps `permits` of the burst for requests of the priority `from` or a higher one: a request
@@ -235,15 +235,15 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), Refusal>(())
     /// ```
     pub fn keep_for_priority(&self, permits: u32, from: i8) {
-        self.gate.keep_for_priority(permits, from);
+        self.shared.keep_for_priority(permits, from);
     }
 
     /// Lets every call pass, or ends that: to see what a limit would do before it does it.
     ///
-    /// The limiter decides as ever, and those who [watch](RateLimiter::observe) are told of each call
-    /// that would have been refused, or would have waited, and how long. Then the call passes, with
-    /// zero time waited, and takes nothing, as if it had been refused. Nobody waits: those in line
-    /// pass at once. That goes for all refusals, and for pauses.
+    /// The limiter decides as ever, and those who [watch](RateLimiter::observe) are told of each
+    /// call that would have been refused, or would have waited, and how long. Then the call passes,
+    /// with zero time waited, and takes nothing, as if it had been refused. Nobody waits: those in
+    /// line pass at once. That goes for all refusals, and for pauses.
     ///
     /// # Examples
     ///
@@ -263,13 +263,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), Refusal>(())
     /// ```
     pub fn set_shadow(&self, shadow: bool) {
-        self.gate.set_shadow(shadow);
+        self.shared.set_shadow(shadow);
     }
 
     /// Whether every call passes.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
-        self.gate.is_shadow()
+        self.shared.is_shadow()
     }
 
     /// Tells `events` of every call from now on. Returns `false` if the limiter is watched already;
@@ -279,7 +279,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// for it. One that is takes a longer way to the same decision, still without a lock while
     /// nobody waits; [`Events`] has an example.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
-        self.gate.observe(events)
+        self.shared.observe(events)
     }
 
     /// Charges `n` permits whether they are there or not: for work that was done without asking, or
@@ -304,7 +304,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(2200)));
     /// ```
     pub fn debit(&self, n: u32) {
-        self.gate.debit(n);
+        self.shared.debit(n);
     }
 
     /// Takes all permits that are there now: after a server's 429, which says that there are none.
@@ -324,7 +324,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(200)));
     /// ```
     pub fn drain(&self) -> u64 {
-        self.gate.drain()
+        self.shared.drain()
     }
 
     /// Makes the limiter as new: as full as it started, owing nothing, and not paused. Those who
@@ -345,6 +345,6 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// assert_eq!(limiter.status().available, 10);
     /// ```
     pub fn reset(&self) {
-        self.gate.reset();
+        self.shared.reset();
     }
 }

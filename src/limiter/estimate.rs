@@ -15,7 +15,7 @@ use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::grant::{Settle, Share};
 use crate::limiter::pending::{Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 
@@ -48,11 +48,11 @@ pub struct Estimate {
 
 impl Estimate {
     fn of<P: Policy, C: Timer>(
-        gate: &Arc<Gate<Single<P>, C>>,
+        shared: &Arc<Shared<Single<P>, C>>,
         n: u32,
         (waited, charge, begun): (Duration, Option<P::Charge>, u64),
     ) -> Estimate {
-        let share = Box::new(Share { gate: gate.clone(), n, part: charge.map(|charge| (charge, begun)) });
+        let share = Box::new(Share { shared: shared.clone(), n, part: charge.map(|charge| (charge, begun)) });
         Estimate { share, permits: n, waited }
     }
 
@@ -92,33 +92,33 @@ impl fmt::Debug for Estimate {
 /// Lazy, cancel safe, `Unpin` and `Send`, as [`Acquire`](crate::Acquire), and without a borrow.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireEstimate<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<Single<P>, C>>,
+    shared: Arc<Shared<Single<P>, C>>,
     wait: Wait<u32>,
 }
 
 impl<P: Policy, C: Timer> AcquireEstimate<P, C> {
-    pub(crate) fn new(gate: Arc<Gate<Single<P>, C>>, n: u32) -> Self {
-        let wait = Wait::within(&gate, n, None).keeping();
-        AcquireEstimate { gate, wait }
+    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, n: u32) -> Self {
+        let wait = Wait::within(&shared, n, None).keeping();
+        AcquireEstimate { shared, wait }
     }
 }
 
 /// Takes it now or not at all.
 pub(crate) fn attempt<P: Policy, C: Timer>(
-    gate: &Arc<Gate<Single<P>, C>>,
+    shared: &Arc<Shared<Single<P>, C>>,
     n: u32,
 ) -> Result<Estimate, Refusal> {
-    let (charge, begun) = gate.try_keeping(&n)?.unzip();
-    Ok(Estimate::of(gate, n, (Duration::ZERO, charge, begun.unwrap_or_default())))
+    let (charge, begun) = shared.try_keeping(&n)?.unzip();
+    Ok(Estimate::of(shared, n, (Duration::ZERO, charge, begun.unwrap_or_default())))
 }
 
 /// Waits for it in a plain thread.
 pub(crate) fn block<P: Policy, C: Timer>(
-    gate: &Arc<Gate<Single<P>, C>>,
+    shared: &Arc<Shared<Single<P>, C>>,
     n: u32,
 ) -> Result<Estimate, Refusal> {
-    let wait = Wait::within(gate, n, None).keeping();
-    Ok(Estimate::of(gate, n, blocking::acquire(gate, wait)?))
+    let wait = Wait::within(shared, n, None).keeping();
+    Ok(Estimate::of(shared, n, blocking::acquire(shared, wait)?))
 }
 
 impl<P: Policy, C: Timer> Future for AcquireEstimate<P, C> {
@@ -126,16 +126,16 @@ impl<P: Policy, C: Timer> Future for AcquireEstimate<P, C> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let poll = this.gate.poll(&mut this.wait, Poller::Task(context.waker()));
+        let poll = this.shared.poll(&mut this.wait, Poller::Task(context.waker()));
         poll.map_ok(|(waited, charge)| {
-            Estimate::of(&this.gate, *this.wait.ask(), (waited, charge, this.wait.begun()))
+            Estimate::of(&this.shared, *this.wait.ask(), (waited, charge, this.wait.begun()))
         })
     }
 }
 
 impl<P: Policy, C: Timer> Drop for AcquireEstimate<P, C> {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.shared.leave(&mut self.wait);
     }
 }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 use crate::error::Refusal;
 use crate::line::deferred::run_in_drop;
 
-/// Told of every call, when it ends: give it to [`RateLimiter::observe`](crate::RateLimiter::observe)
-/// or [`AllOf::observe`](crate::AllOf::observe).
+/// Told of every call, when it ends: give it to
+/// [`RateLimiter::observe`](crate::RateLimiter::observe) or
+/// [`AllOf::observe`](crate::AllOf::observe).
 #[cfg_attr(
     feature = "keyed",
     doc = "All keys at once are watched by [`KeyedRateLimiter::observed_by`](crate::KeyedRateLimiter::observed_by)."
@@ -83,9 +84,9 @@ pub trait Events: Send + Sync + 'static {
     fn resumed(&self) {}
 }
 
-/// Who is told of the calls of one gate.
+/// Who is told of the calls of one limiter.
 pub(crate) struct Watchers {
-    /// Who watches all keys, if this is the gate of one.
+    /// Who watches all keys, if this is the limiter of a key.
     all: Option<Arc<dyn Events>>,
     /// Who watches this one.
     own: OnceLock<Arc<dyn Events>>,

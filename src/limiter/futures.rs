@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::pending::{Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 use crate::request::Request;
@@ -30,7 +30,7 @@ use crate::request::Request;
 /// tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
 pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: &'a Arc<Gate<Single<P>, C>>,
+    shared: &'a Arc<Shared<Single<P>, C>>,
     wait: Wait<u32>,
 }
 
@@ -41,66 +41,66 @@ pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 /// Lazy, cancel safe, `Unpin` and `Send`, as [`Acquire`].
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireMany<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: &'a Arc<Gate<Single<P>, C>>,
+    shared: &'a Arc<Shared<Single<P>, C>>,
     wait: Wait<u32>,
 }
 
 /// [`Acquire`] without a borrow: it can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
 pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<Single<P>, C>>,
+    shared: Arc<Shared<Single<P>, C>>,
     wait: Wait<u32>,
 }
 
 /// [`AcquireMany`] without a borrow: it can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireManyOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<Single<P>, C>>,
+    shared: Arc<Shared<Single<P>, C>>,
     wait: Wait<u32>,
 }
 
 impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
-    pub(crate) fn new(gate: &'a Arc<Gate<Single<P>, C>>) -> Self {
-        Acquire { gate, wait: Wait::new(1) }
+    pub(crate) fn new(shared: &'a Arc<Shared<Single<P>, C>>) -> Self {
+        Acquire { shared, wait: Wait::new(1) }
     }
 }
 
 impl<'a, P: Policy, C: Timer> AcquireMany<'a, P, C> {
-    pub(crate) fn new(gate: &'a Arc<Gate<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
-        AcquireMany { gate, wait: Wait::within(gate, n, within) }
+    pub(crate) fn new(shared: &'a Arc<Shared<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
+        AcquireMany { shared, wait: Wait::within(shared, n, within) }
     }
 
-    pub(crate) fn with(gate: &'a Arc<Gate<Single<P>, C>>, request: &Request) -> Self {
-        AcquireMany { gate, wait: Wait::with(gate, request.permits, request) }
+    pub(crate) fn with(shared: &'a Arc<Shared<Single<P>, C>>, request: &Request) -> Self {
+        AcquireMany { shared, wait: Wait::with(shared, request.permits, request) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
-    pub(crate) fn new(gate: Arc<Gate<Single<P>, C>>) -> Self {
-        AcquireOwned { gate, wait: Wait::new(1) }
+    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>) -> Self {
+        AcquireOwned { shared, wait: Wait::new(1) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireManyOwned<P, C> {
-    pub(crate) fn new(gate: Arc<Gate<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
-        let wait = Wait::within(&gate, n, within);
-        AcquireManyOwned { gate, wait }
+    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
+        let wait = Wait::within(&shared, n, within);
+        AcquireManyOwned { shared, wait }
     }
 
-    pub(crate) fn with(gate: Arc<Gate<Single<P>, C>>, request: &Request) -> Self {
-        let wait = Wait::with(&gate, request.permits, request);
-        AcquireManyOwned { gate, wait }
+    pub(crate) fn with(shared: Arc<Shared<Single<P>, C>>, request: &Request) -> Self {
+        let wait = Wait::with(&shared, request.permits, request);
+        AcquireManyOwned { shared, wait }
     }
 }
 
 /// Polls a request for one permit, which no policy refuses for good.
 #[inline]
 fn poll_one<P: Policy, C: Timer>(
-    gate: &Arc<Gate<Single<P>, C>>,
+    shared: &Arc<Shared<Single<P>, C>>,
     wait: &mut Wait<u32>,
     context: &Context<'_>,
 ) -> Poll<Duration> {
-    match gate.poll(wait, Poller::Task(context.waker())) {
+    match shared.poll(wait, Poller::Task(context.waker())) {
         Poll::Ready(Ok((waited, _))) => Poll::Ready(waited),
         Poll::Ready(Err(_)) => {
             // A policy that refuses a single permit for good breaks its contract. There is none, so
@@ -118,7 +118,7 @@ impl<P: Policy, C: Timer> Future for Acquire<'_, P, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Duration> {
         let this = self.get_mut();
-        poll_one(this.gate, &mut this.wait, context)
+        poll_one(this.shared, &mut this.wait, context)
     }
 }
 
@@ -128,7 +128,7 @@ impl<P: Policy, C: Timer> Future for AcquireOwned<P, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Duration> {
         let this = self.get_mut();
-        poll_one(&this.gate, &mut this.wait, context)
+        poll_one(&this.shared, &mut this.wait, context)
     }
 }
 
@@ -138,7 +138,7 @@ impl<P: Policy, C: Timer> Future for AcquireMany<'_, P, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        this.gate.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
+        this.shared.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
     }
 }
 
@@ -148,31 +148,31 @@ impl<P: Policy, C: Timer> Future for AcquireManyOwned<P, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        this.gate.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
+        this.shared.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
     }
 }
 
 impl<P: Policy, C: Timer> Drop for Acquire<'_, P, C> {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.shared.leave(&mut self.wait);
     }
 }
 
 impl<P: Policy, C: Timer> Drop for AcquireMany<'_, P, C> {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.shared.leave(&mut self.wait);
     }
 }
 
 impl<P: Policy, C: Timer> Drop for AcquireOwned<P, C> {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.shared.leave(&mut self.wait);
     }
 }
 
 impl<P: Policy, C: Timer> Drop for AcquireManyOwned<P, C> {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.shared.leave(&mut self.wait);
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use crate::clock::Timer;
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::OneRule;
 use crate::sync::lock;
 
@@ -14,9 +14,9 @@ pub(crate) trait Settle: Send + Debug {
     fn settle(self: Box<Self>, used: u32);
 }
 
-/// What a gate granted, and can take back.
+/// What a limiter granted, and can take back.
 pub(crate) struct Share<R: OneRule<C>, C: Timer> {
-    pub(crate) gate: Arc<Gate<R, C>>,
+    pub(crate) shared: Arc<Shared<R, C>>,
     pub(crate) n: u32,
     /// What it took, and what to end the grant with. `None` when it is final.
     pub(crate) part: Option<(R::Charge, u64)>,
@@ -25,19 +25,19 @@ pub(crate) struct Share<R: OneRule<C>, C: Timer> {
 impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
     fn settle(mut self: Box<Self>, used: u32) {
         let Some((charge, begun)) = self.part.take() else { return };
-        let Share { gate, n, .. } = &*self;
-        gate.with_queue(|queue, now, after| {
+        let Share { shared, n, .. } = &*self;
+        shared.with_queue(|queue, now, after| {
             if used < *n
-                && let Some(unused) = gate.rule.unspent(charge, *n, used)
+                && let Some(unused) = shared.rule.unspent(charge, *n, used)
             {
-                queue.undo(&gate.rule, unused, begun, after);
+                queue.undo(&shared.rule, unused, begun, after);
                 return;
             }
             queue.end(begun);
             if used > *n {
-                gate.rule.debit(queue.latest(), used - *n);
+                shared.rule.debit(queue.latest(), used - *n);
                 queue.debited();
-                gate.retime(queue, now, after);
+                shared.retime(queue, now, after);
             }
         });
     }
@@ -46,7 +46,7 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
 impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
     fn drop(&mut self) {
         if let Some((_, begun)) = self.part.take() {
-            lock(&self.gate.queue).end(begun);
+            lock(&self.shared.queue).end(begun);
         }
     }
 }

@@ -28,7 +28,7 @@ use std::time::Duration;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
 use crate::limiter::pending::Wait;
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::lateness::CATCH_UP;
 use crate::line::rule::Single;
 use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
@@ -85,7 +85,7 @@ use crate::status::Status;
 ///
 /// A permit establishes no happens-before between those who got one.
 pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    pub(crate) gate: Arc<Gate<Single<P>, C>>,
+    pub(crate) shared: Arc<Shared<Single<P>, C>>,
 }
 
 /// A limiter without its state.
@@ -128,7 +128,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// A limiter with this policy and this clock.
     #[must_use]
     pub fn with_clock(policy: P, clock: C) -> Self {
-        RateLimiter { gate: Arc::new(Gate::new(Single::new(policy, &clock), clock, CATCH_UP)) }
+        RateLimiter { shared: Arc::new(Shared::new(Single::new(policy, &clock), clock, CATCH_UP)) }
     }
 
     /// A limiter that goes on with a state, perhaps told of to whoever watches all keys.
@@ -139,34 +139,34 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         clock: C,
         all: Option<Arc<dyn crate::limiter::events::Events>>,
     ) -> Self {
-        let gate = Gate::new(Single::with_state(policy, state), clock, CATCH_UP);
-        RateLimiter { gate: Arc::new(gate.observed_by(all)) }
+        let shared = Shared::new(Single::with_state(policy, state), clock, CATCH_UP);
+        RateLimiter { shared: Arc::new(shared.observed_by(all)) }
     }
 
     /// Whether nobody else has this limiter, nobody waits, and nothing was set but by its policy.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.gate) == 1 && self.gate.is_plain()
+        Arc::strong_count(&self.shared) == 1 && self.shared.is_plain()
     }
 
     /// The state that it goes on with.
     #[cfg(feature = "keyed")]
     pub(crate) fn state(&self) -> &P::State {
-        &self.gate.rule.state
+        &self.shared.rule.state
     }
 
     /// The state that it goes on with, and the rest of it, unless another handle to this limiter
     /// exists. The rest runs foreign code when it is dropped.
     #[cfg(feature = "keyed")]
     pub(crate) fn into_state(self) -> Result<(P::State, Rest<P, C>), Self> {
-        let gate = Arc::try_unwrap(self.gate).map_err(|gate| RateLimiter { gate })?;
-        let Gate { rule, clock, queue, events, .. } = gate;
+        let shared = Arc::try_unwrap(self.shared).map_err(|shared| RateLimiter { shared })?;
+        let Shared { rule, clock, queue, events, .. } = shared;
         let (policy, state) = rule.into_parts();
         Ok((state, (policy, clock, queue, events)))
     }
 
-    pub(crate) fn gate(&self) -> &Arc<Gate<Single<P>, C>> {
-        &self.gate
+    pub(crate) fn shared(&self) -> &Arc<Shared<Single<P>, C>> {
+        &self.shared
     }
 
     /// Waits for one permit. Returns the time waited, zero if it was there.
@@ -194,7 +194,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// [`TokioClock`](crate::TokioClock).
     #[inline]
     pub fn acquire(&self) -> Acquire<'_, P, C> {
-        Acquire::new(&self.gate)
+        Acquire::new(&self.shared)
     }
 
     /// Waits for `n` permits at once. Returns the time waited.
@@ -225,12 +225,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// As [`acquire`](RateLimiter::acquire).
     #[inline]
     pub fn acquire_many(&self, n: u32) -> AcquireMany<'_, P, C> {
-        AcquireMany::new(&self.gate, n, None)
+        AcquireMany::new(&self.shared, n, None)
     }
 
     /// [`acquire`](RateLimiter::acquire) with a future that does not borrow the limiter.
     pub fn acquire_owned(&self) -> AcquireOwned<P, C> {
-        AcquireOwned::new(self.gate.clone())
+        AcquireOwned::new(self.shared.clone())
     }
 
     /// [`acquire_many`](RateLimiter::acquire_many) with a future that does not borrow the limiter.
@@ -239,7 +239,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn acquire_many_owned(&self, n: u32) -> AcquireManyOwned<P, C> {
-        AcquireManyOwned::new(self.gate.clone(), n, None)
+        AcquireManyOwned::new(self.shared.clone(), n, None)
     }
 
     /// Takes one permit now, or refuses.
@@ -252,7 +252,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// if nobody else comes, the same call succeeds that much later and not before.
     #[inline]
     pub fn try_acquire(&self) -> Result<(), Refusal> {
-        self.gate.try_acquire(&1)
+        self.shared.try_acquire(&1)
     }
 
     /// Takes `n` permits now, or refuses.
@@ -268,7 +268,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
     #[inline]
     pub fn try_acquire_many(&self, n: u32) -> Result<(), Refusal> {
-        self.gate.try_acquire(&n)
+        self.shared.try_acquire(&n)
     }
 
     /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends
@@ -312,7 +312,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     #[inline]
     pub fn try_acquire_within(&self, within: Duration) -> AcquireMany<'_, P, C> {
-        AcquireMany::new(&self.gate, 1, Some(within))
+        AcquireMany::new(&self.shared, 1, Some(within))
     }
 
     /// [`try_acquire_within`](RateLimiter::try_acquire_within) for `n` permits at once.
@@ -325,7 +325,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
     #[inline]
     pub fn try_acquire_many_within(&self, n: u32, within: Duration) -> AcquireMany<'_, P, C> {
-        AcquireMany::new(&self.gate, n, Some(within))
+        AcquireMany::new(&self.shared, n, Some(within))
     }
 
     /// [`try_acquire_within`](RateLimiter::try_acquire_within) with a future that does not borrow
@@ -335,7 +335,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
     pub fn try_acquire_within_owned(&self, within: Duration) -> AcquireManyOwned<P, C> {
-        AcquireManyOwned::new(self.gate.clone(), 1, Some(within))
+        AcquireManyOwned::new(self.shared.clone(), 1, Some(within))
     }
 
     /// [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) with a future that does
@@ -345,7 +345,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
     pub fn try_acquire_many_within_owned(&self, n: u32, within: Duration) -> AcquireManyOwned<P, C> {
-        AcquireManyOwned::new(self.gate.clone(), n, Some(within))
+        AcquireManyOwned::new(self.shared.clone(), n, Some(within))
     }
 
     /// Waits for what a [`Request`] asks for: permits, priority, how long. Returns the time waited.
@@ -373,7 +373,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire`](RateLimiter::acquire).
     pub fn acquire_with(&self, request: Request) -> AcquireMany<'_, P, C> {
-        AcquireMany::with(&self.gate, &request)
+        AcquireMany::with(&self.shared, &request)
     }
 
     /// [`acquire_with`](RateLimiter::acquire_with) with a future that does not borrow the limiter.
@@ -382,7 +382,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_with`](RateLimiter::acquire_with).
     pub fn acquire_with_owned(&self, request: Request) -> AcquireManyOwned<P, C> {
-        AcquireManyOwned::with(self.gate.clone(), &request)
+        AcquireManyOwned::with(self.shared.clone(), &request)
     }
 
     /// Takes what a [`Request`] asks for now, or refuses. It never waits, so
@@ -411,7 +411,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), Refusal>(())
     /// ```
     pub fn try_acquire_with(&self, request: Request) -> Result<(), Refusal> {
-        self.gate.try_acquire_with(&request.permits, &request)
+        self.shared.try_acquire_with(&request.permits, &request)
     }
 
     /// Blocks the calling thread until it has one permit. Returns the time waited.
@@ -432,7 +432,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         loop {
             // One permit is never refused for good; a policy that does so breaks its contract, and
             // has none to give.
-            match blocking::acquire(&self.gate, Wait::new(1)) {
+            match blocking::acquire(&self.shared, Wait::new(1)) {
                 Ok((waited, ..)) => return waited,
                 Err(_) => std::thread::park(),
             }
@@ -445,7 +445,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn blocking_acquire_many(&self, n: u32) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, n, None)).map(|(waited, ..)| waited)
+        blocking::acquire(&self.shared, Wait::within(&self.shared, n, None)).map(|(waited, ..)| waited)
     }
 
     /// Blocks the calling thread until it has one permit if that takes no longer than `within`;
@@ -455,7 +455,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
     pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, 1, Some(within))).map(|(waited, ..)| waited)
+        blocking::acquire(&self.shared, Wait::within(&self.shared, 1, Some(within)))
+            .map(|(waited, ..)| waited)
     }
 
     /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at
@@ -465,7 +466,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
     pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::within(&self.gate, n, Some(within))).map(|(waited, ..)| waited)
+        blocking::acquire(&self.shared, Wait::within(&self.shared, n, Some(within)))
+            .map(|(waited, ..)| waited)
     }
 
     /// Takes `n` permits now, as an estimate of a cost that is known later, or refuses.
@@ -477,7 +479,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
     pub fn try_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
-        estimate::attempt(&self.gate, n)
+        estimate::attempt(&self.shared, n)
     }
 
     /// Waits for `n` permits, as an estimate of a cost that is known later.
@@ -491,7 +493,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire`](RateLimiter::acquire).
     pub fn acquire_estimate(&self, n: u32) -> AcquireEstimate<P, C> {
-        AcquireEstimate::new(self.gate.clone(), n)
+        AcquireEstimate::new(self.shared.clone(), n)
     }
 
     /// Blocks the calling thread until it has `n` permits, as an estimate of a cost that is known
@@ -501,7 +503,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn blocking_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
-        estimate::block(&self.gate, n)
+        estimate::block(&self.shared, n)
     }
 
     /// Blocks the calling thread until it has what a [`Request`] asks for.
@@ -510,7 +512,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_with`](RateLimiter::acquire_with).
     pub fn blocking_acquire_with(&self, request: Request) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.gate, Wait::with(&self.gate, request.permits, &request))
+        blocking::acquire(&self.shared, Wait::with(&self.shared, request.permits, &request))
             .map(|(waited, ..)| waited)
     }
 
@@ -523,7 +525,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn reserve(&self, n: u32) -> Result<Reservation<P, C>, Refusal> {
-        Ok(Reservation::new(self.gate.clone(), self.gate.reserve(n)?))
+        Ok(Reservation::new(self.shared.clone(), self.shared.reserve(n)?))
     }
 
     /// Gives back `n` permits that were acquired and not used. Those who wait move up at once.
@@ -544,7 +546,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     pub fn refund(&self, n: u32) {
-        self.gate.refund(n);
+        self.shared.refund(n);
     }
 
     /// Changes the price of every permit from now on, also for those who wait.
@@ -580,7 +582,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     pub fn set_rate(&self, rate: Rate) {
         // A rate alone is never an error.
-        let _ = self.gate.change(Change::rate(rate));
+        let _ = self.shared.change(Change::rate(rate));
     }
 
     /// Changes the rate, the burst or both, and chooses what becomes of the permits. Those who wait
@@ -606,13 +608,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn change(&self, change: Change) -> Result<(), PolicyError> {
-        self.gate.change(change)
+        self.shared.change(change)
     }
 
     /// The rate, exactly as it was given.
     #[must_use]
     pub fn rate(&self) -> Rate {
-        self.gate.rule.policy.rate()
+        self.shared.rule.policy.rate()
     }
 
     /// The policy, to read what it was made with.
@@ -630,7 +632,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     #[must_use]
     pub fn policy(&self) -> &P {
-        &self.gate.rule.policy
+        &self.shared.rule.policy
     }
 
     /// What could be had now, when the limiter is full again, and how many wait. Takes nothing.
@@ -652,13 +654,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     #[must_use]
     pub fn status(&self) -> Status {
-        self.gate.status()
+        self.shared.status()
     }
 
     /// The clock.
     #[must_use]
     pub fn clock(&self) -> &C {
-        &self.gate.clock
+        &self.shared.clock
     }
 
     /// Sets how far back a grant can be charged; 10 ms unless set. Zero charges every grant as of
@@ -671,20 +673,20 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// through at once. More makes the average exact on a busier machine; a span of length *d* can
     /// see `rate * catch_up` more permits.
     pub fn set_catch_up(&self, catch_up: Duration) {
-        self.gate.set_catch_up(catch_up);
+        self.shared.set_catch_up(catch_up);
     }
 }
 
 impl<P: Policy, C: Timer> Clone for RateLimiter<P, C> {
     fn clone(&self) -> Self {
-        RateLimiter { gate: self.gate.clone() }
+        RateLimiter { shared: self.shared.clone() }
     }
 }
 
 impl<P: Policy, C: Timer> fmt::Debug for RateLimiter<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimiter")
-            .field("policy", &self.gate.rule.policy)
+            .field("policy", &self.shared.rule.policy)
             .field("status", &self.status())
             .finish()
     }

@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::clock::Timer;
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::Rule;
 use crate::request::Request;
 use crate::time::Nanos;
@@ -43,7 +43,7 @@ pub(crate) enum Place {
 
 /// A request that leaves the queue if the thread unwinds.
 pub(crate) struct Leave<'a, R: Rule<C>, C: Timer> {
-    pub(crate) gate: &'a Arc<Gate<R, C>>,
+    pub(crate) shared: &'a Arc<Shared<R, C>>,
     pub(crate) wait: Wait<R::Ask>,
 }
 
@@ -57,7 +57,7 @@ impl<R: Rule<C>, C: Timer> Leave<'_, R, C> {
 
 impl<R: Rule<C>, C: Timer> Drop for Leave<'_, R, C> {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.shared.leave(&mut self.wait);
     }
 }
 
@@ -77,24 +77,24 @@ impl<Ask> Wait<Ask> {
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets
     /// anybody wait.
-    pub(crate) fn within<R, C>(gate: &Gate<R, C>, ask: Ask, within: Option<Duration>) -> Wait<Ask>
+    pub(crate) fn within<R, C>(shared: &Shared<R, C>, ask: Ask, within: Option<Duration>) -> Wait<Ask>
     where
         R: Rule<C, Ask = Ask>,
         C: Timer,
     {
         let most = Nanos::new(u64::MAX - 1);
-        let within = gate.limit_wait(within).map_or(Nanos::MAX, |within| within.min(most));
+        let within = shared.limit_wait(within).map_or(Nanos::MAX, |within| within.min(most));
         Wait { within, bounded: true, ..Wait::new(ask) }
     }
 
     /// A request that says more.
-    pub(crate) fn with<R, C>(gate: &Gate<R, C>, ask: Ask, request: &Request) -> Wait<Ask>
+    pub(crate) fn with<R, C>(shared: &Shared<R, C>, ask: Ask, request: &Request) -> Wait<Ask>
     where
         R: Rule<C, Ask = Ask>,
         C: Timer,
     {
         let place = if request.exempt { Place::Exempt } else { Place::New };
-        Wait { priority: request.priority, place, ..Wait::within(gate, ask, request.within) }
+        Wait { priority: request.priority, place, ..Wait::within(shared, ask, request.within) }
     }
 
     /// The longest that it waits, if there is a limit.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::pending::{Poller, Wait};
-use crate::limiter::shared::Gate;
+use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 
@@ -47,13 +47,13 @@ use crate::policy::{Policy, SmoothBursty};
 /// ```
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    gate: Arc<Gate<Single<P>, C>>,
+    shared: Arc<Shared<Single<P>, C>>,
     wait: Wait<u32>,
 }
 
 impl<P: Policy, C: Timer> Reservation<P, C> {
-    pub(crate) fn new(gate: Arc<Gate<Single<P>, C>>, wait: Wait<u32>) -> Self {
-        Reservation { gate, wait }
+    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, wait: Wait<u32>) -> Self {
+        Reservation { shared, wait }
     }
 
     /// How long until it is due, if nothing changes; zero if it is due or was claimed.
@@ -62,7 +62,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// A dropped wait or a new rate may change the answer.
     #[must_use]
     pub fn due_in(&self) -> Duration {
-        self.gate.due_in(&self.wait)
+        self.shared.due_in(&self.wait)
     }
 
     /// Takes the permits if they are due. Returns whether they are the caller's, now or since an
@@ -71,7 +71,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// From then on dropping the reservation gives nothing back.
     pub fn claim(&mut self) -> bool {
         // A reservation has no deadline, so it is never refused.
-        self.gate.claim(&mut self.wait).unwrap_or(false)
+        self.shared.claim(&mut self.wait).unwrap_or(false)
     }
 
     /// Gives up the place, or the permits if they were not claimed. The same as dropping it.
@@ -98,13 +98,13 @@ impl<P: Policy, C: Timer> Future for Reservation<P, C> {
         if this.wait.is_done() {
             return Poll::Ready(Ok(Duration::ZERO));
         }
-        this.gate.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
+        this.shared.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
     }
 }
 
 impl<P: Policy, C: Timer> Drop for Reservation<P, C> {
     fn drop(&mut self) {
-        self.gate.leave(&mut self.wait);
+        self.shared.leave(&mut self.wait);
     }
 }
 

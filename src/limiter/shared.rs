@@ -1,7 +1,7 @@
 //! What a limiter and its futures share: a policy with its state, the gate word, and the line.
 //!
-//! A request asks the policy without a lock while the [gate word](super::gate_word) lets it. Else it
-//! takes the lock of the line.
+//! A request asks the policy without a lock while the [gate word](super::gate_word) lets it. Else
+//! it takes the lock of the line.
 //!
 //! | operation | ordering | why |
 //! |---|---|---|
@@ -34,14 +34,15 @@ use crate::status::Status;
 use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::Nanos;
 
-/// How many gates were made so far.
+/// How many limiters were made so far.
 static GATES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 /// What a limiter and its futures share.
-pub(crate) struct Gate<R: Rule<C>, C: Timer> {
+pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     pub(crate) rule: R,
     pub(crate) clock: C,
-    /// Its number among all gates, by which those who take from several ask them in the same order.
+    /// Its number among all limiters, by which those who take from several ask them in the same
+    /// order.
     pub(crate) number: u64,
     pub(crate) gate_word: GateWord,
     /// A number that is another one each time permits are given back, for those who undo a grant
@@ -58,10 +59,10 @@ pub(crate) struct Gate<R: Rule<C>, C: Timer> {
 /// What a request is told: the time waited, and what it took, if anything.
 pub(crate) type Answer<Charge> = Result<(Duration, Option<Charge>), Refusal>;
 
-impl<R: Rule<C>, C: Timer> Gate<R, C> {
+impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
         let queue = Queue::new(&rule);
-        Gate {
+        Shared {
             rule,
             clock,
             number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
@@ -74,7 +75,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
         }
     }
 
-    /// Sets the observer of all keys, before the gate is shared. Runs no foreign code.
+    /// Sets the observer of all keys, before the limiter is shared. Runs no foreign code.
     #[cfg(feature = "keyed")]
     pub(crate) fn observed_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
         if all.is_some() {
@@ -121,7 +122,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 
     /// Takes what is asked for, now or as of when it was due, or not at all. Called where the
-    /// policy [may be asked](Gate::is_free).
+    /// policy [may be asked](Shared::is_free).
     pub(crate) fn take_free(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
         if !self.gate_word.has(LATE) {
             return self.rule.try_take(now, ask);
@@ -351,7 +352,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Ring for Gate<R, C> {
+impl<R: Rule<C>, C: Timer> Ring for Shared<R, C> {
     fn ring(&self) {
         self.with_queue(|_, _, _| ());
     }
@@ -359,7 +360,7 @@ impl<R: Rule<C>, C: Timer> Ring for Gate<R, C> {
 
 /// What a call took, until its caller has it: given back if foreign code panics in between.
 pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
-    gate: &'a Gate<R, C>,
+    shared: &'a Shared<R, C>,
     /// `None` when the caller has it.
     charge: Option<R::Charge>,
     /// The [number](Queue::number) when it was taken, if it is not to be undone in part later.
@@ -370,14 +371,14 @@ pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
 
 impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
     /// What was taken just now, under the lock.
-    pub(crate) fn new(gate: &'a Gate<R, C>, queue: &Queue<R, C>, charge: R::Charge) -> Self {
-        Held { gate, charge: Some(charge), since: queue.number(), begun: 0 }
+    pub(crate) fn new(shared: &'a Shared<R, C>, queue: &Queue<R, C>, charge: R::Charge) -> Self {
+        Held { shared, charge: Some(charge), since: queue.number(), begun: 0 }
     }
 
     /// The same for what may be undone in part later.
-    pub(crate) fn begin(gate: &'a Gate<R, C>, queue: &mut Queue<R, C>, charge: R::Charge) -> Self {
-        let begun = queue.begin(&gate.rule, &charge);
-        Held { gate, charge: Some(charge), since: 0, begun }
+    pub(crate) fn begin(shared: &'a Shared<R, C>, queue: &mut Queue<R, C>, charge: R::Charge) -> Self {
+        let begun = queue.begin(&shared.rule, &charge);
+        Held { shared, charge: Some(charge), since: 0, begun }
     }
 
     /// The caller has it.
@@ -393,15 +394,15 @@ impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(charge) = self.charge.take() else { return };
         run_in_drop(|| {
-            self.gate.locked(|queue, _, after| match self.begun {
-                0 => queue.undo_since(&self.gate.rule, charge, self.since, after),
-                begun => queue.undo(&self.gate.rule, charge, begun, after),
+            self.shared.locked(|queue, _, after| match self.begun {
+                0 => queue.undo_since(&self.shared.rule, charge, self.since, after),
+                begun => queue.undo(&self.shared.rule, charge, begun, after),
             });
         });
     }
 }
 
-impl<R: Rule<C>, C: Timer> Gate<R, C> {
+impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// The status of a policy behind this queue.
     pub(crate) fn status_of(&self, status: impl FnOnce(Nanos) -> PolicyStatus) -> Status {
         let (in_line, seats) = self.waiting();
@@ -442,7 +443,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
     }
 }
 
-impl<P: Policy, C: Timer> Gate<Single<P>, C> {
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&self, n: u32) {
         let Single { policy, state } = &self.rule;

@@ -1,4 +1,4 @@
-//! How a request waits at a gate: it joins the line, looks for its answer, and leaves.
+//! How a request waits at a limiter: it joins the line, looks for its answer, and leaves.
 
 use std::sync::Arc;
 use std::task::{Poll, ready};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::pending::{Leave, Place, Poller, Wait};
-use crate::limiter::shared::{Answer, Gate, Held};
+use crate::limiter::shared::{Answer, Held, Shared};
 use crate::line::deferred::run_in_drop;
 use crate::line::outcome::{Outcome, Pass};
 use crate::line::recheck::Ring;
@@ -21,7 +21,7 @@ use crate::time::Nanos;
 /// same time.
 const TOO_OFTEN: u8 = 16;
 
-impl<R: Rule<C>, C: Timer> Gate<R, C> {
+impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Polls a request: on behalf of a task or a blocked thread.
     #[inline]
     pub(crate) fn poll(
@@ -137,7 +137,7 @@ impl<R: Rule<C>, C: Timer> Gate<R, C> {
 
     /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
     pub(crate) fn reserve(self: &Arc<Self>, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
-        let mut this = Leave { gate: self, wait: Wait::new(ask) };
+        let mut this = Leave { shared: self, wait: Wait::new(ask) };
         let wait = &mut this.wait;
         let answer = self.with_queue(|queue, now, after| {
             let (source, ask) = (self.source(), &wait.ask);

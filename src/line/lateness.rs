@@ -25,8 +25,8 @@
 //!
 //! # Memory ordering
 //!
-//! **Shared**: `late` and `noted`, two numbers; and the flag [`LATE`](crate::limiter::gate_word::LATE) of the
-//! gate word, which says that it may not be zero.
+//! **Shared**: `late` and `noted`, two numbers; and the flag
+//! [`LATE`](crate::limiter::gate_word::LATE) of the gate word, which says that it may not be zero.
 //!
 //! | operation | ordering | what for |
 //! |---|---|---|

@@ -228,7 +228,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.unseen[0] + self.unseen[1]
     }
 
-    /// How many requests are in line, were granted a moment ago and have not run yet, or hold a seat.
+    /// How many requests are in line, were granted a moment ago and have not run yet, or hold a
+    /// seat.
     pub(crate) fn present(&self) -> usize {
         self.len + self.unseen() + self.seats.len()
     }

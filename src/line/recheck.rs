@@ -1,10 +1,10 @@
-//! Asking another gate to look at its queue, when no lock is held.
+//! Asking another limiter to look at its queue, when no lock is held.
 //!
-//! A gate of several limiters and those of its members tell each other when times have moved. One
-//! may not lock the other while it holds its own lock, so it leaves the ring in its
+//! A composite and its members tell each other when times have moved. One may not lock the other
+//! while it holds its own lock, so it leaves the ring in its
 //! [`After`](crate::line::deferred::After). And one ring often leads to the next, along a chain as
-//! long as there are gates. So a thread that is ringing already puts further rings on its list and
-//! goes on in a loop, instead of calling deeper and deeper.
+//! long as there are limiters. So a thread that is ringing already puts further rings on its list
+//! and goes on in a loop, instead of calling deeper and deeper.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::sync::thread_local;
 
-/// A gate that can be asked to look at its queue.
+/// A limiter that can be asked to look at its queue.
 pub(crate) trait Ring: Send + Sync {
     /// Serves those who are due. Called without any lock.
     fn ring(&self);
@@ -42,12 +42,12 @@ pub(crate) fn ring_all(rings: Vec<Arc<dyn Ring>>) -> Option<Box<dyn Any + Send>>
         }
     });
     let mut panic = None;
-    // One that panics must not take the others with it. The gate may be gone with its last
+    // One that panics must not take the others with it. The limiter may be gone with its last
     // reference, which is foreign code, too.
-    let mut ring = |gate: Arc<dyn Ring>| {
+    let mut ring = |shared: Arc<dyn Ring>| {
         let rung = catch_unwind(AssertUnwindSafe(|| {
-            gate.ring();
-            drop(gate);
+            shared.ring();
+            drop(shared);
         }));
         match (rung, &panic) {
             (Ok(()), _) => {}

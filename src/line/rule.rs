@@ -1,5 +1,5 @@
-//! What a gate asks for permits: a policy with its state, one key of many, or several limiters at
-//! once.
+//! What a limiter asks for permits: a policy with its state, one key of many, or several limiters
+//! at once.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
 use crate::time::Nanos;
 
-/// Decides about requests. A [`Gate`](crate::limiter::shared::Gate) adds the queue.
+/// Decides about requests. The line adds the waiting.
 ///
 /// The methods that take an [`After`] are called with the queue's lock held, and leave there
 /// whatever has to be done without it.
@@ -101,7 +101,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// See [`Policy::level_unit`].
     fn level_unit(&self) -> (u64, u64);
 
-    /// Whether the gate remembers by how much its grants are late: see `line/lateness.rs`.
+    /// Whether the limiter remembers by how much its grants are late: see `line/lateness.rs`.
     fn knows_lateness(&self) -> bool {
         self.catches_up()
     }

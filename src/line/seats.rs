@@ -16,7 +16,8 @@
 //!
 //! Jobs are filled in so on large computers, where it is called backfilling. A limiter that is due
 //! long before the other goes on serving everybody, and stops in time to have the permits ready.
-//! When `at` has come the seat is rung: its gate takes from all members, or finds a later time.
+//! When `at` has come the seat is rung: its composite takes from all members, or finds a later
+//! time.
 //!
 //! # What a look costs
 //!
@@ -33,9 +34,9 @@
 //!
 //! # When a time moves
 //!
-//! If permits come earlier here, the first seat that is here is rung: its gate finds its time anew.
-//! The next one is rung when that one has left or waits for another limiter. So each event rings
-//! one seat, not all of them.
+//! If permits come earlier here, the first seat that is here is rung: its composite finds its time
+//! anew. The next one is rung when that one has left or waits for another limiter. So each event
+//! rings one seat, not all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -122,7 +123,7 @@ struct Seat<Ask, Ahead> {
     at: Nanos,
     /// When it was due here, when it was told last.
     due: Nanos,
-    gate: Weak<dyn Ring>,
+    shared: Weak<dyn Ring>,
 }
 
 impl<R: Rule<C>, C: Timer> Seats<R, C> {
@@ -373,7 +374,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// Rings all of them.
     pub(crate) fn ring_all(&self, after: &mut After<C>) {
-        after.rings.extend(self.list.values().filter_map(|seat| seat.gate.upgrade()));
+        after.rings.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
     }
 
     /// Takes a seat behind all of its priority, who are `ahead` without seats. Returns its place.
@@ -383,7 +384,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         ask: R::Ask,
         priority: i8,
         mut ahead: R::Ahead,
-        gate: Weak<dyn Ring>,
+        shared: Weak<dyn Ring>,
     ) -> u64 {
         if self.list.is_empty() {
             self.gone = R::Ahead::default();
@@ -392,7 +393,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         rule.merge(&mut ahead, &self.here_before(rule, place));
         rule.merge(&mut ahead, &self.gone);
         // Idle until it is told a time.
-        self.insert(rule, place, Seat { ask, ahead, at: Nanos::MAX, due: Nanos::ZERO, gate });
+        self.insert(rule, place, Seat { ask, ahead, at: Nanos::MAX, due: Nanos::ZERO, shared });
         place
     }
 
@@ -471,7 +472,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
         // Those in front first: so each finds a time behind them, and not the same one as they.
         due.sort_unstable();
-        after.rings.extend(due.iter().filter_map(|place| self.list.get(place)?.gate.upgrade()));
+        after.rings.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };
         let Some(due) = self.due_in_seat(rule, (now, now), place, ask) else { return };
         if let Some(seat) = self.list.get_mut(&place)
@@ -479,7 +480,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             && seat.at > now
         {
             seat.due = due;
-            after.rings.extend(seat.gate.upgrade());
+            after.rings.extend(seat.shared.upgrade());
         }
     }
 }
