@@ -159,8 +159,8 @@ fn broken_what_is_put_back_is_what_was_taken() {
         let now = crate::Clock::now(clock);
         let (policy, state) = (&a.rule.policy, &a.rule.state);
         let Ok(charge) = crate::Policy::try_acquire(policy, state, now, 1) else { return };
-        a.with_queue(|queue, _, _| {
-            queue.refund(&a.rule, || crate::Policy::undo(policy, state, now, charge, u64::MAX));
+        a.with_line(|line, _, _| {
+            line.refund(&a.rule, || crate::Policy::undo(policy, state, now, charge, u64::MAX));
         });
     });
 }
@@ -182,7 +182,7 @@ impl Request {
     }
 
     fn is_granted(&mut self) -> bool {
-        let waiting = crate::sync::lock(&self.limiter.queue).len();
+        let waiting = crate::sync::lock(&self.limiter.line).len();
         assert_eq!(waiting, 0, "nobody is left waiting");
         self.limiter.claim(&mut self.wait) == Ok(true)
     }
@@ -248,7 +248,7 @@ fn a_refund_reaches_those_who_sit_down_meanwhile() {
 fn broken_a_refund_reaches_those_who_sit_down_meanwhile() {
     sitting_down_against_a_refund(|a| {
         let level = crate::Policy::refund(&a.rule.policy, &a.rule.state, Nanos::ZERO, 1);
-        crate::sync::lock(&a.queue).refund(&a.rule, || level);
+        crate::sync::lock(&a.line).refund(&a.rule, || level);
     });
 }
 

@@ -11,7 +11,7 @@ use super::support::{LoomClock, Woken, model};
 use crate::error::Refusal;
 use crate::limiter::pending::{Place, Poller, Wait};
 use crate::limiter::shared::Shared;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::rule::Single;
 use crate::line::{Kind, Newcomer};
 use crate::policy::{SmoothBursty, TokenBucket};
@@ -91,7 +91,7 @@ fn a_try_that_begins_in_a_pause_does_not_pass() {
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
-    pause_against_try(|limiter| lock(&limiter.queue).control.opens = SECOND);
+    pause_against_try(|limiter| lock(&limiter.line).control.opens = SECOND);
 }
 
 /// Whoever comes after a pause ends it for all: the flag goes down, also if a waiter joined and
@@ -133,7 +133,7 @@ fn pause_against_join(pause: fn(&TestLimiter)) {
         assert!(!joining.is_granted(), "nobody passes in a pause");
         // And nobody helps: the alarm was set to the end of the pause.
         clock.set(Nanos::new(2_000_000_000));
-        assert_eq!(lock(&limiter.queue).len(), 0, "nobody is left waiting");
+        assert_eq!(lock(&limiter.line).len(), 0, "nobody is left waiting");
         assert!(joining.is_granted());
     });
 }
@@ -149,7 +149,7 @@ fn who_joins_during_a_pause_is_served_after_it() {
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_who_joins_during_a_pause_is_served_after_it() {
     pause_against_join(|limiter| {
-        if lock(&limiter.queue).len() == 0 {
+        if lock(&limiter.line).len() == 0 {
             limiter.pause_until(Nanos::new(2_000_000_000));
         }
     });
@@ -188,7 +188,7 @@ fn two_join_one_place(join: fn(&mut Joining) -> bool) {
         let mut first = Joining::new(&limiter);
         let waits = join(&mut first);
         let (other_waits, _second) = other.join().expect("no panic");
-        assert!(lock(&limiter.queue).len() <= 1, "never more than the bound");
+        assert!(lock(&limiter.line).len() <= 1, "never more than the bound");
         assert!(waits != other_waits);
     });
 }
@@ -204,10 +204,10 @@ fn a_bound_is_never_exceeded() {
 fn broken_a_bound_is_never_exceeded() {
     two_join_one_place(|joining| {
         let limiter = &joining.limiter;
-        if !lock(&limiter.queue).has_room(&limiter.rule, &1) {
+        if !lock(&limiter.line).has_room(&limiter.rule, &1) {
             return false;
         }
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let newcomer = Newcomer {
             ask: 1,
             priority: 0,
@@ -217,7 +217,7 @@ fn broken_a_bound_is_never_exceeded() {
             deadline: Nanos::MAX,
             waker: None,
         };
-        let key = lock(&limiter.queue).push(&limiter.source(), newcomer, &mut after);
+        let key = lock(&limiter.line).push(&limiter.source(), newcomer, &mut deferred);
         joining.wait = Wait { place: Place::Queued(key), since: Nanos::ZERO, ..Wait::new(1) };
         true
     });
@@ -272,6 +272,6 @@ fn shadow_reaches_those_who_join_meanwhile() {
         let ready = joining.poll().is_ready();
         other.join().expect("no panic");
         assert!(ready || joining.is_granted());
-        assert_eq!(lock(&limiter.queue).len(), 0);
+        assert_eq!(lock(&limiter.line).len(), 0);
     });
 }

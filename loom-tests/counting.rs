@@ -12,7 +12,7 @@ use super::support::{LoomClock, Woken, model, model_of_three};
 use crate::counting::line::{LINE, weight};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::recheck::Ring;
 
 /// A wait that was polled once.
@@ -177,13 +177,13 @@ fn a_permit_given_back_reaches_a_place_that_stands_up_meanwhile() {
         let ring: Arc<dyn Ring> = bell.clone();
         let place = limit.sit(Arc::downgrade(&ring));
         let other = thread::spawn(move || drop(held));
-        let mut after = After::<LoomClock>::new();
-        let turn = limit.stand(place, 1, &mut after);
-        drop(after);
+        let mut deferred = Deferred::<LoomClock>::new();
+        let turn = limit.stand(place, 1, &mut deferred);
+        drop(deferred);
         other.join().expect("no panic");
         assert!(turn || bell.0.load(Ordering::Relaxed), "the ring is lost");
         let permit = limit.take_turn(place, 1).expect("its turn");
-        limit.rise(place, &mut After::<LoomClock>::new());
+        limit.rise(place, &mut Deferred::<LoomClock>::new());
         drop(permit);
         assert_eq!(limit.available(), 1);
     });

@@ -1,4 +1,4 @@
-//! The gate word: requests without the lock against the queue behind it.
+//! The gate word: requests without the lock against the line behind it.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -12,7 +12,7 @@ use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::pending::{Place, Poller, Wait};
 use crate::limiter::shared::Shared;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::recheck::Ring;
 use crate::line::rule::Single;
 use crate::line::{Kind, Newcomer};
@@ -52,7 +52,7 @@ impl Request {
 
     /// Whether the permit is there, without anybody's help: no clock moves, nobody else is served.
     fn is_granted(&mut self) -> bool {
-        let waiting = lock(&self.limiter.queue).len();
+        let waiting = lock(&self.limiter.line).len();
         assert_eq!(waiting, 0, "nobody is left waiting");
         self.limiter.claim(&mut self.wait) == Ok(true)
     }
@@ -106,7 +106,7 @@ fn broken_a_try_never_overtakes_a_waiter() {
 }
 
 /// A waiter joins while somebody gives a permit back: it gets the permit, now or when the refund
-/// looks at the queue.
+/// looks at the line.
 fn join_against_refund(refund: fn(&TestLimiter)) {
     model(move || {
         let (limiter, _clock) = limiter();
@@ -168,22 +168,21 @@ fn an_alarm_is_not_missed_while_it_is_set() {
 fn broken_an_alarm_is_not_missed_while_it_is_set() {
     join_against_time(|request| {
         let limiter = &request.limiter;
-        let mut after = After::new();
-        let mut queue = lock(&limiter.queue);
+        let mut deferred = Deferred::new();
+        let mut line = lock(&limiter.line);
         let now = crate::Clock::now(&limiter.clock);
-        let alarm =
-            u32::try_from(queue.alarms.join(&limiter.clock, (), now, || limiter.weak())).expect("one");
+        let alarm = u32::try_from(line.alarms.join(&limiter.clock, (), now, || limiter.weak())).expect("one");
         let kind = Kind::Task { alarm, lost: 0 };
         let waker = Some(request.waker.clone());
         let newcomer =
             Newcomer { ask: 1, priority: 0, droppable: false, kind, since: now, deadline: Nanos::MAX, waker };
-        let key = queue.push(&limiter.source(), newcomer, &mut after);
-        limiter.tell_gate_word(&queue);
-        let job = queue.watch(SECOND, &limiter.clock, &mut after);
-        drop(queue);
+        let key = line.push(&limiter.source(), newcomer, &mut deferred);
+        limiter.tell_gate_word(&line);
+        let job = line.watch(SECOND, &limiter.clock, &mut deferred);
+        drop(line);
         if let Some(mut job) = job {
             job.run();
-            lock(&limiter.queue).put_back(job, false, &mut after);
+            lock(&limiter.line).put_back(job, false, &mut deferred);
         }
         request.wait = Wait { place: Place::Queued(key), since: now, ..Wait::new(1) };
     });
@@ -242,12 +241,12 @@ fn a_dropped_waiter_passes_its_permit_on() {
 fn broken_a_dropped_waiter_passes_its_permit_on() {
     drop_against_grant(|limiter, wait| {
         let Some(key) = wait.take_key() else { return };
-        let mut after = After::new();
-        let mut queue = lock(&limiter.queue);
-        queue.remove(&limiter.source(), key, &mut after);
-        limiter.tell_gate_word(&queue);
-        drop(queue);
-        drop(after);
+        let mut deferred = Deferred::new();
+        let mut line = lock(&limiter.line);
+        line.remove(&limiter.source(), key, &mut deferred);
+        limiter.tell_gate_word(&line);
+        drop(line);
+        drop(deferred);
     });
 }
 

@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
 use crate::keyed::table::{Found, Line, Table};
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
 use crate::sync::{read, write};
@@ -355,9 +355,9 @@ fn a_line_that_is_settled_meanwhile_goes_along() {
 fn broken_a_line_that_is_made_meanwhile_goes_along() {
     changing_against_lines(
         |keys| {
-            let mut after = After::new();
+            let mut deferred = Deferred::new();
             for (_, line) in write(&keys.shards[0]).all_lines() {
-                line.shared().follow(Change::rate(SLOWER), Nanos::ZERO, &mut after);
+                line.shared().follow(Change::rate(SLOWER), Nanos::ZERO, &mut deferred);
             }
             let old = keys.policy();
             change_states(keys, &old);

@@ -12,7 +12,7 @@ use crate::clock::Timer;
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::limiter::shared::Shared;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::recheck::Ring;
 use crate::line::rule::Rule;
 use crate::line::seats::UNSURE;
@@ -192,21 +192,21 @@ impl<C: Timer> All<C> {
     }
 
     /// Gives up seats in the lines of the members.
-    fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, after: &mut After<C>) {
+    fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred<C>) {
         for places in places {
             for (entry, place) in self.members.iter().zip(places) {
-                entry.rise(place, after);
+                entry.rise(place, deferred);
             }
         }
     }
 }
 
 impl<C: Timer> Entry<C> {
-    fn rise(&self, place: u64, after: &mut After<C>) {
+    fn rise(&self, place: u64, deferred: &mut Deferred<C>) {
         match (&self.kind, place) {
             (_, 0) => {}
-            (Kind::Rate(member), _) => member.rise(place, after),
-            (Kind::Counting(limit), _) => limit.rise(place, after),
+            (Kind::Rate(member), _) => member.rise(place, deferred),
+            (Kind::Counting(limit), _) => limit.rise(place, deferred),
         }
     }
 }
@@ -272,14 +272,14 @@ impl<C: Timer> Rule<C> for All<C> {
         at: Nanos,
         now: Nanos,
         ask: &Weights,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Result<AllCharge<C>, Refusal> {
         let due = self.ready_at(now, &Vec::new(), ask);
         if due > now {
             return Err(limited(due, now));
         }
         // What counts comes first here: no permit of a rate is spent on somebody who cannot begin.
-        let permits = self.take_counting(ask, after)?;
+        let permits = self.take_counting(ask, deferred)?;
         // If it was that for which it waited, the rates were not late.
         let last = Nanos::new(self.last.load(Ordering::Relaxed));
         let waited_for_permits = lock(&self.seats).counting.was_short(ask.priority);
@@ -288,18 +288,18 @@ impl<C: Timer> Rule<C> for All<C> {
         let mut taken = Vec::with_capacity(self.members.len());
         for (index, member, n) in self.rates(ask) {
             let place = lock(&self.seats).place(index, ask.priority);
-            match member.take(late, place, (n, ask.priority), after) {
+            match member.take(late, place, (n, ask.priority), deferred) {
                 Ok(share) => taken.push((index, share)),
                 Err(refusal) => {
-                    taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
-                    after.drops.push(Box::new(permits));
+                    taken.into_iter().rev().for_each(|(_, share)| share.undo(deferred));
+                    deferred.drops.push(Box::new(permits));
                     return Err(refusal);
                 }
             }
         }
         self.last.store(at.as_u64(), Ordering::Relaxed);
         // The next one of this priority sits down behind others.
-        self.nobody_waits(ask.priority, after);
+        self.nobody_waits(ask.priority, deferred);
         Ok(AllCharge { taken, permits })
     }
 
@@ -352,10 +352,10 @@ impl<C: Timer> Rule<C> for All<C> {
 
     fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<u128>) {}
 
-    fn undo(&self, _now: Nanos, charge: AllCharge<C>, _most: u64, after: &mut After<C>) -> u64 {
+    fn undo(&self, _now: Nanos, charge: AllCharge<C>, _most: u64, deferred: &mut Deferred<C>) -> u64 {
         let AllCharge { taken, permits } = charge;
-        taken.into_iter().rev().for_each(|(_, share)| share.undo(after));
-        after.drops.push(Box::new(permits));
+        taken.into_iter().rev().for_each(|(_, share)| share.undo(deferred));
+        deferred.drops.push(Box::new(permits));
         u64::MAX
     }
 
@@ -383,10 +383,15 @@ impl<C: Timer> Rule<C> for All<C> {
         }
     }
 
-    fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, after: &mut After<C>) -> Nanos {
+    fn wait_first(
+        &self,
+        now: Nanos,
+        first: Option<(&Weights, i8, Nanos)>,
+        deferred: &mut Deferred<C>,
+    ) -> Nanos {
         let Some((ask, priority, due)) = first else {
             let places = std::mem::take(&mut lock(&self.seats).places);
-            self.rise(places.into_values(), after);
+            self.rise(places.into_values(), deferred);
             lock(&self.seats).counting.begin();
             return Nanos::MAX;
         };
@@ -396,8 +401,8 @@ impl<C: Timer> Rule<C> for All<C> {
             for (index, entry) in self.members.iter().enumerate() {
                 match (&entry.kind, seats.place(index, seats.first)) {
                     (_, 0) => {}
-                    (Kind::Rate(member), place) => member.stand_by(place, after),
-                    (Kind::Counting(limit), place) => limit.park(place, after),
+                    (Kind::Rate(member), place) => member.stand_by(place, deferred),
+                    (Kind::Counting(limit), place) => limit.park(place, deferred),
                 }
             }
             seats.first = priority;
@@ -408,20 +413,20 @@ impl<C: Timer> Rule<C> for All<C> {
         for ((entry, place), n) in self.members.iter().zip(places).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Counting(_) => {}
-                Kind::Rate(_) if *n == 0 => entry.rise(std::mem::take(place), after),
+                Kind::Rate(_) if *n == 0 => entry.rise(std::mem::take(place), deferred),
                 Kind::Rate(member) => {
                     new |= *place == 0;
-                    let (seat, due) = member.sit(*place, (*n, priority), at, &self.waker(), after);
+                    let (seat, due) = member.sit(*place, (*n, priority), at, &self.waker(), deferred);
                     *place = seat;
                     alone_from = alone_from.max(due);
                 }
             }
         }
-        let look_at = self.place_counting(&mut seats, now, (ask, due), after);
+        let look_at = self.place_counting(&mut seats, now, (ask, due), deferred);
         drop(seats);
         // Before there was a seat to ring, a time may have moved.
         if new && self.ready_at(now, &Vec::new(), ask) < due {
-            after.rings.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Ring>));
+            deferred.rings.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Ring>));
         }
         // If it is due later than by each of the members for itself, others will go first somewhere
         // who do not now: it is away everywhere until then, and waits for one member alone from
@@ -434,14 +439,14 @@ impl<C: Timer> Rule<C> for All<C> {
         }
     }
 
-    fn nobody_waits(&self, priority: i8, after: &mut After<C>) {
+    fn nobody_waits(&self, priority: i8, deferred: &mut Deferred<C>) {
         let mut seats = lock(&self.seats);
         let places = seats.places.remove(&priority);
         if seats.first == priority {
             seats.counting.begin();
         }
         drop(seats);
-        self.rise(places, after);
+        self.rise(places, deferred);
     }
 
     /// What a request weighs is told by its members' terms.
@@ -483,10 +488,10 @@ impl<C: Timer> All<C> {
 /// Nobody waits for all of them any more, whether their futures were dropped or leaked.
 impl<C: Timer> Drop for All<C> {
     fn drop(&mut self) {
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let places = std::mem::take(&mut lock(&self.seats).places);
-        self.rise(places.into_values(), &mut after);
-        drop(after);
+        self.rise(places.into_values(), &mut deferred);
+        drop(deferred);
     }
 }
 

@@ -24,7 +24,7 @@ use crate::all_of::all::{All, Kind, Permits, Seats};
 use crate::all_of::weights::Weights;
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::sync::lock;
 use crate::time::Nanos;
 
@@ -78,7 +78,11 @@ impl Counting {
 
 impl<C: Timer> All<C> {
     /// Takes the permits in use, all or none, for a waiter whose rates are due.
-    pub(super) fn take_counting(&self, ask: &Weights, after: &mut After<C>) -> Result<Permits, Refusal> {
+    pub(super) fn take_counting(
+        &self,
+        ask: &Weights,
+        deferred: &mut Deferred<C>,
+    ) -> Result<Permits, Refusal> {
         let mut seats = lock(&self.seats);
         let place = |seats: &Seats, index| seats.place(index, ask.priority);
         // All are looked at first: taking and giving back would ring the composite again.
@@ -96,7 +100,7 @@ impl<C: Timer> All<C> {
         });
         taken.map(|()| std::mem::take(&mut permits)).inspect_err(|_| {
             seats.counting.short = Some(ask.priority);
-            after.drops.push(Box::new(permits));
+            deferred.drops.push(Box::new(permits));
         })
     }
 
@@ -107,7 +111,7 @@ impl<C: Timer> All<C> {
         seats: &mut Seats,
         now: Nanos,
         (ask, due): (&Weights, Nanos),
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Nanos {
         let Seats { places, counting, .. } = seats;
         let Some(places) = places.get_mut(&ask.priority) else { return Nanos::MAX };
@@ -117,7 +121,7 @@ impl<C: Timer> All<C> {
             match &entry.kind {
                 Kind::Rate(_) => {}
                 Kind::Counting(limit) if *place == 0 => *place = limit.sit(self.waker()),
-                Kind::Counting(limit) if *n == 0 => limit.park(*place, after),
+                Kind::Counting(limit) if *n == 0 => limit.park(*place, deferred),
                 Kind::Counting(_) => {}
             }
         }
@@ -130,7 +134,7 @@ impl<C: Timer> All<C> {
         let asked = || self.counting(ask).map(|(index, limit, n)| (index, limit, places[index], n));
         if counting.was_short.is_none() {
             if !counting.may_keep(now, due.saturating_since(now)) {
-                asked().for_each(|(_, limit, place, _)| limit.park(place, after));
+                asked().for_each(|(_, limit, place, _)| limit.park(place, deferred));
                 counting.marks.fill(Mark::default());
             }
             return Nanos::MAX;
@@ -151,8 +155,8 @@ impl<C: Timer> All<C> {
             let mark = &mut counting.marks[index];
             mark.passes |= mark.there && counting.until <= now;
             if mark.passes {
-                limit.park(place, after);
-            } else if limit.stand(place, n, after) {
+                limit.park(place, deferred);
+            } else if limit.stand(place, n, deferred) {
                 // If it came a moment ago, that is to be looked at as above.
                 again |= !mark.there;
                 look_at = counting.until;
@@ -160,7 +164,7 @@ impl<C: Timer> All<C> {
             all &= mark.there;
         }
         if again || all {
-            after.rings.extend(self.shared.upgrade().map(|shared| shared as _));
+            deferred.rings.extend(self.shared.upgrade().map(|shared| shared as _));
         }
         look_at
     }

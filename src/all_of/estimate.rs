@@ -124,7 +124,7 @@ impl<C: Timer> AllOf<C> {
         match blocking::acquire(&self.shared, wait) {
             Ok((waited, charge, begun)) => {
                 if charge.is_some() {
-                    lock(&self.shared.queue).end(begun);
+                    lock(&self.shared.line).end(begun);
                 }
                 Ok(AllEstimate::new(ask, charge.unwrap_or_default(), waited))
             }
@@ -168,7 +168,7 @@ impl<C: Timer> Future for AcquireAllEstimate<C> {
             Poll::Ready(Ok((waited, charge))) => {
                 // It is the members' marks that count.
                 if charge.is_some() {
-                    lock(&this.shared.queue).end(wait.begun());
+                    lock(&this.shared.line).end(wait.begun());
                 }
                 Poll::Ready(Ok(AllEstimate::new(wait.ask().clone(), charge.unwrap_or_default(), waited)))
             }

@@ -1,15 +1,15 @@
 //! One limiter among several: what a composite asks of it.
 //!
-//! Two kinds of calls. Those of a `try_` hold no lock when they come; they go past the queue while
+//! Two kinds of calls. Those of a `try_` hold no lock when they come; they go past the line while
 //! nobody is in it. Those on behalf of a waiter come with the composite's lock, take the
-//! member's for a moment, and leave all foreign code in [`After`].
+//! member's for a moment, and leave all foreign code in [`Deferred`].
 //!
 //! # Taking without the lock
 //!
 //! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
-//! it puts back exactly that, as far as there was room since (`line/undo.rs`). The queue knows that
+//! it puts back exactly that, as far as there was room since (`line/undo.rs`). The line knows that
 //! only of grants that were made under its lock. So the limiter publishes a number (`levels`) that
-//! changes each time permits are given back, and the queue keeps how much that was the last times.
+//! changes each time permits are given back, and the line keeps how much that was the last times.
 //! The room since the number that was read before the take follows from that. If permits were given
 //! back more often than is kept, or the terms were changed, nothing is put back.
 //!
@@ -20,7 +20,7 @@
 //! | `levels` is compared, under the lock | as the lock | | |
 //!
 //! **Why enough.** The bad execution: permits are given back after the take, and the number is that
-//! read before it. Giving back happens under the lock and raises the queue's own number in the same
+//! read before it. Giving back happens under the lock and raises the line's own number in the same
 //! section. The comparison takes the lock after the take. If it comes after that section, it sees
 //! the higher number. If it comes before, the permits are given back after the undoing, which is no
 //! harm. The other way round, a number that is read with Acquire and counts a level means that the
@@ -37,8 +37,8 @@ use crate::error::Refusal;
 use crate::limiter::gate_word::{LATE, OBSERVED, SHADOW, SHARE_KEPT};
 use crate::limiter::grant::{Settle, Share};
 use crate::limiter::shared::Shared;
-use crate::line::Queue;
-use crate::line::deferred::After;
+use crate::line::Line;
+use crate::line::deferred::Deferred;
 use crate::line::recheck::Ring;
 use crate::line::rule::OneRule;
 use crate::line::seats::end_of;
@@ -109,14 +109,14 @@ pub(crate) trait Member<C: Timer>: Ring {
         asked: (u32, i8),
         at: Span,
         shared: &Weak<dyn Ring>,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> (u64, Span);
 
     /// Keeps a seat as a place only.
-    fn stand_by(&self, seat: u64, after: &mut After<C>);
+    fn stand_by(&self, seat: u64, deferred: &mut Deferred<C>);
 
     /// Gives up a seat.
-    fn rise(&self, seat: u64, after: &mut After<C>);
+    fn rise(&self, seat: u64, deferred: &mut Deferred<C>);
 
     /// Takes `n` permits through a seat, or with place 0 as a newcomer, as of so long ago.
     fn take(
@@ -124,42 +124,42 @@ pub(crate) trait Member<C: Timer>: Ring {
         late: Nanos,
         seat: u64,
         asked: (u32, i8),
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Result<Box<dyn Taken<C>>, Refusal>;
 }
 
 /// What a member gave to a waiter. Dropped, it is final.
 pub(crate) trait Taken<C: Timer>: Settle {
     /// Puts it back.
-    fn undo(self: Box<Self>, after: &mut After<C>);
+    fn undo(self: Box<Self>, deferred: &mut Deferred<C>);
 
     /// A waiter sees its grant.
     fn seen(&self);
 }
 
 impl<R: OneRule<C>, C: Timer> Shared<R, C> {
-    /// The queue, for a short look on behalf of a waiter of a composite. Call
+    /// The line, for a short look on behalf of a waiter of a composite. Call
     /// [`let_go`](Shared::let_go) if anything has changed.
-    fn reach(&self) -> (MutexGuard<'_, Queue<R, C>>, Nanos) {
-        let mut queue = lock(&self.queue);
+    fn reach(&self) -> (MutexGuard<'_, Line<R, C>>, Nanos) {
+        let mut line = lock(&self.line);
         let now = self.clock.now();
-        queue.tell(now);
-        (queue, now)
+        line.tell(now);
+        (line, now)
     }
 
     /// Unlocks. If there is news for others than those in the `own` seats, they are seen to when no
     /// lock is held.
     fn let_go(
         self: &Arc<Self>,
-        queue: MutexGuard<'_, Queue<R, C>>,
+        line: MutexGuard<'_, Line<R, C>>,
         news: bool,
         own: usize,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) {
-        self.tell_others(&queue);
-        if news && (queue.len() > 0 || queue.seats.len() > own) {
-            drop(queue);
-            after.rings.push(self.clone());
+        self.tell_others(&line);
+        if news && (line.len() > 0 || line.seats.len() > own) {
+            drop(line);
+            deferred.rings.push(self.clone());
         }
     }
 }
@@ -171,8 +171,8 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         if !shared.gate_word.has(SHARE_KEPT) {
             return shared.rule.check(&n);
         }
-        let (queue, now) = shared.reach();
-        queue.check(&shared.rule, now, &n, priority)
+        let (line, now) = shared.reach();
+        line.check(&shared.rule, now, &n, priority)
     }
 
     fn changes(&self) -> u64 {
@@ -207,7 +207,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             let now = shared.clock.now();
             (shared.rule.ready_at(now, &0, &n), now)
         } else {
-            shared.with_queue(|queue, now, _| (queue.due_behind(&shared.rule, now, &n, priority), now))
+            shared.with_line(|line, now, _| (line.due_behind(&shared.rule, now, &n, priority), now))
         };
         due.saturating_since(now)
     }
@@ -224,9 +224,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             let levels = shared.levels.load(Ordering::Acquire);
             shared.take_free(shared.clock.now(), &n).map(|charge| (charge, levels))
         } else {
-            shared.with_queue(|queue, now, after| {
-                let charge = shared.take_in_line(queue, now, &n, priority, after)?;
-                let begun = queue.begin(&shared.rule, &charge);
+            shared.with_line(|line, now, deferred| {
+                let charge = shared.take_in_line(line, now, &n, priority, deferred)?;
+                let begun = line.begin(&shared.rule, &charge);
                 Ok((charge, begun))
             })
         };
@@ -240,13 +240,13 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let result = catch_unwind(AssertUnwindSafe(rest));
         if let Ok(Ok(())) = result {
             if !without_lock {
-                lock(&shared.queue).end(since);
+                lock(&shared.line).end(since);
             }
             return Ok(());
         }
-        shared.with_queue(|queue, _, after| match without_lock {
-            true => queue.undo_since(&shared.rule, charge, since, after),
-            false => queue.undo(&shared.rule, charge, since, after),
+        shared.with_line(|line, _, deferred| match without_lock {
+            true => line.undo_since(&shared.rule, charge, since, deferred),
+            false => line.undo(&shared.rule, charge, since, deferred),
         });
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -259,16 +259,16 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         (n, priority): (u32, i8),
     ) -> Span {
         let shared = &self.0;
-        let (queue, now) = shared.reach();
-        if queue.control.shadow {
+        let (line, now) = shared.reach();
+        if line.control.shadow {
             return Span::MIN;
         }
         let times = (time(now, begin), time(now, at.max(0)));
-        let due = match queue.seats.due_in_seat(&shared.rule, times, seat, &n) {
+        let due = match line.seats.due_in_seat(&shared.rule, times, seat, &n) {
             Some(due) => due,
             None => {
-                let ahead = queue.ahead(&shared.rule, priority).saturating_add(ahead);
-                queue.seats.due(&shared.rule, times, (end_of(priority), own), &ahead, &n)
+                let ahead = line.ahead(&shared.rule, priority).saturating_add(ahead);
+                line.seats.due(&shared.rule, times, (end_of(priority), own), &ahead, &n)
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
@@ -281,34 +281,34 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         (n, priority): (u32, i8),
         at: Span,
         waiter: &Weak<dyn Ring>,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> (u64, Span) {
         let shared = &self.0;
-        let (mut queue, now) = shared.reach();
+        let (mut line, now) = shared.reach();
         let seat = if seat > 0 {
             seat
         } else {
-            let ahead = queue.ahead(&shared.rule, priority);
-            queue.seats.sit(&shared.rule, n, priority, ahead, waiter.clone())
+            let ahead = line.ahead(&shared.rule, priority);
+            line.seats.sit(&shared.rule, n, priority, ahead, waiter.clone())
         };
-        let (news, due) = queue.seats.tell(&shared.rule, now, seat, &n, time(now, at));
-        let due = if queue.control.shadow { Span::MIN } else { span(due, now) };
-        shared.let_go(queue, news, 1, after);
+        let (news, due) = line.seats.tell(&shared.rule, now, seat, &n, time(now, at));
+        let due = if line.control.shadow { Span::MIN } else { span(due, now) };
+        shared.let_go(line, news, 1, deferred);
         (seat, due)
     }
 
-    fn stand_by(&self, seat: u64, after: &mut After<C>) {
+    fn stand_by(&self, seat: u64, deferred: &mut Deferred<C>) {
         let shared = &self.0;
-        let (mut queue, _) = shared.reach();
-        let news = queue.seats.stand_by(&shared.rule, seat);
-        shared.let_go(queue, news, 1, after);
+        let (mut line, _) = shared.reach();
+        let news = line.seats.stand_by(&shared.rule, seat);
+        shared.let_go(line, news, 1, deferred);
     }
 
-    fn rise(&self, seat: u64, after: &mut After<C>) {
+    fn rise(&self, seat: u64, deferred: &mut Deferred<C>) {
         let shared = &self.0;
-        let (mut queue, _) = shared.reach();
-        let news = queue.seats.rise(&shared.rule, seat);
-        shared.let_go(queue, news, 0, after);
+        let (mut line, _) = shared.reach();
+        let news = line.seats.rise(&shared.rule, seat);
+        shared.let_go(line, news, 0, deferred);
     }
 
     fn take(
@@ -316,15 +316,15 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         late: Nanos,
         seat: u64,
         (n, priority): (u32, i8),
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Result<Box<dyn Taken<C>>, Refusal> {
         let shared = &self.0;
-        let (mut queue, now) = shared.reach();
-        queue.serve(&shared.source(), now, after);
-        let due = match queue.seats.due_in_seat(&shared.rule, (now, now), seat, &n) {
+        let (mut line, now) = shared.reach();
+        line.serve(&shared.source(), now, deferred);
+        let due = match line.seats.due_in_seat(&shared.rule, (now, now), seat, &n) {
             Some(due) => due,
-            None if queue.is_open(&shared.rule, now, &n, priority) => {
-                queue.due_behind(&shared.rule, now, &n, priority)
+            None if line.is_open(&shared.rule, now, &n, priority) => {
+                line.due_behind(&shared.rule, now, &n, priority)
             }
             None => Nanos::MAX,
         };
@@ -333,21 +333,21 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         // A request that just came may use how late the last grants were.
         let at = if due <= now { at.min(shared.source().arrival(now, || due).max(due)) } else { at };
         let charge = match due <= now {
-            true => queue.charge(&shared.source(), at, now, &n, after),
+            true => line.charge(&shared.source(), at, now, &n, deferred),
             false => Err(limited(due, now)),
         };
         let part = match charge {
             Ok(charge) => {
-                let begun = queue.begin(&shared.rule, &charge);
+                let begun = line.begin(&shared.rule, &charge);
                 Ok(Some((charge, begun)))
             }
             // It would have refused, and lets pass.
-            Err(_) if queue.control.shadow => Ok(None),
+            Err(_) if line.control.shadow => Ok(None),
             Err(refusal) => Err(refusal),
         };
         let taken = part.map(|part| Box::new(Share { shared: shared.clone(), n, part }) as Box<dyn Taken<C>>);
         // Those who were served just now are woken; whoever is next needs an alarm.
-        shared.let_go(queue, true, usize::from(seat > 0), after);
+        shared.let_go(line, true, usize::from(seat > 0), deferred);
         taken
     }
 }
@@ -362,16 +362,16 @@ impl<R: OneRule<C>, C: Timer> Ring for Handle<R, C> {
 }
 
 impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
-    fn undo(mut self: Box<Self>, after: &mut After<C>) {
+    fn undo(mut self: Box<Self>, deferred: &mut Deferred<C>) {
         let Some((charge, begun)) = self.part.take() else { return };
-        let (mut queue, _) = self.shared.reach();
-        queue.undo(&self.shared.rule, charge, begun, after);
-        self.shared.let_go(queue, true, 0, after);
+        let (mut line, _) = self.shared.reach();
+        line.undo(&self.shared.rule, charge, begun, deferred);
+        self.shared.let_go(line, true, 0, deferred);
     }
 
     fn seen(&self) {
-        let (queue, now) = self.shared.reach();
-        self.shared.was_late(&queue, now);
-        self.shared.tell_others(&queue);
+        let (line, now) = self.shared.reach();
+        self.shared.was_late(&line, now);
+        self.shared.tell_others(&line);
     }
 }

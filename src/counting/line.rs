@@ -55,7 +55,7 @@ use std::task::{Poll, Waker};
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::recheck::Ring;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
@@ -80,11 +80,11 @@ pub(crate) struct Pool {
     limit: AtomicU32,
     /// How often the limit was lowered.
     lowered: AtomicU64,
-    line: Mutex<Line>,
+    line: Mutex<Waiters>,
 }
 
 /// Numbers of entries and places are given in order of arrival, from 1 on.
-struct Line {
+struct Waiters {
     entries: BTreeMap<u64, Entry>,
     /// The waiters of more than one permit, by size: a lower limit refuses the largest.
     large: BTreeSet<(u32, u64)>,
@@ -108,7 +108,7 @@ struct Place {
     composite: Weak<dyn Ring>,
 }
 
-impl Line {
+impl Waiters {
     /// Whether no entry is before this number.
     fn is_first(&self, number: u64) -> bool {
         self.entries.first_key_value().is_none_or(|(first, _)| *first >= number)
@@ -120,18 +120,18 @@ impl Line {
     }
 
     /// Ends the wait of a waiter in the line.
-    fn answer<C: Timer>(&mut self, number: u64, answer: Result<(), Refusal>, after: &mut After<C>) {
+    fn answer<C: Timer>(&mut self, number: u64, answer: Result<(), Refusal>, deferred: &mut Deferred<C>) {
         if let Some(Entry::Waiter { n, waker }) = self.entries.remove(&number) {
             self.large.remove(&(n, number));
             self.answers.insert(number, answer);
-            after.wake.push(waker);
+            deferred.wake.push(waker);
         }
     }
 }
 
 impl Pool {
     pub(super) fn new(limit: u32) -> Pool {
-        let line = Line {
+        let line = Waiters {
             entries: BTreeMap::new(),
             large: BTreeSet::new(),
             answers: BTreeMap::new(),
@@ -197,28 +197,28 @@ impl Pool {
 
     /// Changes the limit. Permits that are out stay out.
     pub(super) fn set_limit(&self, limit: u32) {
-        self.with_line(&mut Later::new(), |line, after| {
+        self.with_line(&mut Later::new(), |line, deferred| {
             let before = self.limit.swap(limit, Ordering::Relaxed);
             let more = i64::from(limit) - i64::from(before);
             self.word.fetch_add(more.cast_unsigned() << 1, Ordering::Relaxed);
             if more < 0 {
                 // Before the composites are rung, which compare it.
                 self.lowered.fetch_add(1, Ordering::Relaxed);
-                after.rings.extend(line.places.values().filter_map(|place| place.composite.upgrade()));
+                deferred.rings.extend(line.places.values().filter_map(|place| place.composite.upgrade()));
             }
         });
     }
 
-    /// Runs `work` with the line and serves it. Foreign code is left in `after`, which runs without
-    /// the lock.
+    /// Runs `work` with the line and serves it. Foreign code is left in `deferred`, which runs
+    /// without the lock.
     fn with_line<C: Timer, T>(
         &self,
-        after: &mut After<C>,
-        work: impl FnOnce(&mut Line, &mut After<C>) -> T,
+        deferred: &mut Deferred<C>,
+        work: impl FnOnce(&mut Waiters, &mut Deferred<C>) -> T,
     ) -> T {
         let mut line = lock(&self.line);
-        let result = work(&mut line, after);
-        while !self.serve(&mut line, after) {
+        let result = work(&mut line, deferred);
+        while !self.serve(&mut line, deferred) {
             drop(line);
             std::thread::yield_now();
             line = lock(&self.line);
@@ -228,7 +228,7 @@ impl Pool {
 
     /// Refuses all that exceed the limit, and grants in order what is there. Returns whether that
     /// is done, or a slice of it.
-    fn serve<C: Timer>(&self, line: &mut MutexGuard<'_, Line>, after: &mut After<C>) -> bool {
+    fn serve<C: Timer>(&self, line: &mut MutexGuard<'_, Waiters>, deferred: &mut Deferred<C>) -> bool {
         self.raise_flag(line);
         let limit = self.limit();
         for _ in 0..SLICE {
@@ -236,7 +236,7 @@ impl Pool {
                 && requested > limit
             {
                 let refusal = Refusal::ExceedsLimit { requested, limit };
-                line.answer(number, Err(refusal), after);
+                line.answer(number, Err(refusal), deferred);
                 continue;
             }
             match line.entries.first_key_value() {
@@ -250,14 +250,14 @@ impl Pool {
                     if !self.take_if(n, |_| true) {
                         return true;
                     }
-                    line.answer(number, Ok(()), after);
+                    line.answer(number, Ok(()), deferred);
                 }
                 Some((&number, &Entry::Place { n })) => {
                     if self.has_free(n)
                         && let Some(place) = line.places.get_mut(&number)
                         && !std::mem::replace(&mut place.rung, true)
                     {
-                        after.rings.extend(place.composite.upgrade());
+                        deferred.rings.extend(place.composite.upgrade());
                     }
                     return true;
                 }
@@ -267,7 +267,7 @@ impl Pool {
     }
 
     /// Before the last look at the free permits: from then on, giving back takes the lock.
-    fn raise_flag(&self, line: &mut Line) {
+    fn raise_flag(&self, line: &mut Waiters) {
         if !line.flag && !line.entries.is_empty() {
             line.flag = true;
             self.word.fetch_or(LINE, Ordering::Relaxed);
@@ -283,10 +283,10 @@ impl Pool {
 impl Pool {
     /// Takes permits, or joins the line behind all others with a waker that is called with the
     /// answer. The error is its number.
-    pub(super) fn join(&self, n: u32, waker: Waker, after: &mut Later) -> Result<(), u64> {
-        self.with_line(after, |line, after| {
+    pub(super) fn join(&self, n: u32, waker: Waker, deferred: &mut Later) -> Result<(), u64> {
+        self.with_line(deferred, |line, deferred| {
             if line.entries.is_empty() && self.take_if(n, |_| true) {
-                after.discard.push(waker);
+                deferred.discard.push(waker);
                 return Ok(());
             }
             let number = line.number();
@@ -300,13 +300,13 @@ impl Pool {
     }
 
     /// Takes the answer of a waiter, or leaves it another waker.
-    pub(super) fn look(&self, number: u64, waker: Waker, after: &mut Later) -> Poll<Result<(), Refusal>> {
-        self.with_line(after, |line, after| {
+    pub(super) fn look(&self, number: u64, waker: Waker, deferred: &mut Later) -> Poll<Result<(), Refusal>> {
+        self.with_line(deferred, |line, deferred| {
             let unused = match line.entries.get_mut(&number) {
                 Some(Entry::Waiter { waker: old, .. }) => std::mem::replace(old, waker),
                 Some(Entry::Place { .. }) | None => waker,
             };
-            after.discard.push(unused);
+            deferred.discard.push(unused);
             match line.answers.remove(&number) {
                 Some(answer) => Poll::Ready(answer),
                 None => Poll::Pending,
@@ -316,10 +316,10 @@ impl Pool {
 
     /// Drops a waiter at any stage. A grant of `n` permits that it has not seen is given back.
     pub(super) fn leave(&self, number: u64, n: u32) {
-        self.with_line(&mut Later::new(), |line, after| {
+        self.with_line(&mut Later::new(), |line, deferred| {
             if let Some(Entry::Waiter { waker, .. }) = line.entries.remove(&number) {
                 line.large.remove(&(n, number));
-                after.discard.push(waker);
+                deferred.discard.push(waker);
             }
             if let Some(Ok(())) = line.answers.remove(&number) {
                 self.word.fetch_add(weight(n), Ordering::Release);
@@ -357,8 +357,8 @@ impl Pool {
 
     /// Puts the place in the line, for `n` permits. Returns whether they are there; if not, the
     /// composite is rung when they are.
-    pub(super) fn stand<C: Timer>(&self, number: u64, n: u32, after: &mut After<C>) -> bool {
-        self.with_line(after, |line, _| {
+    pub(super) fn stand<C: Timer>(&self, number: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
+        self.with_line(deferred, |line, _| {
             line.entries.insert(number, Entry::Place { n });
             self.raise_flag(line);
             let turn = line.is_first(number) && self.has_free(n);
@@ -370,13 +370,13 @@ impl Pool {
     }
 
     /// Takes the place out of the line; it keeps its number.
-    pub(super) fn park<C: Timer>(&self, number: u64, after: &mut After<C>) {
-        self.with_line(after, |line, _| line.entries.remove(&number));
+    pub(super) fn park<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
+        self.with_line(deferred, |line, _| line.entries.remove(&number));
     }
 
     /// Gives the place up.
-    pub(super) fn rise<C: Timer>(&self, number: u64, after: &mut After<C>) {
-        self.with_line(after, |line, _| {
+    pub(super) fn rise<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
+        self.with_line(deferred, |line, _| {
             line.entries.remove(&number);
             line.places.remove(&number);
         });
@@ -384,4 +384,4 @@ impl Pool {
 }
 
 /// What is left for when the lock is gone. A counting limit has no alarms, so any clock will do.
-pub(super) type Later = After<crate::clock::ManualClock>;
+pub(super) type Later = Deferred<crate::clock::ManualClock>;

@@ -12,7 +12,7 @@ use crate::clock::Timer;
 use crate::counting::line::{Later, Pool};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::recheck::Ring;
 use crate::policy::Policy;
 
@@ -273,16 +273,16 @@ impl CountingLimit {
         self.pool.take_turn(place, n).then(|| self.permit(n))
     }
 
-    pub(crate) fn stand<C: Timer>(&self, place: u64, n: u32, after: &mut After<C>) -> bool {
-        self.pool.stand(place, n, after)
+    pub(crate) fn stand<C: Timer>(&self, place: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
+        self.pool.stand(place, n, deferred)
     }
 
-    pub(crate) fn park<C: Timer>(&self, place: u64, after: &mut After<C>) {
-        self.pool.park(place, after);
+    pub(crate) fn park<C: Timer>(&self, place: u64, deferred: &mut Deferred<C>) {
+        self.pool.park(place, deferred);
     }
 
-    pub(crate) fn rise<C: Timer>(&self, place: u64, after: &mut After<C>) {
-        self.pool.rise(place, after);
+    pub(crate) fn rise<C: Timer>(&self, place: u64, deferred: &mut Deferred<C>) {
+        self.pool.rise(place, deferred);
     }
 }
 
@@ -304,10 +304,10 @@ impl Future for Turn<'_> {
             return Poll::Ready(Ok(limit.permit(*n)));
         }
         // Cloned without the lock: it is foreign code.
-        let (waker, mut after) = (context.waker().clone(), Later::new());
+        let (waker, mut deferred) = (context.waker().clone(), Later::new());
         let answer = match *number {
-            Some(number) => ready!(pool.look(number, waker, &mut after)),
-            None => match pool.join(*n, waker, &mut after) {
+            Some(number) => ready!(pool.look(number, waker, &mut deferred)),
+            None => match pool.join(*n, waker, &mut deferred) {
                 Ok(()) => Ok(()),
                 Err(joined) => {
                     *number = Some(joined);
@@ -319,7 +319,7 @@ impl Future for Turn<'_> {
         let answer = answer.map(|()| limit.permit(*n));
         // Other waiters' wakers run here. One that panics finds the number and the permit where
         // they belong.
-        drop(after);
+        drop(deferred);
         Poll::Ready(answer)
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | changes | by | so that |
 //! |---|---|---|
-//! | each line, unless it has terms of its own | [`Policy::change`] on its copy of the policy, under its queue's lock | who waits is moved, and what the line leaves behind can be taken for a state of the shard |
+//! | each line, unless it has terms of its own | [`Policy::change`] on its copy of the policy, under its line's lock | who waits is moved, and what the line leaves behind can be taken for a state of the shard |
 //! | each known state | the same, on a clone of the shard's policy | no request finds it with the other policy |
 //! | the policy | the same, on a clone that takes its place | a key that is added has the terms of its shard |
 //!
@@ -23,8 +23,8 @@
 //! **One change after the other.** A mutex lets one change go through all shards before the next
 //! one begins.
 //!
-//! **Locks.** The mutex, then a shard, then a queue; never another way round. Wakers and alarms are
-//! foreign code. They are left in an [`After`], which is worked off when no lock is held.
+//! **Locks.** The mutex, then a shard, then a line; never another way round. Wakers and alarms are
+//! foreign code. They are left in a [`Deferred`], which is worked off when no lock is held.
 //!
 //! **Panics.** A policy is foreign code, and its panic goes on when all is done. One that panics
 //! for a state or a line does not keep the others from their change. One that panics for the policy
@@ -42,7 +42,7 @@ use super::table::Table;
 use crate::clock::Timer;
 use crate::error::PolicyError;
 use crate::limiter::shared::Shared;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::rule::Single;
 use crate::policy::{Change, Policy};
 use crate::sync::{ShardLock, lock, write};
@@ -59,23 +59,23 @@ where
     /// Those who wait are woken when all are changed: wakers and alarms are foreign code, which may
     /// come back here.
     pub(crate) fn change_all(&self, change: Change) -> Result<(), PolicyError> {
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         {
             let _one_at_a_time = lock(&self.changing);
             // First at a state of nobody: an error changes nothing.
             let (policy, now) = (self.policy(), self.clock.now());
             policy.change(&policy.start(now), now, change)?;
             for shard in &self.shards {
-                self.change_shard(shard, change, &mut after);
+                self.change_shard(shard, change, &mut deferred);
             }
-            self.overflow.shared().follow(change, self.clock.now(), &mut after);
+            self.overflow.shared().follow(change, self.clock.now(), &mut deferred);
         }
-        drop(after);
+        drop(deferred);
         Ok(())
     }
 
     /// The same for the keys of one shard, at one time.
-    fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, after: &mut After<C>) {
+    fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, deferred: &mut Deferred<C>) {
         let shard = &mut *write(lock);
         let (at, old) = (self.clock.now(), shard.policy.clone());
         // A policy changes itself together with one state, so each state needs one that was not
@@ -86,16 +86,16 @@ where
             policy
         };
         // A policy that panics here leaves its shard as it is.
-        let Some(new) = after.run(|| changed(&old.start(at))) else { return };
+        let Some(new) = deferred.run(|| changed(&old.start(at))) else { return };
         // They go first, since permits are taken from them meanwhile.
         for (_, line) in shard.all_lines() {
-            after.run_with(|after| line.shared().follow(change, at, after));
+            deferred.run_with(|deferred| line.shared().follow(change, at, deferred));
         }
         for (_, state) in shard.known.iter() {
-            after.run(|| drop(changed(state)));
+            deferred.run(|| drop(changed(state)));
         }
         shard.policy = Arc::new(new);
-        after.drops.push(Box::new(old));
+        deferred.drops.push(Box::new(old));
     }
 }
 
@@ -104,22 +104,22 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
     ///
     /// As [`change`](Shared::change), but for a caller that holds a lock: what runs foreign code is
     /// left to be done after that.
-    pub(crate) fn follow(self: &Arc<Self>, change: Change, at: Nanos, after: &mut After<C>) {
+    pub(crate) fn follow(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred<C>) {
         let Single { policy, state } = &self.rule;
-        let mut queue = lock(&self.queue);
+        let mut line = lock(&self.line);
         if policy.is_own() {
             return;
         }
         let (source, now) = (self.source(), self.clock.now());
-        queue.tell(now);
-        queue.serve(&source, now, after);
-        if queue.change(&self.rule, || policy.policy().change(state, at, change)).is_ok() {
-            self.retime(&mut queue, now, after);
+        line.tell(now);
+        line.serve(&source, now, deferred);
+        if line.change(&self.rule, || policy.policy().change(state, at, change)).is_ok() {
+            self.retime(&mut line, now, deferred);
         }
-        if queue.serve(&source, now, after).is_some() {
+        if line.serve(&source, now, deferred).is_some() {
             // Somebody waits, and no alarm is set to the new time.
-            after.rings.push(self.clone());
+            deferred.rings.push(self.clone());
         }
-        self.tell_others(&queue);
+        self.tell_others(&line);
     }
 }

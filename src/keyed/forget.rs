@@ -252,8 +252,8 @@ where
 
     /// All shards, from one on.
     fn all_from(&self, first: usize) -> impl Iterator<Item = &Locked<K, P, C>> {
-        let (before, after) = self.shards.split_at(first % self.shards.len());
-        after.iter().chain(before)
+        let (before, deferred) = self.shards.split_at(first % self.shards.len());
+        deferred.iter().chain(before)
     }
 
     /// Forgets all keys that are as good as new, and gives memory back.

@@ -19,20 +19,20 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Whoever watches, from now on. `false` if somebody does already.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         let first = self.events.observe(events);
-        self.with_queue(|queue, _, _| queue.control.watched = true);
+        self.with_line(|line, _, _| line.control.watched = true);
         first
     }
 
     /// Nobody passes before `until`, nor before the end of an earlier pause.
     pub(crate) fn pause_until(&self, until: Nanos) {
-        let remaining = self.with_queue(|queue, now, after| {
-            if until <= queue.control.opens.max(now) {
+        let remaining = self.with_line(|line, now, deferred| {
+            if until <= line.control.opens.max(now) {
                 return None;
             }
-            queue.pause_until(until);
+            line.pause_until(until);
             // Nothing is charged as of a time before the end of the pause.
             self.lateness.clear();
-            self.retime(queue, now, after);
+            self.retime(line, now, deferred);
             Some(until.saturating_since(now))
         });
         if let Some(remaining) = remaining {
@@ -47,7 +47,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Ends a pause. Returns whether there was one.
     pub(crate) fn resume(&self) -> bool {
-        let paused = self.with_queue(|queue, now, _| queue.resume(now));
+        let paused = self.with_line(|line, now, _| line.resume(now));
         if paused {
             self.report(|events| events.resumed());
         }
@@ -56,7 +56,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Lets everybody pass, those in line at once, or not.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        self.with_queue(|queue, _, _| queue.control.shadow = shadow);
+        self.with_line(|line, _, _| line.control.shadow = shadow);
     }
 
     /// Whether everybody passes.
@@ -66,14 +66,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Bounds the line, for those who join it from now on.
     pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
-        self.with_queue(|queue, _, _| queue.control.bounds = bounds);
+        self.with_line(|line, _, _| line.control.bounds = bounds);
     }
 
     /// Keeps so many permits for requests of this priority or a higher one.
     pub(crate) fn keep_for_priority(&self, permits: u32, from: i8) {
-        self.with_queue(|queue, now, after| {
-            queue.keep_for_priority(Some((permits, from)).filter(|(n, from)| *n > 0 && *from > i8::MIN));
-            self.retime(queue, now, after);
+        self.with_line(|line, now, deferred| {
+            line.keep_for_priority(Some((permits, from)).filter(|(n, from)| *n > 0 && *from > i8::MIN));
+            self.retime(line, now, deferred);
         });
     }
 
@@ -82,7 +82,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if !self.gate_word.has(PAUSED) {
             return Duration::ZERO;
         }
-        self.with_queue(|queue, now, _| queue.control.opens.saturating_since(now).as_duration())
+        self.with_line(|line, now, _| line.control.opens.saturating_since(now).as_duration())
     }
 }
 
@@ -91,17 +91,17 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Charges permits whether they are there or not.
     pub(crate) fn debit(&self, n: u32) {
         let Single { policy, state } = &self.rule;
-        self.with_queue(|queue, now, after| {
+        self.with_line(|line, now, deferred| {
             policy.debit(state, now, n);
-            queue.debited();
-            self.retime(queue, now, after);
+            line.debited();
+            self.retime(line, now, deferred);
         });
     }
 
     /// Takes all that is there. Returns how much that was.
     pub(crate) fn drain(&self) -> u64 {
         let Single { policy, state } = &self.rule;
-        self.with_queue(|queue, now, after| {
+        self.with_line(|line, now, deferred| {
             let (mut taken, mut part) = (0, u32::MAX);
             // Others may take at the same time, so what is there is asked for again: until there is
             // nothing, or not to be had at once.
@@ -116,7 +116,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
                     Err(_) => part = n / 2,
                 }
             }
-            self.retime(queue, now, after);
+            self.retime(line, now, deferred);
             taken
         })
     }
@@ -124,12 +124,12 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// As a new limiter: full or empty as it started, and not paused.
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
-        let resumed = self.with_queue(|queue, now, after| {
-            let resumed = queue.resume(now);
+        let resumed = self.with_line(|line, now, deferred| {
+            let resumed = line.resume(now);
             self.lateness.clear();
             // No policy refuses it.
-            let _ = queue.change(&self.rule, || policy.change(state, now, Change::reset()));
-            self.retime(queue, now, after);
+            let _ = line.change(&self.rule, || policy.change(state, now, Change::reset()));
+            self.retime(line, now, deferred);
             resumed
         });
         if resumed {

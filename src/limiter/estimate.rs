@@ -1,7 +1,7 @@
 //! Estimates: permits for a cost that is known only afterwards.
 //!
 //! A grant that is an estimate keeps what it took and its mark in the queue
-//! ([`Room`](crate::line::Queue::begin)), so that a part of it can be undone later, exactly
+//! ([`Room`](crate::line::Line::begin)), so that a part of it can be undone later, exactly
 //! and once. So it always takes the queue's lock, unlike other grants.
 
 use std::fmt;

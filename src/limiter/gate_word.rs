@@ -42,7 +42,7 @@
 //! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
 
 use crate::clock::Timer;
-use crate::line::Queue;
+use crate::line::Line;
 use crate::line::rule::Rule;
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -91,7 +91,7 @@ impl GateWord {
     }
 
     /// Stores the word of the line. Under the lock.
-    pub(crate) fn store<R: Rule<C>, C: Timer>(&self, line: &Queue<R, C>, late: bool) {
+    pub(crate) fn store<R: Rule<C>, C: Timer>(&self, line: &Line<R, C>, late: bool) {
         self.0.store(word_of(line) | if late { LATE } else { 0 }, Ordering::Relaxed);
     }
 
@@ -103,7 +103,7 @@ impl GateWord {
 }
 
 /// The word of a line, but for lateness.
-pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Queue<R, C>) -> usize {
+pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> usize {
     let flag = |is: bool, flag: usize| if is { flag } else { 0 };
     line.present().saturating_mul(ONE)
         | flag(line.is_paused(), PAUSED)

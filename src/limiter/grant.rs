@@ -26,18 +26,18 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
     fn settle(mut self: Box<Self>, used: u32) {
         let Some((charge, begun)) = self.part.take() else { return };
         let Share { shared, n, .. } = &*self;
-        shared.with_queue(|queue, now, after| {
+        shared.with_line(|line, now, deferred| {
             if used < *n
                 && let Some(unused) = shared.rule.unspent(charge, *n, used)
             {
-                queue.undo(&shared.rule, unused, begun, after);
+                line.undo(&shared.rule, unused, begun, deferred);
                 return;
             }
-            queue.end(begun);
+            line.end(begun);
             if used > *n {
-                shared.rule.debit(queue.latest(), used - *n);
-                queue.debited();
-                shared.retime(queue, now, after);
+                shared.rule.debit(line.latest(), used - *n);
+                line.debited();
+                shared.retime(line, now, deferred);
             }
         });
     }
@@ -46,7 +46,7 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
 impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
     fn drop(&mut self) {
         if let Some((_, begun)) = self.part.take() {
-            lock(&self.shared.queue).end(begun);
+            lock(&self.shared.line).end(begun);
         }
     }
 }

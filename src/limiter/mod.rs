@@ -91,7 +91,7 @@ pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 /// A limiter without its state.
 #[cfg(feature = "keyed")]
 pub(crate) type Rest<P, C> =
-    (P, C, crate::sync::Mutex<crate::line::Queue<Single<P>, C>>, crate::limiter::events::Watchers);
+    (P, C, crate::sync::Mutex<crate::line::Line<Single<P>, C>>, crate::limiter::events::Watchers);
 
 impl RateLimiter<SmoothBursty> {
     /// A steady `rate` that saves up to one second's worth of unused permits: Guava's default.
@@ -160,9 +160,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     #[cfg(feature = "keyed")]
     pub(crate) fn into_state(self) -> Result<(P::State, Rest<P, C>), Self> {
         let shared = Arc::try_unwrap(self.shared).map_err(|shared| RateLimiter { shared })?;
-        let Shared { rule, clock, queue, events, .. } = shared;
+        let Shared { rule, clock, line, events, .. } = shared;
         let (policy, state) = rule.into_parts();
-        Ok((state, (policy, clock, queue, events)))
+        Ok((state, (policy, clock, line, events)))
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared<Single<P>, C>> {

@@ -15,7 +15,7 @@ use crate::time::Nanos;
 pub(crate) struct Wait<Ask> {
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
-    /// Whether a bound on the queue may refuse or drop it. Not where the caller can be told no
+    /// Whether a bound on the line may refuse or drop it. Not where the caller can be told no
     /// error.
     pub(crate) bounded: bool,
     pub(crate) place: Place,
@@ -35,13 +35,13 @@ pub(crate) enum Place {
     New,
     /// Not polled yet, and it passes anyway.
     Exempt,
-    /// In the queue, under this key.
+    /// In the line, under this key.
     Queued(u32),
     /// It has its answer.
     Done,
 }
 
-/// A request that leaves the queue if the thread unwinds.
+/// A request that leaves the line if the thread unwinds.
 pub(crate) struct Leave<'a, R: Rule<C>, C: Timer> {
     pub(crate) shared: &'a Arc<Shared<R, C>>,
     pub(crate) wait: Wait<R::Ask>,
@@ -125,7 +125,7 @@ impl<Ask> Wait<Ask> {
     }
 
     /// The same, but its grant can be undone in part later: it has to be
-    /// [ended](crate::line::Queue::end) with [`begun`](Wait::begun).
+    /// [ended](crate::line::Line::end) with [`begun`](Wait::begun).
     pub(crate) fn keeping(self) -> Wait<Ask> {
         Wait { begun: u64::MAX, ..self }
     }

@@ -20,14 +20,14 @@ use crate::limiter::events::{Events, Watchers};
 use crate::limiter::gate_word::{GateWord, LATE, SHADOW};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
-use crate::line::deferred::{After, run_in_drop};
+use crate::line::deferred::{Deferred, run_in_drop};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
 use crate::line::outcome::{Outcome, Pass};
 use crate::line::recheck::Ring;
 use crate::line::rule::{Rule, Single};
-use crate::line::{Queue, Source};
+use crate::line::{Line, Source};
 use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::request::Request;
 use crate::status::Status;
@@ -52,7 +52,7 @@ pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     pub(crate) changes: AtomicU64,
     /// By how much the last grants were late.
     pub(crate) lateness: Lateness,
-    pub(crate) queue: Mutex<Queue<R, C>>,
+    pub(crate) line: Mutex<Line<R, C>>,
     pub(crate) events: Watchers,
 }
 
@@ -61,16 +61,16 @@ pub(crate) type Answer<Charge> = Result<(Duration, Option<Charge>), Refusal>;
 
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
-        let queue = Queue::new(&rule);
+        let line = Line::new(&rule);
         Shared {
             rule,
             clock,
             number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             gate_word: GateWord::new(false),
-            levels: AtomicU64::new(queue.number()),
+            levels: AtomicU64::new(line.number()),
             changes: AtomicU64::new(0),
             lateness: Lateness::new(catch_up),
-            queue: Mutex::new(queue),
+            line: Mutex::new(line),
             events: Watchers::new(None),
         }
     }
@@ -79,7 +79,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     #[cfg(feature = "keyed")]
     pub(crate) fn observed_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
         if all.is_some() {
-            lock(&self.queue).control.watched = true;
+            lock(&self.line).control.watched = true;
             self.gate_word = GateWord::new(true);
             self.events = Watchers::new(all);
         }
@@ -146,11 +146,11 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 Ok(charge) => {
                     self.lateness.used(now, at);
                     if !self.lateness.is_some()
-                        && let Some(queue) = try_lock(&self.queue)
+                        && let Some(line) = try_lock(&self.line)
                     {
                         // Takes down the flag. Another holder of the lock does so, too, when it
                         // lets go.
-                        self.tell_gate_word(&queue);
+                        self.tell_gate_word(&line);
                     }
                     return Ok(charge);
                 }
@@ -172,35 +172,35 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Serves who is due, and takes only what nobody waits for who goes before this request.
     pub(crate) fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
-        let held = self.with_queue(|queue, now, after| {
-            let charge = self.take_in_line(queue, now, ask, priority, after)?;
-            Ok(Held::new(self, queue, charge))
+        let held = self.with_line(|line, now, deferred| {
+            let charge = self.take_in_line(line, now, ask, priority, deferred)?;
+            Ok(Held::new(self, line, charge))
         });
         held.map(Held::keep)
     }
 
     pub(crate) fn take_in_line(
         &self,
-        queue: &mut Queue<R, C>,
+        line: &mut Line<R, C>,
         now: Nanos,
         ask: &R::Ask,
         priority: i8,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Result<R::Charge, Refusal> {
-        queue.check(&self.rule, now, ask, priority)?;
-        if queue.is_open(&self.rule, now, ask, priority) {
-            return queue.take(&self.source(), now, ask, priority, after);
+        line.check(&self.rule, now, ask, priority)?;
+        if line.is_open(&self.rule, now, ask, priority) {
+            return line.take(&self.source(), now, ask, priority, deferred);
         }
-        Err(limited(queue.due_behind(&self.rule, now, ask, priority), now))
+        Err(limited(line.due_behind(&self.rule, now, ask, priority), now))
     }
 
-    /// The same for a grant that can be undone in part later. Returns what to [end](Queue::end) it
+    /// The same for a grant that can be undone in part later. Returns what to [end](Line::end) it
     /// with. Nothing was taken if it passed for another reason.
     pub(crate) fn try_keeping(&self, ask: &R::Ask) -> Result<Option<(R::Charge, u64)>, Refusal> {
         let mut begun = 0;
-        let held = self.with_queue(|queue, now, after| {
-            let charge = self.take_in_line(queue, now, ask, 0, after)?;
-            let held = Held::begin(self, queue, charge);
+        let held = self.with_line(|line, now, deferred| {
+            let charge = self.take_in_line(line, now, ask, 0, deferred)?;
+            let held = Held::begin(self, line, charge);
             begun = held.begun;
             Ok(held)
         });
@@ -247,22 +247,22 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             return (0, 0);
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
-        self.with_queue(|queue, _, _| (queue.len(), queue.seats.len()))
+        self.with_line(|line, _, _| (line.len(), line.seats.len()))
     }
 
     /// Whether nobody is in line, and nothing was set since it was made but who watches all keys.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_plain(&self) -> bool {
-        let mut queue = lock(&self.queue);
+        let mut line = lock(&self.line);
         let now = self.clock.now();
         // A pause may be over, and no request came since.
-        queue.tell(now);
-        word_of(&queue) & !OBSERVED == 0
+        line.tell(now);
+        word_of(&line) & !OBSERVED == 0
             // The next request may be charged as of an earlier time, and a state alone does not
             // tell.
             && !self.lateness.is_usable(now)
             && !self.events.has_own()
-            && queue.is_unused()
+            && line.is_unused()
             && self.lateness.catch_up() == Nanos::from_duration(CATCH_UP)
     }
 
@@ -280,16 +280,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         this
     }
 
-    /// Runs `work` with the queue, after those who are due were served.
-    pub(crate) fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
+    /// Runs `work` with the line, after those who are due were served.
+    pub(crate) fn with_line<T>(&self, work: impl FnOnce(&mut Line<R, C>, Nanos, &mut Deferred<C>) -> T) -> T {
         let mut work = Some(work);
         loop {
-            let done = self.locked(|queue, now, after| {
-                let due = queue.serve(&self.source(), now, after);
+            let done = self.locked(|line, now, deferred| {
+                let due = line.serve(&self.source(), now, deferred);
                 // Where more are due than are served at once, the rest is served before this, a
                 // slice at a time.
                 let work = if due.is_some_and(|due| due <= now) { None } else { work.take() };
-                work.map(|work| work(queue, now, after))
+                work.map(|work| work(line, now, deferred))
             });
             if let Some(done) = done {
                 return done;
@@ -297,64 +297,69 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Runs `work` with the queue, serves those who are due, and runs what is left for afterwards.
+    /// Runs `work` with the line, serves those who are due, and runs what is left for afterwards.
     ///
     /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
     /// event loop, a waker that is called. Those who were served before it, and those behind, do
     /// not suffer, and then the panic goes on. It takes the result with it: an answer that was
-    /// taken out of the queue would be lost. So answers are taken in a section of their own
-    /// ([`Queue::see`]), and permits are kept in a [`Held`].
-    pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Queue<R, C>, Nanos, &mut After<C>) -> T) -> T {
-        let mut after = After::new();
-        let mut queue = lock(&self.queue);
-        let now = self.tell_time(&mut queue, &mut after);
-        let result = catch_unwind(AssertUnwindSafe(|| work(&mut queue, now, &mut after)));
-        self.finish(queue, now, &mut after);
-        drop(after);
+    /// taken out of the line would be lost. So answers are taken in a section of their own
+    /// ([`Line::see`]), and permits are kept in a [`Held`].
+    pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Line<R, C>, Nanos, &mut Deferred<C>) -> T) -> T {
+        let mut deferred = Deferred::new();
+        let mut line = lock(&self.line);
+        let now = self.tell_time(&mut line, &mut deferred);
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut line, now, &mut deferred)));
+        self.finish(line, now, &mut deferred);
+        drop(deferred);
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Tells the queue what time it is. Where the clock panics, it is still the latest time that it
+    /// Tells the line what time it is. Where the clock panics, it is still the latest time that it
     /// told.
-    fn tell_time(&self, queue: &mut Queue<R, C>, after: &mut After<C>) -> Nanos {
-        let now = after.run(|| self.clock.now()).unwrap_or(queue.latest());
-        queue.tell(now);
+    fn tell_time(&self, line: &mut Line<R, C>, deferred: &mut Deferred<C>) -> Nanos {
+        let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
+        line.tell(now);
         now
     }
 
     /// Serves, stores the gate word, sees that somebody will look when the next one is due, and
     /// unlocks.
     ///
-    /// Wakers are called last, by whoever drops `after`: they are foreign code that may take its
+    /// Wakers are called last, by whoever drops `deferred`: they are foreign code that may take its
     /// time, come back here or panic.
-    fn finish<'a>(&'a self, mut queue: MutexGuard<'a, Queue<R, C>>, mut now: Nanos, after: &mut After<C>) {
+    fn finish<'a>(
+        &'a self,
+        mut line: MutexGuard<'a, Line<R, C>>,
+        mut now: Nanos,
+        deferred: &mut Deferred<C>,
+    ) {
         loop {
-            let due = queue.serve(&self.source(), now, after);
-            self.tell_others(&queue);
+            let due = line.serve(&self.source(), now, deferred);
+            self.tell_others(&line);
             if due.is_some_and(|due| due <= now) {
                 // More are due than are served at once. Meanwhile others may have the lock.
-                drop(queue);
-                after.wake_now();
+                drop(line);
+                deferred.wake_now();
                 std::thread::yield_now();
-                queue = lock(&self.queue);
-                now = self.tell_time(&mut queue, after);
+                line = lock(&self.line);
+                now = self.tell_time(&mut line, deferred);
                 continue;
             }
-            let Some(mut job) = due.and_then(|due| queue.watch(due, &self.clock, after)) else { return };
-            drop(queue);
+            let Some(mut job) = due.and_then(|due| line.watch(due, &self.clock, deferred)) else { return };
+            drop(line);
             // A timer that panics is as good as gone.
-            let gone = after.run(|| job.run()).unwrap_or(true);
-            queue = lock(&self.queue);
-            queue.put_back(job, gone, after);
+            let gone = deferred.run(|| job.run()).unwrap_or(true);
+            line = lock(&self.line);
+            line.put_back(job, gone, deferred);
             // Much may have happened meanwhile, and others left the alarm to us.
-            now = self.tell_time(&mut queue, after);
+            now = self.tell_time(&mut line, deferred);
         }
     }
 }
 
 impl<R: Rule<C>, C: Timer> Ring for Shared<R, C> {
     fn ring(&self) {
-        self.with_queue(|_, _, _| ());
+        self.with_line(|_, _, _| ());
     }
 }
 
@@ -363,21 +368,21 @@ pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
     shared: &'a Shared<R, C>,
     /// `None` when the caller has it.
     charge: Option<R::Charge>,
-    /// The [number](Queue::number) when it was taken, if it is not to be undone in part later.
+    /// The [number](Line::number) when it was taken, if it is not to be undone in part later.
     since: u64,
-    /// Not 0 if it may be undone in part later: then what to [end](Queue::end) it with.
+    /// Not 0 if it may be undone in part later: then what to [end](Line::end) it with.
     pub(crate) begun: u64,
 }
 
 impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
     /// What was taken just now, under the lock.
-    pub(crate) fn new(shared: &'a Shared<R, C>, queue: &Queue<R, C>, charge: R::Charge) -> Self {
-        Held { shared, charge: Some(charge), since: queue.number(), begun: 0 }
+    pub(crate) fn new(shared: &'a Shared<R, C>, line: &Line<R, C>, charge: R::Charge) -> Self {
+        Held { shared, charge: Some(charge), since: line.number(), begun: 0 }
     }
 
     /// The same for what may be undone in part later.
-    pub(crate) fn begin(shared: &'a Shared<R, C>, queue: &mut Queue<R, C>, charge: R::Charge) -> Self {
-        let begun = queue.begin(&shared.rule, &charge);
+    pub(crate) fn begin(shared: &'a Shared<R, C>, line: &mut Line<R, C>, charge: R::Charge) -> Self {
+        let begun = line.begin(&shared.rule, &charge);
         Held { shared, charge: Some(charge), since: 0, begun }
     }
 
@@ -394,16 +399,16 @@ impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(charge) = self.charge.take() else { return };
         run_in_drop(|| {
-            self.shared.locked(|queue, _, after| match self.begun {
-                0 => queue.undo_since(&self.shared.rule, charge, self.since, after),
-                begun => queue.undo(&self.shared.rule, charge, begun, after),
+            self.shared.locked(|line, _, deferred| match self.begun {
+                0 => line.undo_since(&self.shared.rule, charge, self.since, deferred),
+                begun => line.undo(&self.shared.rule, charge, begun, deferred),
             });
         });
     }
 }
 
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
-    /// The status of a policy behind this queue.
+    /// The status of a policy behind this line.
     pub(crate) fn status_of(&self, status: impl FnOnce(Nanos) -> PolicyStatus) -> Status {
         let (in_line, seats) = self.waiting();
         let now = self.clock.now();
@@ -415,31 +420,31 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Permits come later than those in line were told, or weigh something else: moves all, also
     /// those who wait for other limiters as well.
-    pub(crate) fn retime(&self, queue: &mut Queue<R, C>, now: Nanos, after: &mut After<C>) {
+    pub(crate) fn retime(&self, line: &mut Line<R, C>, now: Nanos, deferred: &mut Deferred<C>) {
         self.changes.fetch_add(1, Ordering::Relaxed);
-        queue.retime(&self.source(), now, after);
-        queue.seats.ring_all(after);
+        line.retime(&self.source(), now, deferred);
+        line.seats.ring_all(deferred);
     }
 
     /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are
     /// charged as of when they are due.
-    pub(crate) fn was_late(&self, queue: &Queue<R, C>, now: Nanos) {
-        if queue.len() + queue.seats.len() == 0 && self.rule.knows_lateness() {
-            self.lateness.seen(now, now.saturating_since(queue.charged));
+    pub(crate) fn was_late(&self, line: &Line<R, C>, now: Nanos) {
+        if line.len() + line.seats.len() == 0 && self.rule.knows_lateness() {
+            self.lateness.seen(now, now.saturating_since(line.charged));
         }
     }
 
     /// Tells those who come without the lock whether they have to take it.
-    pub(crate) fn tell_gate_word(&self, queue: &Queue<R, C>) {
-        self.gate_word.store(queue, self.lateness.is_some());
+    pub(crate) fn tell_gate_word(&self, line: &Line<R, C>) {
+        self.gate_word.store(line, self.lateness.is_some());
     }
 
     /// The same, and what was given back.
-    pub(crate) fn tell_others(&self, queue: &Queue<R, C>) {
-        self.tell_gate_word(queue);
+    pub(crate) fn tell_others(&self, line: &Line<R, C>) {
+        self.tell_gate_word(line);
         // Whoever reads it finds in the policy's state what was given back before: see
         // `all_of/member.rs`.
-        self.levels.store(queue.number(), Ordering::Release);
+        self.levels.store(line.number(), Ordering::Release);
     }
 }
 
@@ -447,18 +452,18 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&self, n: u32) {
         let Single { policy, state } = &self.rule;
-        self.with_queue(|queue, _, _| {
-            let at = queue.latest();
-            queue.refund(&self.rule, || policy.refund(state, at, n));
+        self.with_line(|line, _, _| {
+            let at = line.latest();
+            line.refund(&self.rule, || policy.refund(state, at, n));
         });
     }
 
     /// Changes the rate or the burst, and with it the times of all who wait.
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
-        self.with_queue(|queue, now, after| {
-            queue.change(&self.rule, || policy.change(state, now, change))?;
-            self.retime(queue, now, after);
+        self.with_line(|line, now, deferred| {
+            line.change(&self.rule, || policy.change(state, now, change))?;
+            self.retime(line, now, deferred);
             Ok(())
         })
     }

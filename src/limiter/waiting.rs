@@ -12,7 +12,7 @@ use crate::line::deferred::run_in_drop;
 use crate::line::outcome::{Outcome, Pass};
 use crate::line::recheck::Ring;
 use crate::line::rule::Rule;
-use crate::line::{Kind, Newcomer, Queue};
+use crate::line::{Kind, Line, Newcomer};
 use crate::policy::limited;
 use crate::sync::lock;
 use crate::time::Nanos;
@@ -63,7 +63,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
     }
 
-    /// Joins the queue, unless a permit is there after all.
+    /// Joins the line, unless a permit is there after all.
     fn enter(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Outcome<R::Charge>> {
         if self.is_free() && !wait.keeps() {
             match self.take_free(wait.since, &wait.ask) {
@@ -74,42 +74,42 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and dropped if it is not needed, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
-        let held = self.with_queue(|queue, now, after| {
+        let held = self.with_line(|line, now, deferred| {
             let (source, ask, priority) = (self.source(), &wait.ask, wait.priority);
-            queue.check(&self.rule, now, ask, priority)?;
-            let no_room = wait.bounded && !queue.has_room(&self.rule, ask);
+            line.check(&self.rule, now, ask, priority)?;
+            let no_room = wait.bounded && !line.has_room(&self.rule, ask);
             // Where there is no room, even a permit that is there could not be waited for.
-            if (queue.unseen() == 0 || no_room) && queue.is_open(&self.rule, now, ask, priority) {
-                match queue.take(&source, now, ask, priority, after) {
+            if (line.unseen() == 0 || no_room) && line.is_open(&self.rule, now, ask, priority) {
+                match line.take(&source, now, ask, priority, deferred) {
                     Err(refusal) if refusal.may_retry() => {}
                     Err(refusal) => return Err(refusal),
                     Ok(charge) if wait.keeps() => {
-                        return Ok(Some(Pass::Granted(Held::begin(self, queue, charge))));
+                        return Ok(Some(Pass::Granted(Held::begin(self, line, charge))));
                     }
-                    Ok(charge) => return Ok(Some(Pass::Granted(Held::new(self, queue, charge)))),
+                    Ok(charge) => return Ok(Some(Pass::Granted(Held::new(self, line, charge)))),
                 }
             }
-            if queue.control.shadow {
-                let due = queue.due_behind(&self.rule, now, ask, priority);
+            if line.control.shadow {
+                let due = line.due_behind(&self.rule, now, ask, priority);
                 return Ok(Some(Pass::Shadow(limited(due, now))));
             }
-            let deadline = self.deadline(queue, now, ask, priority, wait.longest())?;
+            let deadline = self.deadline(line, now, ask, priority, wait.longest())?;
             let kind = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
-                Poller::Task(_) | Poller::Thread(_) => self.task(queue, self.domain(), now, 0),
+                Poller::Task(_) | Poller::Thread(_) => self.task(line, self.domain(), now, 0),
             };
             // After the timer, which may panic, so that nobody makes room for a request that does
             // not come.
-            if no_room && let Err(refusal) = queue.make_room(&source, now, ask, priority, after) {
-                queue.leave_alarm(kind, after);
+            if no_room && let Err(refusal) = line.make_room(&source, now, ask, priority, deferred) {
+                line.leave_alarm(kind, deferred);
                 return Err(refusal);
             }
-            let since = source.arrival(now, || queue.due_behind(&self.rule, now, ask, priority));
+            let since = source.arrival(now, || line.due_behind(&self.rule, now, ask, priority));
             let (ask, waker, droppable) = (ask.clone(), waker.take(), wait.bounded);
             let newcomer = Newcomer { ask, priority, droppable, kind, since, deadline, waker };
             // At once, so that the future knows of its entry also if foreign code panics before
             // this returns.
-            wait.place = Place::Queued(queue.push(&source, newcomer, after));
+            wait.place = Place::Queued(line.push(&source, newcomer, deferred));
             Ok(None)
         });
         drop(waker);
@@ -135,23 +135,23 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Joins the queue with nobody to wake, or takes what is there. Returns the request.
+    /// Joins the line with nobody to wake, or takes what is there. Returns the request.
     pub(crate) fn reserve(self: &Arc<Self>, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
         let mut this = Leave { shared: self, wait: Wait::new(ask) };
         let wait = &mut this.wait;
-        let answer = self.with_queue(|queue, now, after| {
+        let answer = self.with_line(|line, now, deferred| {
             let (source, ask) = (self.source(), &wait.ask);
-            queue.check(&self.rule, now, ask, 0)?;
-            let deadline = self.deadline(queue, now, ask, 0, self.limit_wait(None))?;
+            line.check(&self.rule, now, ask, 0)?;
+            let deadline = self.deadline(line, now, ask, 0, self.limit_wait(None))?;
             // One that is due does not wait.
-            if queue.due_behind(&self.rule, now, ask, 0) > now {
-                queue.make_room(&source, now, ask, 0, after)?;
+            if line.due_behind(&self.rule, now, ask, 0) > now {
+                line.make_room(&source, now, ask, 0, deferred)?;
             }
             let (kind, ask) = (Kind::Nobody, ask.clone());
             // Who holds it counts on its place: it makes room for nobody.
             let newcomer =
                 Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
-            (wait.place, wait.since) = (Place::Queued(queue.push(&source, newcomer, after)), now);
+            (wait.place, wait.since) = (Place::Queued(line.push(&source, newcomer, deferred)), now);
             Ok(())
         });
         if let Err(refusal) = answer {
@@ -172,7 +172,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// The latest time at which a newcomer can be served, or a refusal if it will be later.
     fn deadline(
         &self,
-        queue: &Queue<R, C>,
+        line: &Line<R, C>,
         now: Nanos,
         ask: &R::Ask,
         priority: i8,
@@ -180,7 +180,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     ) -> Result<Nanos, Refusal> {
         let Some(within) = within else { return Ok(Nanos::MAX) };
         let deadline = now.saturating_add(within);
-        let due = queue.due_behind(&self.rule, now, ask, priority);
+        let due = line.due_behind(&self.rule, now, ask, priority);
         if due > deadline || due == Nanos::MAX {
             return Err(limited(due, deadline));
         }
@@ -190,12 +190,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// A waiter that relies on the alarm of its event loop, after it lost others.
     fn task(
         self: &Arc<Self>,
-        queue: &mut Queue<R, C>,
+        line: &mut Line<R, C>,
         domain: C::RuntimeId,
         now: Nanos,
         lost: u8,
     ) -> Kind<C::RuntimeId> {
-        let alarm = queue.alarms.join(&self.clock, domain, now, || self.weak());
+        let alarm = line.alarms.join(&self.clock, domain, now, || self.weak());
         // One per event loop.
         Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
     }
@@ -224,19 +224,19 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Takes the answer of a queued request out of the queue, if it has one.
+    /// Takes the answer of a queued request out of the line, if it has one.
     ///
-    /// The entry leaves the queue and the request forgets its key with no foreign code in between.
+    /// The entry leaves the line and the request forgets its key with no foreign code in between.
     /// If one of the others' wakers panicked in the same call after the entry had left, the key
     /// would be a newcomer's when the request is dropped.
     fn see(&self, wait: &mut Wait<R::Ask>, key: u32, now: Nanos) -> Option<Outcome<R::Charge>> {
-        let mut queue = lock(&self.queue);
-        if queue.was_granted(key) {
-            self.was_late(&queue, now);
+        let mut line = lock(&self.line);
+        if line.was_granted(key) {
+            self.was_late(&line, now);
         }
-        let answer = queue.see(key, wait.keeps().then_some(&mut wait.begun))?;
+        let answer = line.see(key, wait.keeps().then_some(&mut wait.begun))?;
         wait.place = Place::Done;
-        self.tell_gate_word(&queue);
+        self.tell_gate_word(&line);
         Some(answer)
     }
 
@@ -246,13 +246,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and the old one dropped, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
-        self.with_queue(|queue, now, after| {
-            let Some(kind) = queue.waits(key) else { return };
-            queue.set_waker(key, &mut waker);
+        self.with_line(|line, now, deferred| {
+            let Some(kind) = line.waits(key) else { return };
+            line.set_waker(key, &mut waker);
             let (domain, lost) = match kind {
                 Kind::Task { alarm, .. } => match self.clock.domain() {
                     // Polled in another event loop than before: it relies on that one from now on.
-                    Some(domain) if domain != queue.alarms.domain(alarm as usize) => (domain, 0),
+                    Some(domain) if domain != line.alarms.domain(alarm as usize) => (domain, 0),
                     // It has an alarm, and may be polled from anywhere.
                     Some(_) | None => return,
                 },
@@ -270,21 +270,21 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 Kind::Thread { looks_at } => {
                     if looks_at <= now {
                         // The time has come without a grant: look again at the next one.
-                        queue.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, after);
+                        line.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, deferred);
                     }
                     return;
                 }
             };
-            let kind = self.task(queue, domain, now, lost);
-            queue.set_kind(key, kind, after);
+            let kind = self.task(line, domain, now, lost);
+            line.set_kind(key, kind, deferred);
         });
     }
 
     /// What the same call would be told now, for one that was refused while it waited.
     fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest()) else { return refusal };
-        self.with_queue(|queue, now, _| {
-            let due = queue.due_behind(&self.rule, now, &wait.ask, wait.priority);
+        self.with_line(|line, now, _| {
+            let due = line.due_behind(&self.rule, now, &wait.ask, wait.priority);
             limited(due, now.saturating_add(within))
         })
     }
@@ -292,13 +292,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Until when a blocked thread is to be parked.
     pub(crate) fn looks_at(&self, wait: &Wait<R::Ask>) -> Nanos {
         let Place::Queued(key) = wait.place else { return Nanos::ZERO };
-        lock(&self.queue).looks_at(key)
+        lock(&self.line).looks_at(key)
     }
 
     /// How long a request has still to wait, if nothing changes.
     pub(crate) fn due_in(&self, wait: &Wait<R::Ask>) -> Duration {
         let Place::Queued(key) = wait.place else { return Duration::ZERO };
-        self.with_queue(|queue, now, _| queue.due_in(&self.source(), key, now))
+        self.with_line(|line, now, _| line.due_in(&self.source(), key, now))
     }
 
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
@@ -315,8 +315,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn leave(&self, wait: &mut Wait<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {
-            let now = self.locked(|queue, now, after| {
-                queue.remove(&self.source(), key, after);
+            let now = self.locked(|line, now, deferred| {
+                line.remove(&self.source(), key, deferred);
                 now
             });
             let waited = now.saturating_since(wait.since).as_duration();

@@ -1,18 +1,18 @@
-//! Alarms: who looks at the queue when the next permit is due.
+//! Alarms: who looks at the line when the next permit is due.
 //!
-//! The queue has one alarm per event loop in which tasks wait: a [`Sleep`] set to the time at which
-//! the head of the queue is due, with a waker that serves the queue itself. So nobody depends on a
+//! The line has one alarm per event loop in which tasks wait: a [`Sleep`] set to the time at which
+//! the head of the line is due, with a waker that serves the line itself. So nobody depends on a
 //! waiter being polled, and a time that moves is one alarm to set, not one timer per waiter.
 //!
-//! Setting an alarm may call its waker on the spot, and the waker takes the queue's lock. So an
-//! alarm is taken out of the queue, set without the lock, and put back. Whoever finds it taken
-//! leaves it: the one who has it looks at the queue again when putting it back.
+//! Setting an alarm may call its waker on the spot, and the waker takes the line's lock. So an
+//! alarm is taken out of the line, set without the lock, and put back. Whoever finds it taken
+//! leaves it: the one who has it looks at the line again when putting it back.
 //!
 //! # States of an alarm
 //!
 //! | `sleep` | `armed` | meaning | who changes it |
 //! |---|---|---|---|
-//! | there | none | set to nothing: new, or it rang | the next one to look at the queue takes it |
+//! | there | none | set to nothing: new, or it rang | the next one to look at the line takes it |
 //! | there | a time | rings at that time | taken when the head is due earlier; or it rings |
 //! | taken | | somebody sets it right now | that one puts it back |
 //!
@@ -70,7 +70,7 @@ struct Bell {
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        // Before the lock: whoever holds the queue, or the alarm, sees it when they look again.
+        // Before the lock: whoever holds the line, or the alarm, sees it when they look again.
         self.rung.store(true, Ordering::Release);
         if let Some(owner) = self.owner.upgrade() {
             owner.ring();
@@ -102,7 +102,7 @@ struct Armed {
     earliest: Nanos,
 }
 
-/// All alarms of a queue.
+/// All alarms of a line.
 pub(crate) struct Alarms<C: Timer> {
     list: Slab<Alarm<C>>,
     /// How many users there were.
@@ -197,7 +197,7 @@ impl<C: Timer> Alarms<C> {
         self.list.remove(key).sleep
     }
 
-    /// Looks for an alarm that has to be set, if the head of the queue is due at `due` and has the
+    /// Looks for an alarm that has to be set, if the head of the line is due at `due` and has the
     /// alarm `first`.
     pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, clock: &C) -> Found<C> {
         // With no preference, the first alarm is as good as any.
@@ -284,7 +284,7 @@ impl<C: Timer> Alarms<C> {
 }
 
 impl<C: Timer> Job<C> {
-    /// Sets the alarm. Returns whether its event loop is gone. Not under the queue's lock: this may
+    /// Sets the alarm. Returns whether its event loop is gone. Not under the line's lock: this may
     /// call the bell.
     pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.armed.at);

@@ -2,15 +2,15 @@
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::due::FORESEEN;
 use crate::line::priorities::NONE;
 use crate::line::rule::Rule;
-use crate::line::{Queue, Source, State};
+use crate::line::{Line, Source, State};
 use crate::request::WhenFull;
 use crate::time::Nanos;
 
-impl<R: Rule<C>, C: Timer> Queue<R, C> {
+impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Whether there is room in line, without dropping anybody.
     pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
         self.control.bounds.fit(self.len(), self.permits, rule.permits(ask))
@@ -23,7 +23,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         now: Nanos,
         ask: &R::Ask,
         priority: i8,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Result<(), Refusal> {
         if self.has_room(from.rule, ask) {
             return Ok(());
@@ -33,7 +33,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             return Err(Refusal::QueueFull { retry_after });
         };
         for key in victims {
-            self.settle(from.rule, key, State::Refused(Refusal::Displaced), after);
+            self.settle(from.rule, key, State::Refused(Refusal::Displaced), deferred);
         }
         Ok(())
     }

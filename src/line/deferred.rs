@@ -1,7 +1,7 @@
 //! What is left to be done when a lock is gone.
 //!
 //! Wakers, sleeps, rings and guards run foreign code, which may take its time, call the limiter, or
-//! panic. So the holder of a queue's lock collects them in an [`After`], which calls or drops them
+//! panic. So the holder of a line's lock collects them in a [`Deferred`], which calls or drops them
 //! when the lock is gone.
 
 use std::any::Any;
@@ -17,7 +17,7 @@ use crate::line::recheck::{Ring, ring_all};
 pub(crate) type Payload = Box<dyn Any + Send>;
 
 /// What is done when the lock is gone: on drop, so also if foreign code panics meanwhile.
-pub(crate) struct After<C: Timer> {
+pub(crate) struct Deferred<C: Timer> {
     pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
@@ -29,9 +29,9 @@ pub(crate) struct After<C: Timer> {
     panic: Option<Payload>,
 }
 
-impl<C: Timer> After<C> {
+impl<C: Timer> Deferred<C> {
     pub(crate) fn new() -> Self {
-        After {
+        Deferred {
             wake: Vec::new(),
             discard: Vec::new(),
             sleeps: Vec::new(),
@@ -96,11 +96,11 @@ pub(crate) fn run_in_drop(work: impl FnOnce()) {
     }
 }
 
-impl<C: Timer> Drop for After<C> {
+impl<C: Timer> Drop for Deferred<C> {
     fn drop(&mut self) {
         // Each by itself: one that panics must not take the wake-ups of the others with it.
         self.wake_now();
-        let After { discard, sleeps, rings, drops, panic, .. } = self;
+        let Deferred { discard, sleeps, rings, drops, panic, .. } = self;
         for waker in discard.drain(..) {
             run(panic, || drop(waker));
         }

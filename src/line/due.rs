@@ -16,7 +16,7 @@ use crate::line::rule::Rule;
 use crate::line::seats::end_of;
 use crate::line::settings::Control;
 use crate::line::sizes::Sizes;
-use crate::line::{Entry, Queue, Source, State};
+use crate::line::{Entry, Line, Source, State};
 use crate::policy::{Crowd, Forecast};
 use crate::time::Nanos;
 
@@ -67,7 +67,7 @@ impl<Ahead> Sums<Ahead> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Queue<R, C> {
+impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// All that go before a newcomer of this priority, summed; without seats.
     pub(crate) fn ahead(&self, rule: &R, priority: i8) -> R::Ahead {
         let mut ahead = R::Ahead::default();

@@ -1,7 +1,7 @@
-//! The memory of a queue: entries under keys, in chunks.
+//! The memory of a line: entries under keys, in chunks.
 //!
 //! A future keeps the key of its entry, so an entry never moves. One list for all of them would be
-//! copied as a whole when it grows, with the queue's lock held, and would keep its memory for as
+//! copied as a whole when it grows, with the line's lock held, and would keep its memory for as
 //! long as its last entry is there. A chunk is small enough to be copied, and is given back when it
 //! is empty.
 

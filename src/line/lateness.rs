@@ -30,7 +30,7 @@
 //!
 //! | operation | ordering | what for |
 //! |---|---|---|
-//! | `noted`, then `late` is stored, under the queue's lock, by a waiter that sees its grant | Relaxed | before the gate word is stored with the flag |
+//! | `noted`, then `late` is stored, under the line's lock, by a waiter that sees its grant | Relaxed | before the gate word is stored with the flag |
 //! | `late` is loaded, and exchanged for less, without the lock; then `noted` is stored | Relaxed | |
 //!
 //! **Why enough.** No permit depends on the two: a request is charged between `now - catch_up` and

@@ -1,4 +1,4 @@
-//! The queue: who is next, when, and who is woken.
+//! The line: who is next, when, and who is woken.
 //!
 //! The more important first, and of equals first come, first served. A waiter owes nothing until it
 //! is served; then it is charged as of the time its permits were due, and leaves the line. Its
@@ -8,7 +8,7 @@
 //!
 //! | state | in line | charged | leaves by |
 //! |---|---|---|---|
-//! | waiting | yes | no | [`serve`](Queue::serve): granted or refused; [`remove`](Queue::remove): its future was dropped |
+//! | waiting | yes | no | [`serve`](Line::serve): granted or refused; [`remove`](Line::remove): its future was dropped |
 //! | granted | no | yes | its future sees it; or was dropped: the charge is undone |
 //! | passed | no | no | its future sees it, or was dropped: it was in line when nobody was to wait any more |
 //! | refused | no | no | its future sees it, or was dropped |
@@ -16,7 +16,7 @@
 //! Serving is in `line/serve.rs`, told times are in `line/due.rs`, and who looks when is in
 //! `line/watch.rs`.
 //!
-//! All of this is plain data under one lock. Wakers and sleeps are collected in [`After`] and
+//! All of this is plain data under one lock. Wakers and sleeps are collected in [`Deferred`] and
 //! called or dropped when the lock is gone, since both may run foreign code that comes back here.
 
 pub(crate) mod alarms;
@@ -44,7 +44,7 @@ use std::task::Waker;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::alarms::Alarms;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::due::Memo;
 use crate::line::entries::Entries;
 use crate::line::index::{Index, LONG};
@@ -62,7 +62,7 @@ use crate::time::Nanos;
 /// run a woken task.
 const PATIENCE: Nanos = Nanos::new(10_000_000);
 
-pub(crate) struct Queue<R: Rule<C>, C: Timer> {
+pub(crate) struct Line<R: Rule<C>, C: Timer> {
     entries: Entries<Entry<R::Ask, R::Charge, C::RuntimeId>>,
     /// The line, linked through the entries.
     head: u32,
@@ -81,7 +81,7 @@ pub(crate) struct Queue<R: Rule<C>, C: Timer> {
     /// The latest time as of which a waiter was charged.
     pub(crate) charged: Nanos,
     /// How many were granted in the round before and in this round and have not seen it; see
-    /// [`unseen`](Queue::unseen).
+    /// [`unseen`](Line::unseen).
     unseen: [usize; 2],
     /// The number of this round, so that an entry knows where it is counted.
     round: u32,
@@ -161,7 +161,7 @@ struct Grant<Charge> {
     round: u32,
 }
 
-/// Where the queue asks for permits.
+/// Where the line asks for permits.
 pub(crate) struct Source<'a, R> {
     pub(crate) rule: &'a R,
     pub(crate) lateness: &'a Lateness,
@@ -174,9 +174,9 @@ impl<R> Source<'_, R> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Queue<R, C> {
+impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn new(rule: &R) -> Self {
-        Queue {
+        Line {
             entries: Entries::new(),
             head: NONE,
             levels: Levels::new(),
@@ -207,7 +207,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.entries.is_empty() && self.control.is_unbounded()
     }
 
-    /// Tells the queue the time, before it does anything else.
+    /// Tells the line the time, before it does anything else.
     pub(crate) fn tell(&mut self, now: Nanos) {
         self.latest = self.latest.max(now);
         let lasted = self.latest.saturating_since(self.began);
@@ -282,7 +282,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         now: Nanos,
         ask: &R::Ask,
         priority: i8,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Result<R::Charge, Refusal> {
         if self.control.kept_from(priority) > 0 {
             // Looking and taking are two steps. Nobody takes in between, since all of them need
@@ -295,8 +295,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         let due = || self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
         let at = from.arrival(now, due);
         let at = if at < now { due().max(at).min(now) } else { now };
-        let charge = self.charge(from, at, now, ask, after)?;
-        self.moved_back(from, now, priority, after);
+        let charge = self.charge(from, at, now, ask, deferred)?;
+        self.moved_back(from, now, priority, deferred);
         Ok(charge)
     }
 
@@ -308,10 +308,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         at: Nanos,
         now: Nanos,
         ask: &R::Ask,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Result<R::Charge, Refusal> {
-        let (at, charge) = match from.rule.take(at, now, ask, after) {
-            Err(refusal) if refusal.may_retry() && at < now => (now, from.rule.take(now, now, ask, after)?),
+        let (at, charge) = match from.rule.take(at, now, ask, deferred) {
+            Err(refusal) if refusal.may_retry() && at < now => {
+                (now, from.rule.take(now, now, ask, deferred)?)
+            }
             answer => (at, answer?),
         };
         self.charged = self.charged.max(at);
@@ -320,9 +322,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Refuses those that somebody of this priority has gone before, if they are too late by it.
-    fn moved_back(&mut self, from: &Source<'_, R>, now: Nanos, priority: i8, after: &mut After<C>) {
+    fn moved_back(&mut self, from: &Source<'_, R>, now: Nanos, priority: i8, deferred: &mut Deferred<C>) {
         if self.levels.behind(priority).iter().any(|level| level.dated > 0) {
-            self.retime(from, now, after);
+            self.retime(from, now, deferred);
         }
     }
 
@@ -331,7 +333,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         &mut self,
         from: &Source<'_, R>,
         newcomer: Newcomer<R::Ask, C::RuntimeId>,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> u32 {
         let Newcomer { ask, priority, droppable, kind, since, deadline, waker } = newcomer;
         let previous = self.levels.last_before(priority);
@@ -364,7 +366,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.len += 1;
         self.memo.set(self.memo.take().filter(|_| next == NONE).map(|memo| memo.with_last(key)));
         self.add_to_index(from.rule, key);
-        self.moved_back(from, self.latest, priority, after);
+        self.moved_back(from, self.latest, priority, deferred);
         key
     }
 
@@ -385,7 +387,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Takes an entry out of the line; it stays in memory.
-    fn unlink(&mut self, rule: &R, key: u32, after: &mut After<C>) {
+    fn unlink(&mut self, rule: &R, key: u32, deferred: &mut Deferred<C>) {
         let Entry { ref ask, place, priority, previous, next, kind, deadline, .. } =
             self.entries[key as usize];
         let n = rule.size(ask);
@@ -405,7 +407,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         }
         if level.len == 0 {
             self.levels.forget(priority);
-            rule.nobody_waits(priority, after);
+            rule.nobody_waits(priority, deferred);
         } else if level.first_thread == key {
             let first = self.thread_from(next, priority);
             self.levels.level(priority).first_thread = first;
@@ -424,14 +426,14 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 self.index = None;
             }
         }
-        self.leave_alarm(kind, after);
+        self.leave_alarm(kind, deferred);
     }
 
     /// Ends the wait of an entry in line.
-    fn settle(&mut self, rule: &R, key: u32, state: State<R::Charge>, after: &mut After<C>) {
-        self.unlink(rule, key, after);
+    fn settle(&mut self, rule: &R, key: u32, state: State<R::Charge>, deferred: &mut Deferred<C>) {
+        self.unlink(rule, key, deferred);
         if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
-            after.wake.extend(waker);
+            deferred.wake.extend(waker);
         }
     }
 
@@ -510,8 +512,8 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         self.latest
     }
 
-    /// A grant is made that may be undone later. Returns what to [end](Queue::end) or
-    /// [undo](Queue::undo) it with.
+    /// A grant is made that may be undone later. Returns what to [end](Line::end) or
+    /// [undo](Line::undo) it with.
     pub(crate) fn begin(&mut self, rule: &R, charge: &R::Charge) -> u64 {
         self.room.begin(rule.moved(charge), rule.full_level(self.latest))
     }
@@ -522,19 +524,19 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Undoes a grant, or the part of it that this charge says.
-    pub(crate) fn undo(&mut self, rule: &R, charge: R::Charge, begun: u64, after: &mut After<C>) {
+    pub(crate) fn undo(&mut self, rule: &R, charge: R::Charge, begun: u64, deferred: &mut Deferred<C>) {
         self.memo.set(None);
         // At the latest time: what overflowed by then is lost, also if the clock went back.
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.room.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, after));
+        self.room.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
 
-    /// Undoes a grant that was made without the lock, after the [`number`](Queue::number) was read
+    /// Undoes a grant that was made without the lock, after the [`number`](Line::number) was read
     /// as `since`.
-    pub(crate) fn undo_since(&mut self, rule: &R, charge: R::Charge, since: u64, after: &mut After<C>) {
+    pub(crate) fn undo_since(&mut self, rule: &R, charge: R::Charge, since: u64, deferred: &mut Deferred<C>) {
         self.memo.set(None);
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.room.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, after));
+        self.room.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
 
     /// A number that is another one each time permits are given back.
@@ -565,16 +567,16 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
     /// it is undone.
-    pub(crate) fn remove(&mut self, from: &Source<'_, R>, key: u32, after: &mut After<C>) {
+    pub(crate) fn remove(&mut self, from: &Source<'_, R>, key: u32, deferred: &mut Deferred<C>) {
         if let State::Waiting(_) = self.entries[key as usize].state {
-            self.unlink(from.rule, key, after);
+            self.unlink(from.rule, key, deferred);
         }
         let Entry { kind, state, .. } = self.entries.remove(key as usize);
         match state {
-            State::Waiting(waker) => after.discard.extend(waker),
+            State::Waiting(waker) => deferred.discard.extend(waker),
             State::Granted(grant) => {
                 self.was_seen(kind, &grant);
-                self.undo(from.rule, grant.charge, grant.begun, after);
+                self.undo(from.rule, grant.charge, grant.begun, deferred);
             }
             State::Passed(_) | State::Refused(_) => {}
         }

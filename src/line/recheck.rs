@@ -1,10 +1,10 @@
-//! Asking another limiter to look at its queue, when no lock is held.
+//! Asking another limiter to look at its line, when no lock is held.
 //!
 //! A composite and its members tell each other when times have moved. One may not lock the other
 //! while it holds its own lock, so it leaves the ring in its
-//! [`After`](crate::line::deferred::After). And one ring often leads to the next, along a chain as
-//! long as there are limiters. So a thread that is ringing already puts further rings on its list
-//! and goes on in a loop, instead of calling deeper and deeper.
+//! [`Deferred`](crate::line::deferred::Deferred). And one ring often leads to the next, along a
+//! chain as long as there are limiters. So a thread that is ringing already puts further rings on
+//! its list and goes on in a loop, instead of calling deeper and deeper.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::sync::thread_local;
 
-/// A limiter that can be asked to look at its queue.
+/// A limiter that can be asked to look at its line.
 pub(crate) trait Ring: Send + Sync {
     /// Serves those who are due. Called without any lock.
     fn ring(&self);

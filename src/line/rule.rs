@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
 use crate::time::Nanos;
 
 /// Decides about requests. The line adds the waiting.
 ///
-/// The methods that take an [`After`] are called with the queue's lock held, and leave there
+/// The methods that take a [`Deferred`] are called with the line's lock held, and leave there
 /// whatever has to be done without it.
 pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// What one request asks for.
@@ -50,7 +50,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         at: Nanos,
         now: Nanos,
         ask: &Self::Ask,
-        after: &mut After<C>,
+        deferred: &mut Deferred<C>,
     ) -> Result<Self::Charge, Refusal>;
 
     /// When a request is due, if those ahead go first.
@@ -90,7 +90,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
 
     /// Puts back what a grant took; see [`Policy::undo`].
-    fn undo(&self, now: Nanos, charge: Self::Charge, most: u64, after: &mut After<C>) -> u64;
+    fn undo(&self, now: Nanos, charge: Self::Charge, most: u64, deferred: &mut Deferred<C>) -> u64;
 
     /// See [`Policy::moved`].
     fn moved(&self, charge: &Self::Charge) -> (u64, u64);
@@ -114,14 +114,19 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is
     /// in line. Called whenever the line was served. Returns when the line is to be looked at,
     /// should that be earlier.
-    fn wait_first(&self, now: Nanos, first: Option<(&Self::Ask, i8, Nanos)>, after: &mut After<C>) -> Nanos {
-        let _ = (now, first, after);
+    fn wait_first(
+        &self,
+        now: Nanos,
+        first: Option<(&Self::Ask, i8, Nanos)>,
+        deferred: &mut Deferred<C>,
+    ) -> Nanos {
+        let _ = (now, first, deferred);
         Nanos::MAX
     }
 
     /// Nobody of this priority is in line any more.
-    fn nobody_waits(&self, priority: i8, after: &mut After<C>) {
-        let _ = (priority, after);
+    fn nobody_waits(&self, priority: i8, deferred: &mut Deferred<C>) {
+        let _ = (priority, deferred);
     }
 
     /// Whether terms have changed that sums of requests were made by, since it was asked last. Not
@@ -217,7 +222,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     }
 
     #[inline]
-    fn take(&self, at: Nanos, _now: Nanos, n: &u32, _after: &mut After<C>) -> Result<P::Charge, Refusal> {
+    fn take(&self, at: Nanos, _now: Nanos, n: &u32, _after: &mut Deferred<C>) -> Result<P::Charge, Refusal> {
         self.policy.try_acquire(&self.state, at, *n)
     }
 
@@ -292,7 +297,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
     }
 
-    fn undo(&self, now: Nanos, charge: P::Charge, most: u64, _after: &mut After<C>) -> u64 {
+    fn undo(&self, now: Nanos, charge: P::Charge, most: u64, _after: &mut Deferred<C>) -> u64 {
         self.policy.undo(&self.state, now, charge, most)
     }
 

@@ -10,7 +10,7 @@
 //!
 //! | the seat | waits for | those behind |
 //! |---|---|---|
-//! | here | this limiter and no other | go after it, as behind an entry of the queue |
+//! | here | this limiter and no other | go after it, as behind an entry of the line |
 //! | away | another limiter, until `at` | go first if the seat can still be served at its time |
 //! | idle | another limiter that may never be due, or somebody more important | go first |
 //!
@@ -42,7 +42,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
 
 use crate::clock::Timer;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::recheck::Ring;
 use crate::line::rule::Rule;
 use crate::time::Nanos;
@@ -99,7 +99,7 @@ pub(crate) struct Seats<R: Rule<C>, C: Timer> {
     bells: BTreeSet<(Nanos, u64)>,
     /// All that went before all seats and left, since the sums of the seats were made.
     gone: R::Ahead,
-    /// The number of the next place, of a seat or of an entry of the queue.
+    /// The number of the next place, of a seat or of an entry of the line.
     next: u64,
     /// Nobody passes before, neither those in seats nor others.
     pub(crate) opens: Nanos,
@@ -153,7 +153,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         first_place(priority) | (self.next - 1)
     }
 
-    /// An entry of the queue, or a seat that is here, has joined the line.
+    /// An entry of the line, or a seat that is here, has joined the line.
     pub(crate) fn joined(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         let behind = self.open_block(rule, place);
         for (_, seat) in self.list.range_mut(place + 1..behind) {
@@ -164,7 +164,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// An entry of the queue, or a seat that was here, has left the line.
+    /// An entry of the line, or a seat that was here, has left the line.
     pub(crate) fn left(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         if self.list.first_key_value().is_some_and(|(first, _)| place < *first) {
             // As nearly always. Then it is one sum, however many seats there are.
@@ -373,8 +373,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     }
 
     /// Rings all of them.
-    pub(crate) fn ring_all(&self, after: &mut After<C>) {
-        after.rings.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
+    pub(crate) fn ring_all(&self, deferred: &mut Deferred<C>) {
+        deferred.rings.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
     }
 
     /// Takes a seat behind all of its priority, who are `ahead` without seats. Returns its place.
@@ -464,7 +464,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     }
 
     /// Rings those whose time has come, and the first of those that are here if it is due earlier.
-    pub(crate) fn ring(&mut self, rule: &R, now: Nanos, after: &mut After<C>) {
+    pub(crate) fn ring(&mut self, rule: &R, now: Nanos, deferred: &mut Deferred<C>) {
         let mut due = Vec::new();
         while let Some(bell) = self.bells.first().copied().filter(|(at, _)| *at <= now) {
             self.bells.remove(&bell);
@@ -472,7 +472,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
         // Those in front first: so each finds a time behind them, and not the same one as they.
         due.sort_unstable();
-        after.rings.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
+        deferred.rings.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };
         let Some(due) = self.due_in_seat(rule, (now, now), place, ask) else { return };
         if let Some(seat) = self.list.get_mut(&place)
@@ -480,7 +480,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             && seat.at > now
         {
             seat.due = due;
-            after.rings.extend(seat.shared.upgrade());
+            deferred.rings.extend(seat.shared.upgrade());
         }
     }
 }

@@ -2,60 +2,65 @@
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::due::FORESEEN;
 use crate::line::rule::Rule;
 use crate::line::seats::END;
-use crate::line::{Entry, Kind, Queue, Source, State};
+use crate::line::{Entry, Kind, Line, Source, State};
 use crate::policy::limited;
 use crate::time::Nanos;
 
 /// So many requests are given their answer before others may have the lock.
 const SLICE: usize = 1024;
 
-impl<R: Rule<C>, C: Timer> Queue<R, C> {
+impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Grants requests that are due, in order, and refuses those that cannot be served by their
     /// deadline: as many as there are, or a [`SLICE`]. Returns when the first of the others is due,
     /// or to be looked at: a time that is not later than `now` if more are due. Tells those about
     /// it who wait for several limiters.
-    pub(crate) fn serve(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+    pub(crate) fn serve(
+        &mut self,
+        from: &Source<'_, R>,
+        now: Nanos,
+        deferred: &mut Deferred<C>,
+    ) -> Option<Nanos> {
         if self.len() > 0 && from.rule.has_changed() {
-            self.retime(from, now, after);
+            self.retime(from, now, deferred);
         }
-        let mut due = self.serve_due(from, now, after);
+        let mut due = self.serve_due(from, now, deferred);
         if let Some(first) = due.as_mut().filter(|first| **first > now) {
             // The first waits beyond now, and so does each of the others, also those that a change
             // has made too late and that stood too far back to be refused by it.
             let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
-            *first = self.expire(from.rule, now, refusal, after).min(*first);
+            *first = self.expire(from.rule, now, refusal, deferred).min(*first);
         }
         if due.is_some() && self.control.shadow {
-            self.pass_all(from, now, after);
+            self.pass_all(from, now, deferred);
             due = (self.len() > 0).then_some(now);
         }
         match self.seats.len() {
             0 => {}
-            _ if self.control.shadow => self.seats.ring_all(after),
-            _ => self.seats.ring(from.rule, now, after),
+            _ if self.control.shadow => self.seats.ring_all(deferred),
+            _ => self.seats.ring(from.rule, now, deferred),
         }
         let first = self.entries.get(self.head as usize).zip(due);
         let first = first.map(|(first, due)| (&first.ask, first.priority, due));
-        let look_at = from.rule.wait_first(now, first, after);
+        let look_at = from.rule.wait_first(now, first, deferred);
         due.map(|due| due.min(look_at))
     }
 
     /// In shadow nobody waits: those in line pass without a permit, a [`SLICE`] of them.
-    fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+    fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         let mut ahead = R::Ahead::default();
         for _ in 0..SLICE {
             let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) else { break };
             let (key, refusal) = (self.head, limited(self.due(from.rule, now, *place, &ahead, ask), now));
             from.rule.add(&mut ahead, ask);
-            self.settle(from.rule, key, State::Passed(refusal), after);
+            self.settle(from.rule, key, State::Passed(refusal), deferred);
         }
     }
 
-    fn serve_due(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) -> Option<Nanos> {
+    fn serve_due(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) -> Option<Nanos> {
         for _ in 0..SLICE {
             let first = self.entries.get(self.head as usize)?;
             let key = self.head;
@@ -71,12 +76,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 && let Err(never) = self.check(from.rule, now, &ask, priority)
             {
                 // Where one of several limiters was changed.
-                self.settle(from.rule, key, State::Refused(never), after);
+                self.settle(from.rule, key, State::Refused(never), deferred);
                 continue;
             }
             if due > deadline {
                 let retry_after = due.saturating_since(deadline);
-                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
+                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), deferred);
                 continue;
             }
             if due > now {
@@ -97,11 +102,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
             // The clock may have gone back since it joined.
             let at = due.max(oldest).min(now);
-            match from.rule.take(at, now, &ask, after) {
+            match from.rule.take(at, now, &ask, deferred) {
                 Ok(charge) => {
                     self.charged = self.charged.max(at);
                     let grant = self.grant(from.rule, charge, kind);
-                    self.settle(from.rule, key, State::Granted(grant), after);
+                    self.settle(from.rule, key, State::Granted(grant), deferred);
                 }
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
@@ -114,12 +119,12 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
                 // Nobody knows when it will be there. Whoever brings it rings; until then only
                 // deadlines pass.
                 Err(refusal @ Refusal::InUse { .. }) => {
-                    let next = self.expire(from.rule, now, refusal, after);
+                    let next = self.expire(from.rule, now, refusal, deferred);
                     if self.entries.contains(self.head as usize) && self.head == key {
                         return Some(next);
                     }
                 }
-                Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), after),
+                Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), deferred),
             }
         }
         (self.len() > 0).then_some(now)
@@ -127,11 +132,11 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// Refuses those that are still in line at their deadline, a [`SLICE`] of them. Returns the
     /// next deadline.
-    fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, after: &mut After<C>) -> Nanos {
+    fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, deferred: &mut Deferred<C>) -> Nanos {
         for _ in 0..SLICE {
             match self.deadlines.first() {
                 Some(&(deadline, key)) if deadline <= now => {
-                    self.settle(rule, key, State::Refused(refusal), after);
+                    self.settle(rule, key, State::Refused(refusal), deferred);
                 }
                 _ => break,
             }
@@ -142,10 +147,10 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     /// After a change: weighs anew, and refuses at once those among the first in line who will not
     /// be served by their deadline, or not at all. Further back they are refused when their time is
     /// over, or when they are the first.
-    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         self.memo.set(None);
         if self.seats.len() > 0 || !self.levels.weigh(|sizes| from.rule.weigh(sizes)) {
-            return self.retime_all(from, now, after);
+            return self.retime_all(from, now, deferred);
         }
         let opens = self.control.opens;
         let (mut key, mut forecast) = (self.head, from.rule.forecast(now.max(opens)));
@@ -167,7 +172,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             };
             if let Some(refusal) = refusal {
                 forecast.go_back(mark);
-                self.settle(from.rule, key, State::Refused(refusal), after);
+                self.settle(from.rule, key, State::Refused(refusal), deferred);
             }
             key = next;
         }
@@ -175,7 +180,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
 
     /// The same where a sum has to be told request by request: in the lines of several limiters,
     /// and where others wait in seats.
-    fn retime_all(&mut self, from: &Source<'_, R>, now: Nanos, after: &mut After<C>) {
+    fn retime_all(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         // Counted anew: the sums so far are at the old rate.
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
         let mut ahead = R::Ahead::default();
@@ -189,10 +194,10 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             let due = self.due(from.rule, now, place, &ahead, &ask);
             if let Err(never) = self.check(from.rule, now, &ask, priority) {
                 // More than can be had at once now: it would keep all others waiting for ever.
-                self.settle(from.rule, key, State::Refused(never), after);
+                self.settle(from.rule, key, State::Refused(never), deferred);
             } else if due > deadline {
                 let retry_after = due.saturating_since(deadline);
-                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), after);
+                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), deferred);
             } else {
                 from.rule.add(&mut ahead, &ask);
                 if sums.last().is_none_or(|(level, _)| *level != priority) {

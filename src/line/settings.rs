@@ -1,4 +1,4 @@
-//! What a limiter was told to do at run time: plain data under the queue's lock.
+//! What a limiter was told to do at run time: plain data under the line's lock.
 
 use crate::request::QueueBounds;
 use crate::time::Nanos;

@@ -44,14 +44,14 @@
 //! then all grants could be undone and the room at this moment would suffice. So grants that wait
 //! to be seen cost nothing while the limiter is far from full.
 //!
-//! Where the queue sees every grant, what is given back is exact: then each look is a moment at
+//! Where the line sees every grant, what is given back is exact: then each look is a moment at
 //! which the replay is cut, too.
 //!
 //! **A change of terms** is a look by the old terms. Rooms are converted as the policy converts its
 //! stock, rounded down. A policy that does not convert by a factor returns level 0, and grants from
 //! before the change give back nothing.
 //!
-//! **A clock that goes back** is not followed: the time of a look is the latest that the queue was
+//! **A clock that goes back** is not followed: the time of a look is the latest that the line was
 //! told. What a grant without the lock found at a later time than that is not seen here.
 //!
 //! **What is left.** A taker without the lock may read a later time than the thread that holds the

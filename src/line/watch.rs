@@ -2,16 +2,16 @@
 
 use crate::clock::Timer;
 use crate::line::alarms::{Found, Job, Lost, PutBack, SLACK};
-use crate::line::deferred::After;
+use crate::line::deferred::Deferred;
 use crate::line::priorities::NONE;
 use crate::line::rule::Rule;
-use crate::line::{Entry, Kind, Queue, State};
+use crate::line::{Entry, Kind, Line, State};
 use crate::time::Nanos;
 
-impl<R: Rule<C>, C: Timer> Queue<R, C> {
+impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a
     /// thread. Returns an alarm to be set without the lock.
-    pub(crate) fn watch(&mut self, due: Nanos, clock: &C, after: &mut After<C>) -> Option<Job<C>> {
+    pub(crate) fn watch(&mut self, due: Nanos, clock: &C, deferred: &mut Deferred<C>) -> Option<Job<C>> {
         loop {
             let first = match self.entries.get(self.head as usize)?.kind {
                 Kind::Task { alarm, .. } => Some(alarm as usize),
@@ -19,41 +19,41 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             };
             match self.alarms.check(first, due, clock) {
                 Found::Job(job) => return Some(job),
-                Found::Lost(lost) => self.lose(lost, after),
+                Found::Lost(lost) => self.lose(lost, deferred),
                 Found::Nothing => break,
             }
         }
-        self.tell_thread(due, after);
+        self.tell_thread(due, deferred);
         None
     }
 
     /// Puts back an alarm that was set, or whose event loop or timer is `gone`.
-    pub(crate) fn put_back(&mut self, job: Job<C>, gone: bool, after: &mut After<C>) {
+    pub(crate) fn put_back(&mut self, job: Job<C>, gone: bool, deferred: &mut Deferred<C>) {
         match self.alarms.put_back(job, gone) {
             PutBack::There => {}
-            PutBack::Unused(sleep) => after.sleeps.push(sleep),
-            PutBack::Lost(lost) => self.lose(lost, after),
+            PutBack::Unused(sleep) => deferred.sleeps.push(sleep),
+            PutBack::Lost(lost) => self.lose(lost, deferred),
         }
     }
 
     /// Wakes those who relied on an alarm that is lost.
-    fn lose(&mut self, lost: Lost<C>, after: &mut After<C>) {
+    fn lose(&mut self, lost: Lost<C>, deferred: &mut Deferred<C>) {
         let Lost { key, domain, sleep } = lost;
-        after.sleeps.extend(sleep);
+        deferred.sleeps.extend(sleep);
         for entry in self.entries.iter_mut() {
             if let State::Waiting(waker) = &mut entry.state
                 && let Kind::Task { alarm, lost } = entry.kind
                 && alarm as usize == key
             {
                 entry.kind = Kind::Lost { domain, times: lost.saturating_add(1) };
-                after.wake.extend(waker.take());
+                deferred.wake.extend(waker.take());
             }
         }
     }
 
     /// The first blocked thread in line looks at the time itself: when the head is due if it is the
     /// head, or if there are no alarms, and else a little later, in case they are held up.
-    fn tell_thread(&mut self, due: Nanos, after: &mut After<C>) {
+    fn tell_thread(&mut self, due: Nanos, deferred: &mut Deferred<C>) {
         let first = self.levels.first_thread();
         let own = first == self.head || self.alarms.is_empty();
         let at = if own { due } else { due.saturating_add(SLACK) };
@@ -62,7 +62,7 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
             && *looks_at > at
         {
             *looks_at = at;
-            after.wake.push(waker.clone());
+            deferred.wake.push(waker.clone());
         }
     }
 
@@ -79,9 +79,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
     }
 
     /// Changes who waits.
-    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind<C::RuntimeId>, after: &mut After<C>) {
+    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind<C::RuntimeId>, deferred: &mut Deferred<C>) {
         let old = std::mem::replace(&mut self.entries[key as usize].kind, kind);
-        self.leave_alarm(old, after);
+        self.leave_alarm(old, deferred);
     }
 
     /// The first blocked thread of a level from an entry on. Each entry is passed once, since all
@@ -98,9 +98,9 @@ impl<R: Rule<C>, C: Timer> Queue<R, C> {
         NONE
     }
 
-    pub(crate) fn leave_alarm(&mut self, kind: Kind<C::RuntimeId>, after: &mut After<C>) {
+    pub(crate) fn leave_alarm(&mut self, kind: Kind<C::RuntimeId>, deferred: &mut Deferred<C>) {
         if let Kind::Task { alarm, .. } = kind {
-            after.sleeps.extend(self.alarms.leave(alarm as usize));
+            deferred.sleeps.extend(self.alarms.leave(alarm as usize));
         }
     }
 }
