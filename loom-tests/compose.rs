@@ -12,7 +12,7 @@ use crate::all_of::all::{All, Entry, Kind};
 use crate::all_of::member::{Handle, Member};
 use crate::all_of::weights::Weights;
 use crate::error::Refusal;
-use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::pending::{Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::TokenBucket;
@@ -168,13 +168,13 @@ fn broken_what_is_put_back_is_what_was_taken() {
 /// A waiter of a composite.
 struct Request {
     limiter: Both,
-    wait: Wait<Weights>,
+    wait: Waiting<Weights>,
     waker: Waker,
 }
 
 impl Request {
     fn new(limiter: &Both) -> Request {
-        Request { limiter: limiter.clone(), wait: Wait::new(ones()), waker: Waker::from(Woken::new()) }
+        Request { limiter: limiter.clone(), wait: Waiting::new(ones()), waker: Waker::from(Woken::new()) }
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {

@@ -9,11 +9,11 @@ use loom::thread;
 
 use super::support::{LoomClock, Woken, model};
 use crate::error::Refusal;
-use crate::limiter::pending::{Place, Poller, Wait};
+use crate::limiter::pending::{Poller, Stage, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::rule::Single;
-use crate::line::{Kind, Newcomer};
+use crate::line::{NewWaiter, WokenBy};
 use crate::policy::{SmoothBursty, TokenBucket};
 use crate::rate::Rate;
 use crate::request::QueueBounds;
@@ -36,13 +36,13 @@ fn limiter() -> (TestLimiter, LoomClock) {
 /// A request for one permit that may be refused by a bound.
 struct Joining {
     limiter: TestLimiter,
-    wait: Wait<u32>,
+    wait: Waiting<u32>,
     waker: Waker,
 }
 
 impl Joining {
     fn new(limiter: &TestLimiter) -> Joining {
-        let wait = Wait::within(limiter, 1, None);
+        let wait = Waiting::within(limiter, 1, None);
         Joining { limiter: limiter.clone(), wait, waker: Waker::from(Woken::new()) }
     }
 
@@ -91,7 +91,7 @@ fn a_try_that_begins_in_a_pause_does_not_pass() {
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
-    pause_against_try(|limiter| lock(&limiter.line).control.opens = SECOND);
+    pause_against_try(|limiter| lock(&limiter.line).settings.opens = SECOND);
 }
 
 /// Whoever comes after a pause ends it for all: the flag goes down, also if a waiter joined and
@@ -208,17 +208,17 @@ fn broken_a_bound_is_never_exceeded() {
             return false;
         }
         let mut deferred = Deferred::new();
-        let newcomer = Newcomer {
+        let new_waiter = NewWaiter {
             ask: 1,
             priority: 0,
             droppable: true,
-            kind: Kind::Nobody,
+            woken_by: WokenBy::Nobody,
             since: Nanos::ZERO,
             deadline: Nanos::MAX,
             waker: None,
         };
-        let key = lock(&limiter.line).push(&limiter.source(), newcomer, &mut deferred);
-        joining.wait = Wait { place: Place::Queued(key), since: Nanos::ZERO, ..Wait::new(1) };
+        let key = lock(&limiter.line).push(&limiter.source(), new_waiter, &mut deferred);
+        joining.wait = Waiting { stage: Stage::Queued(key), since: Nanos::ZERO, ..Waiting::new(1) };
         true
     });
 }

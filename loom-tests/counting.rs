@@ -13,7 +13,7 @@ use crate::counting::line::{LINE, weight};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::line::deferred::Deferred;
-use crate::line::recheck::Ring;
+use crate::line::recheck::Recheck;
 
 /// A wait that was polled once.
 struct Waiting {
@@ -161,8 +161,8 @@ fn a_limit_lowered_against_giving_back_keeps_the_right_number() {
 /// Counts nothing, and knows whether it was rung.
 struct Bell(AtomicBool);
 
-impl Ring for Bell {
-    fn ring(&self) {
+impl Recheck for Bell {
+    fn recheck(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
@@ -174,7 +174,7 @@ fn a_permit_given_back_reaches_a_place_that_stands_up_meanwhile() {
         let limit = CountingLimit::new(1);
         let held = limit.try_acquire().expect("the only one");
         let bell = Arc::new(Bell(AtomicBool::new(false)));
-        let ring: Arc<dyn Ring> = bell.clone();
+        let ring: Arc<dyn Recheck> = bell.clone();
         let place = limit.sit(Arc::downgrade(&ring));
         let other = thread::spawn(move || drop(held));
         let mut deferred = Deferred::<LoomClock>::new();

@@ -10,12 +10,12 @@ use loom::thread;
 use super::support::{LoomClock, Woken, model, model_of_three};
 use crate::error::Refusal;
 use crate::limiter::blocking;
-use crate::limiter::pending::{Place, Poller, Wait};
+use crate::limiter::pending::{Poller, Stage, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
-use crate::line::recheck::Ring;
+use crate::line::recheck::Recheck;
 use crate::line::rule::Single;
-use crate::line::{Kind, Newcomer};
+use crate::line::{NewWaiter, WokenBy};
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
 use crate::sync::lock;
@@ -37,13 +37,13 @@ fn limiter() -> (TestLimiter, LoomClock) {
 /// A request for one permit.
 struct Request {
     limiter: TestLimiter,
-    wait: Wait<u32>,
+    wait: Waiting<u32>,
     waker: Waker,
 }
 
 impl Request {
     fn new(limiter: &TestLimiter) -> Request {
-        Request { limiter: limiter.clone(), wait: Wait::new(1), waker: Waker::from(Woken::new()) }
+        Request { limiter: limiter.clone(), wait: Waiting::new(1), waker: Waker::from(Woken::new()) }
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
@@ -134,7 +134,7 @@ fn broken_a_refund_reaches_those_who_join_meanwhile() {
     join_against_refund(|limiter| {
         limiter.rule.policy.refund(&limiter.rule.state, Nanos::ZERO, 1);
         if limiter.gate_word.has_waiters() {
-            limiter.ring();
+            limiter.recheck();
         }
     });
 }
@@ -172,19 +172,26 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let mut line = lock(&limiter.line);
         let now = crate::Clock::now(&limiter.clock);
         let alarm = u32::try_from(line.alarms.join(&limiter.clock, (), now, || limiter.weak())).expect("one");
-        let kind = Kind::Task { alarm, lost: 0 };
+        let woken_by = WokenBy::Task { alarm, lost: 0 };
         let waker = Some(request.waker.clone());
-        let newcomer =
-            Newcomer { ask: 1, priority: 0, droppable: false, kind, since: now, deadline: Nanos::MAX, waker };
-        let key = line.push(&limiter.source(), newcomer, &mut deferred);
+        let new_waiter = NewWaiter {
+            ask: 1,
+            priority: 0,
+            droppable: false,
+            woken_by,
+            since: now,
+            deadline: Nanos::MAX,
+            waker,
+        };
+        let key = line.push(&limiter.source(), new_waiter, &mut deferred);
         limiter.tell_gate_word(&line);
-        let job = line.watch(SECOND, &limiter.clock, &mut deferred);
+        let arming = line.watch(SECOND, &limiter.clock, &mut deferred);
         drop(line);
-        if let Some(mut job) = job {
-            job.run();
-            lock(&limiter.line).put_back(job, false, &mut deferred);
+        if let Some(mut arming) = arming {
+            arming.run();
+            lock(&limiter.line).put_back(arming, false, &mut deferred);
         }
-        request.wait = Wait { place: Place::Queued(key), since: now, ..Wait::new(1) };
+        request.wait = Waiting { stage: Stage::Queued(key), since: now, ..Waiting::new(1) };
     });
 }
 
@@ -212,7 +219,7 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
 
 /// The first of two waiters is dropped while the alarm grants it: whichever comes first, the second
 /// one has the permit.
-fn drop_against_grant(leave: fn(&TestLimiter, &mut Wait<u32>)) {
+fn drop_against_grant(leave: fn(&TestLimiter, &mut Waiting<u32>)) {
     model(move || {
         let (limiter, clock) = limiter();
         let mut first = Request::new(&limiter);
@@ -299,7 +306,7 @@ fn a_blocked_thread_is_unparked() {
         let (limiter, _clock) = limiter();
         let blocked = {
             let limiter = limiter.clone();
-            thread::spawn(move || blocking::acquire(&limiter, Wait::new(1)))
+            thread::spawn(move || blocking::acquire(&limiter, Waiting::new(1)))
         };
         limiter.refund(1);
         assert!(blocked.join().expect("no panic").is_ok());
@@ -315,7 +322,7 @@ fn broken_a_blocked_thread_is_unparked() {
         let blocked = {
             let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut wait = Wait::new(1);
+                let mut wait = Waiting::new(1);
                 while limiter.poll(&mut wait, Poller::Thread(Waker::noop())).is_pending() {
                     thread::park();
                 }

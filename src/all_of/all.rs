@@ -13,7 +13,7 @@ use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
-use crate::line::recheck::Ring;
+use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::line::seats::UNSURE;
 use crate::line::sizes::Sizes;
@@ -426,7 +426,7 @@ impl<C: Timer> Rule<C> for All<C> {
         drop(seats);
         // Before there was a seat to ring, a time may have moved.
         if new && self.ready_at(now, &Vec::new(), ask) < due {
-            deferred.rings.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Ring>));
+            deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Recheck>));
         }
         // If it is due later than by each of the members for itself, others will go first somewhere
         // who do not now: it is away everywhere until then, and waits for one member alone from
@@ -480,7 +480,7 @@ impl<C: Timer> All<C> {
         self.shared.upgrade().map_or(Duration::ZERO, |shared| shared.paused_for())
     }
 
-    pub(super) fn waker(&self) -> Weak<dyn Ring> {
+    pub(super) fn waker(&self) -> Weak<dyn Recheck> {
         self.shared.clone()
     }
 }

@@ -164,7 +164,7 @@ impl<C: Timer> All<C> {
             all &= mark.there;
         }
         if again || all {
-            deferred.rings.extend(self.shared.upgrade().map(|shared| shared as _));
+            deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as _));
         }
         look_at
     }

@@ -12,7 +12,7 @@ use crate::all_of::{AllOf, AllPermits, AllRefusal};
 use crate::clock::{DefaultClock, Timer};
 use crate::limiter::blocking;
 use crate::limiter::grant::Settle;
-use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::pending::{Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::sync::lock;
 
@@ -120,7 +120,7 @@ impl<C: Timer> AllOf<C> {
     /// As [`acquire_weighted`](AllOf::acquire_weighted).
     pub fn blocking_acquire_estimate(&self, weights: &[u32]) -> Result<AllEstimate, AllRefusal> {
         let ask = self.weigh(weights)?;
-        let wait = Wait::within(&self.shared, ask.clone(), None).of_priority(self.ones.priority).keeping();
+        let wait = Waiting::within(&self.shared, ask.clone(), None).of_priority(self.ones.priority).keeping();
         match blocking::acquire(&self.shared, wait) {
             Ok((waited, charge, begun)) => {
                 if charge.is_some() {
@@ -140,7 +140,7 @@ impl<C: Timer> AllOf<C> {
     pub fn acquire_estimate(&self, weights: &[u32]) -> AcquireAllEstimate<C> {
         let wait = self
             .weigh(weights)
-            .map(|ask| Wait::within(&self.shared, ask, None).of_priority(self.ones.priority).keeping());
+            .map(|ask| Waiting::within(&self.shared, ask, None).of_priority(self.ones.priority).keeping());
         AcquireAllEstimate { shared: self.shared.clone(), wait }
     }
 }
@@ -151,7 +151,7 @@ impl<C: Timer> AllOf<C> {
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAllEstimate<C: Timer = DefaultClock> {
     shared: Arc<Shared<All<C>, C>>,
-    wait: Result<Wait<Weights>, AllRefusal>,
+    wait: Result<Waiting<Weights>, AllRefusal>,
 }
 
 impl<C: Timer> Future for AcquireAllEstimate<C> {
@@ -187,7 +187,7 @@ impl<C: Timer> Drop for AcquireAllEstimate<C> {
 
 impl<C: Timer> fmt::Debug for AcquireAllEstimate<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let weights = self.wait.as_ref().ok().map(Wait::ask);
+        let weights = self.wait.as_ref().ok().map(Waiting::ask);
         f.debug_struct("AcquireAllEstimate").field("weights", &weights).finish_non_exhaustive()
     }
 }

@@ -8,16 +8,16 @@
 //!
 //! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
 //! it puts back exactly that, as far as there was room since (`line/undo.rs`). The line knows that
-//! only of grants that were made under its lock. So the limiter publishes a number (`levels`) that
+//! only of grants that were made under its lock. So the limiter publishes a number (`refunds`) that
 //! changes each time permits are given back, and the line keeps how much that was the last times.
 //! The room since the number that was read before the take follows from that. If permits were given
 //! back more often than is kept, or the terms were changed, nothing is put back.
 //!
 //! | operation | ordering | pairs with | what for |
 //! |---|---|---|---|
-//! | `levels` is stored, under the lock, after permits were given back | Release | the load | |
-//! | `levels` is loaded, before the take without the lock | Acquire | the store | whoever reads a number takes from a state in which these permits are back |
-//! | `levels` is compared, under the lock | as the lock | | |
+//! | `refunds` is stored, under the lock, after permits were given back | Release | the load | |
+//! | `refunds` is loaded, before the take without the lock | Acquire | the store | whoever reads a number takes from a state in which these permits are back |
+//! | `refunds` is compared, under the lock | as the lock | | |
 //!
 //! **Why enough.** The bad execution: permits are given back after the take, and the number is that
 //! read before it. Giving back happens under the lock and raises the line's own number in the same
@@ -39,7 +39,7 @@ use crate::limiter::grant::{Settle, Share};
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
-use crate::line::recheck::Ring;
+use crate::line::recheck::Recheck;
 use crate::line::rule::OneRule;
 use crate::line::seats::end_of;
 use crate::policy::limited;
@@ -66,7 +66,7 @@ pub(crate) fn time(now: Nanos, span: Span) -> Nanos {
 }
 
 /// A limiter among several.
-pub(crate) trait Member<C: Timer>: Ring {
+pub(crate) trait Member<C: Timer>: Recheck {
     /// Whether `n` permits can ever be granted to a request of this priority.
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
 
@@ -108,7 +108,7 @@ pub(crate) trait Member<C: Timer>: Ring {
         seat: u64,
         asked: (u32, i8),
         at: Span,
-        shared: &Weak<dyn Ring>,
+        shared: &Weak<dyn Recheck>,
         deferred: &mut Deferred<C>,
     ) -> (u64, Span);
 
@@ -159,7 +159,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
         self.tell_others(&line);
         if news && (line.len() > 0 || line.seats.len() > own) {
             drop(line);
-            deferred.rings.push(self.clone());
+            deferred.rechecks.push(self.clone());
         }
     }
 }
@@ -221,8 +221,8 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let word = shared.gate_word.load();
         let without_lock = shared.is_free();
         let taken = if without_lock {
-            let levels = shared.levels.load(Ordering::Acquire);
-            shared.take_free(shared.clock.now(), &n).map(|charge| (charge, levels))
+            let refunds = shared.refunds.load(Ordering::Acquire);
+            shared.take_free(shared.clock.now(), &n).map(|charge| (charge, refunds))
         } else {
             shared.with_line(|line, now, deferred| {
                 let charge = shared.take_in_line(line, now, &n, priority, deferred)?;
@@ -260,7 +260,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     ) -> Span {
         let shared = &self.0;
         let (line, now) = shared.reach();
-        if line.control.shadow {
+        if line.settings.shadow {
             return Span::MIN;
         }
         let times = (time(now, begin), time(now, at.max(0)));
@@ -280,7 +280,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         seat: u64,
         (n, priority): (u32, i8),
         at: Span,
-        waiter: &Weak<dyn Ring>,
+        waiter: &Weak<dyn Recheck>,
         deferred: &mut Deferred<C>,
     ) -> (u64, Span) {
         let shared = &self.0;
@@ -292,7 +292,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             line.seats.sit(&shared.rule, n, priority, ahead, waiter.clone())
         };
         let (news, due) = line.seats.tell(&shared.rule, now, seat, &n, time(now, at));
-        let due = if line.control.shadow { Span::MIN } else { span(due, now) };
+        let due = if line.settings.shadow { Span::MIN } else { span(due, now) };
         shared.let_go(line, news, 1, deferred);
         (seat, due)
     }
@@ -342,7 +342,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
                 Ok(Some((charge, begun)))
             }
             // It would have refused, and lets pass.
-            Err(_) if line.control.shadow => Ok(None),
+            Err(_) if line.settings.shadow => Ok(None),
             Err(refusal) => Err(refusal),
         };
         let taken = part.map(|part| Box::new(Share { shared: shared.clone(), n, part }) as Box<dyn Taken<C>>);
@@ -355,9 +355,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
 /// A limiter as a member.
 pub(crate) struct Handle<R: OneRule<C>, C: Timer>(pub(crate) Arc<Shared<R, C>>);
 
-impl<R: OneRule<C>, C: Timer> Ring for Handle<R, C> {
-    fn ring(&self) {
-        self.0.ring();
+impl<R: OneRule<C>, C: Timer> Recheck for Handle<R, C> {
+    fn recheck(&self) {
+        self.0.recheck();
     }
 }
 

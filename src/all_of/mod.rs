@@ -78,7 +78,7 @@ use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
-use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::pending::{Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::policy::Policy;
 use crate::status::Status;
@@ -571,7 +571,7 @@ impl<C: Timer> AllOf<C> {
     }
 
     fn block(&self, ask: Weights, within: Option<Duration>) -> Result<AllPermits, AllRefusal> {
-        let wait = Wait::within(&self.shared, ask.clone(), within).of_priority(self.ones.priority);
+        let wait = Waiting::within(&self.shared, ask.clone(), within).of_priority(self.ones.priority);
         match blocking::acquire(&self.shared, wait) {
             Ok((waited, charge, _)) => Ok(granted(charge, waited)),
             Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
@@ -647,12 +647,12 @@ impl<C: Timer> fmt::Debug for AllOf<C> {
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAll<C: Timer = DefaultClock> {
     shared: Arc<Shared<All<C>, C>>,
-    wait: Result<Wait<Weights>, AllRefusal>,
+    wait: Result<Waiting<Weights>, AllRefusal>,
 }
 
 impl<C: Timer> AcquireAll<C> {
     fn new(all: &AllOf<C>, ask: Result<Weights, AllRefusal>, within: Option<Duration>) -> Self {
-        let wait = ask.map(|ask| Wait::within(&all.shared, ask, within).of_priority(all.ones.priority));
+        let wait = ask.map(|ask| Waiting::within(&all.shared, ask, within).of_priority(all.ones.priority));
         AcquireAll { shared: all.shared.clone(), wait }
     }
 }
@@ -685,7 +685,7 @@ impl<C: Timer> Drop for AcquireAll<C> {
 impl<C: Timer> fmt::Debug for AcquireAll<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcquireAll")
-            .field("weights", &self.wait.as_ref().ok().map(Wait::ask))
+            .field("weights", &self.wait.as_ref().ok().map(Waiting::ask))
             .finish_non_exhaustive()
     }
 }

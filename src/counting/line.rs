@@ -56,7 +56,7 @@ use std::task::{Poll, Waker};
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::deferred::Deferred;
-use crate::line::recheck::Ring;
+use crate::line::recheck::Recheck;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
 /// The flag of `word`: the line has an entry.
@@ -105,7 +105,7 @@ enum Entry {
 struct Place {
     /// Whether its composite knows that its permits are there. Cleared when they are not.
     rung: bool,
-    composite: Weak<dyn Ring>,
+    composite: Weak<dyn Recheck>,
 }
 
 impl Waiters {
@@ -204,7 +204,7 @@ impl Pool {
             if more < 0 {
                 // Before the composites are rung, which compare it.
                 self.lowered.fetch_add(1, Ordering::Relaxed);
-                deferred.rings.extend(line.places.values().filter_map(|place| place.composite.upgrade()));
+                deferred.rechecks.extend(line.places.values().filter_map(|place| place.composite.upgrade()));
             }
         });
     }
@@ -257,7 +257,7 @@ impl Pool {
                         && let Some(place) = line.places.get_mut(&number)
                         && !std::mem::replace(&mut place.rung, true)
                     {
-                        deferred.rings.extend(place.composite.upgrade());
+                        deferred.rechecks.extend(place.composite.upgrade());
                     }
                     return true;
                 }
@@ -332,7 +332,7 @@ impl Pool {
 /// one.
 impl Pool {
     /// Takes a place behind all others, parked. Its composite is rung when a limit is lowered.
-    pub(super) fn sit(&self, composite: Weak<dyn Ring>) -> u64 {
+    pub(super) fn sit(&self, composite: Weak<dyn Recheck>) -> u64 {
         let mut line = lock(&self.line);
         let number = line.number();
         line.places.insert(number, Place { rung: false, composite });

@@ -13,7 +13,7 @@ use crate::counting::line::{Later, Pool};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::line::deferred::Deferred;
-use crate::line::recheck::Ring;
+use crate::line::recheck::Recheck;
 use crate::policy::Policy;
 
 /// At most so many at the same time: connections, calls in flight, jobs. A permit is given back
@@ -261,7 +261,7 @@ impl CountingLimit {
         self.pool.lowered()
     }
 
-    pub(crate) fn sit(&self, composite: Weak<dyn Ring>) -> u64 {
+    pub(crate) fn sit(&self, composite: Weak<dyn Recheck>) -> u64 {
         self.pool.sit(composite)
     }
 

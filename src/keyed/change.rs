@@ -118,7 +118,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         }
         if line.serve(&source, now, deferred).is_some() {
             // Somebody waits, and no alarm is set to the new time.
-            deferred.rings.push(self.clone());
+            deferred.rechecks.push(self.clone());
         }
         self.tell_others(&line);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::pending::{Leave, Poller, Wait};
+use crate::limiter::pending::{Leave, Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Rule;
 use crate::sync::{Thread, current_thread};
@@ -21,14 +21,14 @@ impl Wake for Unpark {
 }
 
 /// Blocks the calling thread until a request has its answer: the time waited, what was taken, and
-/// what to end the grant with if it was [kept](Wait::keeping).
+/// what to end the grant with if it was [kept](Waiting::keeping).
 ///
 /// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so
 /// it is not lost. Parking may end early for no reason; then the poll finds nothing and the thread
 /// parks again.
 pub(crate) fn acquire<R: Rule<C>, C: Timer>(
     shared: &Arc<Shared<R, C>>,
-    wait: Wait<R::Ask>,
+    wait: Waiting<R::Ask>,
 ) -> Result<(Duration, Option<R::Charge>, u64), Refusal> {
     let mut this = Leave { shared, wait };
     let waker = Waker::from(Arc::new(Unpark(current_thread())));

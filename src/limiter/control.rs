@@ -19,14 +19,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Whoever watches, from now on. `false` if somebody does already.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         let first = self.events.observe(events);
-        self.with_line(|line, _, _| line.control.watched = true);
+        self.with_line(|line, _, _| line.settings.watched = true);
         first
     }
 
     /// Nobody passes before `until`, nor before the end of an earlier pause.
     pub(crate) fn pause_until(&self, until: Nanos) {
         let remaining = self.with_line(|line, now, deferred| {
-            if until <= line.control.opens.max(now) {
+            if until <= line.settings.opens.max(now) {
                 return None;
             }
             line.pause_until(until);
@@ -56,7 +56,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Lets everybody pass, those in line at once, or not.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        self.with_line(|line, _, _| line.control.shadow = shadow);
+        self.with_line(|line, _, _| line.settings.shadow = shadow);
     }
 
     /// Whether everybody passes.
@@ -66,7 +66,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Bounds the line, for those who join it from now on.
     pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
-        self.with_line(|line, _, _| line.control.bounds = bounds);
+        self.with_line(|line, _, _| line.settings.bounds = bounds);
     }
 
     /// Keeps so many permits for requests of this priority or a higher one.
@@ -82,7 +82,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if !self.gate_word.has(PAUSED) {
             return Duration::ZERO;
         }
-        self.with_line(|line, now, _| line.control.opens.saturating_since(now).as_duration())
+        self.with_line(|line, now, _| line.settings.opens.saturating_since(now).as_duration())
     }
 }
 

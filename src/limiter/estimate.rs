@@ -14,7 +14,7 @@ use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::grant::{Settle, Share};
-use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::pending::{Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
@@ -93,12 +93,12 @@ impl fmt::Debug for Estimate {
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireEstimate<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     shared: Arc<Shared<Single<P>, C>>,
-    wait: Wait<u32>,
+    wait: Waiting<u32>,
 }
 
 impl<P: Policy, C: Timer> AcquireEstimate<P, C> {
     pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, n: u32) -> Self {
-        let wait = Wait::within(&shared, n, None).keeping();
+        let wait = Waiting::within(&shared, n, None).keeping();
         AcquireEstimate { shared, wait }
     }
 }
@@ -117,7 +117,7 @@ pub(crate) fn block<P: Policy, C: Timer>(
     shared: &Arc<Shared<Single<P>, C>>,
     n: u32,
 ) -> Result<Estimate, Refusal> {
-    let wait = Wait::within(shared, n, None).keeping();
+    let wait = Waiting::within(shared, n, None).keeping();
     Ok(Estimate::of(shared, n, blocking::acquire(shared, wait)?))
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
-use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::pending::{Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
@@ -31,7 +31,7 @@ use crate::request::Request;
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
 pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     shared: &'a Arc<Shared<Single<P>, C>>,
-    wait: Wait<u32>,
+    wait: Waiting<u32>,
 }
 
 /// The future of [`RateLimiter::acquire_many`](crate::RateLimiter::acquire_many) and
@@ -42,53 +42,53 @@ pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireMany<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     shared: &'a Arc<Shared<Single<P>, C>>,
-    wait: Wait<u32>,
+    wait: Waiting<u32>,
 }
 
 /// [`Acquire`] without a borrow: it can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
 pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     shared: Arc<Shared<Single<P>, C>>,
-    wait: Wait<u32>,
+    wait: Waiting<u32>,
 }
 
 /// [`AcquireMany`] without a borrow: it can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireManyOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     shared: Arc<Shared<Single<P>, C>>,
-    wait: Wait<u32>,
+    wait: Waiting<u32>,
 }
 
 impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
     pub(crate) fn new(shared: &'a Arc<Shared<Single<P>, C>>) -> Self {
-        Acquire { shared, wait: Wait::new(1) }
+        Acquire { shared, wait: Waiting::new(1) }
     }
 }
 
 impl<'a, P: Policy, C: Timer> AcquireMany<'a, P, C> {
     pub(crate) fn new(shared: &'a Arc<Shared<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
-        AcquireMany { shared, wait: Wait::within(shared, n, within) }
+        AcquireMany { shared, wait: Waiting::within(shared, n, within) }
     }
 
     pub(crate) fn with(shared: &'a Arc<Shared<Single<P>, C>>, request: &Request) -> Self {
-        AcquireMany { shared, wait: Wait::with(shared, request.permits, request) }
+        AcquireMany { shared, wait: Waiting::with(shared, request.permits, request) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
     pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>) -> Self {
-        AcquireOwned { shared, wait: Wait::new(1) }
+        AcquireOwned { shared, wait: Waiting::new(1) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireManyOwned<P, C> {
     pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
-        let wait = Wait::within(&shared, n, within);
+        let wait = Waiting::within(&shared, n, within);
         AcquireManyOwned { shared, wait }
     }
 
     pub(crate) fn with(shared: Arc<Shared<Single<P>, C>>, request: &Request) -> Self {
-        let wait = Wait::with(&shared, request.permits, request);
+        let wait = Waiting::with(&shared, request.permits, request);
         AcquireManyOwned { shared, wait }
     }
 }
@@ -97,7 +97,7 @@ impl<P: Policy, C: Timer> AcquireManyOwned<P, C> {
 #[inline]
 fn poll_one<P: Policy, C: Timer>(
     shared: &Arc<Shared<Single<P>, C>>,
-    wait: &mut Wait<u32>,
+    wait: &mut Waiting<u32>,
     context: &Context<'_>,
 ) -> Poll<Duration> {
     match shared.poll(wait, Poller::Task(context.waker())) {
@@ -105,7 +105,7 @@ fn poll_one<P: Policy, C: Timer>(
         Poll::Ready(Err(_)) => {
             // A policy that refuses a single permit for good breaks its contract. There is none, so
             // this goes on waiting.
-            *wait = Wait::new(1);
+            *wait = Waiting::new(1);
             Poll::Pending
         }
         Poll::Pending => Poll::Pending,

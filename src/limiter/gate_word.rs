@@ -107,7 +107,7 @@ pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> usize {
     let flag = |is: bool, flag: usize| if is { flag } else { 0 };
     line.present().saturating_mul(ONE)
         | flag(line.is_paused(), PAUSED)
-        | flag(line.control.reserve.is_some(), SHARE_KEPT)
-        | flag(line.control.watched, OBSERVED)
-        | flag(line.control.shadow, SHADOW)
+        | flag(line.settings.reserve.is_some(), SHARE_KEPT)
+        | flag(line.settings.watched, OBSERVED)
+        | flag(line.settings.shadow, SHADOW)
 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
-use crate::limiter::pending::Wait;
+use crate::limiter::pending::Waiting;
 use crate::limiter::shared::Shared;
 use crate::line::lateness::CATCH_UP;
 use crate::line::rule::Single;
@@ -432,7 +432,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         loop {
             // One permit is never refused for good; a policy that does so breaks its contract, and
             // has none to give.
-            match blocking::acquire(&self.shared, Wait::new(1)) {
+            match blocking::acquire(&self.shared, Waiting::new(1)) {
                 Ok((waited, ..)) => return waited,
                 Err(_) => std::thread::park(),
             }
@@ -445,7 +445,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn blocking_acquire_many(&self, n: u32) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.shared, Wait::within(&self.shared, n, None)).map(|(waited, ..)| waited)
+        blocking::acquire(&self.shared, Waiting::within(&self.shared, n, None)).map(|(waited, ..)| waited)
     }
 
     /// Blocks the calling thread until it has one permit if that takes no longer than `within`;
@@ -455,7 +455,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
     pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.shared, Wait::within(&self.shared, 1, Some(within)))
+        blocking::acquire(&self.shared, Waiting::within(&self.shared, 1, Some(within)))
             .map(|(waited, ..)| waited)
     }
 
@@ -466,7 +466,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
     pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.shared, Wait::within(&self.shared, n, Some(within)))
+        blocking::acquire(&self.shared, Waiting::within(&self.shared, n, Some(within)))
             .map(|(waited, ..)| waited)
     }
 
@@ -512,7 +512,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// As [`acquire_with`](RateLimiter::acquire_with).
     pub fn blocking_acquire_with(&self, request: Request) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.shared, Wait::with(&self.shared, request.permits, &request))
+        blocking::acquire(&self.shared, Waiting::with(&self.shared, request.permits, &request))
             .map(|(waited, ..)| waited)
     }
 

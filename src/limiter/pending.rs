@@ -12,13 +12,13 @@ use crate::time::Nanos;
 
 /// A request on its way: what a future keeps.
 #[derive(Debug)]
-pub(crate) struct Wait<Ask> {
+pub(crate) struct Waiting<Ask> {
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
     /// Whether a bound on the line may refuse or drop it. Not where the caller can be told no
     /// error.
     pub(crate) bounded: bool,
-    pub(crate) place: Place,
+    pub(crate) stage: Stage,
     /// Refused if it would take longer; `Nanos::MAX` if it waits for as long as it takes. Not an
     /// `Option`: eight bytes more make a task 128 larger.
     pub(crate) within: Nanos,
@@ -30,7 +30,7 @@ pub(crate) struct Wait<Ask> {
 }
 
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum Stage {
     /// Not polled yet.
     New,
     /// Not polled yet, and it passes anyway.
@@ -44,13 +44,13 @@ pub(crate) enum Place {
 /// A request that leaves the line if the thread unwinds.
 pub(crate) struct Leave<'a, R: Rule<C>, C: Timer> {
     pub(crate) shared: &'a Arc<Shared<R, C>>,
-    pub(crate) wait: Wait<R::Ask>,
+    pub(crate) wait: Waiting<R::Ask>,
 }
 
 impl<R: Rule<C>, C: Timer> Leave<'_, R, C> {
     /// The request stays where it is.
-    pub(crate) fn stay(mut self) -> Wait<R::Ask> {
-        let done = Wait { place: Place::Done, ..Wait::new(self.wait.ask.clone()) };
+    pub(crate) fn stay(mut self) -> Waiting<R::Ask> {
+        let done = Waiting { stage: Stage::Done, ..Waiting::new(self.wait.ask.clone()) };
         std::mem::replace(&mut self.wait, done)
     }
 }
@@ -68,33 +68,33 @@ pub(crate) enum Poller<'a> {
     Thread(&'a Waker),
 }
 
-impl<Ask> Wait<Ask> {
+impl<Ask> Waiting<Ask> {
     /// A request that waits for as long as it takes, and wherever there is no room.
-    pub(crate) fn new(ask: Ask) -> Wait<Ask> {
-        let (place, since) = (Place::New, Nanos::ZERO);
-        Wait { ask, priority: 0, bounded: false, place, within: Nanos::MAX, since, begun: 0 }
+    pub(crate) fn new(ask: Ask) -> Waiting<Ask> {
+        let (stage, since) = (Stage::New, Nanos::ZERO);
+        Waiting { ask, priority: 0, bounded: false, stage, within: Nanos::MAX, since, begun: 0 }
     }
 
     /// A request that is refused if it would take longer than `within`, or than the policy lets
     /// anybody wait.
-    pub(crate) fn within<R, C>(shared: &Shared<R, C>, ask: Ask, within: Option<Duration>) -> Wait<Ask>
+    pub(crate) fn within<R, C>(shared: &Shared<R, C>, ask: Ask, within: Option<Duration>) -> Waiting<Ask>
     where
         R: Rule<C, Ask = Ask>,
         C: Timer,
     {
         let most = Nanos::new(u64::MAX - 1);
         let within = shared.limit_wait(within).map_or(Nanos::MAX, |within| within.min(most));
-        Wait { within, bounded: true, ..Wait::new(ask) }
+        Waiting { within, bounded: true, ..Waiting::new(ask) }
     }
 
     /// A request that says more.
-    pub(crate) fn with<R, C>(shared: &Shared<R, C>, ask: Ask, request: &Request) -> Wait<Ask>
+    pub(crate) fn with<R, C>(shared: &Shared<R, C>, ask: Ask, request: &Request) -> Waiting<Ask>
     where
         R: Rule<C, Ask = Ask>,
         C: Timer,
     {
-        let place = if request.exempt { Place::Exempt } else { Place::New };
-        Wait { priority: request.priority, place, ..Wait::within(shared, ask, request.within) }
+        let stage = if request.exempt { Stage::Exempt } else { Stage::New };
+        Waiting { priority: request.priority, stage, ..Waiting::within(shared, ask, request.within) }
     }
 
     /// The longest that it waits, if there is a limit.
@@ -108,26 +108,26 @@ impl<Ask> Wait<Ask> {
 
     /// Whether it had its answer.
     pub(crate) fn is_done(&self) -> bool {
-        matches!(self.place, Place::Done)
+        matches!(self.stage, Stage::Done)
     }
 
     /// Takes the key of its entry, if it has one: from then on the entry is the caller's to remove.
     pub(crate) fn take_key(&mut self) -> Option<u32> {
-        match std::mem::replace(&mut self.place, Place::Done) {
-            Place::Queued(key) => Some(key),
-            Place::New | Place::Exempt | Place::Done => None,
+        match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Queued(key) => Some(key),
+            Stage::New | Stage::Exempt | Stage::Done => None,
         }
     }
 
     /// The same, with a priority.
-    pub(crate) fn of_priority(self, priority: i8) -> Wait<Ask> {
-        Wait { priority, ..self }
+    pub(crate) fn of_priority(self, priority: i8) -> Waiting<Ask> {
+        Waiting { priority, ..self }
     }
 
     /// The same, but its grant can be undone in part later: it has to be
-    /// [ended](crate::line::Line::end) with [`begun`](Wait::begun).
-    pub(crate) fn keeping(self) -> Wait<Ask> {
-        Wait { begun: u64::MAX, ..self }
+    /// [ended](crate::line::Line::end) with [`begun`](Waiting::begun).
+    pub(crate) fn keeping(self) -> Waiting<Ask> {
+        Waiting { begun: u64::MAX, ..self }
     }
 
     /// What to end a grant with that was kept.

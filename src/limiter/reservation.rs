@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
-use crate::limiter::pending::{Poller, Wait};
+use crate::limiter::pending::{Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
@@ -48,11 +48,11 @@ use crate::policy::{Policy, SmoothBursty};
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     shared: Arc<Shared<Single<P>, C>>,
-    wait: Wait<u32>,
+    wait: Waiting<u32>,
 }
 
 impl<P: Policy, C: Timer> Reservation<P, C> {
-    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, wait: Wait<u32>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, wait: Waiting<u32>) -> Self {
         Reservation { shared, wait }
     }
 

@@ -6,7 +6,7 @@
 //! | operation | ordering | why |
 //! |---|---|---|
 //! | the gate word | Relaxed | `limiter/gate_word.rs` |
-//! | `levels` is stored, under the lock | Release | only for composites: `all_of/member.rs` |
+//! | `refunds` is stored, under the lock | Release | only for composites: `all_of/member.rs` |
 //! | policy state | as in `policy/cell.rs` | |
 //! | everything else | under the lock | |
 
@@ -24,8 +24,8 @@ use crate::line::deferred::{Deferred, run_in_drop};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
-use crate::line::outcome::{Outcome, Pass};
-use crate::line::recheck::Ring;
+use crate::line::outcome::{Decision, Outcome};
+use crate::line::recheck::Recheck;
 use crate::line::rule::{Rule, Single};
 use crate::line::{Line, Source};
 use crate::policy::{Change, Policy, PolicyStatus, limited};
@@ -47,7 +47,7 @@ pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     pub(crate) gate_word: GateWord,
     /// A number that is another one each time permits are given back, for those who undo a grant
     /// that they made without the lock.
-    pub(crate) levels: AtomicU64,
+    pub(crate) refunds: AtomicU64,
     /// How often those in line were moved, for those who wait for several limiters.
     pub(crate) changes: AtomicU64,
     /// By how much the last grants were late.
@@ -67,7 +67,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             clock,
             number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             gate_word: GateWord::new(false),
-            levels: AtomicU64::new(line.number()),
+            refunds: AtomicU64::new(line.number()),
             changes: AtomicU64::new(0),
             lateness: Lateness::new(catch_up),
             line: Mutex::new(line),
@@ -79,7 +79,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     #[cfg(feature = "keyed")]
     pub(crate) fn observed_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
         if all.is_some() {
-            lock(&self.line).control.watched = true;
+            lock(&self.line).settings.watched = true;
             self.gate_word = GateWord::new(true);
             self.events = Watchers::new(all);
         }
@@ -111,7 +111,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// The same for a request that says more. How long it would wait does not matter.
     pub(crate) fn try_acquire_with(&self, ask: &R::Ask, request: &Request) -> Result<(), Refusal> {
         if request.exempt {
-            return self.tell(ask, Duration::ZERO, Ok(Pass::Exempt)).map(drop);
+            return self.tell(ask, Duration::ZERO, Ok(Outcome::Exempt)).map(drop);
         }
         if self.gate_word.is_clear() {
             self.rule.try_take(self.clock.now(), ask)?;
@@ -167,7 +167,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         } else {
             self.try_in_line(ask, priority)
         };
-        self.tell(ask, Duration::ZERO, answer.map(Pass::Granted))
+        self.tell(ask, Duration::ZERO, answer.map(Outcome::Granted))
     }
 
     /// Serves who is due, and takes only what nobody waits for who goes before this request.
@@ -204,7 +204,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             begun = held.begun;
             Ok(held)
         });
-        let charge = self.tell(ask, Duration::ZERO, held.map(|held| Pass::Granted(held.keep())))?;
+        let charge = self.tell(ask, Duration::ZERO, held.map(|held| Outcome::Granted(held.keep())))?;
         Ok(charge.map(|charge| (charge, begun)))
     }
 
@@ -218,22 +218,22 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         &self,
         ask: &R::Ask,
         waited: Duration,
-        answer: Outcome<R::Charge>,
+        answer: Decision<R::Charge>,
     ) -> Result<Option<R::Charge>, Refusal> {
         let answer = match answer {
-            Err(refusal) if self.gate_word.has(SHADOW) => Ok(Pass::Shadow(refusal)),
+            Err(refusal) if self.gate_word.has(SHADOW) => Ok(Outcome::Shadow(refusal)),
             answer => answer,
         };
         self.report(|events| {
             let permits = self.rule.permits(ask);
             match &answer {
-                Ok(Pass::Granted(_)) => events.granted(permits, waited),
-                Ok(Pass::Shadow(refusal)) => events.shadowed(permits, refusal),
-                Ok(Pass::Exempt) => events.exempted(permits),
+                Ok(Outcome::Granted(_)) => events.granted(permits, waited),
+                Ok(Outcome::Shadow(refusal)) => events.shadowed(permits, refusal),
+                Ok(Outcome::Exempt) => events.exempted(permits),
                 Err(refusal) => events.refused(permits, refusal),
             }
         });
-        answer.map(Pass::charge)
+        answer.map(Outcome::charge)
     }
 
     /// Tells who watches, if anybody does. Not under the lock.
@@ -275,7 +275,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// What an alarm of the line rings.
-    pub(crate) fn weak(self: &Arc<Self>) -> Weak<dyn Ring> {
+    pub(crate) fn weak(self: &Arc<Self>) -> Weak<dyn Recheck> {
         let this: Weak<Self> = Arc::downgrade(self);
         this
     }
@@ -345,20 +345,20 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 now = self.tell_time(&mut line, deferred);
                 continue;
             }
-            let Some(mut job) = due.and_then(|due| line.watch(due, &self.clock, deferred)) else { return };
+            let Some(mut arming) = due.and_then(|due| line.watch(due, &self.clock, deferred)) else { return };
             drop(line);
             // A timer that panics is as good as gone.
-            let gone = deferred.run(|| job.run()).unwrap_or(true);
+            let gone = deferred.run(|| arming.run()).unwrap_or(true);
             line = lock(&self.line);
-            line.put_back(job, gone, deferred);
+            line.put_back(arming, gone, deferred);
             // Much may have happened meanwhile, and others left the alarm to us.
             now = self.tell_time(&mut line, deferred);
         }
     }
 }
 
-impl<R: Rule<C>, C: Timer> Ring for Shared<R, C> {
-    fn ring(&self) {
+impl<R: Rule<C>, C: Timer> Recheck for Shared<R, C> {
+    fn recheck(&self) {
         self.with_line(|_, _, _| ());
     }
 }
@@ -444,7 +444,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.tell_gate_word(line);
         // Whoever reads it finds in the policy's state what was given back before: see
         // `all_of/member.rs`.
-        self.levels.store(line.number(), Ordering::Release);
+        self.refunds.store(line.number(), Ordering::Release);
     }
 }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::pending::{Leave, Place, Poller, Wait};
+use crate::limiter::pending::{Leave, Poller, Stage, Waiting};
 use crate::limiter::shared::{Answer, Held, Shared};
 use crate::line::deferred::run_in_drop;
-use crate::line::outcome::{Outcome, Pass};
-use crate::line::recheck::Ring;
+use crate::line::outcome::{Decision, Outcome};
+use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
-use crate::line::{Kind, Line, Newcomer};
+use crate::line::{Line, NewWaiter, WokenBy};
 use crate::policy::limited;
 use crate::sync::lock;
 use crate::time::Nanos;
@@ -26,16 +26,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     #[inline]
     pub(crate) fn poll(
         self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
+        wait: &mut Waiting<R::Ask>,
         poller: Poller<'_>,
     ) -> Poll<Answer<R::Charge>> {
-        if let Place::New = wait.place {
+        if let Stage::New = wait.stage {
             wait.since = self.clock.now();
             if self.gate_word.is_clear() && !wait.keeps() {
                 match self.rule.try_take(wait.since, &wait.ask) {
                     Err(refusal) if refusal.may_retry() => {}
                     answer => {
-                        wait.place = Place::Done;
+                        wait.stage = Stage::Done;
                         return Poll::Ready(answer.map(|charge| (Duration::ZERO, Some(charge))));
                     }
                 }
@@ -45,30 +45,34 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// The same while others wait, or a flag is up, or no permit is there.
-    fn poll_behind(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Answer<R::Charge>> {
-        let (answer, waited) = match wait.place {
-            Place::Exempt => (Ok(Pass::Exempt), Duration::ZERO),
-            Place::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
-            Place::Queued(key) => {
+    fn poll_behind(
+        self: &Arc<Self>,
+        wait: &mut Waiting<R::Ask>,
+        poller: Poller<'_>,
+    ) -> Poll<Answer<R::Charge>> {
+        let (answer, waited) = match wait.stage {
+            Stage::Exempt => (Ok(Outcome::Exempt), Duration::ZERO),
+            Stage::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
+            Stage::Queued(key) => {
                 let (answer, now) = ready!(self.look(wait, key, poller));
                 (answer, now.saturating_since(wait.since).as_duration())
             }
-            Place::Done => panic!("polled after it was ready"),
+            Stage::Done => panic!("polled after it was ready"),
         };
         // First, so that the drop after a panic of an observer finds nothing to leave.
-        wait.place = Place::Done;
-        if let Ok(Pass::Granted(charge)) = &answer {
+        wait.stage = Stage::Done;
+        if let Ok(Outcome::Granted(charge)) = &answer {
             self.rule.seen(charge);
         }
         Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
     }
 
     /// Joins the line, unless a permit is there after all.
-    fn enter(self: &Arc<Self>, wait: &mut Wait<R::Ask>, poller: Poller<'_>) -> Poll<Outcome<R::Charge>> {
+    fn enter(self: &Arc<Self>, wait: &mut Waiting<R::Ask>, poller: Poller<'_>) -> Poll<Decision<R::Charge>> {
         if self.is_free() && !wait.keeps() {
             match self.take_free(wait.since, &wait.ask) {
                 Err(refusal) if refusal.may_retry() => {}
-                answer => return Poll::Ready(answer.map(Pass::Granted)),
+                answer => return Poll::Ready(answer.map(Outcome::Granted)),
             }
         }
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
@@ -79,37 +83,37 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             line.check(&self.rule, now, ask, priority)?;
             let no_room = wait.bounded && !line.has_room(&self.rule, ask);
             // Where there is no room, even a permit that is there could not be waited for.
-            if (line.unseen() == 0 || no_room) && line.is_open(&self.rule, now, ask, priority) {
+            if (line.uncollected() == 0 || no_room) && line.is_open(&self.rule, now, ask, priority) {
                 match line.take(&source, now, ask, priority, deferred) {
                     Err(refusal) if refusal.may_retry() => {}
                     Err(refusal) => return Err(refusal),
                     Ok(charge) if wait.keeps() => {
-                        return Ok(Some(Pass::Granted(Held::begin(self, line, charge))));
+                        return Ok(Some(Outcome::Granted(Held::begin(self, line, charge))));
                     }
-                    Ok(charge) => return Ok(Some(Pass::Granted(Held::new(self, line, charge)))),
+                    Ok(charge) => return Ok(Some(Outcome::Granted(Held::new(self, line, charge)))),
                 }
             }
-            if line.control.shadow {
+            if line.settings.shadow {
                 let due = line.due_behind(&self.rule, now, ask, priority);
-                return Ok(Some(Pass::Shadow(limited(due, now))));
+                return Ok(Some(Outcome::Shadow(limited(due, now))));
             }
             let deadline = self.deadline(line, now, ask, priority, wait.longest())?;
-            let kind = match poller {
-                Poller::Thread(_) if !self.clock.rings_anywhere() => Kind::Thread { looks_at: Nanos::MAX },
+            let woken_by = match poller {
+                Poller::Thread(_) if !self.clock.rings_anywhere() => WokenBy::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(line, self.domain(), now, 0),
             };
             // After the timer, which may panic, so that nobody makes room for a request that does
             // not come.
             if no_room && let Err(refusal) = line.make_room(&source, now, ask, priority, deferred) {
-                line.leave_alarm(kind, deferred);
+                line.leave_alarm(woken_by, deferred);
                 return Err(refusal);
             }
             let since = source.arrival(now, || line.due_behind(&self.rule, now, ask, priority));
             let (ask, waker, droppable) = (ask.clone(), waker.take(), wait.bounded);
-            let newcomer = Newcomer { ask, priority, droppable, kind, since, deadline, waker };
+            let new_waiter = NewWaiter { ask, priority, droppable, woken_by, since, deadline, waker };
             // At once, so that the future knows of its entry also if foreign code panics before
             // this returns.
-            wait.place = Place::Queued(line.push(&source, newcomer, deferred));
+            wait.stage = Stage::Queued(line.push(&source, new_waiter, deferred));
             Ok(None)
         });
         drop(waker);
@@ -136,8 +140,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Joins the line with nobody to wake, or takes what is there. Returns the request.
-    pub(crate) fn reserve(self: &Arc<Self>, ask: R::Ask) -> Result<Wait<R::Ask>, Refusal> {
-        let mut this = Leave { shared: self, wait: Wait::new(ask) };
+    pub(crate) fn reserve(self: &Arc<Self>, ask: R::Ask) -> Result<Waiting<R::Ask>, Refusal> {
+        let mut this = Leave { shared: self, wait: Waiting::new(ask) };
         let wait = &mut this.wait;
         let answer = self.with_line(|line, now, deferred| {
             let (source, ask) = (self.source(), &wait.ask);
@@ -147,16 +151,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             if line.due_behind(&self.rule, now, ask, 0) > now {
                 line.make_room(&source, now, ask, 0, deferred)?;
             }
-            let (kind, ask) = (Kind::Nobody, ask.clone());
+            let (woken_by, ask) = (WokenBy::Nobody, ask.clone());
             // Who holds it counts on its place: it makes room for nobody.
-            let newcomer =
-                Newcomer { ask, priority: 0, droppable: false, kind, since: now, deadline, waker: None };
-            (wait.place, wait.since) = (Place::Queued(line.push(&source, newcomer, deferred)), now);
+            let new_waiter =
+                NewWaiter { ask, priority: 0, droppable: false, woken_by, since: now, deadline, waker: None };
+            (wait.stage, wait.since) = (Stage::Queued(line.push(&source, new_waiter, deferred)), now);
             Ok(())
         });
         if let Err(refusal) = answer {
             // In shadow it is as good as claimed.
-            this.wait.place = Place::Done;
+            this.wait.stage = Stage::Done;
             self.tell(&this.wait.ask, Duration::ZERO, Err(refusal))?;
         }
         Ok(this.stay())
@@ -194,10 +198,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         domain: C::RuntimeId,
         now: Nanos,
         lost: u8,
-    ) -> Kind<C::RuntimeId> {
+    ) -> WokenBy<C::RuntimeId> {
         let alarm = line.alarms.join(&self.clock, domain, now, || self.weak());
         // One per event loop.
-        Kind::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
+        WokenBy::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
     }
 
     /// Looks whether a queued request has its answer, and if not, leaves the waker. Returns the
@@ -206,16 +210,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
     fn look(
         self: &Arc<Self>,
-        wait: &mut Wait<R::Ask>,
+        wait: &mut Waiting<R::Ask>,
         key: u32,
         poller: Poller<'_>,
-    ) -> Poll<(Outcome<R::Charge>, Nanos)> {
+    ) -> Poll<(Decision<R::Charge>, Nanos)> {
         let mut now = self.clock.now();
-        let mut answer = self.see(wait, key, now);
+        let mut answer = self.collect(wait, key, now);
         if answer.is_none() {
             self.stay(key, poller);
             now = self.clock.now();
-            answer = self.see(wait, key, now);
+            answer = self.collect(wait, key, now);
         }
         match answer {
             Some(Err(refusal)) => Poll::Ready((Err(self.refused_now(wait, refusal)), now)),
@@ -229,13 +233,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// The entry leaves the line and the request forgets its key with no foreign code in between.
     /// If one of the others' wakers panicked in the same call after the entry had left, the key
     /// would be a newcomer's when the request is dropped.
-    fn see(&self, wait: &mut Wait<R::Ask>, key: u32, now: Nanos) -> Option<Outcome<R::Charge>> {
+    fn collect(&self, wait: &mut Waiting<R::Ask>, key: u32, now: Nanos) -> Option<Decision<R::Charge>> {
         let mut line = lock(&self.line);
         if line.was_granted(key) {
             self.was_late(&line, now);
         }
-        let answer = line.see(key, wait.keeps().then_some(&mut wait.begun))?;
-        wait.place = Place::Done;
+        let answer = line.collect(key, wait.keeps().then_some(&mut wait.begun))?;
+        wait.stage = Stage::Done;
         self.tell_gate_word(&line);
         Some(answer)
     }
@@ -247,16 +251,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         // Cloned, and the old one dropped, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
         self.with_line(|line, now, deferred| {
-            let Some(kind) = line.waits(key) else { return };
+            let Some(woken_by) = line.waits(key) else { return };
             line.set_waker(key, &mut waker);
-            let (domain, lost) = match kind {
-                Kind::Task { alarm, .. } => match self.clock.domain() {
+            let (domain, lost) = match woken_by {
+                WokenBy::Task { alarm, .. } => match self.clock.domain() {
                     // Polled in another event loop than before: it relies on that one from now on.
                     Some(domain) if domain != line.alarms.domain(alarm as usize) => (domain, 0),
                     // It has an alarm, and may be polled from anywhere.
                     Some(_) | None => return,
                 },
-                Kind::Lost { domain: before, times } => {
+                WokenBy::Lost { domain: before, times } => {
                     let domain = self.domain();
                     let times = if domain == before { times } else { 0 };
                     assert!(
@@ -266,22 +270,22 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     );
                     (domain, times)
                 }
-                Kind::Nobody => (self.domain(), 0),
-                Kind::Thread { looks_at } => {
+                WokenBy::Nobody => (self.domain(), 0),
+                WokenBy::Thread { looks_at } => {
                     if looks_at <= now {
                         // The time has come without a grant: look again at the next one.
-                        line.set_kind(key, Kind::Thread { looks_at: Nanos::MAX }, deferred);
+                        line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, deferred);
                     }
                     return;
                 }
             };
-            let kind = self.task(line, domain, now, lost);
-            line.set_kind(key, kind, deferred);
+            let woken_by = self.task(line, domain, now, lost);
+            line.set_woken_by(key, woken_by, deferred);
         });
     }
 
     /// What the same call would be told now, for one that was refused while it waited.
-    fn refused_now(&self, wait: &Wait<R::Ask>, refusal: Refusal) -> Refusal {
+    fn refused_now(&self, wait: &Waiting<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest()) else { return refusal };
         self.with_line(|line, now, _| {
             let due = line.due_behind(&self.rule, now, &wait.ask, wait.priority);
@@ -290,29 +294,29 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Until when a blocked thread is to be parked.
-    pub(crate) fn looks_at(&self, wait: &Wait<R::Ask>) -> Nanos {
-        let Place::Queued(key) = wait.place else { return Nanos::ZERO };
+    pub(crate) fn looks_at(&self, wait: &Waiting<R::Ask>) -> Nanos {
+        let Stage::Queued(key) = wait.stage else { return Nanos::ZERO };
         lock(&self.line).looks_at(key)
     }
 
     /// How long a request has still to wait, if nothing changes.
-    pub(crate) fn due_in(&self, wait: &Wait<R::Ask>) -> Duration {
-        let Place::Queued(key) = wait.place else { return Duration::ZERO };
+    pub(crate) fn due_in(&self, wait: &Waiting<R::Ask>) -> Duration {
+        let Stage::Queued(key) = wait.stage else { return Duration::ZERO };
         self.with_line(|line, now, _| line.due_in(&self.source(), key, now))
     }
 
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
-    pub(crate) fn claim(&self, wait: &mut Wait<R::Ask>) -> Result<bool, Refusal> {
-        let Place::Queued(key) = wait.place else { return Ok(true) };
-        self.ring();
+    pub(crate) fn claim(&self, wait: &mut Waiting<R::Ask>) -> Result<bool, Refusal> {
+        let Stage::Queued(key) = wait.stage else { return Ok(true) };
+        self.recheck();
         let now = self.clock.now();
-        let Some(answer) = self.see(wait, key, now) else { return Ok(false) };
+        let Some(answer) = self.collect(wait, key, now) else { return Ok(false) };
         let waited = now.saturating_since(wait.since).as_duration();
         self.tell(&wait.ask, waited, answer).map(|_| true)
     }
 
     /// Drops a request at any stage, and leaves no trace of it.
-    pub(crate) fn leave(&self, wait: &mut Wait<R::Ask>) {
+    pub(crate) fn leave(&self, wait: &mut Waiting<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {
             let now = self.locked(|line, now, deferred| {

@@ -42,7 +42,7 @@ use std::task::{Context, Wake, Waker};
 use slab::Slab;
 
 use crate::clock::{Sleep, Timer};
-use crate::line::recheck::Ring;
+use crate::line::recheck::Recheck;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
 
@@ -62,18 +62,18 @@ const REST: Nanos = Nanos::new(1_000_000_000);
 const EARLY: Nanos = Nanos::new(2_000_000);
 
 /// The waker of an alarm.
-struct Bell {
+struct AlarmWaker {
     /// Weak, so that a sleeping alarm does not keep a dropped limiter.
-    owner: Weak<dyn Ring>,
+    owner: Weak<dyn Recheck>,
     rung: Arc<AtomicBool>,
 }
 
-impl Wake for Bell {
+impl Wake for AlarmWaker {
     fn wake(self: Arc<Self>) {
         // Before the lock: whoever holds the line, or the alarm, sees it when they look again.
         self.rung.store(true, Ordering::Release);
         if let Some(owner) = self.owner.upgrade() {
-            owner.ring();
+            owner.recheck();
         }
     }
 }
@@ -112,7 +112,7 @@ pub(crate) struct Alarms<C: Timer> {
 }
 
 /// An alarm taken out to be set.
-pub(crate) struct Job<C: Timer> {
+pub(crate) struct Arming<C: Timer> {
     key: usize,
     sleep: Pin<Box<C::Sleep>>,
     waker: Waker,
@@ -123,17 +123,17 @@ pub(crate) struct Job<C: Timer> {
 }
 
 /// What [`Alarms::check`] found.
-pub(crate) enum Found<C: Timer> {
+pub(crate) enum AlarmCheck<C: Timer> {
     /// All alarms are set.
     Nothing,
     /// This one has to be set.
-    Job(Job<C>),
+    Arming(Arming<C>),
     /// An alarm was removed.
-    Lost(Lost<C>),
+    Lost(LostAlarm<C>),
 }
 
 /// An alarm that was removed, and its users have none.
-pub(crate) struct Lost<C: Timer> {
+pub(crate) struct LostAlarm<C: Timer> {
     pub(crate) key: usize,
     pub(crate) domain: C::RuntimeId,
     /// To be dropped without the lock.
@@ -147,7 +147,7 @@ pub(crate) enum PutBack<C: Timer> {
     /// Its last user left meanwhile. The sleep is to be dropped without the lock.
     Unused(Pin<Box<C::Sleep>>),
     /// Its event loop is gone, or its timer panicked: the alarm was removed.
-    Lost(Lost<C>),
+    Lost(LostAlarm<C>),
 }
 
 impl<C: Timer> Alarms<C> {
@@ -166,13 +166,13 @@ impl<C: Timer> Alarms<C> {
         clock: &C,
         domain: C::RuntimeId,
         now: Nanos,
-        owner: impl FnOnce() -> Weak<dyn Ring>,
+        owner: impl FnOnce() -> Weak<dyn Recheck>,
     ) -> usize {
         let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
         let key = found.unwrap_or_else(|| {
             let sleep = Some(Box::pin(clock.sleep_until(now)));
             let rung = Arc::new(AtomicBool::new(false));
-            let waker = Waker::from(Arc::new(Bell { owner: owner(), rung: rung.clone() }));
+            let waker = Waker::from(Arc::new(AlarmWaker { owner: owner(), rung: rung.clone() }));
             self.list.insert(Alarm { domain, users: 0, sleep, waker, rung, armed: None, joined: 0 })
         });
         self.joins += 1;
@@ -199,7 +199,7 @@ impl<C: Timer> Alarms<C> {
 
     /// Looks for an alarm that has to be set, if the head of the line is due at `due` and has the
     /// alarm `first`.
-    pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, clock: &C) -> Found<C> {
+    pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, clock: &C) -> AlarmCheck<C> {
         // With no preference, the first alarm is as good as any.
         let first = first.or_else(|| self.list.iter().next().map(|(key, _)| key));
         let (reserve, second) = self.reserves(first);
@@ -215,7 +215,7 @@ impl<C: Timer> Alarms<C> {
                 let now = clock.now();
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
-                    return Found::Lost(self.lose(key));
+                    return AlarmCheck::Lost(self.lose(key));
                 }
                 if self.rung[0] != Some(alarm.domain) {
                     self.rung = [Some(alarm.domain), self.rung[0]];
@@ -242,10 +242,10 @@ impl<C: Timer> Alarms<C> {
             if let Some(sleep) = alarm.sleep.take() {
                 let register = alarm.armed.is_none();
                 let (waker, rung) = (alarm.waker.clone(), alarm.rung.clone());
-                return Found::Job(Job { key, sleep, waker, rung, armed, register });
+                return AlarmCheck::Arming(Arming { key, sleep, waker, rung, armed, register });
             }
         }
-        Found::Nothing
+        AlarmCheck::Nothing
     }
 
     /// Which alarms, other than the `first`, are to ring in case that one is held up.
@@ -264,26 +264,26 @@ impl<C: Timer> Alarms<C> {
         (reserve, latest(reserve))
     }
 
-    fn lose(&mut self, key: usize) -> Lost<C> {
+    fn lose(&mut self, key: usize) -> LostAlarm<C> {
         let Alarm { domain, sleep, .. } = self.list.remove(key);
-        Lost { key, domain, sleep }
+        LostAlarm { key, domain, sleep }
     }
 
     /// Puts back an alarm that was set, or whose event loop or timer is `gone`.
-    pub(crate) fn put_back(&mut self, job: Job<C>, gone: bool) -> PutBack<C> {
-        match self.list.get_mut(job.key) {
+    pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool) -> PutBack<C> {
+        match self.list.get_mut(arming.key) {
             // The key may be another alarm's by now.
-            Some(alarm) if Arc::ptr_eq(&alarm.rung, &job.rung) => {
-                alarm.sleep = Some(job.sleep);
-                alarm.armed = Some(job.armed);
-                if gone { PutBack::Lost(self.lose(job.key)) } else { PutBack::There }
+            Some(alarm) if Arc::ptr_eq(&alarm.rung, &arming.rung) => {
+                alarm.sleep = Some(arming.sleep);
+                alarm.armed = Some(arming.armed);
+                if gone { PutBack::Lost(self.lose(arming.key)) } else { PutBack::There }
             }
-            _ => PutBack::Unused(job.sleep),
+            _ => PutBack::Unused(arming.sleep),
         }
     }
 }
 
-impl<C: Timer> Job<C> {
+impl<C: Timer> Arming<C> {
     /// Sets the alarm. Returns whether its event loop is gone. Not under the line's lock: this may
     /// call the bell.
     pub(crate) fn run(&mut self) -> bool {

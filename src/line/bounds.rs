@@ -13,7 +13,7 @@ use crate::time::Nanos;
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Whether there is room in line, without dropping anybody.
     pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
-        self.control.bounds.fit(self.len(), self.permits, rule.permits(ask))
+        self.settings.bounds.fit(self.len(), self.permits, rule.permits(ask))
     }
 
     /// Makes room for a newcomer, or refuses it.
@@ -40,7 +40,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Whose leaving makes room for so many permits, if anybody's does.
     fn victims(&self, rule: &R, n: u64, priority: i8) -> Option<Vec<u32>> {
-        let bounds = self.control.bounds;
+        let bounds = self.settings.bounds;
         let oldest = match bounds.when_full {
             _ if !bounds.fit(0, 0, n) => return None,
             WhenFull::RefuseNewcomer => return None,
@@ -51,12 +51,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         // So many are looked at, so that a newcomer costs no more behind a million that cannot be
         // dropped.
         let mut looks = FORESEEN;
-        for level in self.levels.all().iter().rev() {
-            if level.priority > priority || (!oldest && level.priority == priority) {
+        for class in self.priorities.all().iter().rev() {
+            if class.priority > priority || (!oldest && class.priority == priority) {
                 break;
             }
-            let mut key = if oldest { self.first_of(level.priority) } else { level.last };
-            for _ in 0..level.len {
+            let mut key = if oldest { self.first_of(class.priority) } else { class.last };
+            for _ in 0..class.len {
                 let entry = &self.entries[key as usize];
                 looks = looks.checked_sub(1)?;
                 if entry.droppable {
@@ -75,7 +75,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// The first in line of a priority.
     fn first_of(&self, priority: i8) -> u32 {
-        let before = priority.checked_add(1).map_or(NONE, |higher| self.levels.last_before(higher));
+        let before = priority.checked_add(1).map_or(NONE, |higher| self.priorities.last_before(higher));
         self.entries.get(before as usize).map_or(self.head, |last| last.next)
     }
 
@@ -88,7 +88,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             // The line was served just now, so it waits for something else than time.
             return Nanos::MAX;
         }
-        let (bounds, n) = (self.control.bounds, rule.permits(ask));
+        let (bounds, n) = (self.settings.bounds, rule.permits(ask));
         let fits = |requests: u64, permits: u64| {
             let waiting = self.len().saturating_sub(usize::try_from(requests).unwrap_or(usize::MAX));
             bounds.fit(waiting, self.permits.saturating_sub(permits.into()), n)

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use crate::clock::Timer;
-use crate::line::recheck::{Ring, ring_all};
+use crate::line::recheck::{Recheck, recheck_all};
 
 /// What a panic carries.
 pub(crate) type Payload = Box<dyn Any + Send>;
@@ -22,7 +22,7 @@ pub(crate) struct Deferred<C: Timer> {
     pub(crate) discard: Vec<Waker>,
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
     /// Gates that have to look at their queues.
-    pub(crate) rings: Vec<Arc<dyn Ring>>,
+    pub(crate) rechecks: Vec<Arc<dyn Recheck>>,
     /// What calls foreign code when it is dropped.
     pub(crate) drops: Vec<Box<dyn Any + Send>>,
     /// The first panic of foreign code, which goes on when everything is done.
@@ -35,7 +35,7 @@ impl<C: Timer> Deferred<C> {
             wake: Vec::new(),
             discard: Vec::new(),
             sleeps: Vec::new(),
-            rings: Vec::new(),
+            rechecks: Vec::new(),
             drops: Vec::new(),
             panic: None,
         }
@@ -100,7 +100,7 @@ impl<C: Timer> Drop for Deferred<C> {
     fn drop(&mut self) {
         // Each by itself: one that panics must not take the wake-ups of the others with it.
         self.wake_now();
-        let Deferred { discard, sleeps, rings, drops, panic, .. } = self;
+        let Deferred { discard, sleeps, rechecks, drops, panic, .. } = self;
         for waker in discard.drain(..) {
             run(panic, || drop(waker));
         }
@@ -110,7 +110,7 @@ impl<C: Timer> Drop for Deferred<C> {
         for item in drops.drain(..) {
             run(panic, || drop(item));
         }
-        if let Some(rung) = ring_all(std::mem::take(rings)) {
+        if let Some(rung) = recheck_all(std::mem::take(rechecks)) {
             keep(panic, rung);
         }
         go_on(panic.take());

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::line::index::block_of;
-use crate::line::priorities::{Level, NONE};
+use crate::line::priorities::{Class, NONE};
 use crate::line::rule::Rule;
 use crate::line::seats::end_of;
-use crate::line::settings::Control;
+use crate::line::settings::Settings;
 use crate::line::sizes::Sizes;
 use crate::line::{Entry, Line, Source, State};
 use crate::policy::{Crowd, Forecast};
@@ -71,8 +71,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// All that go before a newcomer of this priority, summed; without seats.
     pub(crate) fn ahead(&self, rule: &R, priority: i8) -> R::Ahead {
         let mut ahead = R::Ahead::default();
-        for level in self.levels.before(priority) {
-            rule.merge(&mut ahead, &level.ahead);
+        for class in self.priorities.before(priority) {
+            rule.merge(&mut ahead, &class.ahead);
         }
         ahead
     }
@@ -84,19 +84,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// When a newcomer is due, behind those that go before it.
     pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
-        let (place, levels) = (end_of(priority), self.levels.before(priority));
-        let steps = self.steps(rule, levels);
-        match levels {
+        let (place, priorities) = (end_of(priority), self.priorities.before(priority));
+        let steps = self.steps(rule, priorities);
+        match priorities {
             [] => self.due(rule, now, place, &R::Ahead::default(), ask),
             [only] if steps == 0 => self.due(rule, now, place, &only.ahead, ask),
             _ if steps == 0 => self.due(rule, now, place, &self.ahead(rule, priority), ask),
             _ => {
                 let sum =
-                    |of: fn(&Level<R::Ahead>) -> u64| levels.iter().map(of).fold(0, u64::saturating_add);
-                let permits = sum(|level| level.sizes.permits());
-                let crowd = Crowd::new(sum(|level| level.len as u64), permits, 0, largest(levels));
+                    |of: fn(&Class<R::Ahead>) -> u64| priorities.iter().map(of).fold(0, u64::saturating_add);
+                let permits = sum(|class| class.sizes.permits());
+                let crowd = Crowd::new(sum(|class| class.len as u64), permits, 0, largest(priorities));
                 let sums = Sums { crowd, weight: self.ahead(rule, priority) };
-                let last = self.levels.last_before(priority);
+                let last = self.priorities.last_before(priority);
                 let end = self.entries.get(last as usize).map_or(self.head, |last| last.next);
                 self.foreseen(rule, now, (steps, end), sums, (ask, priority))
             }
@@ -117,7 +117,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(super) fn due_of(&self, rule: &R, now: Nanos, key: u32) -> Nanos {
         let Entry { ask, place, priority, .. } = &self.entries[key as usize];
         let sums = self.sums_before(rule, key);
-        match self.steps(rule, self.levels.before(*priority)) {
+        match self.steps(rule, self.priorities.before(*priority)) {
             0 => self.due(rule, now, *place, &sums.weight, ask),
             steps => self.foreseen(rule, now, (steps, key), sums, (ask, *priority)),
         }
@@ -172,13 +172,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// How many of these have to be foreseen one by one, at most.
-    fn steps(&self, rule: &R, levels: &[Level<R::Ahead>]) -> usize {
-        if self.seats.len() > 0 || levels.is_empty() {
+    fn steps(&self, rule: &R, priorities: &[Class<R::Ahead>]) -> usize {
+        if self.seats.len() > 0 || priorities.is_empty() {
             return 0;
         }
         // A request that has to leave some permits waits as one that asks for them.
-        let kept = self.control.reserve.is_some();
-        rule.one_by_one(if kept { u32::MAX } else { largest(levels) }).min(FORESEEN)
+        let kept = self.settings.reserve.is_some();
+        rule.one_by_one(if kept { u32::MAX } else { largest(priorities) }).min(FORESEEN)
     }
 
     /// When a request is due behind all from the head to `end`, of which `steps` are foreseen one
@@ -192,7 +192,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         (ask, priority): (&R::Ask, i8),
     ) -> Nanos {
         let Sums { mut crowd, mut weight } = sums;
-        let Control { opens, reserve, .. } = self.control;
+        let Settings { opens, reserve, .. } = self.settings;
         if opens == Nanos::MAX {
             return opens;
         }
@@ -210,7 +210,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let Some(entry) = self.entries.get(memo.next as usize).filter(|_| memo.next != end) else {
                 break;
             };
-            let due = rule.foresee(&mut memo.forecast, &entry.ask, self.control.kept_from(entry.priority));
+            let due = rule.foresee(&mut memo.forecast, &entry.ask, self.settings.kept_from(entry.priority));
             // One that can never be had is refused when it is the first, and takes nothing.
             if due == Nanos::MAX && self.check(rule, now, &entry.ask, entry.priority).is_ok() {
                 return due;
@@ -224,7 +224,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         crowd.permits = crowd.permits.saturating_sub(memo.permits);
         rule.unmerge(&mut weight, &memo.weight);
         memo.forecast.tidy();
-        let kept = self.control.kept_from(priority);
+        let kept = self.settings.kept_from(priority);
         let due = if crowd.requests > 0 {
             let mut forecast = memo.forecast.clone();
             rule.foresee_many(&mut forecast, &crowd, &weight);
@@ -243,6 +243,6 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 }
 
 /// The most permits that one of these asks for.
-fn largest<Ahead>(levels: &[Level<Ahead>]) -> u32 {
-    levels.iter().map(|level| level.sizes.largest()).max().unwrap_or(0)
+fn largest<Ahead>(priorities: &[Class<Ahead>]) -> u32 {
+    priorities.iter().map(|class| class.sizes.largest()).max().unwrap_or(0)
 }

@@ -49,12 +49,12 @@ use crate::line::due::Memo;
 use crate::line::entries::Entries;
 use crate::line::index::{Index, LONG};
 use crate::line::lateness::Lateness;
-use crate::line::outcome::{Outcome, Pass};
-use crate::line::priorities::{Levels, NONE};
+use crate::line::outcome::{Decision, Outcome};
+use crate::line::priorities::{NONE, Priorities};
 use crate::line::rule::Rule;
 use crate::line::seats::{Seats, end_of};
-use crate::line::settings::Control;
-use crate::line::undo::Room;
+use crate::line::settings::Settings;
+use crate::line::undo::UndoLog;
 use crate::policy::limited;
 use crate::time::Nanos;
 
@@ -66,7 +66,7 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     entries: Entries<Entry<R::Ask, R::Charge, C::RuntimeId>>,
     /// The line, linked through the entries.
     head: u32,
-    levels: Levels<R::Ahead>,
+    priorities: Priorities<R::Ahead>,
     /// Of a long line.
     index: Option<Index>,
     /// What was foreseen for the last one that asked for its time behind all.
@@ -81,18 +81,18 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     /// The latest time as of which a waiter was charged.
     pub(crate) charged: Nanos,
     /// How many were granted in the round before and in this round and have not seen it; see
-    /// [`unseen`](Line::unseen).
-    unseen: [usize; 2],
+    /// [`uncollected`](Line::uncollected).
+    uncollected: [usize; 2],
     /// The number of this round, so that an entry knows where it is counted.
-    round: u32,
+    epoch: u32,
     /// When this round began.
-    began: Nanos,
+    epoch_began: Nanos,
     /// How much of each grant can still be given back.
-    room: Room,
+    undo_log: UndoLog,
     /// Places held for those who wait for other limiters as well.
     pub(crate) seats: Seats<R, C>,
     pub(crate) alarms: Alarms<C>,
-    pub(crate) control: Control,
+    pub(crate) settings: Settings,
 }
 
 #[derive(Debug)]
@@ -105,7 +105,7 @@ struct Entry<Ask, Charge, RuntimeId> {
     droppable: bool,
     previous: u32,
     next: u32,
-    kind: Kind<RuntimeId>,
+    woken_by: WokenBy<RuntimeId>,
     /// It is not charged as of a time before.
     since: Nanos,
     /// Due later than this, it is refused.
@@ -114,12 +114,12 @@ struct Entry<Ask, Charge, RuntimeId> {
 }
 
 /// Who joins the line.
-pub(crate) struct Newcomer<Ask, RuntimeId> {
+pub(crate) struct NewWaiter<Ask, RuntimeId> {
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
     /// Whether it may have to make room for others.
     pub(crate) droppable: bool,
-    pub(crate) kind: Kind<RuntimeId>,
+    pub(crate) woken_by: WokenBy<RuntimeId>,
     /// It is not charged as of a time before: now, or [earlier](Source::arrival) where the last
     /// grants were late.
     pub(crate) since: Nanos,
@@ -130,7 +130,7 @@ pub(crate) struct Newcomer<Ask, RuntimeId> {
 
 /// Who waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind<RuntimeId> {
+pub(crate) enum WokenBy<RuntimeId> {
     /// A task, with the key of its event loop's alarm, and how many of the same event loop it lost
     /// before.
     Task { alarm: u32, lost: u8 },
@@ -158,7 +158,7 @@ struct Grant<Charge> {
     /// What it is ended or undone with.
     begun: u64,
     /// The round in which it is counted as unseen.
-    round: u32,
+    epoch: u32,
 }
 
 /// Where the line asks for permits.
@@ -179,7 +179,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         Line {
             entries: Entries::new(),
             head: NONE,
-            levels: Levels::new(),
+            priorities: Priorities::new(),
             index: None,
             memo: Cell::new(None),
             len: 0,
@@ -187,13 +187,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             deadlines: BTreeSet::new(),
             latest: Nanos::ZERO,
             charged: Nanos::ZERO,
-            unseen: [0, 0],
-            round: 0,
-            began: Nanos::ZERO,
-            room: Room::new(rule.level_unit()),
+            uncollected: [0, 0],
+            epoch: 0,
+            epoch_began: Nanos::ZERO,
+            undo_log: UndoLog::new(rule.level_unit()),
             seats: Seats::new(),
             alarms: Alarms::new(),
-            control: Control::new(),
+            settings: Settings::new(),
         }
     }
 
@@ -204,18 +204,18 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Whether it has no entry, also none that was granted and not seen.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_unused(&self) -> bool {
-        self.entries.is_empty() && self.control.is_unbounded()
+        self.entries.is_empty() && self.settings.is_unbounded()
     }
 
     /// Tells the line the time, before it does anything else.
     pub(crate) fn tell(&mut self, now: Nanos) {
         self.latest = self.latest.max(now);
-        let lasted = self.latest.saturating_since(self.began);
-        if self.unseen != [0, 0] && lasted > PATIENCE {
+        let lasted = self.latest.saturating_since(self.epoch_began);
+        if self.uncollected != [0, 0] && lasted > PATIENCE {
             let two = lasted > PATIENCE.saturating_add(PATIENCE);
-            self.unseen = [if two { 0 } else { self.unseen[1] }, 0];
-            self.round = self.round.wrapping_add(if two { 2 } else { 1 });
-            self.began = self.latest;
+            self.uncollected = [if two { 0 } else { self.uncollected[1] }, 0];
+            self.epoch = self.epoch.wrapping_add(if two { 2 } else { 1 });
+            self.epoch_began = self.latest;
         }
     }
 
@@ -224,51 +224,51 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// While there are any, a newcomer does not run on even if its permit is there: it is granted
     /// at once, and woken behind them. Rounds last for `PATIENCE`, and this one and the one before
     /// are counted, so that a future that never runs does not keep everybody in line for ever.
-    pub(crate) fn unseen(&self) -> usize {
-        self.unseen[0] + self.unseen[1]
+    pub(crate) fn uncollected(&self) -> usize {
+        self.uncollected[0] + self.uncollected[1]
     }
 
     /// How many requests are in line, were granted a moment ago and have not run yet, or hold a
     /// seat.
     pub(crate) fn present(&self) -> usize {
-        self.len + self.unseen() + self.seats.len()
+        self.len + self.uncollected() + self.seats.len()
     }
 
     /// Nobody passes before.
     pub(crate) fn pause_until(&mut self, until: Nanos) {
-        self.control.opens = until;
+        self.settings.opens = until;
         self.seats.opens = until;
     }
 
     /// Ends a pause. Returns whether there was one.
     pub(crate) fn resume(&mut self, now: Nanos) -> bool {
-        let paused = self.control.resume(now);
-        self.seats.opens = self.control.opens;
+        let paused = self.settings.resume(now);
+        self.seats.opens = self.settings.opens;
         paused
     }
 
     /// Keeps so many permits for requests of a priority or a higher one.
     pub(crate) fn keep_for_priority(&mut self, reserve: Option<(u32, i8)>) {
-        self.control.reserve = reserve;
+        self.settings.reserve = reserve;
         self.seats.reserve = reserve;
     }
 
     /// Whether nobody passes now.
     pub(crate) fn is_paused(&self) -> bool {
-        self.control.opens > self.latest
+        self.settings.opens > self.latest
     }
 
     /// Whether a newcomer of this priority has nobody to wait for but the policy: nobody is in line
     /// before it, and no seat loses its time by it.
     pub(crate) fn is_open(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> bool {
         !self.is_paused()
-            && self.levels.before(priority).is_empty()
+            && self.priorities.before(priority).is_empty()
             && (self.seats.len() == 0 || self.due_behind(rule, now, ask, priority) <= now)
     }
 
     /// Whether a request of this priority can ever be granted.
     pub(crate) fn check(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Result<(), Refusal> {
-        match self.control.kept_from(priority) {
+        match self.settings.kept_from(priority) {
             0 => {}
             kept => rule.check_leaving(now, ask, kept)?,
         }
@@ -284,7 +284,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         priority: i8,
         deferred: &mut Deferred<C>,
     ) -> Result<R::Charge, Refusal> {
-        if self.control.kept_from(priority) > 0 {
+        if self.settings.kept_from(priority) > 0 {
             // Looking and taking are two steps. Nobody takes in between, since all of them need
             // this lock.
             let due = self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
@@ -323,7 +323,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Refuses those that somebody of this priority has gone before, if they are too late by it.
     fn moved_back(&mut self, from: &Source<'_, R>, now: Nanos, priority: i8, deferred: &mut Deferred<C>) {
-        if self.levels.behind(priority).iter().any(|level| level.dated > 0) {
+        if self.priorities.behind(priority).iter().any(|class| class.with_deadline > 0) {
             self.retime(from, now, deferred);
         }
     }
@@ -332,29 +332,30 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn push(
         &mut self,
         from: &Source<'_, R>,
-        newcomer: Newcomer<R::Ask, C::RuntimeId>,
+        new_waiter: NewWaiter<R::Ask, C::RuntimeId>,
         deferred: &mut Deferred<C>,
     ) -> u32 {
-        let Newcomer { ask, priority, droppable, kind, since, deadline, waker } = newcomer;
-        let previous = self.levels.last_before(priority);
+        let NewWaiter { ask, priority, droppable, woken_by, since, deadline, waker } = new_waiter;
+        let previous = self.priorities.last_before(priority);
         let next = self.entries.get(previous as usize).map_or(self.head, |previous| previous.next);
         self.permits += u128::from(from.rule.permits(&ask));
-        let level = self.levels.level(priority);
-        from.rule.add(&mut level.ahead, &ask);
-        from.rule.size(&ask).into_iter().for_each(|n| level.sizes.add(n));
+        let class = self.priorities.class(priority);
+        from.rule.add(&mut class.ahead, &ask);
+        from.rule.size(&ask).into_iter().for_each(|n| class.sizes.add(n));
         let (place, state) = (self.seats.place(priority), State::Waiting(waker));
         self.seats.joined(from.rule, place, &ask);
-        let entry = Entry { ask, place, priority, droppable, previous, next, kind, since, deadline, state };
+        let entry =
+            Entry { ask, place, priority, droppable, previous, next, woken_by, since, deadline, state };
         // Four billion waiters at 64 bytes would not fit in memory.
         let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NONE);
-        level.last = key;
-        level.len += 1;
+        class.last = key;
+        class.len += 1;
         if deadline != Nanos::MAX {
-            level.dated += 1;
+            class.with_deadline += 1;
             self.deadlines.insert((deadline, key));
         }
-        if matches!(kind, Kind::Thread { .. }) && level.first_thread == NONE {
-            level.first_thread = key;
+        if matches!(woken_by, WokenBy::Thread { .. }) && class.first_thread == NONE {
+            class.first_thread = key;
         }
         match self.entries.get_mut(previous as usize) {
             Some(entry) => entry.next = key,
@@ -388,29 +389,29 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Takes an entry out of the line; it stays in memory.
     fn unlink(&mut self, rule: &R, key: u32, deferred: &mut Deferred<C>) {
-        let Entry { ref ask, place, priority, previous, next, kind, deadline, .. } =
+        let Entry { ref ask, place, priority, previous, next, woken_by, deadline, .. } =
             self.entries[key as usize];
         let n = rule.size(ask);
         self.seats.left(rule, place, ask);
         self.memo.set(None);
         self.permits = self.permits.saturating_sub(rule.permits(ask).into());
-        let level = self.levels.level(priority);
-        rule.subtract(&mut level.ahead, ask);
-        n.into_iter().for_each(|n| level.sizes.remove(n));
-        level.len -= 1;
+        let class = self.priorities.class(priority);
+        rule.subtract(&mut class.ahead, ask);
+        n.into_iter().for_each(|n| class.sizes.remove(n));
+        class.len -= 1;
         if deadline != Nanos::MAX {
-            level.dated -= 1;
+            class.with_deadline -= 1;
             self.deadlines.remove(&(deadline, key));
         }
-        if level.last == key {
-            level.last = previous;
+        if class.last == key {
+            class.last = previous;
         }
-        if level.len == 0 {
-            self.levels.forget(priority);
+        if class.len == 0 {
+            self.priorities.forget(priority);
             rule.nobody_waits(priority, deferred);
-        } else if level.first_thread == key {
+        } else if class.first_thread == key {
             let first = self.thread_from(next, priority);
-            self.levels.level(priority).first_thread = first;
+            self.priorities.class(priority).first_thread = first;
         }
         match self.entries.get_mut(previous as usize) {
             Some(entry) => entry.next = next,
@@ -426,7 +427,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 self.index = None;
             }
         }
-        self.leave_alarm(kind, deferred);
+        self.leave_alarm(woken_by, deferred);
     }
 
     /// Ends the wait of an entry in line.
@@ -438,15 +439,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// How an entry waits, if it still does.
-    pub(crate) fn waits(&self, key: u32) -> Option<Kind<C::RuntimeId>> {
-        let Entry { kind, ref state, .. } = self.entries[key as usize];
-        matches!(state, State::Waiting(_)).then_some(kind)
+    pub(crate) fn waits(&self, key: u32) -> Option<WokenBy<C::RuntimeId>> {
+        let Entry { woken_by, ref state, .. } = self.entries[key as usize];
+        matches!(state, State::Waiting(_)).then_some(woken_by)
     }
 
     /// Whether an entry was granted that somebody waited for.
     pub(crate) fn was_granted(&self, key: u32) -> bool {
-        let Entry { kind, ref state, .. } = self.entries[key as usize];
-        matches!(state, State::Granted(_)) && !matches!(kind, Kind::Nobody)
+        let Entry { woken_by, ref state, .. } = self.entries[key as usize];
+        matches!(state, State::Granted(_)) && !matches!(woken_by, WokenBy::Nobody)
     }
 
     /// Looks at an entry on behalf of its future, and removes it if its wait is over.
@@ -455,45 +456,45 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// forgotten it.
     ///
     /// With a place to `keep` what a grant is to be ended with, that is left to the caller.
-    pub(crate) fn see(&mut self, key: u32, keep: Option<&mut u64>) -> Option<Outcome<R::Charge>> {
+    pub(crate) fn collect(&mut self, key: u32, keep: Option<&mut u64>) -> Option<Decision<R::Charge>> {
         if self.waits(key).is_some() {
             return None;
         }
-        let Entry { kind, state, .. } = self.entries.remove(key as usize);
+        let Entry { woken_by, state, .. } = self.entries.remove(key as usize);
         match state {
             State::Waiting(_) => None,
             State::Granted(grant) => {
-                self.was_seen(kind, &grant);
+                self.was_collected(woken_by, &grant);
                 match keep {
                     Some(begun) => *begun = grant.begun,
-                    None => self.room.end(grant.begun),
+                    None => self.undo_log.end(grant.begun),
                 }
-                Some(Ok(Pass::Granted(grant.charge)))
+                Some(Ok(Outcome::Granted(grant.charge)))
             }
-            State::Passed(refusal) => Some(Ok(Pass::Shadow(refusal))),
+            State::Passed(refusal) => Some(Ok(Outcome::Shadow(refusal))),
             State::Refused(refusal) => Some(Err(refusal)),
         }
     }
 
     /// A grant is made that its future has still to see.
-    fn grant(&mut self, rule: &R, charge: R::Charge, kind: Kind<C::RuntimeId>) -> Grant<R::Charge> {
+    fn grant(&mut self, rule: &R, charge: R::Charge, woken_by: WokenBy<C::RuntimeId>) -> Grant<R::Charge> {
         let begun = self.begin(rule, &charge);
-        let grant = Grant { charge, begun, round: self.round };
-        if !matches!(kind, Kind::Nobody) {
-            if self.unseen == [0, 0] {
-                self.began = self.latest;
+        let grant = Grant { charge, begun, epoch: self.epoch };
+        if !matches!(woken_by, WokenBy::Nobody) {
+            if self.uncollected == [0, 0] {
+                self.epoch_began = self.latest;
             }
-            self.unseen[1] += 1;
+            self.uncollected[1] += 1;
         }
         grant
     }
 
     /// A grant was seen, or given up.
-    fn was_seen(&mut self, kind: Kind<C::RuntimeId>, grant: &Grant<R::Charge>) {
-        match self.round.wrapping_sub(grant.round) {
-            _ if matches!(kind, Kind::Nobody) => {}
-            0 => self.unseen[1] -= 1,
-            1 => self.unseen[0] -= 1,
+    fn was_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, grant: &Grant<R::Charge>) {
+        match self.epoch.wrapping_sub(grant.epoch) {
+            _ if matches!(woken_by, WokenBy::Nobody) => {}
+            0 => self.uncollected[1] -= 1,
+            1 => self.uncollected[0] -= 1,
             _ => {}
         }
     }
@@ -515,12 +516,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// A grant is made that may be undone later. Returns what to [end](Line::end) or
     /// [undo](Line::undo) it with.
     pub(crate) fn begin(&mut self, rule: &R, charge: &R::Charge) -> u64 {
-        self.room.begin(rule.moved(charge), rule.full_level(self.latest))
+        self.undo_log.begin(rule.moved(charge), rule.full_level(self.latest))
     }
 
     /// A grant is final.
     pub(crate) fn end(&mut self, begun: u64) {
-        self.room.end(begun);
+        self.undo_log.end(begun);
     }
 
     /// Undoes a grant, or the part of it that this charge says.
@@ -528,7 +529,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.memo.set(None);
         // At the latest time: what overflowed by then is lost, also if the clock went back.
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.room.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
+        self.undo_log.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
 
     /// Undoes a grant that was made without the lock, after the [`number`](Line::number) was read
@@ -536,18 +537,18 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn undo_since(&mut self, rule: &R, charge: R::Charge, since: u64, deferred: &mut Deferred<C>) {
         self.memo.set(None);
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.room.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
+        self.undo_log.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
 
     /// A number that is another one each time permits are given back.
     pub(crate) fn number(&self) -> u64 {
-        self.room.number()
+        self.undo_log.number()
     }
 
     /// Gives back permits by number, and notes the level that it leaves.
     pub(crate) fn refund(&mut self, rule: &R, refund: impl FnOnce() -> u64) {
         self.memo.set(None);
-        self.room.refund(rule.full_level(self.latest), refund);
+        self.undo_log.refund(rule.full_level(self.latest), refund);
     }
 
     /// Changes the terms, and notes the level that it leaves.
@@ -555,14 +556,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.memo.set(None);
         let full = rule.full_level(self.latest);
         let level = change()?;
-        self.room.changed(full, rule.level_unit(), level);
+        self.undo_log.changed(full, rule.level_unit(), level);
         Ok(())
     }
 
     /// Permits are charged that were not asked for.
     pub(crate) fn debited(&mut self) {
         self.memo.set(None);
-        self.room.touch();
+        self.undo_log.touch();
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
@@ -571,11 +572,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(from.rule, key, deferred);
         }
-        let Entry { kind, state, .. } = self.entries.remove(key as usize);
+        let Entry { woken_by, state, .. } = self.entries.remove(key as usize);
         match state {
             State::Waiting(waker) => deferred.discard.extend(waker),
             State::Granted(grant) => {
-                self.was_seen(kind, &grant);
+                self.was_collected(woken_by, &grant);
                 self.undo(from.rule, grant.charge, grant.begun, deferred);
             }
             State::Passed(_) | State::Refused(_) => {}

@@ -4,7 +4,7 @@ use crate::error::Refusal;
 
 /// How a request passed.
 #[derive(Debug)]
-pub(crate) enum Pass<Charge> {
+pub(crate) enum Outcome<Charge> {
     Granted(Charge),
     /// The limiter is in shadow. Otherwise the request would have been refused like this.
     Shadow(Refusal),
@@ -13,22 +13,22 @@ pub(crate) enum Pass<Charge> {
 }
 
 /// How a request ended.
-pub(crate) type Outcome<Charge> = Result<Pass<Charge>, Refusal>;
+pub(crate) type Decision<Charge> = Result<Outcome<Charge>, Refusal>;
 
-impl<Charge> Pass<Charge> {
-    pub(crate) fn map<T>(self, map: impl FnOnce(Charge) -> T) -> Pass<T> {
+impl<Charge> Outcome<Charge> {
+    pub(crate) fn map<T>(self, map: impl FnOnce(Charge) -> T) -> Outcome<T> {
         match self {
-            Pass::Granted(charge) => Pass::Granted(map(charge)),
-            Pass::Shadow(refusal) => Pass::Shadow(refusal),
-            Pass::Exempt => Pass::Exempt,
+            Outcome::Granted(charge) => Outcome::Granted(map(charge)),
+            Outcome::Shadow(refusal) => Outcome::Shadow(refusal),
+            Outcome::Exempt => Outcome::Exempt,
         }
     }
 
     /// What the request took, if anything.
     pub(crate) fn charge(self) -> Option<Charge> {
         match self {
-            Pass::Granted(charge) => Some(charge),
-            Pass::Shadow(_) | Pass::Exempt => None,
+            Outcome::Granted(charge) => Some(charge),
+            Outcome::Shadow(_) | Outcome::Exempt => None,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::line::sizes::Sizes;
 pub(crate) const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
-pub(crate) struct Level<Ahead> {
+pub(crate) struct Class<Ahead> {
     pub(crate) priority: i8,
     /// The last entry.
     pub(crate) last: u32,
@@ -23,57 +23,57 @@ pub(crate) struct Level<Ahead> {
     /// The first blocked thread.
     pub(crate) first_thread: u32,
     /// How many are to be refused if they are due too late.
-    pub(crate) dated: usize,
+    pub(crate) with_deadline: usize,
 }
 
 #[derive(Debug)]
-pub(crate) struct Levels<Ahead>(Vec<Level<Ahead>>);
+pub(crate) struct Priorities<Ahead>(Vec<Class<Ahead>>);
 
-impl<Ahead: Default> Levels<Ahead> {
+impl<Ahead: Default> Priorities<Ahead> {
     pub(crate) fn new() -> Self {
-        Levels(Vec::new())
+        Priorities(Vec::new())
     }
 
     /// All of them, the most important first.
-    pub(crate) fn all(&self) -> &[Level<Ahead>] {
+    pub(crate) fn all(&self) -> &[Class<Ahead>] {
         &self.0
     }
 
     /// Those that go before a newcomer of this priority.
-    pub(crate) fn before(&self, priority: i8) -> &[Level<Ahead>] {
+    pub(crate) fn before(&self, priority: i8) -> &[Class<Ahead>] {
         &self.0[..self.count_before(priority)]
     }
 
     /// Those that a newcomer of this priority goes before.
-    pub(crate) fn behind(&self, priority: i8) -> &[Level<Ahead>] {
+    pub(crate) fn behind(&self, priority: i8) -> &[Class<Ahead>] {
         &self.0[self.count_before(priority)..]
     }
 
     /// The last entry that goes before a newcomer of this priority.
     pub(crate) fn last_before(&self, priority: i8) -> u32 {
-        self.before(priority).last().map_or(NONE, |level| level.last)
+        self.before(priority).last().map_or(NONE, |class| class.last)
     }
 
     fn count_before(&self, priority: i8) -> usize {
-        self.0.partition_point(|level| level.priority >= priority)
+        self.0.partition_point(|class| class.priority >= priority)
     }
 
     /// The level of a priority, which is new if nobody of it waits.
-    pub(crate) fn level(&mut self, priority: i8) -> &mut Level<Ahead> {
+    pub(crate) fn class(&mut self, priority: i8) -> &mut Class<Ahead> {
         let count = self.count_before(priority);
         let at = match count.checked_sub(1) {
             Some(last) if self.0[last].priority == priority => last,
             _ => {
-                let level = Level {
+                let class = Class {
                     priority,
                     last: NONE,
                     len: 0,
                     ahead: Ahead::default(),
                     sizes: Sizes::default(),
                     first_thread: NONE,
-                    dated: 0,
+                    with_deadline: 0,
                 };
-                self.0.insert(count, level);
+                self.0.insert(count, class);
                 count
             }
         };
@@ -82,16 +82,16 @@ impl<Ahead: Default> Levels<Ahead> {
 
     /// Forgets a level that nobody is in.
     pub(crate) fn forget(&mut self, priority: i8) {
-        self.0.retain(|level| level.priority != priority);
+        self.0.retain(|class| class.priority != priority);
     }
 
     /// Weighs all of them anew, where their sizes tell it. Returns whether they did.
     pub(crate) fn weigh(&mut self, weigh: impl Fn(&Sizes) -> Option<Ahead>) -> bool {
-        self.0.iter_mut().all(|level| weigh(&level.sizes).map(|ahead| level.ahead = ahead).is_some())
+        self.0.iter_mut().all(|class| weigh(&class.sizes).map(|ahead| class.ahead = ahead).is_some())
     }
 
     /// The first blocked thread in line.
     pub(crate) fn first_thread(&self) -> u32 {
-        self.0.iter().map(|level| level.first_thread).find(|first| *first != NONE).unwrap_or(NONE)
+        self.0.iter().map(|class| class.first_thread).find(|first| *first != NONE).unwrap_or(NONE)
     }
 }

@@ -15,38 +15,38 @@ use std::sync::Arc;
 use crate::sync::thread_local;
 
 /// A limiter that can be asked to look at its line.
-pub(crate) trait Ring: Send + Sync {
+pub(crate) trait Recheck: Send + Sync {
     /// Serves those who are due. Called without any lock.
-    fn ring(&self);
+    fn recheck(&self);
 }
 
 thread_local! {
     /// What this thread has still to ring; `None` if it is not ringing.
-    static LIST: RefCell<Option<VecDeque<Arc<dyn Ring>>>> = RefCell::new(None);
+    static LIST: RefCell<Option<VecDeque<Arc<dyn Recheck>>>> = RefCell::new(None);
 }
 
 /// Rings all of them, and those whom they ring. Returns the first panic of foreign code.
-pub(crate) fn ring_all(rings: Vec<Arc<dyn Ring>>) -> Option<Box<dyn Any + Send>> {
-    if rings.is_empty() {
+pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any + Send>> {
+    if rechecks.is_empty() {
         return None;
     }
-    let mut rings = Some(rings);
+    let mut rechecks = Some(rechecks);
     let outermost = LIST.try_with(|list| match &mut *list.borrow_mut() {
         Some(list) => {
-            list.extend(rings.take().into_iter().flatten());
+            list.extend(rechecks.take().into_iter().flatten());
             false
         }
         none => {
-            *none = rings.take().map(VecDeque::from);
+            *none = rechecks.take().map(VecDeque::from);
             true
         }
     });
     let mut panic = None;
     // One that panics must not take the others with it. The limiter may be gone with its last
     // reference, which is foreign code, too.
-    let mut ring = |shared: Arc<dyn Ring>| {
+    let mut ring = |shared: Arc<dyn Recheck>| {
         let rung = catch_unwind(AssertUnwindSafe(|| {
-            shared.ring();
+            shared.recheck();
             drop(shared);
         }));
         match (rung, &panic) {
@@ -60,12 +60,12 @@ pub(crate) fn ring_all(rings: Vec<Arc<dyn Ring>>) -> Option<Box<dyn Any + Send>>
         Ok(false) => {}
         Ok(true) => std::iter::from_fn(next).for_each(ring),
         // The thread is ending, and has no list any more.
-        Err(_) => rings.into_iter().flatten().for_each(&mut ring),
+        Err(_) => rechecks.into_iter().flatten().for_each(&mut ring),
     }
     panic
 }
 
-fn next() -> Option<Arc<dyn Ring>> {
+fn next() -> Option<Arc<dyn Recheck>> {
     LIST.try_with(|list| {
         let mut list = list.borrow_mut();
         let next = list.as_mut().and_then(VecDeque::pop_front);

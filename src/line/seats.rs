@@ -43,7 +43,7 @@ use std::sync::Weak;
 
 use crate::clock::Timer;
 use crate::line::deferred::Deferred;
-use crate::line::recheck::Ring;
+use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::time::Nanos;
 
@@ -123,7 +123,7 @@ struct Seat<Ask, Ahead> {
     at: Nanos,
     /// When it was due here, when it was told last.
     due: Nanos,
-    shared: Weak<dyn Ring>,
+    shared: Weak<dyn Recheck>,
 }
 
 impl<R: Rule<C>, C: Timer> Seats<R, C> {
@@ -374,7 +374,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// Rings all of them.
     pub(crate) fn ring_all(&self, deferred: &mut Deferred<C>) {
-        deferred.rings.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
+        deferred.rechecks.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
     }
 
     /// Takes a seat behind all of its priority, who are `ahead` without seats. Returns its place.
@@ -384,7 +384,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         ask: R::Ask,
         priority: i8,
         mut ahead: R::Ahead,
-        shared: Weak<dyn Ring>,
+        shared: Weak<dyn Recheck>,
     ) -> u64 {
         if self.list.is_empty() {
             self.gone = R::Ahead::default();
@@ -472,7 +472,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
         // Those in front first: so each finds a time behind them, and not the same one as they.
         due.sort_unstable();
-        deferred.rings.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
+        deferred.rechecks.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };
         let Some(due) = self.due_in_seat(rule, (now, now), place, ask) else { return };
         if let Some(seat) = self.list.get_mut(&place)
@@ -480,7 +480,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             && seat.at > now
         {
             seat.due = due;
-            deferred.rings.extend(seat.shared.upgrade());
+            deferred.rechecks.extend(seat.shared.upgrade());
         }
     }
 }

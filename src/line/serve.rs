@@ -6,7 +6,7 @@ use crate::line::deferred::Deferred;
 use crate::line::due::FORESEEN;
 use crate::line::rule::Rule;
 use crate::line::seats::END;
-use crate::line::{Entry, Kind, Line, Source, State};
+use crate::line::{Entry, Line, Source, State, WokenBy};
 use crate::policy::limited;
 use crate::time::Nanos;
 
@@ -34,13 +34,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
             *first = self.expire(from.rule, now, refusal, deferred).min(*first);
         }
-        if due.is_some() && self.control.shadow {
+        if due.is_some() && self.settings.shadow {
             self.pass_all(from, now, deferred);
             due = (self.len() > 0).then_some(now);
         }
         match self.seats.len() {
             0 => {}
-            _ if self.control.shadow => self.seats.ring_all(deferred),
+            _ if self.settings.shadow => self.seats.ring_all(deferred),
             _ => self.seats.ring(from.rule, now, deferred),
         }
         let first = self.entries.get(self.head as usize).zip(due);
@@ -65,12 +65,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let first = self.entries.get(self.head as usize)?;
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
-            let &Entry { place, kind, since, deadline, priority, .. } = first;
+            let &Entry { place, woken_by, since, deadline, priority, .. } = first;
             // A policy that counts says "now" where a permit has been there for a while. When a
             // reservation that nothing looks at had its turn is told by the state as of the grant
             // before it.
-            let unseen = matches!(kind, Kind::Nobody) && !from.rule.catches_up() && self.seats.len() == 0;
-            let as_of = if unseen { since.max(self.charged).min(now) } else { now };
+            let unattended =
+                matches!(woken_by, WokenBy::Nobody) && !from.rule.catches_up() && self.seats.len() == 0;
+            let as_of = if unattended { since.max(self.charged).min(now) } else { now };
             let due = self.due(from.rule, as_of, place, &none, &ask);
             if due == Nanos::MAX
                 && let Err(never) = self.check(from.rule, now, &ask, priority)
@@ -91,11 +92,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             // allowed, so that a machine that stood still does not let everything through at once.
             // Where nobody was to look, the grant was not late: its turn passed at its time, and is
             // over. And not before it was asked for.
-            let late = match kind {
-                Kind::Nobody => u64::MAX,
+            let late = match woken_by {
+                WokenBy::Nobody => u64::MAX,
                 // A policy that counts in real time is charged as of now.
                 _ if !from.rule.catches_up() => 0,
-                Kind::Task { .. } | Kind::Lost { .. } | Kind::Thread { .. } => {
+                WokenBy::Task { .. } | WokenBy::Lost { .. } | WokenBy::Thread { .. } => {
                     from.lateness.catch_up().as_u64()
                 }
             };
@@ -105,7 +106,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             match from.rule.take(at, now, &ask, deferred) {
                 Ok(charge) => {
                     self.charged = self.charged.max(at);
-                    let grant = self.grant(from.rule, charge, kind);
+                    let grant = self.grant(from.rule, charge, woken_by);
                     self.settle(from.rule, key, State::Granted(grant), deferred);
                 }
                 Err(Refusal::Limited { .. }) => {
@@ -149,10 +150,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// over, or when they are the first.
     pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         self.memo.set(None);
-        if self.seats.len() > 0 || !self.levels.weigh(|sizes| from.rule.weigh(sizes)) {
+        if self.seats.len() > 0 || !self.priorities.weigh(|sizes| from.rule.weigh(sizes)) {
             return self.retime_all(from, now, deferred);
         }
-        let opens = self.control.opens;
+        let opens = self.settings.opens;
         let (mut key, mut forecast) = (self.head, from.rule.forecast(now.max(opens)));
         for _ in 0..FORESEEN {
             let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
@@ -160,7 +161,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 break;
             };
             let mark = forecast.mark();
-            let due = from.rule.foresee(&mut forecast, ask, self.control.kept_from(priority)).max(opens);
+            let due = from.rule.foresee(&mut forecast, ask, self.settings.kept_from(priority)).max(opens);
             let refusal = if let Err(never) = self.check(from.rule, now, ask, priority) {
                 // More than can be had at once now: it would keep all others waiting for ever.
                 Some(never)
@@ -182,7 +183,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// and where others wait in seats.
     fn retime_all(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         // Counted anew: the sums so far are at the old rate.
-        let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.levels.all().len());
+        let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.priorities.all().len());
         let mut ahead = R::Ahead::default();
         let (mut key, mut counted) = (self.head, 0);
         self.seats.begin_reweighing(from.rule);
@@ -200,7 +201,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), deferred);
             } else {
                 from.rule.add(&mut ahead, &ask);
-                if sums.last().is_none_or(|(level, _)| *level != priority) {
+                if sums.last().is_none_or(|(class, _)| *class != priority) {
                     sums.push((priority, R::Ahead::default()));
                 }
                 if let Some((_, sum)) = sums.last_mut() {
@@ -212,7 +213,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.seats.reweigh(counted, END, &ahead);
         self.seats.end_reweighing(from.rule);
         for (priority, sum) in sums {
-            self.levels.level(priority).ahead = sum;
+            self.priorities.class(priority).ahead = sum;
         }
     }
 }

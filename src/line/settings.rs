@@ -4,7 +4,7 @@ use crate::request::QueueBounds;
 use crate::time::Nanos;
 
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct Settings {
     /// Nobody passes before: the end of the latest pause, also if it is over.
     pub(crate) opens: Nanos,
     /// Somebody wants to know of each call.
@@ -16,9 +16,9 @@ pub(crate) struct Control {
     pub(crate) bounds: QueueBounds,
 }
 
-impl Control {
-    pub(crate) fn new() -> Control {
-        Control {
+impl Settings {
+    pub(crate) fn new() -> Settings {
+        Settings {
             opens: Nanos::ZERO,
             watched: false,
             shadow: false,

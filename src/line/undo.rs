@@ -69,10 +69,10 @@ use crate::policy::interval::Interval;
 const KEPT: usize = 32;
 
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct UndoLog {
     /// By number.
     marks: BTreeMap<u64, Mark>,
-    /// The room of the last mark, or a little more: see [`Room::changed`].
+    /// The room of the last mark, or a little more: see [`UndoLog::changed`].
     top: u64,
     /// The number of what is noted next, a mark or a giving back. The first one is 1, so that no
     /// grant begins with 0.
@@ -123,10 +123,10 @@ impl Mark {
     }
 }
 
-impl Room {
+impl UndoLog {
     /// For a state whose levels have this unit.
-    pub(crate) fn new(unit: (u64, u64)) -> Room {
-        Room {
+    pub(crate) fn new(unit: (u64, u64)) -> UndoLog {
+        UndoLog {
             marks: BTreeMap::new(),
             top: 0,
             next: 1,
@@ -401,7 +401,7 @@ mod tests {
         fn a_bucket_is_never_fuller_than_in_a_replay(
             acts in proptest::collection::vec((0..7u8, 0..30u64, any::<usize>()), 1..120),
         ) {
-            let mut room = Room::new((1, 1));
+            let mut room = UndoLog::new((1, 1));
             let (mut now, mut level, mut grants) = (1000, 0u64, Vec::<Grant>::new());
             let mut history = Vec::<(u64, i64)>::new();
             for (act, number, index) in acts {

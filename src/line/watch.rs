@@ -1,26 +1,26 @@
 //! Who looks at the line when its head is due: the alarm of an event loop, or a blocked thread.
 
 use crate::clock::Timer;
-use crate::line::alarms::{Found, Job, Lost, PutBack, SLACK};
+use crate::line::alarms::{AlarmCheck, Arming, LostAlarm, PutBack, SLACK};
 use crate::line::deferred::Deferred;
 use crate::line::priorities::NONE;
 use crate::line::rule::Rule;
-use crate::line::{Entry, Kind, Line, State};
+use crate::line::{Entry, Line, State, WokenBy};
 use crate::time::Nanos;
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a
     /// thread. Returns an alarm to be set without the lock.
-    pub(crate) fn watch(&mut self, due: Nanos, clock: &C, deferred: &mut Deferred<C>) -> Option<Job<C>> {
+    pub(crate) fn watch(&mut self, due: Nanos, clock: &C, deferred: &mut Deferred<C>) -> Option<Arming<C>> {
         loop {
-            let first = match self.entries.get(self.head as usize)?.kind {
-                Kind::Task { alarm, .. } => Some(alarm as usize),
-                Kind::Thread { .. } | Kind::Lost { .. } | Kind::Nobody => None,
+            let first = match self.entries.get(self.head as usize)?.woken_by {
+                WokenBy::Task { alarm, .. } => Some(alarm as usize),
+                WokenBy::Thread { .. } | WokenBy::Lost { .. } | WokenBy::Nobody => None,
             };
             match self.alarms.check(first, due, clock) {
-                Found::Job(job) => return Some(job),
-                Found::Lost(lost) => self.lose(lost, deferred),
-                Found::Nothing => break,
+                AlarmCheck::Arming(arming) => return Some(arming),
+                AlarmCheck::Lost(lost) => self.lose(lost, deferred),
+                AlarmCheck::Nothing => break,
             }
         }
         self.tell_thread(due, deferred);
@@ -28,8 +28,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Puts back an alarm that was set, or whose event loop or timer is `gone`.
-    pub(crate) fn put_back(&mut self, job: Job<C>, gone: bool, deferred: &mut Deferred<C>) {
-        match self.alarms.put_back(job, gone) {
+    pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool, deferred: &mut Deferred<C>) {
+        match self.alarms.put_back(arming, gone) {
             PutBack::There => {}
             PutBack::Unused(sleep) => deferred.sleeps.push(sleep),
             PutBack::Lost(lost) => self.lose(lost, deferred),
@@ -37,15 +37,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Wakes those who relied on an alarm that is lost.
-    fn lose(&mut self, lost: Lost<C>, deferred: &mut Deferred<C>) {
-        let Lost { key, domain, sleep } = lost;
+    fn lose(&mut self, lost: LostAlarm<C>, deferred: &mut Deferred<C>) {
+        let LostAlarm { key, domain, sleep } = lost;
         deferred.sleeps.extend(sleep);
         for entry in self.entries.iter_mut() {
             if let State::Waiting(waker) = &mut entry.state
-                && let Kind::Task { alarm, lost } = entry.kind
+                && let WokenBy::Task { alarm, lost } = entry.woken_by
                 && alarm as usize == key
             {
-                entry.kind = Kind::Lost { domain, times: lost.saturating_add(1) };
+                entry.woken_by = WokenBy::Lost { domain, times: lost.saturating_add(1) };
                 deferred.wake.extend(waker.take());
             }
         }
@@ -54,11 +54,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// The first blocked thread in line looks at the time itself: when the head is due if it is the
     /// head, or if there are no alarms, and else a little later, in case they are held up.
     fn tell_thread(&mut self, due: Nanos, deferred: &mut Deferred<C>) {
-        let first = self.levels.first_thread();
+        let first = self.priorities.first_thread();
         let own = first == self.head || self.alarms.is_empty();
         let at = if own { due } else { due.saturating_add(SLACK) };
-        if let Some(Entry { kind: Kind::Thread { looks_at }, state: State::Waiting(Some(waker)), .. }) =
-            self.entries.get_mut(first as usize)
+        if let Some(Entry {
+            woken_by: WokenBy::Thread { looks_at }, state: State::Waiting(Some(waker)), ..
+        }) = self.entries.get_mut(first as usize)
             && *looks_at > at
         {
             *looks_at = at;
@@ -69,7 +70,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Until when the blocked thread of an entry is to be parked.
     pub(crate) fn looks_at(&self, key: u32) -> Nanos {
         match &self.entries[key as usize] {
-            Entry { state: State::Waiting(_), kind: Kind::Thread { looks_at }, .. } => *looks_at,
+            Entry { state: State::Waiting(_), woken_by: WokenBy::Thread { looks_at }, .. } => *looks_at,
             // It relies on an alarm.
             Entry { state: State::Waiting(_), .. } => Nanos::MAX,
             // It has its answer. Its wake-up may have been used up by a waker that parked this
@@ -79,8 +80,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Changes who waits.
-    pub(crate) fn set_kind(&mut self, key: u32, kind: Kind<C::RuntimeId>, deferred: &mut Deferred<C>) {
-        let old = std::mem::replace(&mut self.entries[key as usize].kind, kind);
+    pub(crate) fn set_woken_by(
+        &mut self,
+        key: u32,
+        woken_by: WokenBy<C::RuntimeId>,
+        deferred: &mut Deferred<C>,
+    ) {
+        let old = std::mem::replace(&mut self.entries[key as usize].woken_by, woken_by);
         self.leave_alarm(old, deferred);
     }
 
@@ -90,7 +96,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         while let Some(entry) = self.entries.get(key as usize)
             && entry.priority == priority
         {
-            if matches!(entry.kind, Kind::Thread { .. }) {
+            if matches!(entry.woken_by, WokenBy::Thread { .. }) {
                 return key;
             }
             key = entry.next;
@@ -98,8 +104,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         NONE
     }
 
-    pub(crate) fn leave_alarm(&mut self, kind: Kind<C::RuntimeId>, deferred: &mut Deferred<C>) {
-        if let Kind::Task { alarm, .. } = kind {
+    pub(crate) fn leave_alarm(&mut self, woken_by: WokenBy<C::RuntimeId>, deferred: &mut Deferred<C>) {
+        if let WokenBy::Task { alarm, .. } = woken_by {
             deferred.sleeps.extend(self.alarms.leave(alarm as usize));
         }
     }
