@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::AcquireOwned;
 use tidegate::{
-    AllOf, AnyPolicy, Clock, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty,
+    AllOf, AnyPolicy, Clock, LeakyBucket, ManualClock, Nanos, Rate, RateLimiter, Request, SmoothBursty,
     SmoothWarmingUp, TokenBucket,
 };
 use tokio_test::task::spawn;
@@ -202,6 +202,15 @@ fn requests_within_the_lateness_get_what_came_in_meanwhile() {
     // Due at 0.2 ms, 0.3 ms and so on until 1.1 ms, which is now.
     assert_eq!(take_all(&limiter), 10);
     assert_eq!(limiter.try_acquire().expect_err("all taken").retry_after(), Some(Duration::from_micros(100)));
+}
+
+#[test]
+fn requests_beside_a_share_that_is_kept_get_what_came_in_meanwhile_too() {
+    let (limiter, _clock) = late_by_1_ms();
+    // So all requests take the lock, also while no waiter is in line.
+    limiter.keep_for_priority(1, 1);
+    let important = || limiter.try_acquire_with(Request::permits(1).priority(1));
+    assert_eq!((0..1000).take_while(|_| important().is_ok()).count(), 10);
 }
 
 #[test]
