@@ -1,0 +1,107 @@
+//! What an answer tells about limits, and what a client should do.
+
+use std::time::{Duration, SystemTime};
+
+use super::limit::ServerLimit;
+use crate::When;
+
+/// What an answer tells about limits.
+///
+/// # Examples
+///
+/// An own reading of an API that no [`Reader`](super::Reader) knows:
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use tidegate_http::When;
+/// use tidegate_http::read::{Answer, CAP, Pause};
+///
+/// let mut answer = Answer::default();
+/// answer.refused = true;
+/// answer.retry_after = Some(When::In(Duration::from_secs(3)));
+/// let wait = Duration::from_secs(3);
+/// assert_eq!(answer.pause(SystemTime::now(), CAP), Pause::For { wait, asked: wait });
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Answer {
+    /// The limits, in the order of the headers.
+    pub limits: Vec<ServerLimit>,
+    /// When the client may come again: `Retry-After` or a vendor's header of this meaning. Of
+    /// several the longest.
+    pub retry_after: Option<When>,
+    /// Whether a limit refused the request. Status 429 and 420 say so; 400, 403 and 503 do if a
+    /// header says it as well.
+    pub refused: bool,
+    /// Whether the limits are those of this client at this server now. They are not if the answer
+    /// comes out of a cache (`Age` above 0) or redirects to another address.
+    pub trusted: bool,
+    /// The least time to back off from a refusal that tells no time.
+    pub back_off: Duration,
+}
+
+impl Default for Answer {
+    /// An answer that tells nothing.
+    fn default() -> Self {
+        Self {
+            limits: Vec::new(),
+            retry_after: None,
+            refused: false,
+            trusted: true,
+            back_off: Duration::ZERO,
+        }
+    }
+}
+
+/// The longest pause that a client should obey without being told otherwise: ten minutes, the
+/// threshold that the IETF draft names.
+pub const CAP: Duration = Duration::from_secs(600);
+
+/// What a client should do after an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pause {
+    /// Nothing; requests may go on.
+    None,
+    /// Send nothing for a while.
+    For {
+        /// How long: as the server asks, or the cap if that is shorter.
+        wait: Duration,
+        /// How long the server asks for. After a shorter pause the server may still refuse.
+        asked: Duration,
+    },
+    /// Send nothing for a while; the server does not say how long. A client usually doubles this
+    /// time with each refusal in a row.
+    BackOff {
+        /// The least time, zero if the API names none.
+        at_least: Duration,
+    },
+}
+
+impl Answer {
+    /// Returns what a client should do. `now` is the time at which the answer came; it counts
+    /// only if the answer has no `Date`. No pause is longer than `cap`.
+    ///
+    /// A refusal pauses for its `retry_after`, or else until limits with nothing left are reset.
+    /// Another answer pauses if one of its limits has nothing left, until that is reset.
+    #[must_use]
+    pub fn pause(&self, now: SystemTime, cap: Duration) -> Pause {
+        if !self.trusted && !self.refused {
+            return Pause::None;
+        }
+        let exhausted = self.limits.iter().filter(|limit| limit.is_exhausted());
+        // A reset that is not ahead is over: the limit has units again.
+        let waits: Vec<Option<Duration>> = exhausted
+            .map(|limit| limit.reset.map(|reset| reset.wait(now)))
+            .filter(|wait| wait.is_none_or(|w| !w.is_zero()))
+            .collect();
+        if !self.refused && waits.is_empty() {
+            return Pause::None;
+        }
+        let told = self.retry_after.filter(|_| self.refused).map(|at| at.wait(now));
+        match told.or_else(|| waits.into_iter().flatten().max()) {
+            Some(asked) if !asked.is_zero() => Pause::For { wait: asked.min(cap), asked },
+            _ => Pause::BackOff { at_least: self.back_off.min(cap) },
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Headers of one limit, gathered and made into [`ServerLimit`]s.
+
+use std::time::Duration;
+
+use super::MOST_LIMITS;
+use super::draft::{self, NumberedPolicy};
+use super::limit::{ServerLimit, later};
+use super::name::{Field, Name, label_unit, label_window};
+use super::number::{self, Count};
+use super::time::{Clock, Numbers, SECOND};
+use crate::{Unit, When};
+
+/// The headers that share a family, a spelling and a label.
+#[derive(Debug, Default)]
+struct Group {
+    family: String,
+    spelling: String,
+    label: String,
+    limits: Vec<Count>,
+    remaining: Vec<Count>,
+    used: Vec<Count>,
+    resets: Vec<Reset>,
+    window: Option<Duration>,
+    name: Option<String>,
+    scope: Option<String>,
+    states: Vec<ServerLimit>,
+    policies: Vec<ServerLimit>,
+    numbered: Vec<NumberedPolicy>,
+}
+
+#[derive(Debug)]
+struct Reset {
+    text: String,
+    unit: Option<Duration>,
+    from_now: bool,
+    field_first: bool,
+}
+
+/// A limit, with what decides whether another one is the same.
+struct Found {
+    family: String,
+    label: String,
+    limit: ServerLimit,
+}
+
+/// Gathers headers by their names.
+#[derive(Debug)]
+pub(super) struct Groups {
+    groups: Vec<Group>,
+    numbers: Numbers,
+    clock: Clock,
+}
+
+impl Groups {
+    pub(super) fn new(numbers: Numbers, clock: Clock) -> Self {
+        Self { groups: Vec::new(), numbers, clock }
+    }
+
+    /// Adds a header. More limits than [`MOST_LIMITS`] are left out.
+    pub(super) fn add(&mut self, name: Name, value: &str) {
+        let same =
+            |g: &Group| g.family == name.family && g.spelling == name.spelling && g.label == name.label;
+        let at = match self.groups.iter().position(same) {
+            Some(at) => at,
+            None if self.groups.len() >= 2 * MOST_LIMITS => return,
+            None => {
+                let Name { family, spelling, label, .. } = name.clone();
+                self.groups.push(Group { family, spelling, label, ..Group::default() });
+                self.groups.len() - 1
+            }
+        };
+        let (numbers, clock) = (self.numbers, self.clock);
+        self.groups[at].add(&name, value.trim(), numbers, clock);
+    }
+
+    /// Makes the limits.
+    pub(super) fn finish(self) -> Vec<ServerLimit> {
+        let Groups { groups, numbers, clock } = self;
+        // The name of the resource or bucket names the limit that has no label.
+        let named: Vec<(String, String)> =
+            groups.iter().filter_map(|g| Some((g.family.clone(), g.name.clone()?))).collect();
+        let scoped: Vec<(String, String)> =
+            groups.iter().filter_map(|g| Some((g.family.clone(), g.scope.clone()?))).collect();
+        let of = |pairs: &[(String, String)], family: &str| {
+            pairs.iter().find(|(f, _)| f == family).map(|(_, value)| value.clone())
+        };
+        let mut found: Vec<Found> = Vec::new();
+        for group in groups {
+            let (family, label) = (group.family.clone(), group.label.clone());
+            for mut limit in group.limits(numbers, clock) {
+                if label.is_empty() && limit.name.is_none() {
+                    limit.name = of(&named, &family);
+                }
+                limit.scope = of(&scoped, &family);
+                found.push(Found { family: family.clone(), label: label.clone(), limit });
+            }
+        }
+        let found = merge_labels(merge_spellings(found));
+        merge_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::tells).collect())
+    }
+}
+
+impl Group {
+    fn add(&mut self, name: &Name, value: &str, numbers: Numbers, clock: Clock) {
+        match name.field {
+            Field::Limit => self.limit(value),
+            Field::Remaining => self.remaining.extend(number::counts(value)),
+            Field::Used => self.used.extend(number::counts(value)),
+            Field::Reset if self.resets.len() < 16 => self.add_resets(name, value),
+            Field::Window => self.window = self.window.or(draft::window(value, name.unit)),
+            Field::Name => self.name = Some(value.to_owned()).filter(|n| !n.is_empty() && n.len() <= 128),
+            Field::Scope => self.scope = Some(value.to_owned()).filter(|n| !n.is_empty() && n.len() <= 128),
+            Field::Policy => {
+                let policies = draft::policies(value);
+                if policies.is_empty() {
+                    self.numbered.extend(draft::numbered_policies(value));
+                }
+                self.policies.extend(policies);
+            }
+            Field::Whole => self.whole(value, numbers, clock),
+            Field::Reset | Field::Retry | Field::Mark => {}
+        }
+    }
+
+    fn add_resets(&mut self, name: &Name, value: &str) {
+        let reset = |text: &str| Reset {
+            text: text.trim().to_owned(),
+            unit: name.unit,
+            from_now: name.from_now,
+            field_first: name.field_first,
+        };
+        // A date has a comma; a list of numbers has nothing else.
+        let is_list = value.split(',').all(|part| number::decimal(part).is_some());
+        if is_list {
+            self.resets.extend(value.split(',').take(16).map(reset));
+        } else {
+            self.resets.push(reset(value));
+        }
+    }
+
+    /// `100`, `600,30000`, `10, 10;w=1` of drafts up to -03, `100;w=21600` of Docker Hub.
+    fn limit(&mut self, value: &str) {
+        let mut counts = number::counts(value).into_iter();
+        let Some(first) = counts.next() else { return };
+        if first.out_of.is_some() {
+            self.used.push(first);
+            return;
+        }
+        self.limits.push(first);
+        for count in counts {
+            if count.is_policy {
+                self.numbered.push(draft::numbered(count));
+            } else {
+                self.limits.push(count);
+            }
+        }
+    }
+
+    fn whole(&mut self, value: &str, numbers: Numbers, clock: Clock) {
+        let states = draft::states(value);
+        if !states.is_empty() {
+            self.states.extend(states);
+        } else if let Some(limit) = draft::pairs(value, numbers, clock) {
+            self.states.push(limit);
+        } else if self.label.is_empty() {
+            let (used, limits): (Vec<_>, Vec<_>) =
+                number::counts(value).into_iter().partition(|count| count.out_of.is_some());
+            self.used.extend(used);
+            self.limits.extend(limits);
+        }
+    }
+
+    fn limits(mut self, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
+        let states = std::mem::take(&mut self.states);
+        let mut limits = draft::join(states, std::mem::take(&mut self.policies));
+        let counted = self.counted(numbers, clock);
+        // Policies without names belong to the limit of their number.
+        limits.extend(counted);
+        for policy in self.numbered {
+            let same = |l: &&mut ServerLimit| {
+                l.limit == Some(policy.limit) && (l.window.is_none() || l.window == policy.window)
+            };
+            if let Some(limit) = limits.iter_mut().find(same) {
+                limit.window = policy.window;
+            } else {
+                let unit = Some(Unit::Requests);
+                limits.push(ServerLimit {
+                    unit,
+                    limit: Some(policy.limit),
+                    window: policy.window,
+                    ..ServerLimit::default()
+                });
+            }
+        }
+        limits
+    }
+
+    /// Makes limits of counts: one, or one for each member of lists of equal length.
+    fn counted(&self, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
+        let lists = [&self.limits, &self.remaining, &self.used];
+        let longest = lists.iter().map(|l| l.len()).max().unwrap_or(0);
+        let parallel = lists.iter().all(|l| l.is_empty() || l.len() == longest);
+        let members = if parallel { longest.max(1) } else { 1 };
+        let limit = |i: usize| {
+            let [limit, remaining, used] = lists.map(|list| list.get(i));
+            let window = [limit, remaining, used].into_iter().flatten().find_map(|count| count.window);
+            let window = window.or(self.window).or_else(|| label_window(&self.label)).or_else(|| self.rate());
+            let most = limit.map(|c| c.value).or(used.and_then(|c| c.out_of));
+            let left = remaining.map(|c| c.value).or_else(|| Some((most? - used?.value).max(0.0)));
+            let names = [limit, remaining, used].into_iter().flatten().find_map(|count| count.name.clone());
+            ServerLimit {
+                name: names.or_else(|| Some(self.label.clone()).filter(|l| !l.is_empty())),
+                unit: label_unit(&self.label),
+                limit: most,
+                remaining: left,
+                reset: self.reset(i, numbers, clock, window),
+                window,
+                ..ServerLimit::default()
+            }
+        };
+        (0..members).map(limit).collect()
+    }
+
+    /// The limit of Amazon's Selling Partner API is a rate for each second.
+    fn rate(&self) -> Option<Duration> {
+        (self.family == "amzn" && !self.limits.is_empty()).then_some(SECOND)
+    }
+
+    /// Reads the resets of one member: all of them, if there are not as many as members. One from
+    /// now is more exact than one of the calendar; otherwise the later one counts.
+    fn reset(&self, i: usize, numbers: Numbers, clock: Clock, window: Option<Duration>) -> Option<When> {
+        let members = self.limits.len().max(self.remaining.len()).max(self.used.len());
+        let several = members > 1 && members == self.resets.len();
+        let own = if several { self.resets.get(i..=i)? } else { &self.resets[..] };
+        let read = |reset: &Reset| match reset.unit {
+            Some(unit) => clock.retry_after(&reset.text, unit),
+            None if reset.from_now => clock.retry_after(&reset.text, SECOND),
+            None => clock.reset(&reset.text, numbers, window.or_else(|| self.minute(reset))),
+        };
+        let from_now = own.iter().filter(|r| r.from_now).filter_map(read).reduce(later);
+        from_now.or_else(|| own.iter().filter_map(read).reduce(later))
+    }
+
+    /// Names as OpenAI composes them are of limits by the minute; it writes durations. A plain
+    /// number comes from Azure: seconds, and milliseconds where it is beyond the minute.
+    fn minute(&self, reset: &Reset) -> Option<Duration> {
+        let openai = reset.field_first && matches!(self.label.as_str(), "requests" | "tokens");
+        openai.then_some(60 * SECOND)
+    }
+}
+
+/// Joins what is written in two spellings, such as `x-ratelimit-reset` and `ratelimit-limit`,
+/// where nothing contradicts it.
+fn merge_spellings(found: Vec<Found>) -> Vec<Found> {
+    let mut merged: Vec<Found> = Vec::new();
+    for one in found {
+        let same = |m: &&mut Found| {
+            let unnamed =
+                m.limit.name.is_none() || one.limit.name.is_none() || m.limit.name == one.limit.name;
+            // Two members of one list tell two limits, unless one of them adds to the other.
+            let adds = m.limit.limit.is_none() != one.limit.limit.is_none()
+                || m.limit.remaining.is_none() != one.limit.remaining.is_none()
+                || m.limit.reset.is_none() != one.limit.reset.is_none()
+                || m.limit == one.limit;
+            m.family == one.family && m.label == one.label && unnamed && adds && m.limit.agrees(&one.limit)
+        };
+        match merged.iter_mut().find(same) {
+            Some(other) => other.limit.absorb(one.limit),
+            None => merged.push(one),
+        }
+    }
+    merged
+}
+
+/// Joins a limit without a label to the only one that has one, where nothing contradicts it, and
+/// gives a reset or window that stands alone to all limits of its family.
+fn merge_labels(mut found: Vec<Found>) -> Vec<Found> {
+    let mut at = 0;
+    while at < found.len() {
+        let candidate = &found[at];
+        let is_plain = candidate.label.is_empty() && candidate.limit.partition_key.is_none();
+        let others: Vec<usize> = (0..found.len())
+            .filter(|&i| i != at && found[i].family == candidate.family && !found[i].label.is_empty())
+            .filter(|&i| found[i].limit.tells())
+            .collect();
+        let time_only = candidate.limit.limit.is_none() && candidate.limit.remaining.is_none();
+        let agrees = |i: &&usize| {
+            let unit = found[**i].limit.unit;
+            let plain = ServerLimit { unit, ..candidate.limit.clone() };
+            found[**i].limit.agrees(&plain)
+        };
+        let joins: Vec<usize> = match &others[..] {
+            [] => Vec::new(),
+            _ if !is_plain => Vec::new(),
+            [one] => [one].into_iter().filter(agrees).copied().collect(),
+            several if time_only => several.iter().filter(agrees).copied().collect(),
+            _ => Vec::new(),
+        };
+        if joins.is_empty() {
+            at += 1;
+            continue;
+        }
+        let plain = found[at].limit.clone();
+        for i in joins {
+            found[i].limit.absorb(ServerLimit { name: None, ..plain.clone() });
+        }
+        found.remove(at);
+    }
+    found
+}
+
+/// Two spellings of one limit are one limit: equal counts, and nothing else that contradicts it.
+fn merge_equal(limits: Vec<ServerLimit>) -> Vec<ServerLimit> {
+    let mut merged: Vec<ServerLimit> = Vec::new();
+    for limit in limits {
+        let same = |m: &&mut ServerLimit| {
+            let counted = m.limit.is_some() && m.limit == limit.limit && m.remaining == limit.remaining;
+            let unnamed = m.name.is_none() || limit.name.is_none();
+            m.agrees(&limit) && ((counted && limit.remaining.is_some() && unnamed) || **m == limit)
+        };
+        match merged.iter_mut().find(same) {
+            Some(other) => other.absorb(limit),
+            None => merged.push(limit),
+        }
+    }
+    merged.truncate(MOST_LIMITS);
+    merged
+}

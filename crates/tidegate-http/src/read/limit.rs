@@ -1,0 +1,87 @@
+//! One limit that a server tells.
+
+use std::time::Duration;
+
+use crate::{Unit, When};
+
+/// One limit that a server tells. A field is `None` if the answer does not tell it.
+///
+/// Counts are floating-point numbers, since some servers send `598.0` requests left, or a limit
+/// of `0.0056` requests a second. They are never negative and never infinite.
+#[derive(Debug, Clone, PartialEq, Default)]
+#[non_exhaustive]
+pub struct ServerLimit {
+    /// The name in the headers: a policy, a bucket, a resource, a window or a dimension such as
+    /// `input-tokens`.
+    pub name: Option<String>,
+    /// What the limit counts; `None` if it is none of the [`Unit`]s or unknown.
+    pub unit: Option<Unit>,
+    /// The most units in a window.
+    pub limit: Option<f64>,
+    /// How many units are left.
+    pub remaining: Option<f64>,
+    /// When there are more units again, or all of them: servers differ.
+    pub reset: Option<When>,
+    /// The window, where the headers tell it.
+    pub window: Option<Duration>,
+    /// What shares the limit, where a header tells it: `user`, `global`, `shared`, ...
+    pub scope: Option<String>,
+    /// The key of the share, parameter `pk` of the IETF draft.
+    pub partition_key: Option<Vec<u8>>,
+}
+
+impl ServerLimit {
+    /// Returns whether less than one unit is left.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        self.remaining.is_some_and(|left| left < 1.0)
+    }
+
+    /// Whether the answer tells more than a window and names.
+    pub(super) fn tells(&self) -> bool {
+        self.limit.is_some() || self.remaining.is_some() || self.reset.is_some()
+    }
+
+    /// Whether both can be one limit: no field contradicts the other's.
+    pub(super) fn agrees(&self, other: &ServerLimit) -> bool {
+        fn same<T: PartialEq>(a: Option<&T>, b: Option<&T>) -> bool {
+            a.is_none() || b.is_none() || a == b
+        }
+        let resets = match (self.reset, other.reset) {
+            // Two spellings of one reset differ by what was rounded.
+            (Some(When::In(a)), Some(When::In(b))) => a.abs_diff(b) <= Duration::from_secs(2),
+            _ => true,
+        };
+        resets
+            && self.unit == other.unit
+            && same(self.limit.as_ref(), other.limit.as_ref())
+            && same(self.remaining.as_ref(), other.remaining.as_ref())
+            && same(self.window.as_ref(), other.window.as_ref())
+            && same(self.partition_key.as_ref(), other.partition_key.as_ref())
+    }
+
+    /// Takes over what `other` tells and this limit does not. Of two resets, one from now is
+    /// kept, and otherwise the later one.
+    pub(super) fn absorb(&mut self, other: ServerLimit) {
+        self.name = self.name.take().or(other.name);
+        self.limit = self.limit.or(other.limit);
+        self.remaining = self.remaining.or(other.remaining);
+        self.window = self.window.or(other.window);
+        self.scope = self.scope.take().or(other.scope);
+        self.partition_key = self.partition_key.take().or(other.partition_key);
+        self.reset = match (self.reset, other.reset) {
+            (Some(a), Some(b)) => Some(later(a, b)),
+            (a, b) => a.or(b),
+        };
+    }
+}
+
+/// The later of two times of one event; a time from now before one of the calendar.
+pub(super) fn later(a: When, b: When) -> When {
+    match (a, b) {
+        (When::In(a), When::In(b)) => When::In(a.max(b)),
+        (When::At(a), When::At(b)) => When::At(a.max(b)),
+        (When::In(_), When::At(_)) => a,
+        (When::At(_), When::In(_)) => b,
+    }
+}

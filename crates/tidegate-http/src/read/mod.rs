@@ -1,0 +1,71 @@
+//! Headers read by a client: the limits of a server, and when to come again.
+//!
+//! [`Reader::read`] reads an answer of any API into an [`Answer`]: a list of [`ServerLimit`]s and
+//! a time to come again. [`Answer::pause`] says what to do.
+//!
+//! # What is read
+//!
+//! - `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11, and the
+//!   headers of all drafts before;
+//! - headers with `ratelimit` or `rate-limit` in their names, however the rest is composed:
+//!   `x-ratelimit-remaining-tokens`, `anthropic-ratelimit-requests-reset`,
+//!   `x-rate-limit-limit-minute`;
+//! - headers of vendors with names of their own, such as Shopify's call limit;
+//! - `Retry-After` in seconds or as a date, and headers of this meaning in milliseconds.
+//!
+//! # How times are read
+//!
+//! A reset without a unit is read by its form: `6m0s` is a duration, `2026-03-26T16:00Z` a date,
+//! a number above 10^9 a Unix time in seconds, above 10^12 in milliseconds, and a smaller number
+//! counts seconds from now. [`Numbers`] sets it where this guess is wrong. Times of the calendar
+//! count from the `Date` of the answer. A time that is past counts as zero; a negative one, `-1`
+//! and other text that is no time are ignored.
+//!
+//! # Examples
+//!
+//! Two limits of one answer:
+//!
+//! ```
+//! use http::{HeaderMap, HeaderValue, StatusCode};
+//! use std::time::{Duration, SystemTime};
+//! use tidegate_http::read::{CAP, Pause, Reader};
+//! use tidegate_http::{Unit, When};
+//!
+//! let mut headers = HeaderMap::new();
+//! for (name, value) in [
+//!     ("x-ratelimit-limit-requests", "5000"),
+//!     ("x-ratelimit-remaining-requests", "4999"),
+//!     ("x-ratelimit-reset-requests", "12ms"),
+//!     ("x-ratelimit-limit-tokens", "160000"),
+//!     ("x-ratelimit-remaining-tokens", "0"),
+//!     ("x-ratelimit-reset-tokens", "6m0s"),
+//! ] {
+//!     headers.insert(name, HeaderValue::from_static(value));
+//! }
+//! let answer = Reader::auto().read(StatusCode::OK, &headers);
+//!
+//! assert_eq!(answer.limits.len(), 2);
+//! let tokens = answer.limits.iter().find(|limit| limit.unit == Some(Unit::Tokens));
+//! assert_eq!(tokens.and_then(|t| t.reset), Some(When::In(Duration::from_secs(360))));
+//!
+//! let wait = Duration::from_secs(360);
+//! assert_eq!(answer.pause(SystemTime::now(), CAP), Pause::For { wait, asked: wait });
+//! ```
+
+mod answer;
+mod draft;
+mod group;
+mod limit;
+mod name;
+mod number;
+mod reader;
+mod time;
+mod usage;
+mod vendor;
+
+pub use answer::{Answer, CAP, Pause};
+pub use limit::ServerLimit;
+use reader::MOST_LIMITS;
+pub use reader::Reader;
+pub use time::Numbers;
+pub use vendor::Vendor;

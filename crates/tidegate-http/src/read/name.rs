@@ -1,0 +1,366 @@
+//! What a header tells, by the words of its name.
+//!
+//! Nearly every server composes the names of its headers from the same words in its own order:
+//! `x-ratelimit-limit-requests`, `x-ratelimit-requests-limit`, `anthropic-ratelimit-tokens-reset`,
+//! `x-rate-limit-remaining-minute`. A name is therefore read as
+//!
+//! - the *family*, which is everything before `ratelimit`: `anthropic`, `x-post`;
+//! - one word for the *field*: `limit`, `remaining`, `used`, `reset`, `interval`, ...;
+//! - words for the unit of the value: `ms`, `seconds`, `after`;
+//! - the *label*, which is all other words: `requests`, `minute`, `input-tokens`.
+//!
+//! Headers of one family and label tell one limit. Names that say the same without these words
+//! stand in a table of synonyms.
+
+use std::time::Duration;
+
+use super::number::unit_of_time;
+use super::time::{MILLISECOND, SECOND};
+use crate::Unit;
+
+/// The longest name that is read. Longer ones are no names of limits.
+const LONGEST: usize = 96;
+
+/// What the value of a header is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Field {
+    Limit,
+    Remaining,
+    Used,
+    Reset,
+    Window,
+    /// A `Retry-After` in other words.
+    Retry,
+    /// The name of the limit.
+    Name,
+    Scope,
+    /// Policies of the IETF drafts.
+    Policy,
+    /// The value tells all: a draft's field, `limit=1, remaining=2`, `32/40`, or only the limit.
+    Whole,
+    /// That the request was refused for a limit, whatever the status says.
+    Mark,
+}
+
+/// A header name that tells of a limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Name {
+    /// The words before `ratelimit`, without `x`.
+    pub(super) family: String,
+    /// The text before the field, as it is written: `x-ratelimit` and `ratelimit` may tell two
+    /// limits.
+    pub(super) spelling: String,
+    pub(super) label: String,
+    pub(super) field: Field,
+    /// The unit of a time, if the name tells it.
+    pub(super) unit: Option<Duration>,
+    /// The name says that the time counts from now.
+    pub(super) from_now: bool,
+    /// `limit-requests` and not `requests-limit`.
+    pub(super) field_first: bool,
+}
+
+/// Names outside the grammar, and a name inside it that means the same.
+const SYNONYMS: &[(&str, &str)] = &[
+    // Bybit
+    ("x-bapi-limit", "x-bapi-ratelimit-limit"),
+    ("x-bapi-limit-status", "x-bapi-ratelimit-remaining"),
+    ("x-bapi-limit-reset-timestamp", "x-bapi-ratelimit-reset"),
+    // Cohere
+    ("x-endpoint-monthly-call-limit", "x-ratelimit-limit-monthly"),
+    ("x-trial-endpoint-call-limit", "x-trial-ratelimit-limit"),
+    ("x-trial-endpoint-call-remaining", "x-trial-ratelimit-remaining"),
+    // Crossref
+    ("x-concurrency-limit", "x-ratelimit-concurrency-limit"),
+    // Etsy
+    ("x-limit-per-day", "x-ratelimit-limit-day"),
+    ("x-limit-per-second", "x-ratelimit-limit-second"),
+    ("x-remaining-this-second", "x-ratelimit-remaining-second"),
+    ("x-remaining-today", "x-ratelimit-remaining-day"),
+    // Pipedrive
+    ("x-daily-requests-left", "x-ratelimit-remaining-daily"),
+    // Salesforce
+    ("sforce-limit-info", "sforce-ratelimit"),
+    // Shopify
+    ("x-shopify-shop-api-call-limit", "x-shopify-ratelimit"),
+    ("http-x-shopify-shop-api-call-limit", "x-shopify-ratelimit"),
+    // The Odds API
+    ("x-requests-remaining", "x-ratelimit-remaining"),
+    ("x-requests-used", "x-ratelimit-used"),
+    // Traefik
+    ("x-retry-in", "x-retry-after"),
+    // Walmart
+    ("x-current-token-count", "x-ratelimit-remaining"),
+    ("x-next-replenishment-time", "x-ratelimit-reset"),
+    // Xero
+    ("x-appminlimit-remaining", "x-app-ratelimit-remaining-minute"),
+    ("x-daylimit-remaining", "x-ratelimit-remaining-day"),
+    ("x-minlimit-remaining", "x-ratelimit-remaining-minute"),
+];
+
+/// Beginnings of names that stand in the place of `ratelimit`.
+const PREFIXES: &[(&str, &str)] = &[
+    ("anthropic-fast-", "anthropic-fast-ratelimit-"),
+    ("anthropic-priority-", "anthropic-priority-ratelimit-"),
+    ("ratelimitbysize-", "ratelimit-tokens-"),
+    ("x-ratelimitbysize-", "x-ratelimit-tokens-"),
+    ("x-tokenlimit-", "x-ratelimit-tokens-"),
+];
+
+impl Name {
+    /// Reads a name in lower case. Returns `None` if it tells of no limit.
+    pub(super) fn parse(name: &str) -> Option<Name> {
+        if name.len() > LONGEST {
+            return None;
+        }
+        let name = name.replace('_', "-");
+        let synonym = SYNONYMS.iter().find(|(from, _)| *from == name).map(|(_, to)| (*to).to_owned());
+        let prefixed = || {
+            let (rest, to) = PREFIXES.iter().find_map(|(from, to)| Some((name.strip_prefix(from)?, to)))?;
+            Some(format!("{to}{rest}"))
+        };
+        let name = synonym.or_else(prefixed).unwrap_or(name);
+
+        let mut words: Vec<&str> = name.split(['-', '.']).filter(|w| !w.is_empty()).collect();
+        if words.starts_with(&["http", "x"]) {
+            // The name that CGI gives to a header.
+            words.remove(0);
+        }
+        if let Some(retry) = retry(&words) {
+            return Some(retry);
+        }
+        let (before, after) = split_at_keyword(&words)?;
+        let spelling = words[..words.len() - after.len()].join("-");
+        let (after_words, before): (Vec<_>, Vec<_>) =
+            (after.iter().flat_map(|w| parts(w)).collect(), before.iter().filter(|w| **w != "x").collect());
+        let family = before.iter().map(|w| **w).collect::<Vec<_>>().join("-");
+        let mut parsed = classify(&after_words)?;
+        parsed.family = family;
+        parsed.spelling = spelling;
+        // `x-daily-ratelimit-limit`: a window in the family is a label as well.
+        if parsed.label.is_empty() && before.iter().any(|w| window_of(w).is_some()) {
+            parsed.label.clone_from(&parsed.family);
+        }
+        Some(parsed)
+    }
+}
+
+/// `retry-after`, `x-ms-retry-after-ms`, `x-ratelimit-retry-after-seconds`, ...
+fn retry(words: &[&str]) -> Option<Name> {
+    let at = words.iter().position(|w| matches!(*w, "retry" | "retryafter"))?;
+    let rest = if words[at] == "retry" {
+        let (second, rest) = words[at + 1..].split_first()?;
+        matches!(*second, "after" | "in").then_some(rest)?
+    } else {
+        &words[at + 1..]
+    };
+    // AWS counts in milliseconds without saying so.
+    let aws = words.contains(&"amz");
+    let unit = rest.first().map_or(Some(if aws { MILLISECOND } else { SECOND }), |w| unit_of(w));
+    Some(Name { unit: Some(unit?), from_now: true, ..Name::of(Field::Retry) })
+}
+
+/// Splits at `ratelimit`, `rate-limit`, or `quota` before another word of a field.
+fn split_at_keyword<'a, 'w>(words: &'a [&'w str]) -> Option<(&'a [&'w str], &'a [&'w str])> {
+    for (at, word) in words.iter().enumerate() {
+        if word.ends_with("ratelimit") || matches!(*word, "ratelimits" | "ratelimited" | "ratelimiting") {
+            // `readratelimit` of Strava belongs to the family as a whole.
+            let before = if word.starts_with("ratelimit") { at } else { at + 1 };
+            return Some((&words[..before], &words[at + 1..]));
+        }
+        let next = words.get(at + 1).copied();
+        if *word == "rate" && matches!(next, Some("limit" | "limits" | "limited" | "limiting")) {
+            return Some((&words[..at], &words[at + 2..]));
+        }
+        if *word == "quota"
+            && matches!(next, Some("remaining" | "left" | "used" | "limit" | "reset" | "resets"))
+        {
+            return Some((&words[..at], &words[at + 1..]));
+        }
+    }
+    None
+}
+
+/// Splits words that some servers write together: `userlimit`, `resettime`.
+fn parts<'w>(word: &&'w str) -> Vec<&'w str> {
+    if matches!(*word, "timeremaining" | "nearlimit") {
+        return vec![word];
+    }
+    for end in ["resettime", "resetat", "resetafter", "remaining", "limit", "reset"] {
+        if let Some(start) = word.strip_suffix(end) {
+            let ends: &[&'w str] = match end {
+                "resettime" | "resetat" | "reset" => &["reset"],
+                "resetafter" => &["reset", "after"],
+                "remaining" => &["remaining"],
+                _ => &["limit"],
+            };
+            return [start].into_iter().filter(|s| !s.is_empty()).chain(ends.iter().copied()).collect();
+        }
+    }
+    vec![word]
+}
+
+impl Name {
+    fn of(field: Field) -> Name {
+        let (family, spelling, label) = Default::default();
+        Name { family, spelling, label, field, unit: None, from_now: false, field_first: false }
+    }
+}
+
+/// Finds the field among the words after `ratelimit`.
+fn classify(words: &[&str]) -> Option<Name> {
+    if words.is_empty() {
+        return Some(Name::of(Field::Whole));
+    }
+    // A part of a limit, or a share of one; not the limit.
+    if words.iter().any(|w| matches!(*w, "currentrequest" | "percentage" | "percent" | "cost" | "delay"))
+        && !words.iter().any(|w| matches!(*w, "limit" | "remaining" | "reset"))
+    {
+        return None;
+    }
+    let strong = words.iter().enumerate().position(|(i, w)| is_strong(w, words.get(i + 1)));
+    let weak = || words.iter().rposition(|w| is_limit(w));
+    let Some(at) = strong.or_else(weak) else {
+        return without_field(words);
+    };
+    let mut name = Name::of(field_of(words[at]));
+    let mut label = Vec::new();
+    let timed = matches!(name.field, Field::Reset | Field::Window | Field::Retry);
+    for (i, word) in words.iter().enumerate() {
+        match *word {
+            _ if i == at => {}
+            "after" | "in" if name.field == Field::Reset => name.from_now = true,
+            "at" | "time" | "timestamp" | "epoch" | "unix" | "utc" | "date" | "per" | "this" | "of"
+            | "for" => {}
+            word if timed && unit_of(word).is_some() && word != "second" => name.unit = unit_of(word),
+            word => label.push(word),
+        }
+    }
+    name.field_first = at == 0;
+    match name.field {
+        // `x-rate-limit-remaining-seconds` is a time, `remaining-audio-seconds` is a count.
+        Field::Remaining if matches!(label[..], ["seconds" | "secs" | "sec" | "ms" | "milliseconds"]) => {
+            name.field = Field::Reset;
+            name.unit = unit_of(label[0]);
+            name.from_now = true;
+            label.clear();
+        }
+        Field::Reset if words[at] == "timeremaining" => name.from_now = true,
+        _ => {}
+    }
+    // `limit-remaining` says no more than `remaining`; `burst-capacity` no more than `burst`.
+    if label == ["limit"] {
+        label.clear();
+    }
+    name.label = label.join("-");
+    Some(name)
+}
+
+/// Words that tell the field whatever else is in the name.
+fn is_strong(word: &str, next: Option<&&str>) -> bool {
+    match word {
+        // `tokens_usage_based` is a label.
+        "usage" => next != Some(&"based"),
+        _ => !matches!(field_of(word), Field::Limit | Field::Mark | Field::Whole),
+    }
+}
+
+fn is_limit(word: &str) -> bool {
+    field_of(word) == Field::Limit
+}
+
+/// The field that a word means; [`Field::Whole`] if it means none.
+fn field_of(word: &str) -> Field {
+    match word {
+        "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "capacity" => Field::Limit,
+        "remaining" | "remain" | "remains" | "left" | "available" => Field::Remaining,
+        "used" | "usage" | "count" | "consumed" | "observed" => Field::Used,
+        "reset" | "resets" | "next" | "expires" | "expiry" | "timeremaining" => Field::Reset,
+        "window" | "period" | "interval" | "renewalperiod" => Field::Window,
+        "policy" => Field::Policy,
+        "name" | "bucket" | "resource" => Field::Name,
+        "scope" => Field::Scope,
+        "reason" | "problem" | "exceeded" | "breached" | "global" | "throttled" | "status" | "state" => {
+            Field::Mark
+        }
+        _ => Field::Whole,
+    }
+}
+
+/// `ratelimit-daily: 250000` is a limit, `zendesk-ratelimit-tickets: total=100; ...` is whole.
+fn without_field(words: &[&str]) -> Option<Name> {
+    let mark = words.last().is_some_and(|w| field_of(w) == Field::Mark);
+    let window = words.iter().all(|w| window_of(w).is_some());
+    let field = if mark { Field::Mark } else { Field::Whole };
+    let mut name = Name::of(field);
+    name.label = words.join("-");
+    if !mark && window {
+        name.field = Field::Limit;
+    }
+    Some(name)
+}
+
+/// The unit of a time that a word of a name tells.
+fn unit_of(word: &str) -> Option<Duration> {
+    match word {
+        "ms" | "msec" | "millis" | "millisecond" | "milliseconds" => Some(MILLISECOND),
+        "s" | "sec" | "secs" | "second" | "seconds" => Some(SECOND),
+        "minutes" => Some(60 * SECOND),
+        _ => None,
+    }
+}
+
+/// The window that one word of a label tells: `daily`, `10s`, `rpm`.
+fn window_of(word: &str) -> Option<Duration> {
+    let digits = word.find(|c: char| !c.is_ascii_digit())?;
+    match (&word[..digits], &word[digits..]) {
+        ("", "rps" | "tps") => Some(SECOND),
+        ("", "rpm" | "tpm") => Some(60 * SECOND),
+        ("", "rph" | "tph") => Some(3600 * SECOND),
+        ("", "rpd" | "tpd") => Some(86_400 * SECOND),
+        // One letter alone is no unit of time.
+        ("", unit) if unit.len() > 1 => unit_of_time(unit),
+        ("", _) => None,
+        (number, unit) => unit_of_time(unit)?.checked_mul(number.parse().ok()?),
+    }
+}
+
+/// The window that a label tells: `minute`, `req-10-second`, `1m`.
+pub(super) fn label_window(label: &str) -> Option<Duration> {
+    let mut number = 1;
+    for word in label.split('-') {
+        if let Some(window) = window_of(word) {
+            return window.checked_mul(number).filter(|w| !w.is_zero());
+        }
+        number = word.parse().unwrap_or(1);
+    }
+    None
+}
+
+/// What a label counts. Labels name windows and resources as well, which count requests.
+pub(super) fn label_unit(label: &str) -> Option<Unit> {
+    let words: Vec<&str> = label.split('-').collect();
+    let mut unit = Some(Unit::Requests);
+    for (i, word) in words.iter().enumerate() {
+        unit = match *word {
+            "tokens" | "tpm" | "tpd" | "tph" | "tps" => Some(Unit::Tokens),
+            // `api-token` is who asks.
+            "token" => match i.checked_sub(1).map(|i| words[i]) {
+                Some("api" | "access" | "auth" | "user" | "per" | "bearer") => continue,
+                _ => Some(Unit::Tokens),
+            },
+            "bytes" | "bandwidth" => Some(Unit::Bytes),
+            "points" | "point" | "complexity" | "cost" | "weight" | "credits" | "units" => Some(Unit::Points),
+            "concurrent" | "concurrency" => Some(Unit::Concurrency),
+            "requests" | "request" | "req" | "calls" => Some(Unit::Requests),
+            "pages" | "characters" | "chars" | "audio" | "images" | "unified" | "db" | "neurons" => {
+                return None;
+            }
+            _ => continue,
+        };
+        if unit != Some(Unit::Requests) {
+            return unit;
+        }
+    }
+    unit
+}

@@ -1,0 +1,146 @@
+//! Reads the headers of an answer.
+
+use std::time::Duration;
+
+use http::header::{AGE, DATE};
+use http::{HeaderMap, StatusCode};
+
+use super::answer::Answer;
+use super::group::Groups;
+use super::limit::later;
+use super::name::{Field, Name};
+use super::time::{Clock, Numbers, SECOND};
+use super::usage;
+use super::vendor::Vendor;
+use crate::When;
+
+/// No API tells more limits in one answer.
+pub(super) const MOST_LIMITS: usize = 32;
+
+/// Longer values are ignored: no limit needs them.
+const LONGEST_VALUE: usize = 4096;
+
+/// Reads what an answer tells about limits.
+///
+/// [`Reader::auto`] does for nearly every API. A reader of a [`Vendor`] knows what its numbers
+/// mean and does not have to guess.
+///
+/// No header makes a reader panic, and the work is linear in the size of the headers. What cannot
+/// be read is ignored.
+///
+/// # Examples
+///
+/// See the [module](crate::read).
+#[derive(Debug, Clone, Default)]
+pub struct Reader {
+    vendor: Option<Vendor>,
+    numbers: Option<Numbers>,
+    back_off: Option<Duration>,
+}
+
+impl Reader {
+    /// Creates a reader of any API.
+    #[must_use]
+    pub fn auto() -> Self {
+        Self::default()
+    }
+
+    /// Creates a reader of one API.
+    #[must_use]
+    pub fn vendor(vendor: Vendor) -> Self {
+        Self { vendor: Some(vendor), ..Self::default() }
+    }
+
+    /// Sets how plain numbers in resets are read, in place of what the vendor does.
+    #[must_use]
+    pub fn numbers(mut self, numbers: Numbers) -> Self {
+        self.numbers = Some(numbers);
+        self
+    }
+
+    /// Sets the least time to back off from a refusal that tells no time, in place of what the
+    /// vendor asks.
+    #[must_use]
+    pub fn back_off(mut self, at_least: Duration) -> Self {
+        self.back_off = Some(at_least);
+        self
+    }
+
+    /// Reads an answer.
+    #[must_use]
+    pub fn read(&self, status: StatusCode, headers: &HeaderMap) -> Answer {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let vendor = self.vendor.or_else(|| Vendor::guess(headers));
+        let numbers = self.numbers.or(vendor.map(Vendor::numbers)).unwrap_or_default();
+        let clock = Clock::of(text(DATE));
+
+        let mut groups = Groups::new(numbers, clock);
+        let mut limits = Vec::new();
+        let mut retry_after: Option<When> = None;
+        let mut marked = false;
+        for (header, value) in headers {
+            // Bytes that are no text tell nothing.
+            let Some(value) = value.to_str().ok().filter(|v| v.len() <= LONGEST_VALUE) else { continue };
+            limits.extend(usage::limits(header.as_str(), value));
+            marked |= is_mark(header.as_str(), value);
+            let Some(name) = Name::parse(header.as_str()) else { continue };
+            match name.field {
+                Field::Retry => {
+                    for when in retries(clock, value, name.unit.unwrap_or(SECOND)) {
+                        retry_after = Some(retry_after.map_or(when, |before| longer(before, when)));
+                    }
+                }
+                Field::Mark => marked |= is_true(value),
+                _ => groups.add(name, value),
+            }
+        }
+        limits.append(&mut groups.finish());
+        limits.truncate(MOST_LIMITS);
+
+        let exhausted = limits.iter().any(super::ServerLimit::is_exhausted);
+        let refused = match status.as_u16() {
+            420 | 429 => true,
+            400 | 403 | 503 => retry_after.is_some() || exhausted || marked,
+            _ => false,
+        };
+        let cached = text(AGE).and_then(super::number::count).is_some_and(|age| age > 0.0);
+        let redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
+        let back_off = self.back_off.or(vendor.map(Vendor::back_off)).unwrap_or_default();
+        Answer { limits, retry_after, refused, trusted: !cached && !redirect, back_off }
+    }
+}
+
+/// Reads a `Retry-After`: one time, or several numbers that were joined to one line.
+fn retries(clock: Clock, value: &str, unit: Duration) -> Vec<When> {
+    match clock.retry_after(value.trim(), unit) {
+        Some(when) => vec![when],
+        None => value.split(',').take(16).filter_map(|one| clock.retry_after(one.trim(), unit)).collect(),
+    }
+}
+
+/// The longer of two waits. A time of the calendar, without a `Date`, is not comparable: it is
+/// kept, since it is the more deliberate one.
+fn longer(a: When, b: When) -> When {
+    match (a, b) {
+        (When::In(_), When::At(_)) => b,
+        (When::At(_), When::In(_)) => a,
+        _ => later(a, b),
+    }
+}
+
+/// Headers that say that a limit refused the request, outside the grammar of names.
+fn is_mark(header: &str, value: &str) -> bool {
+    match header {
+        // AWS tells the kind of an error; the request itself may have been in order.
+        "x-amzn-errortype" => {
+            ["Throttl", "TooManyRequests", "LimitExceeded", "SlowDown"].iter().any(|w| value.contains(w))
+        }
+        "x-envoy-ratelimited" | "x-throttled" => is_true(value),
+        _ => header.starts_with("x-ms-throttle-") && header.ends_with("-reason"),
+    }
+}
+
+fn is_true(value: &str) -> bool {
+    let value = value.trim().to_ascii_lowercase();
+    !matches!(value.as_str(), "" | "0" | "false" | "no" | "ok" | "none" | "allowed" | "allowed_warning")
+}

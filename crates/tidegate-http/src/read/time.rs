@@ -1,0 +1,183 @@
+//! Times of headers: numbers of several units, durations and dates, against the answer's `Date`.
+
+use std::time::{Duration, SystemTime};
+
+use jiff::civil::{DateTime, Time};
+use jiff::fmt::{rfc2822, strtime, temporal::Pieces};
+use jiff::tz::Offset;
+use jiff::{Span, SpanRelativeTo, Timestamp};
+
+use super::number::{self, Decimal};
+use crate::When;
+
+/// No server means a time further ahead: a longer one is a mistake or an attack, and ignored.
+const FURTHEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// The longest window of a common quota is a month. A larger plain number is milliseconds.
+const MONTH: u64 = 31 * 86_400;
+
+/// How a plain number in a header of a reset is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Numbers {
+    /// By its size: a Unix time in seconds, milliseconds, microseconds or nanoseconds, otherwise
+    /// seconds from now. A number of seconds that is longer than the window of its limit, or than
+    /// a month, is read as milliseconds.
+    #[default]
+    Guess,
+    /// Seconds from now.
+    Seconds,
+    /// Milliseconds from now.
+    Milliseconds,
+    /// A Unix time in seconds.
+    UnixSeconds,
+    /// A Unix time in milliseconds.
+    UnixMilliseconds,
+}
+
+/// The time of the answer, by the clock of the server.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Clock {
+    pub(super) date: Option<Timestamp>,
+}
+
+impl Clock {
+    /// Reads the header `Date`.
+    pub(super) fn of(date: Option<&str>) -> Self {
+        // A server without a clock sends 1970; no answer of HTTP is older than 1991.
+        let plausible = |date: &Timestamp| date.as_second() > 662_688_000;
+        Self { date: date.and_then(|text| parse_date(text.trim())).filter(plausible) }
+    }
+
+    /// Counts a time from `Date` if there is one. Returns `None` for a time of the next century.
+    fn when(self, at: Timestamp) -> Option<When> {
+        let Some(date) = self.date else {
+            let at = SystemTime::from(at);
+            let since_1970 = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            return (since_1970 < 2 * FURTHEST).then_some(When::At(at));
+        };
+        let ahead = at.duration_since(date);
+        let ahead = if ahead.is_negative() { Duration::ZERO } else { ahead.unsigned_abs() };
+        (ahead < FURTHEST).then_some(When::In(ahead))
+    }
+
+    /// Reads a `Retry-After`, or a header of the same meaning: a plain number is `unit` each.
+    pub(super) fn retry_after(self, text: &str, unit: Duration) -> Option<When> {
+        match number::decimal(text) {
+            Some(number) => match number.times(unit)? {
+                long if long.as_secs() >= UNIX_SECONDS => self.unix(number),
+                wait => Some(When::In(wait)),
+            },
+            None => self.duration_or_date(text),
+        }
+    }
+
+    /// Reads a reset. `window` is the window of the limit, as far as it is known.
+    pub(super) fn reset(self, text: &str, numbers: Numbers, window: Option<Duration>) -> Option<When> {
+        let Some(number) = number::decimal(text) else {
+            return self.duration_or_date(text);
+        };
+        let within = |unit| number.times(unit).filter(|d| *d < FURTHEST).map(When::In);
+        match numbers {
+            Numbers::Seconds => within(SECOND),
+            Numbers::Milliseconds => within(MILLISECOND),
+            Numbers::UnixSeconds => self.unix_of(number, SECOND),
+            Numbers::UnixMilliseconds => self.unix_of(number, MILLISECOND),
+            Numbers::Guess if number.whole >= UNIX_SECONDS => self.unix(number),
+            Numbers::Guess => {
+                let longest = window.unwrap_or(Duration::from_secs(MONTH));
+                let (seconds, milliseconds) = (number.times(SECOND)?, number.times(MILLISECOND)?);
+                // Two seconds of grace: servers round up, and some count the present second.
+                let misread = number.whole >= 100
+                    && seconds > longest.saturating_add(2 * SECOND)
+                    && milliseconds <= longest;
+                within(if misread { MILLISECOND } else { SECOND })
+            }
+        }
+    }
+
+    /// A Unix time, its unit by its size.
+    fn unix(self, number: Decimal) -> Option<When> {
+        let unit = match number.whole {
+            0..UNIX_MILLISECONDS => SECOND,
+            UNIX_MILLISECONDS..UNIX_MICROSECONDS => MILLISECOND,
+            UNIX_MICROSECONDS..UNIX_NANOSECONDS => Duration::from_micros(1),
+            UNIX_NANOSECONDS.. => Duration::from_nanos(1),
+        };
+        self.unix_of(number, unit)
+    }
+
+    fn unix_of(self, number: Decimal, unit: Duration) -> Option<When> {
+        let since_1970 = jiff::SignedDuration::try_from(number.times(unit)?).ok()?;
+        self.when(Timestamp::from_duration(since_1970).ok()?)
+    }
+
+    fn duration_or_date(self, text: &str) -> Option<When> {
+        match parse_duration(text) {
+            Some(duration) => (duration < FURTHEST).then_some(When::In(duration)),
+            None => parse_date(text).and_then(|at| self.when(at)),
+        }
+    }
+}
+
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(super) const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// The smallest numbers that are read as Unix times: 2001 in seconds, and each thousand times
+/// the one before.
+const UNIX_SECONDS: u64 = 1_000_000_000;
+const UNIX_MILLISECONDS: u64 = UNIX_SECONDS * 1000;
+const UNIX_MICROSECONDS: u64 = UNIX_MILLISECONDS * 1000;
+const UNIX_NANOSECONDS: u64 = UNIX_MICROSECONDS * 1000;
+
+/// Reads durations such as `6m0s`, `12ms`, `30 seconds`, `00:00:30` and `PT30S`.
+pub(super) fn parse_duration(text: &str) -> Option<Duration> {
+    if !short(text) {
+        return None;
+    }
+    let span: Span = text.parse().ok()?;
+    let duration = span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?;
+    // Negative ones are ignored.
+    Duration::try_from(duration).ok()
+}
+
+/// Reads the dates of RFC 9110, of RFC 3339 and ISO 8601 with parts missing, and of JavaScript.
+fn parse_date(text: &str) -> Option<Timestamp> {
+    if !short(text) {
+        return None;
+    }
+    // Some servers name the zone of RFC 9110 by another name, and Go writes the zone twice.
+    let text = text.strip_suffix(" UTC").unwrap_or(text);
+    let no_zone = text.strip_suffix(" GMT").unwrap_or(text);
+    // No date depends on the day of the week, and some servers send a wrong one.
+    let no_day = no_zone.split_once([',', ' ']).map_or(no_zone, |(_, rest)| rest.trim_start());
+    let utc = |format, text| strtime::parse(format, text).and_then(|t| t.to_datetime()).ok();
+    let at = |date: DateTime| Offset::UTC.to_timestamp(date).ok();
+
+    if let Some(date) = utc("%d %b %Y %H:%M:%S", no_day)
+        .or_else(|| utc("%d-%b-%y %H:%M:%S", no_day))
+        .or_else(|| utc("%d-%b-%Y %H:%M:%S", no_day))
+        .or_else(|| utc("%b %e %H:%M:%S %Y", no_day))
+    {
+        return at(date);
+    }
+    if let Ok(zoned) = rfc2822::DateTimeParser::new().relaxed_weekday(true).parse_timestamp(text) {
+        return Some(zoned);
+    }
+    // JavaScript: "Thu Jan 01 2026 00:00:00 GMT+0000 (Coordinated Universal Time)"
+    let no_comment = no_day.split(" (").next().unwrap_or(no_day);
+    if let Ok(time) = strtime::parse("%b %d %Y %H:%M:%S GMT%z", no_comment) {
+        return time.to_timestamp().ok();
+    }
+    // ISO 8601. A blank before the offset is of Ruby and Go.
+    let joined = no_zone.replacen(" +", "+", 1).replacen(" -", "-", 1);
+    let pieces = Pieces::parse(&joined).ok()?;
+    let date = DateTime::from_parts(pieces.date(), pieces.time().unwrap_or(Time::midnight()));
+    // A time without an offset is in UTC: the server does not know the place of the client.
+    pieces.to_numeric_offset().unwrap_or(Offset::UTC).to_timestamp(date).ok()
+}
+
+/// Bounds the work for a value. The longest form is that of JavaScript.
+fn short(text: &str) -> bool {
+    text.len() <= 80
+}

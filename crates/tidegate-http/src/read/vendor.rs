@@ -1,0 +1,88 @@
+//! APIs whose documentation says more than their headers do.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+
+use super::time::Numbers;
+
+/// An API whose documentation says more than its headers do: what a plain number in a reset
+/// means, and how long to back off from a refusal that tells no time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Vendor {
+    /// Anthropic: four limits, resets in RFC 3339.
+    Anthropic,
+    /// AWS: error codes, `x-amz-retry-after` in milliseconds.
+    Aws,
+    /// Azure OpenAI and GitHub Models: `-requests` and `-tokens`, resets in seconds.
+    AzureOpenAi,
+    /// Cloudflare: the fields of the IETF draft.
+    Cloudflare,
+    /// Discord: `X-RateLimit-Reset-After` in fractions of seconds, a bucket.
+    Discord,
+    /// GitHub: resets in Unix seconds; its secondary limits ask for a minute at least.
+    GitHub,
+    /// GitLab: the names of old IETF drafts, but resets in Unix seconds.
+    GitLab,
+    /// HubSpot: limits by the day, by the second and for an interval.
+    HubSpot,
+    /// Jira: dates without seconds, and the fields of the IETF draft after `Beta-`.
+    Jira,
+    /// Linear: requests and complexity, resets in Unix milliseconds.
+    Linear,
+    /// Okta: resets in Unix seconds.
+    Okta,
+    /// OpenAI: resets as durations such as `6m0s`.
+    OpenAi,
+    /// Reddit: fractions of requests, resets in seconds.
+    Reddit,
+    /// Shopify's REST API: `32/40`.
+    Shopify,
+    /// Slack: `Retry-After` alone.
+    Slack,
+    /// Stripe: a reason, no times.
+    Stripe,
+    /// X: `x-rate-limit-*`, resets in Unix seconds.
+    X,
+}
+
+impl Vendor {
+    /// How this API writes plain numbers in resets.
+    pub(super) fn numbers(self) -> Numbers {
+        match self {
+            Vendor::Discord | Vendor::GitHub | Vendor::GitLab | Vendor::Okta | Vendor::X => {
+                Numbers::UnixSeconds
+            }
+            Vendor::Linear => Numbers::UnixMilliseconds,
+            Vendor::Cloudflare | Vendor::Reddit => Numbers::Seconds,
+            // Numbers of Azure are seconds, but were milliseconds at times.
+            Vendor::Anthropic
+            | Vendor::Aws
+            | Vendor::AzureOpenAi
+            | Vendor::HubSpot
+            | Vendor::Jira
+            | Vendor::OpenAi
+            | Vendor::Shopify
+            | Vendor::Slack
+            | Vendor::Stripe => Numbers::Guess,
+        }
+    }
+
+    /// The least time to back off that the documentation asks for.
+    pub(super) fn back_off(self) -> Duration {
+        match self {
+            Vendor::GitHub => Duration::from_secs(60),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Recognises an API whose refusals need more than the headers say.
+    pub(super) fn guess(headers: &HeaderMap) -> Option<Vendor> {
+        let github =
+            headers.contains_key("x-github-request-id") || headers.contains_key("x-github-media-type");
+        // GitHub Models, behind the same headers, counts as Azure OpenAI does.
+        let models = headers.contains_key("x-ratelimit-limit-requests");
+        (github && !models).then_some(Vendor::GitHub)
+    }
+}

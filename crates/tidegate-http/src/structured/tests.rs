@@ -1,0 +1,143 @@
+//! The parser against vectors in words of RFC 9651, and against another parser.
+
+use proptest::prelude::*;
+use sfv::{BareItem, ListEntry};
+
+use super::*;
+
+fn item(bare: Bare) -> Option<Vec<Member>> {
+    Some(vec![Member::Item(bare, Vec::new())])
+}
+
+#[test]
+fn each_type_is_read() {
+    assert_eq!(parse_list("42"), item(Bare::Integer(42)));
+    assert_eq!(parse_list("-999999999999999"), item(Bare::Integer(-MAX_INTEGER)));
+    assert_eq!(parse_list("-4.5"), item(Bare::Decimal(-4500)));
+    assert_eq!(parse_list(r#""a \"b\" \\""#), item(Bare::String(r#"a "b" \"#.to_owned())));
+    assert_eq!(parse_list("*foo123/456:x"), item(Bare::Token("*foo123/456:x".to_owned())));
+    assert_eq!(parse_list(":aGVsbG8=:"), item(Bare::Bytes(b"hello".to_vec())));
+    assert_eq!(parse_list(":aGVsbG8:"), item(Bare::Bytes(b"hello".to_vec())));
+    assert_eq!(parse_list("?1"), item(Bare::Boolean(true)));
+    assert_eq!(parse_list("@1659578233"), item(Bare::Date(1_659_578_233)));
+    assert_eq!(parse_list(r#"%"f%c3%bc""#), item(Bare::Display("fü".to_owned())));
+}
+
+#[test]
+fn lists_have_members_and_parameters() {
+    let list = parse_list("  a;q=1;q=2;b , (1 2;c);d\t,\"\" ");
+    let inner =
+        vec![(Bare::Integer(1), Vec::new()), (Bare::Integer(2), vec![("c".to_owned(), Bare::Boolean(true))])];
+    let params = vec![("q".to_owned(), Bare::Integer(2)), ("b".to_owned(), Bare::Boolean(true))];
+    let expected = vec![
+        Member::Item(Bare::Token("a".to_owned()), params),
+        Member::Inner(inner, vec![("d".to_owned(), Bare::Boolean(true))]),
+        Member::Item(Bare::String(String::new()), Vec::new()),
+    ];
+    assert_eq!(list, Some(expected));
+    assert_eq!(parse_list(""), Some(Vec::new()));
+}
+
+#[test]
+fn malformed_fields_are_refused_as_a_whole() {
+    for field in [
+        "a,",
+        ",a",
+        "a b",
+        "1;",
+        "1;=2",
+        "1;Q=1",
+        "\"open",
+        "\"\\a\"",
+        "\"\u{7f}\"",
+        "\t1",
+        "1000000000000000",
+        "1234567890123.0",
+        "1.",
+        "1.2345",
+        "--1",
+        "-",
+        ":aGVs",
+        ":a*:",
+        "?2",
+        "@1.5",
+        "%\"%C3%BC\"",
+        "%\"%c3\"",
+        "(1",
+        "(1)(2)",
+        "(1,2)",
+        "é",
+        "((1))",
+    ] {
+        assert_eq!(parse_list(field), None, "{field}");
+    }
+}
+
+#[test]
+fn parameters_beyond_any_use_are_left_out() {
+    let field: String =
+        std::iter::once("a".to_owned()).chain((0..1000).map(|i| format!(";k{i}={i}"))).collect();
+    let Some([Member::Item(_, params)]) =
+        parse_list(&field).as_deref().map(|m| m.first_chunk().cloned()).unwrap_or_default()
+    else {
+        panic!("one item");
+    };
+    assert_eq!(params.len(), 64);
+}
+
+/// What the other parser reads, in terms of this one.
+fn other(field: &str) -> Option<Vec<Member>> {
+    let list: sfv::List = sfv::Parser::new(field).parse().ok()?;
+    let bare = |bare: BareItem| match bare {
+        BareItem::Integer(n) => Bare::Integer(n.into()),
+        BareItem::Decimal(n) => Bare::Decimal(n.as_integer_scaled_1000().into()),
+        BareItem::String(s) => Bare::String(s.into()),
+        BareItem::Token(t) => Bare::Token(t.into()),
+        BareItem::ByteSequence(b) => Bare::Bytes(b),
+        BareItem::Boolean(b) => Bare::Boolean(b),
+        BareItem::Date(d) => Bare::Date(d.unix_seconds().into()),
+        BareItem::DisplayString(s) => Bare::Display(s),
+    };
+    let params = |p: sfv::Parameters| p.into_iter().map(|(k, v)| (k.into(), bare(v))).collect();
+    let member = |entry| match entry {
+        ListEntry::Item(item) => Member::Item(bare(item.bare_item), params(item.params)),
+        ListEntry::InnerList(list) => {
+            let items = list.items.into_iter().map(|i| (bare(i.bare_item), params(i.params)));
+            Member::Inner(items.collect(), params(list.params))
+        }
+    };
+    Some(list.into_iter().map(member).collect())
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_as_another_parser_does(field in "[ -~\t]{0,40}") {
+        prop_assert_eq!(parse_list(&field), other(&field));
+    }
+
+    #[test]
+    fn nearly_right_text_is_read_as_another_parser_does(
+        parts in prop::collection::vec(
+            prop::sample::select(vec![
+                "a", "*t/1", "\"x\"", "\"\\\"\"", "\"", "1", "-12", "3.25", "999999999999999", "0.1234", ":aGk=:", ":aGk:",
+                ":a:", "?0", "?1", "?", "@5", "@-5", "%\"%c3%bc\"", "%\"a\"", "(", ")", "(1 2)", ";", ";a", ";b=1", ";B", "=",
+                ",", ", ", " ", "\t", "\\", "é",
+            ]),
+            0..12,
+        ),
+    ) {
+        let field = parts.concat();
+        prop_assert_eq!(parse_list(&field), other(&field));
+    }
+
+    #[test]
+    fn a_written_string_is_read_back(text in "[ -~]{0,30}") {
+        let written = string(&text).expect("printable ASCII");
+        prop_assert_eq!(parse_list(&written), item(Bare::String(text)));
+    }
+
+    #[test]
+    fn a_written_byte_sequence_is_read_back(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        prop_assert_eq!(parse_list(&byte_sequence(&bytes)), item(Bare::Bytes(bytes)));
+    }
+}

@@ -1,0 +1,40 @@
+//! Headers told by a server: how much is left, and when to come again.
+//!
+//! [`granted`] tells the limits beside an answer, [`refused`] tells them beside a refusal, with a
+//! `Retry-After`. [`Format`] chooses between the fields of the IETF draft and older headers. A
+//! refusal can carry a [`Problem`] as its body.
+//!
+//! Every time is rounded up to whole seconds: a client that waits as long as it is told is never
+//! early.
+//!
+//! # Examples
+//!
+//! A refusal by a limit of 100 requests a minute:
+//!
+//! ```
+//! use http::HeaderMap;
+//! use std::time::Duration;
+//! use tidegate_http::tell::{self, Format, Limit, Problem};
+//!
+//! let limit = Limit::new("burst", 100)?.window(Duration::from_secs(60)).remaining(0);
+//! let mut headers = HeaderMap::new();
+//! tell::refused(&[limit], Duration::from_millis(1200), Format::Draft, &mut headers);
+//!
+//! assert_eq!(headers["ratelimit-policy"], r#""burst";q=100;w=60"#);
+//! assert_eq!(headers["ratelimit"], r#""burst";r=0;t=2"#);
+//! assert_eq!(headers["retry-after"], "2");
+//!
+//! let problem = Problem::quota_exceeded(["burst"]);
+//! assert_eq!(problem.status, 429);
+//! let body = problem.to_json();
+//! # assert!(body.contains("violated-policies"));
+//! # Ok::<(), tell::InvalidName>(())
+//! ```
+
+mod format;
+mod limit;
+mod problem;
+
+pub use format::{Format, granted, refused, retry_after};
+pub use limit::{InvalidName, Limit};
+pub use problem::{Problem, ProblemType};

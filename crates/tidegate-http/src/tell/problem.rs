@@ -1,0 +1,144 @@
+//! Problem details (RFC 9457) of refusals, with the problem types of the draft.
+
+use std::fmt;
+
+use http::StatusCode;
+use http::header::HeaderValue;
+use serde_json::{Map, Value};
+
+/// Where the draft registers its problem types.
+const BASE: &str = "https://iana.org/assignments/http-problem-types#";
+
+/// The kind of a [`Problem`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ProblemType {
+    /// `quota-exceeded`: the client used up its quota. Status 429.
+    QuotaExceeded,
+    /// `temporary-reduced-capacity`: the server has less capacity than usual. Status 503.
+    TemporaryReducedCapacity,
+    /// `abnormal-usage-detected`: the server sees a pattern of use that it does not allow.
+    /// Status 429.
+    AbnormalUsageDetected,
+}
+
+impl ProblemType {
+    const ALL: [(Self, &'static str, &'static str); 3] = [
+        (Self::QuotaExceeded, "quota-exceeded", "Quota exceeded"),
+        (Self::TemporaryReducedCapacity, "temporary-reduced-capacity", "Temporarily reduced capacity"),
+        (Self::AbnormalUsageDetected, "abnormal-usage-detected", "Abnormal usage detected"),
+    ];
+
+    fn words(self) -> (&'static str, &'static str) {
+        let found = Self::ALL.into_iter().find(|(kind, ..)| *kind == self);
+        found.map(|(_, name, title)| (name, title)).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for ProblemType {
+    /// Writes the address of the type.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{BASE}{}", self.words().0)
+    }
+}
+
+/// Problem details of a refusal: its status and its body, as `application/problem+json`.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_http::tell::Problem;
+///
+/// let mut problem = Problem::quota_exceeded(["daily"]);
+/// problem.detail = Some("1000 requests a day".into());
+/// let body = problem.to_json();
+/// assert_eq!(Problem::from_json(body.as_bytes()), Some(problem));
+/// ```
+///
+/// # Source
+///
+/// RFC 9457; the problem types of draft-ietf-httpapi-ratelimit-headers-11.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// The kind of the problem.
+    pub kind: ProblemType,
+    /// The status code of the answer.
+    pub status: StatusCode,
+    /// What happened to this request, for people.
+    pub detail: Option<String>,
+    /// The address of this one occurrence.
+    pub instance: Option<String>,
+    /// Names of the limits that the request would have broken.
+    pub violated_policies: Vec<String>,
+}
+
+impl Problem {
+    /// The value of the header `Content-Type`.
+    pub const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+    /// Creates a problem of type [`ProblemType::QuotaExceeded`], status 429, for the limits of
+    /// these names.
+    #[must_use]
+    pub fn quota_exceeded<N: Into<String>>(violated: impl IntoIterator<Item = N>) -> Self {
+        let violated_policies = violated.into_iter().map(Into::into).collect();
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        Self { kind: ProblemType::QuotaExceeded, status, detail: None, instance: None, violated_policies }
+    }
+
+    /// Creates a problem of type [`ProblemType::TemporaryReducedCapacity`], status 503.
+    #[must_use]
+    pub fn temporary_reduced_capacity<N: Into<String>>(violated: impl IntoIterator<Item = N>) -> Self {
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Self { kind: ProblemType::TemporaryReducedCapacity, status, ..Self::quota_exceeded(violated) }
+    }
+
+    /// Creates a problem of type [`ProblemType::AbnormalUsageDetected`], status 429.
+    #[must_use]
+    pub fn abnormal_usage_detected<N: Into<String>>(violated: impl IntoIterator<Item = N>) -> Self {
+        Self { kind: ProblemType::AbnormalUsageDetected, ..Self::quota_exceeded(violated) }
+    }
+
+    /// Returns the body.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let mut members = Map::new();
+        members.insert("type".into(), self.kind.to_string().into());
+        members.insert("title".into(), self.kind.words().1.into());
+        members.insert("status".into(), self.status.as_u16().into());
+        for (key, value) in [("detail", &self.detail), ("instance", &self.instance)] {
+            if let Some(value) = value {
+                members.insert(key.into(), value.as_str().into());
+            }
+        }
+        members.insert("violated-policies".into(), self.violated_policies.clone().into());
+        Value::Object(members).to_string()
+    }
+
+    /// Reads a body. Returns `None` if it is no problem of one of the [`ProblemType`]s. A member
+    /// of a wrong type counts as absent, as RFC 9457 asks.
+    #[must_use]
+    pub fn from_json(body: &[u8]) -> Option<Self> {
+        let members: Map<String, Value> = serde_json::from_slice(body).ok()?;
+        let text = |key| members.get(key).and_then(Value::as_str).map(str::to_owned);
+        let address = text("type")?;
+        // The registry answers under `www.` too.
+        let name = address.split_once('#')?.1;
+        let (kind, ..) = ProblemType::ALL.into_iter().find(|(_, known, _)| *known == name)?;
+        let mut problem = match kind {
+            ProblemType::QuotaExceeded => Self::quota_exceeded::<String>([]),
+            ProblemType::TemporaryReducedCapacity => Self::temporary_reduced_capacity::<String>([]),
+            ProblemType::AbnormalUsageDetected => Self::abnormal_usage_detected::<String>([]),
+        };
+        let status = members.get("status").and_then(Value::as_u64).and_then(|s| u16::try_from(s).ok());
+        if let Some(status) = status.and_then(|s| StatusCode::from_u16(s).ok()) {
+            problem.status = status;
+        }
+        problem.detail = text("detail");
+        problem.instance = text("instance");
+        if let Some(names) = members.get("violated-policies").and_then(Value::as_array) {
+            problem.violated_policies = names.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+        }
+        Some(problem)
+    }
+}
