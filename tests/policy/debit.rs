@@ -179,6 +179,21 @@ fn no_rate_makes_a_debt_less_that_is_owed_for_ever() -> Result<(), Box<dyn Error
     Ok(())
 }
 
+/// A total has 40 bits. 257 cells that each owe as many permits as there are come to more than
+/// that, and a total that wraps would leave 256 permits.
+#[test]
+fn a_debt_of_many_cells_that_keeps_its_ratio_does_not_wrap() -> Result<(), Box<dyn Error>> {
+    let window = Duration::from_secs(257);
+    let policy = SlidingWindow::try_new(Rate::new(1, window)?, 257)?;
+    let state = policy.start(at(0));
+    (0..257).for_each(|cell| policy.debit(&state, at(cell), 1));
+    let change = Change::rate(Rate::new(u64::from(u32::MAX), window)?).keep(Keep::Ratio);
+    policy.change(&state, at(256), change)?;
+    assert_eq!(policy.status(&state, at(256)).available, 0);
+    assert!(policy.try_acquire(&state, at(256), 1).is_err());
+    Ok(())
+}
+
 /// A debt in permits was nothing at a rate whose permits outlast the clock, and after that at every
 /// rate.
 #[test]
