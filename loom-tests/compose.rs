@@ -159,7 +159,7 @@ fn broken_what_is_put_back_is_what_was_taken() {
         let now = crate::Clock::now(clock);
         let (policy, state) = (&a.rule.policy, &a.rule.state);
         let Ok(charge) = crate::Policy::try_acquire(policy, state, now, 1) else { return };
-        a.with_line(|line, _, _| {
+        a.visit(|line, _| {
             line.refund(&a.rule, || crate::Policy::undo(policy, state, now, charge, u64::MAX));
         });
     });

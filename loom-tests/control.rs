@@ -217,7 +217,7 @@ fn broken_a_bound_is_never_exceeded() {
             deadline: Nanos::MAX,
             waker: None,
         };
-        let key = lock(&limiter.line).push(&limiter.source(), new_waiter, &mut deferred);
+        let key = lock(&limiter.line).push(&mut limiter.visit_at(Nanos::ZERO, &mut deferred), new_waiter);
         joining.wait = Waiting { stage: Stage::Queued(key), since: Nanos::ZERO, ..Waiting::new(1) };
         true
     });

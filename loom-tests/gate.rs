@@ -183,7 +183,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
             deadline: Nanos::MAX,
             waker,
         };
-        let key = line.push(&limiter.source(), new_waiter, &mut deferred);
+        let key = line.push(&mut limiter.visit_at(now, &mut deferred), new_waiter);
         limiter.tell_gate_word(&line);
         let arming = line.watch(SECOND, &limiter.clock, &mut deferred);
         drop(line);
@@ -250,7 +250,7 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
         let Some(key) = wait.take_key() else { return };
         let mut deferred = Deferred::new();
         let mut line = lock(&limiter.line);
-        line.remove(&limiter.source(), key, &mut deferred);
+        line.remove(&mut limiter.visit_at(Nanos::ZERO, &mut deferred), key);
         limiter.tell_gate_word(&line);
         drop(line);
         drop(deferred);

@@ -42,6 +42,7 @@ use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
 use crate::line::rule::OneRule;
 use crate::line::seats::end_of;
+use crate::line::visit::Demand;
 use crate::policy::limited;
 use crate::status::Status;
 use crate::sync::{MutexGuard, Ordering, lock};
@@ -172,7 +173,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             return shared.rule.check(&n);
         }
         let (line, now) = shared.reach();
-        line.check(&shared.rule, now, &n, priority)
+        line.check(&shared.rule, now, Demand { ask: &n, priority })
     }
 
     fn changes(&self) -> u64 {
@@ -207,7 +208,10 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             let now = shared.clock.now();
             (shared.rule.ready_at(now, &0, &n), now)
         } else {
-            shared.with_line(|line, now, _| (line.due_behind(&shared.rule, now, &n, priority), now))
+            shared.visit(|line, visit| {
+                let demand = Demand { ask: &n, priority };
+                (line.due_behind(visit, demand), visit.now)
+            })
         };
         due.saturating_since(now)
     }
@@ -224,8 +228,8 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             let refunds = shared.refunds.load(Ordering::Acquire);
             shared.take_free(shared.clock.now(), &n).map(|charge| (charge, refunds))
         } else {
-            shared.with_line(|line, now, deferred| {
-                let charge = shared.take_in_line(line, now, &n, priority, deferred)?;
+            shared.visit(|line, visit| {
+                let charge = line.try_take(visit, Demand { ask: &n, priority })?;
                 let begun = line.begin(&shared.rule, &charge);
                 Ok((charge, begun))
             })
@@ -244,9 +248,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             }
             return Ok(());
         }
-        shared.with_line(|line, _, deferred| match without_lock {
-            true => line.undo_since(&shared.rule, charge, since, deferred),
-            false => line.undo(&shared.rule, charge, since, deferred),
+        shared.visit(|line, visit| match without_lock {
+            true => line.undo_since(visit, charge, since),
+            false => line.undo(visit, charge, since),
         });
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -320,20 +324,19 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     ) -> Result<Box<dyn Taken<C>>, Refusal> {
         let shared = &self.0;
         let (mut line, now) = shared.reach();
-        line.serve(&shared.source(), now, deferred);
+        let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand { ask: &n, priority });
+        line.serve(visit);
         let due = match line.seats.due_in_seat(&shared.rule, (now, now), seat, &n) {
             Some(due) => due,
-            None if line.is_open(&shared.rule, now, &n, priority) => {
-                line.due_behind(&shared.rule, now, &n, priority)
-            }
+            None if line.is_open(visit, demand) => line.due_behind(visit, demand),
             None => Nanos::MAX,
         };
         let late = if shared.rule.catches_up() { late.min(shared.lateness.catch_up()) } else { Nanos::ZERO };
         let at = Nanos::new(now.as_u64().saturating_sub(late.as_u64()));
         // A request that just came may use how late the last grants were.
-        let at = if due <= now { at.min(shared.source().arrival(now, || due).max(due)) } else { at };
+        let at = if due <= now { at.min(visit.arrival(|| due).max(due)) } else { at };
         let charge = match due <= now {
-            true => line.charge(&shared.source(), at, now, &n, deferred),
+            true => line.charge(visit, at, &n),
             false => Err(limited(due, now)),
         };
         let part = match charge {
@@ -364,8 +367,8 @@ impl<R: OneRule<C>, C: Timer> Recheck for Handle<R, C> {
 impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     fn undo(mut self: Box<Self>, deferred: &mut Deferred<C>) {
         let Some((charge, begun)) = self.part.take() else { return };
-        let (mut line, _) = self.shared.reach();
-        line.undo(&self.shared.rule, charge, begun, deferred);
+        let (mut line, now) = self.shared.reach();
+        line.undo(&mut self.shared.visit_at(now, deferred), charge, begun);
         self.shared.let_go(line, true, 0, deferred);
     }
 

@@ -110,13 +110,14 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         if policy.is_own() {
             return;
         }
-        let (source, now) = (self.source(), self.clock.now());
+        let now = self.clock.now();
         line.tell(now);
-        line.serve(&source, now, deferred);
+        let visit = &mut self.visit_at(now, deferred);
+        line.serve(visit);
         if line.change(&self.rule, || policy.policy().change(state, at, change)).is_ok() {
-            self.retime(&mut line, now, deferred);
+            self.retime(&mut line, visit);
         }
-        if line.serve(&source, now, deferred).is_some() {
+        if line.serve(visit).is_some() {
             // Somebody waits, and no alarm is set to the new time.
             deferred.rechecks.push(self.clone());
         }

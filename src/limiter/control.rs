@@ -19,20 +19,21 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Whoever watches, from now on. `false` if somebody does already.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         let first = self.events.observe(events);
-        self.with_line(|line, _, _| line.settings.watched = true);
+        self.visit(|line, _| line.settings.watched = true);
         first
     }
 
     /// Nobody passes before `until`, nor before the end of an earlier pause.
     pub(crate) fn pause_until(&self, until: Nanos) {
-        let remaining = self.with_line(|line, now, deferred| {
+        let remaining = self.visit(|line, visit| {
+            let now = visit.now;
             if until <= line.settings.opens.max(now) {
                 return None;
             }
             line.pause_until(until);
             // Nothing is charged as of a time before the end of the pause.
             self.lateness.clear();
-            self.retime(line, now, deferred);
+            self.retime(line, visit);
             Some(until.saturating_since(now))
         });
         if let Some(remaining) = remaining {
@@ -47,7 +48,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Ends a pause. Returns whether there was one.
     pub(crate) fn resume(&self) -> bool {
-        let paused = self.with_line(|line, now, _| line.resume(now));
+        let paused = self.visit(|line, visit| line.resume(visit.now));
         if paused {
             self.report(|events| events.resumed());
         }
@@ -56,7 +57,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Lets everybody pass, those in line at once, or not.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        self.with_line(|line, _, _| line.settings.shadow = shadow);
+        self.visit(|line, _| line.settings.shadow = shadow);
     }
 
     /// Whether everybody passes.
@@ -66,14 +67,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Bounds the line, for those who join it from now on.
     pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
-        self.with_line(|line, _, _| line.settings.bounds = bounds);
+        self.visit(|line, _| line.settings.bounds = bounds);
     }
 
     /// Keeps so many permits for requests of this priority or a higher one.
     pub(crate) fn keep_for_priority(&self, permits: u32, from: i8) {
-        self.with_line(|line, now, deferred| {
+        self.visit(|line, visit| {
             line.keep_for_priority(Some((permits, from)).filter(|(n, from)| *n > 0 && *from > i8::MIN));
-            self.retime(line, now, deferred);
+            self.retime(line, visit);
         });
     }
 
@@ -82,7 +83,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if !self.gate_word.has(PAUSED) {
             return Duration::ZERO;
         }
-        self.with_line(|line, now, _| line.settings.opens.saturating_since(now).as_duration())
+        self.visit(|line, visit| line.settings.opens.saturating_since(visit.now).as_duration())
     }
 }
 
@@ -91,32 +92,32 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Charges permits whether they are there or not.
     pub(crate) fn debit(&self, n: u32) {
         let Single { policy, state } = &self.rule;
-        self.with_line(|line, now, deferred| {
-            policy.debit(state, now, n);
+        self.visit(|line, visit| {
+            policy.debit(state, visit.now, n);
             line.debited();
-            self.retime(line, now, deferred);
+            self.retime(line, visit);
         });
     }
 
     /// Takes all that is there. Returns how much that was.
     pub(crate) fn drain(&self) -> u64 {
         let Single { policy, state } = &self.rule;
-        self.with_line(|line, now, deferred| {
+        self.visit(|line, visit| {
             let (mut taken, mut part) = (0, u32::MAX);
             // Others may take at the same time, so what is there is asked for again: until there is
             // nothing, or not to be had at once.
             while part > 0 {
-                let status = policy.status(state, now);
+                let status = policy.status(state, visit.now);
                 if status.limit == u64::MAX || status.available == 0 {
                     break;
                 }
                 let n = u32::try_from(status.available).unwrap_or(u32::MAX).min(part);
-                match policy.try_acquire(state, now, n) {
+                match policy.try_acquire(state, visit.now, n) {
                     Ok(_) => taken += u64::from(n),
                     Err(_) => part = n / 2,
                 }
             }
-            self.retime(line, now, deferred);
+            self.retime(line, visit);
             taken
         })
     }
@@ -124,12 +125,12 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// As a new limiter: full or empty as it started, and not paused.
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
-        let resumed = self.with_line(|line, now, deferred| {
-            let resumed = line.resume(now);
+        let resumed = self.visit(|line, visit| {
+            let resumed = line.resume(visit.now);
             self.lateness.clear();
             // No policy refuses it.
-            let _ = line.change(&self.rule, || policy.change(state, now, Change::reset()));
-            self.retime(line, now, deferred);
+            let _ = line.change(&self.rule, || policy.change(state, visit.now, Change::reset()));
+            self.retime(line, visit);
             resumed
         });
         if resumed {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
 use crate::line::rule::Rule;
+use crate::line::visit::Demand;
 use crate::request::Request;
 use crate::time::Nanos;
 
@@ -100,6 +101,10 @@ impl<Ask> Waiting<Ask> {
     /// The longest that it waits, if there is a limit.
     pub(crate) fn longest(&self) -> Option<Nanos> {
         (self.within < Nanos::MAX).then_some(self.within)
+    }
+
+    pub(crate) fn demand(&self) -> Demand<'_, Ask> {
+        Demand { ask: &self.ask, priority: self.priority }
     }
 
     pub(crate) fn ask(&self) -> &Ask {

@@ -20,6 +20,7 @@ use crate::limiter::events::{Events, Watchers};
 use crate::limiter::gate_word::{GateWord, LATE, SHADOW};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
+use crate::line::Line;
 use crate::line::deferred::{Deferred, run_in_drop};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
@@ -27,8 +28,8 @@ use crate::line::lateness::Lateness;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::{Rule, Single};
-use crate::line::{Line, Source};
-use crate::policy::{Change, Policy, PolicyStatus, limited};
+use crate::line::visit::{Demand, Visit};
+use crate::policy::{Change, Policy, PolicyStatus};
 use crate::request::Request;
 use crate::status::Status;
 use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
@@ -172,34 +173,19 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Serves who is due, and takes only what nobody waits for who goes before this request.
     pub(crate) fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
-        let held = self.with_line(|line, now, deferred| {
-            let charge = self.take_in_line(line, now, ask, priority, deferred)?;
+        let held = self.visit(|line, visit| {
+            let charge = line.try_take(visit, Demand { ask, priority })?;
             Ok(Held::new(self, line, charge))
         });
         held.map(Held::keep)
-    }
-
-    pub(crate) fn take_in_line(
-        &self,
-        line: &mut Line<R, C>,
-        now: Nanos,
-        ask: &R::Ask,
-        priority: i8,
-        deferred: &mut Deferred<C>,
-    ) -> Result<R::Charge, Refusal> {
-        line.check(&self.rule, now, ask, priority)?;
-        if line.is_open(&self.rule, now, ask, priority) {
-            return line.take(&self.source(), now, ask, priority, deferred);
-        }
-        Err(limited(line.due_behind(&self.rule, now, ask, priority), now))
     }
 
     /// The same for a grant that can be undone in part later. Returns what to [end](Line::end) it
     /// with. Nothing was taken if it passed for another reason.
     pub(crate) fn try_keeping(&self, ask: &R::Ask) -> Result<Option<(R::Charge, u64)>, Refusal> {
         let mut begun = 0;
-        let held = self.with_line(|line, now, deferred| {
-            let charge = self.take_in_line(line, now, ask, 0, deferred)?;
+        let held = self.visit(|line, visit| {
+            let charge = line.try_take(visit, Demand { ask, priority: 0 })?;
             let held = Held::begin(self, line, charge);
             begun = held.begun;
             Ok(held)
@@ -247,7 +233,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             return (0, 0);
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
-        self.with_line(|line, _, _| (line.len(), line.seats.len()))
+        self.visit(|line, _| (line.len(), line.seats.len()))
     }
 
     /// Whether nobody is in line, and nothing was set since it was made but who watches all keys.
@@ -270,8 +256,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.lateness.set_catch_up(catch_up);
     }
 
-    pub(crate) fn source(&self) -> Source<'_, R> {
-        Source { rule: &self.rule, lateness: &self.lateness }
+    /// What a look at the line needs that is made now.
+    pub(crate) fn visit_at<'a>(&'a self, now: Nanos, deferred: &'a mut Deferred<C>) -> Visit<'a, R, C> {
+        Visit { rule: &self.rule, lateness: &self.lateness, now, deferred }
     }
 
     /// What an alarm of the line rings.
@@ -281,15 +268,15 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Runs `work` with the line, after those who are due were served.
-    pub(crate) fn with_line<T>(&self, work: impl FnOnce(&mut Line<R, C>, Nanos, &mut Deferred<C>) -> T) -> T {
+    pub(crate) fn visit<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
         let mut work = Some(work);
         loop {
-            let done = self.locked(|line, now, deferred| {
-                let due = line.serve(&self.source(), now, deferred);
+            let done = self.locked(|line, visit| {
+                let due = line.serve(visit);
                 // Where more are due than are served at once, the rest is served before this, a
                 // slice at a time.
-                let work = if due.is_some_and(|due| due <= now) { None } else { work.take() };
-                work.map(|work| work(line, now, deferred))
+                let work = if due.is_some_and(|due| due <= visit.now) { None } else { work.take() };
+                work.map(|work| work(line, visit))
             });
             if let Some(done) = done {
                 return done;
@@ -303,12 +290,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// event loop, a waker that is called. Those who were served before it, and those behind, do
     /// not suffer, and then the panic goes on. It takes the result with it: an answer that was
     /// taken out of the line would be lost. So answers are taken in a section of their own
-    /// ([`Line::see`]), and permits are kept in a [`Held`].
-    pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Line<R, C>, Nanos, &mut Deferred<C>) -> T) -> T {
+    /// ([`Line::collect`]), and permits are kept in a [`Held`].
+    pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
         let mut deferred = Deferred::new();
         let mut line = lock(&self.line);
         let now = self.tell_time(&mut line, &mut deferred);
-        let result = catch_unwind(AssertUnwindSafe(|| work(&mut line, now, &mut deferred)));
+        let mut visit = self.visit_at(now, &mut deferred);
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut line, &mut visit)));
         self.finish(line, now, &mut deferred);
         drop(deferred);
         result.unwrap_or_else(|panic| resume_unwind(panic))
@@ -334,7 +322,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         deferred: &mut Deferred<C>,
     ) {
         loop {
-            let due = line.serve(&self.source(), now, deferred);
+            let due = line.serve(&mut self.visit_at(now, deferred));
             self.tell_others(&line);
             if due.is_some_and(|due| due <= now) {
                 // More are due than are served at once. Meanwhile others may have the lock.
@@ -359,7 +347,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
 impl<R: Rule<C>, C: Timer> Recheck for Shared<R, C> {
     fn recheck(&self) {
-        self.with_line(|_, _, _| ());
+        self.visit(|_, _| ());
     }
 }
 
@@ -399,9 +387,9 @@ impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(charge) = self.charge.take() else { return };
         run_in_drop(|| {
-            self.shared.locked(|line, _, deferred| match self.begun {
-                0 => line.undo_since(&self.shared.rule, charge, self.since, deferred),
-                begun => line.undo(&self.shared.rule, charge, begun, deferred),
+            self.shared.locked(|line, visit| match self.begun {
+                0 => line.undo_since(visit, charge, self.since),
+                begun => line.undo(visit, charge, begun),
             });
         });
     }
@@ -420,10 +408,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Permits come later than those in line were told, or weigh something else: moves all, also
     /// those who wait for other limiters as well.
-    pub(crate) fn retime(&self, line: &mut Line<R, C>, now: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
         self.changes.fetch_add(1, Ordering::Relaxed);
-        line.retime(&self.source(), now, deferred);
-        line.seats.ring_all(deferred);
+        line.retime(visit);
+        line.seats.ring_all(visit.deferred);
     }
 
     /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are
@@ -452,7 +440,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&self, n: u32) {
         let Single { policy, state } = &self.rule;
-        self.with_line(|line, _, _| {
+        self.visit(|line, _| {
             let at = line.latest();
             line.refund(&self.rule, || policy.refund(state, at, n));
         });
@@ -461,9 +449,9 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Changes the rate or the burst, and with it the times of all who wait.
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
-        self.with_line(|line, now, deferred| {
-            line.change(&self.rule, || policy.change(state, now, change))?;
-            self.retime(line, now, deferred);
+        self.visit(|line, visit| {
+            line.change(&self.rule, || policy.change(state, visit.now, change))?;
+            self.retime(line, visit);
             Ok(())
         })
     }

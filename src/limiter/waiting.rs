@@ -12,6 +12,7 @@ use crate::line::deferred::run_in_drop;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
+use crate::line::visit::{Demand, Visit};
 use crate::line::{Line, NewWaiter, WokenBy};
 use crate::policy::limited;
 use crate::sync::lock;
@@ -78,13 +79,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and dropped if it is not needed, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
-        let held = self.with_line(|line, now, deferred| {
-            let (source, ask, priority) = (self.source(), &wait.ask, wait.priority);
-            line.check(&self.rule, now, ask, priority)?;
-            let no_room = wait.bounded && !line.has_room(&self.rule, ask);
+        let held = self.visit(|line, visit| {
+            let demand = wait.demand();
+            line.check(&self.rule, visit.now, demand)?;
+            let no_room = wait.bounded && !line.has_room(&self.rule, demand.ask);
             // Where there is no room, even a permit that is there could not be waited for.
-            if (line.uncollected() == 0 || no_room) && line.is_open(&self.rule, now, ask, priority) {
-                match line.take(&source, now, ask, priority, deferred) {
+            if (line.uncollected() == 0 || no_room) && line.is_open(visit, demand) {
+                match line.take(visit, demand) {
                     Err(refusal) if refusal.may_retry() => {}
                     Err(refusal) => return Err(refusal),
                     Ok(charge) if wait.keeps() => {
@@ -94,26 +95,26 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 }
             }
             if line.settings.shadow {
-                let due = line.due_behind(&self.rule, now, ask, priority);
-                return Ok(Some(Outcome::Shadow(limited(due, now))));
+                return Ok(Some(Outcome::Shadow(limited(line.due_behind(visit, demand), visit.now))));
             }
-            let deadline = self.deadline(line, now, ask, priority, wait.longest())?;
+            let deadline = deadline(line, visit, demand, wait.longest())?;
             let woken_by = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => WokenBy::Thread { looks_at: Nanos::MAX },
-                Poller::Task(_) | Poller::Thread(_) => self.task(line, self.domain(), now, 0),
+                Poller::Task(_) | Poller::Thread(_) => self.task(line, self.domain(), visit.now, 0),
             };
             // After the timer, which may panic, so that nobody makes room for a request that does
             // not come.
-            if no_room && let Err(refusal) = line.make_room(&source, now, ask, priority, deferred) {
-                line.leave_alarm(woken_by, deferred);
+            if no_room && let Err(refusal) = line.make_room(visit, demand) {
+                line.leave_alarm(woken_by, visit.deferred);
                 return Err(refusal);
             }
-            let since = source.arrival(now, || line.due_behind(&self.rule, now, ask, priority));
+            let since = visit.arrival(|| line.due_behind(visit, demand));
+            let Demand { ask, priority } = demand;
             let (ask, waker, droppable) = (ask.clone(), waker.take(), wait.bounded);
             let new_waiter = NewWaiter { ask, priority, droppable, woken_by, since, deadline, waker };
             // At once, so that the future knows of its entry also if foreign code panics before
             // this returns.
-            wait.stage = Stage::Queued(line.push(&source, new_waiter, deferred));
+            wait.stage = Stage::Queued(line.push(visit, new_waiter));
             Ok(None)
         });
         drop(waker);
@@ -143,19 +144,19 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn reserve(self: &Arc<Self>, ask: R::Ask) -> Result<Waiting<R::Ask>, Refusal> {
         let mut this = Leave { shared: self, wait: Waiting::new(ask) };
         let wait = &mut this.wait;
-        let answer = self.with_line(|line, now, deferred| {
-            let (source, ask) = (self.source(), &wait.ask);
-            line.check(&self.rule, now, ask, 0)?;
-            let deadline = self.deadline(line, now, ask, 0, self.limit_wait(None))?;
+        let answer = self.visit(|line, visit| {
+            let (demand, now) = (wait.demand(), visit.now);
+            line.check(&self.rule, now, demand)?;
+            let deadline = deadline(line, visit, demand, self.limit_wait(None))?;
             // One that is due does not wait.
-            if line.due_behind(&self.rule, now, ask, 0) > now {
-                line.make_room(&source, now, ask, 0, deferred)?;
+            if line.due_behind(visit, demand) > now {
+                line.make_room(visit, demand)?;
             }
-            let (woken_by, ask) = (WokenBy::Nobody, ask.clone());
+            let (woken_by, ask) = (WokenBy::Nobody, demand.ask.clone());
             // Who holds it counts on its place: it makes room for nobody.
             let new_waiter =
                 NewWaiter { ask, priority: 0, droppable: false, woken_by, since: now, deadline, waker: None };
-            (wait.stage, wait.since) = (Stage::Queued(line.push(&source, new_waiter, deferred)), now);
+            (wait.stage, wait.since) = (Stage::Queued(line.push(visit, new_waiter)), now);
             Ok(())
         });
         if let Err(refusal) = answer {
@@ -171,24 +172,6 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let most = self.rule.max_wait();
         let within = if most == Duration::MAX { within } else { Some(within.unwrap_or(most).min(most)) };
         within.map(Nanos::from_duration)
-    }
-
-    /// The latest time at which a newcomer can be served, or a refusal if it will be later.
-    fn deadline(
-        &self,
-        line: &Line<R, C>,
-        now: Nanos,
-        ask: &R::Ask,
-        priority: i8,
-        within: Option<Nanos>,
-    ) -> Result<Nanos, Refusal> {
-        let Some(within) = within else { return Ok(Nanos::MAX) };
-        let deadline = now.saturating_add(within);
-        let due = line.due_behind(&self.rule, now, ask, priority);
-        if due > deadline || due == Nanos::MAX {
-            return Err(limited(due, deadline));
-        }
-        Ok(deadline)
     }
 
     /// A waiter that relies on the alarm of its event loop, after it lost others.
@@ -250,7 +233,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and the old one dropped, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
-        self.with_line(|line, now, deferred| {
+        self.visit(|line, visit| {
             let Some(woken_by) = line.waits(key) else { return };
             line.set_waker(key, &mut waker);
             let (domain, lost) = match woken_by {
@@ -272,24 +255,23 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 }
                 WokenBy::Nobody => (self.domain(), 0),
                 WokenBy::Thread { looks_at } => {
-                    if looks_at <= now {
+                    if looks_at <= visit.now {
                         // The time has come without a grant: look again at the next one.
-                        line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, deferred);
+                        line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, visit.deferred);
                     }
                     return;
                 }
             };
-            let woken_by = self.task(line, domain, now, lost);
-            line.set_woken_by(key, woken_by, deferred);
+            let woken_by = self.task(line, domain, visit.now, lost);
+            line.set_woken_by(key, woken_by, visit.deferred);
         });
     }
 
     /// What the same call would be told now, for one that was refused while it waited.
     fn refused_now(&self, wait: &Waiting<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest()) else { return refusal };
-        self.with_line(|line, now, _| {
-            let due = line.due_behind(&self.rule, now, &wait.ask, wait.priority);
-            limited(due, now.saturating_add(within))
+        self.visit(|line, visit| {
+            limited(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
         })
     }
 
@@ -302,7 +284,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// How long a request has still to wait, if nothing changes.
     pub(crate) fn due_in(&self, wait: &Waiting<R::Ask>) -> Duration {
         let Stage::Queued(key) = wait.stage else { return Duration::ZERO };
-        self.with_line(|line, now, _| line.due_in(&self.source(), key, now))
+        self.visit(|line, visit| line.due_in(visit, key))
     }
 
     /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
@@ -319,12 +301,28 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn leave(&self, wait: &mut Waiting<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {
-            let now = self.locked(|line, now, deferred| {
-                line.remove(&self.source(), key, deferred);
-                now
+            let now = self.locked(|line, visit| {
+                line.remove(visit, key);
+                visit.now
             });
             let waited = now.saturating_since(wait.since).as_duration();
             self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));
         });
     }
+}
+
+/// The latest time at which a request can be served that joins the line, or a refusal if it will be
+/// served later.
+fn deadline<R: Rule<C>, C: Timer>(
+    line: &Line<R, C>,
+    visit: &Visit<'_, R, C>,
+    demand: Demand<'_, R::Ask>,
+    within: Option<Nanos>,
+) -> Result<Nanos, Refusal> {
+    let Some(within) = within else { return Ok(Nanos::MAX) };
+    let (deadline, due) = (visit.now.saturating_add(within), line.due_behind(visit, demand));
+    if due > deadline || due == Nanos::MAX {
+        return Err(limited(due, deadline));
+    }
+    Ok(deadline)
 }

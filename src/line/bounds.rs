@@ -2,11 +2,11 @@
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::deferred::Deferred;
 use crate::line::due::FORESEEN;
 use crate::line::priorities::NONE;
 use crate::line::rule::Rule;
-use crate::line::{Line, Source, State};
+use crate::line::visit::{Demand, Visit};
+use crate::line::{Line, State};
 use crate::request::WhenFull;
 use crate::time::Nanos;
 
@@ -19,21 +19,18 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Makes room for a newcomer, or refuses it.
     pub(crate) fn make_room(
         &mut self,
-        from: &Source<'_, R>,
-        now: Nanos,
-        ask: &R::Ask,
-        priority: i8,
-        deferred: &mut Deferred<C>,
+        visit: &mut Visit<'_, R, C>,
+        demand: Demand<'_, R::Ask>,
     ) -> Result<(), Refusal> {
-        if self.has_room(from.rule, ask) {
+        if self.has_room(visit.rule, demand.ask) {
             return Ok(());
         }
-        let Some(victims) = self.victims(from.rule, from.rule.permits(ask), priority) else {
-            let retry_after = self.room_at(from.rule, now, ask, priority).saturating_since(now);
+        let Some(victims) = self.victims(visit.rule, visit.rule.permits(demand.ask), demand.priority) else {
+            let retry_after = self.room_at(visit, demand).saturating_since(visit.now);
             return Err(Refusal::QueueFull { retry_after });
         };
         for key in victims {
-            self.settle(from.rule, key, State::Refused(Refusal::Displaced), deferred);
+            self.answer(visit, key, State::Refused(Refusal::Displaced));
         }
         Ok(())
     }
@@ -81,18 +78,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// When there will be room for a newcomer, or its permits, if nobody else comes. `Nanos::MAX`
     /// if nobody knows.
-    fn room_at(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
-        let own = self.due_behind(rule, now, ask, priority);
-        let head = self.entries.contains(self.head as usize).then(|| self.due_of(rule, now, self.head));
+    fn room_at(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> Nanos {
+        let now = visit.now;
+        let own = self.due_behind(visit, demand);
+        let head = self.entries.contains(self.head as usize).then(|| self.due_of(visit, self.head));
         if own <= now || head.is_some_and(|head| head <= now) {
             // The line was served just now, so it waits for something else than time.
             return Nanos::MAX;
         }
-        let (bounds, n) = (self.settings.bounds, rule.permits(ask));
+        let (bounds, n) = (self.settings.bounds, visit.rule.permits(demand.ask));
         let fits = |requests: u64, permits: u64| {
             let waiting = self.len().saturating_sub(usize::try_from(requests).unwrap_or(usize::MAX));
             bounds.fit(waiting, self.permits.saturating_sub(permits.into()), n)
         };
-        self.served_when(rule, now, fits).map_or(own, |room| room.min(own))
+        self.served_when(visit, fits).map_or(own, |room| room.min(own))
     }
 }

@@ -16,7 +16,8 @@ use crate::line::rule::Rule;
 use crate::line::seats::end_of;
 use crate::line::settings::Settings;
 use crate::line::sizes::Sizes;
-use crate::line::{Entry, Line, Source, State};
+use crate::line::visit::{Demand, Visit};
+use crate::line::{Entry, Line, State};
 use crate::policy::{Crowd, Forecast};
 use crate::time::Nanos;
 
@@ -83,7 +84,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// When a newcomer is due, behind those that go before it.
-    pub(crate) fn due_behind(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Nanos {
+    pub(crate) fn due_behind(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> Nanos {
+        let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
         let (place, priorities) = (end_of(priority), self.priorities.before(priority));
         let steps = self.steps(rule, priorities);
         match priorities {
@@ -98,28 +100,29 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 let sums = Sums { crowd, weight: self.ahead(rule, priority) };
                 let last = self.priorities.last_before(priority);
                 let end = self.entries.get(last as usize).map_or(self.head, |last| last.next);
-                self.foreseen(rule, now, (steps, end), sums, (ask, priority))
+                self.foreseen(visit, (steps, end), sums, demand)
             }
         }
     }
 
     /// When an entry is due, if nothing changes: zero time from now if it is granted.
-    pub(crate) fn due_in(&self, from: &Source<'_, R>, key: u32, now: Nanos) -> Duration {
+    pub(crate) fn due_in(&self, visit: &Visit<'_, R, C>, key: u32) -> Duration {
         match &self.entries[key as usize].state {
             State::Waiting(_) => {}
             State::Granted(_) | State::Passed(_) => return Duration::ZERO,
             State::Refused(_) => return Duration::MAX,
         }
-        self.due_of(from.rule, now, key).saturating_since(now).as_duration()
+        self.due_of(visit, key).saturating_since(visit.now).as_duration()
     }
 
     /// When an entry in line is due.
-    pub(super) fn due_of(&self, rule: &R, now: Nanos, key: u32) -> Nanos {
+    pub(super) fn due_of(&self, visit: &Visit<'_, R, C>, key: u32) -> Nanos {
+        let &Visit { rule, now, .. } = visit;
         let Entry { ask, place, priority, .. } = &self.entries[key as usize];
         let sums = self.sums_before(rule, key);
         match self.steps(rule, self.priorities.before(*priority)) {
             0 => self.due(rule, now, *place, &sums.weight, ask),
-            steps => self.foreseen(rule, now, (steps, key), sums, (ask, *priority)),
+            steps => self.foreseen(visit, (steps, key), sums, Demand { ask, priority: *priority }),
         }
     }
 
@@ -148,7 +151,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// When so many entries have been served, counted from the head, that `fits` says so of the
     /// requests and permits that were served. `None` if it never does.
-    pub(super) fn served_when(&self, rule: &R, now: Nanos, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
+    pub(super) fn served_when(
+        &self,
+        visit: &Visit<'_, R, C>,
+        fits: impl Fn(u64, u64) -> bool,
+    ) -> Option<Nanos> {
         let (mut requests, mut permits, mut at) = (0, 0, self.head);
         if let Some(index) = &self.index {
             at = index.find(|part| {
@@ -162,9 +169,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         while let Some(entry) = self.entries.get(at as usize) {
             requests += 1;
-            permits = rule.permits(&entry.ask).saturating_add(permits);
+            permits = visit.rule.permits(&entry.ask).saturating_add(permits);
             if fits(requests, permits) {
-                return Some(self.due_of(rule, now, at));
+                return Some(self.due_of(visit, at));
             }
             at = entry.next;
         }
@@ -185,12 +192,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// by one, beside those that were foreseen before.
     fn foreseen(
         &self,
-        rule: &R,
-        now: Nanos,
+        visit: &Visit<'_, R, C>,
         (steps, end): (usize, u32),
         sums: Sums<R::Ahead>,
-        (ask, priority): (&R::Ask, i8),
+        demand: Demand<'_, R::Ask>,
     ) -> Nanos {
+        let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
         let Sums { mut crowd, mut weight } = sums;
         let Settings { opens, reserve, .. } = self.settings;
         if opens == Nanos::MAX {
@@ -212,7 +219,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             };
             let due = rule.foresee(&mut memo.forecast, &entry.ask, self.settings.kept_from(entry.priority));
             // One that can never be had is refused when it is the first, and takes nothing.
-            if due == Nanos::MAX && self.check(rule, now, &entry.ask, entry.priority).is_ok() {
+            if due == Nanos::MAX
+                && self.check(rule, now, Demand { ask: &entry.ask, priority: entry.priority }).is_ok()
+            {
                 return due;
             }
             memo.requests += 1;

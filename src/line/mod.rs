@@ -16,8 +16,9 @@
 //! Serving is in `line/serve.rs`, told times are in `line/due.rs`, and who looks when is in
 //! `line/watch.rs`.
 //!
-//! All of this is plain data under one lock. Wakers and sleeps are collected in [`Deferred`] and
-//! called or dropped when the lock is gone, since both may run foreign code that comes back here.
+//! All of this is plain data under one lock. Wakers and sleeps are collected in
+//! [`Deferred`](deferred::Deferred) and called or dropped when the lock is gone, since both may run
+//! foreign code that comes back here.
 
 pub(crate) mod alarms;
 pub(crate) mod bounds;
@@ -35,6 +36,7 @@ mod serve;
 pub(crate) mod settings;
 pub(crate) mod sizes;
 mod undo;
+pub(crate) mod visit;
 mod watch;
 
 use std::cell::Cell;
@@ -44,17 +46,16 @@ use std::task::Waker;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::alarms::Alarms;
-use crate::line::deferred::Deferred;
 use crate::line::due::Memo;
 use crate::line::entries::Entries;
 use crate::line::index::{Index, LONG};
-use crate::line::lateness::Lateness;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::priorities::{NONE, Priorities};
 use crate::line::rule::Rule;
 use crate::line::seats::{Seats, end_of};
 use crate::line::settings::Settings;
 use crate::line::undo::UndoLog;
+use crate::line::visit::{Demand, Visit};
 use crate::policy::limited;
 use crate::time::Nanos;
 
@@ -120,7 +121,7 @@ pub(crate) struct NewWaiter<Ask, RuntimeId> {
     /// Whether it may have to make room for others.
     pub(crate) droppable: bool,
     pub(crate) woken_by: WokenBy<RuntimeId>,
-    /// It is not charged as of a time before: now, or [earlier](Source::arrival) where the last
+    /// It is not charged as of a time before: now, or [earlier](Visit::arrival) where the last
     /// grants were late.
     pub(crate) since: Nanos,
     /// Due later than this, it is refused.
@@ -159,19 +160,6 @@ struct Grant<Charge> {
     begun: u64,
     /// The round in which it is counted as unseen.
     epoch: u32,
-}
-
-/// Where the line asks for permits.
-pub(crate) struct Source<'a, R> {
-    pub(crate) rule: &'a R,
-    pub(crate) lateness: &'a Lateness,
-}
-
-impl<R> Source<'_, R> {
-    /// As of when a request counts as made that comes now, if `due` tells when it is due.
-    pub(crate) fn arrival(&self, now: Nanos, due: impl FnOnce() -> Nanos) -> Nanos {
-        if self.lateness.is_some() { self.lateness.arrival(now, due()) } else { now }
-    }
 }
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
@@ -260,43 +248,54 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Whether a newcomer of this priority has nobody to wait for but the policy: nobody is in line
     /// before it, and no seat loses its time by it.
-    pub(crate) fn is_open(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> bool {
+    pub(crate) fn is_open(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> bool {
         !self.is_paused()
-            && self.priorities.before(priority).is_empty()
-            && (self.seats.len() == 0 || self.due_behind(rule, now, ask, priority) <= now)
+            && self.priorities.before(demand.priority).is_empty()
+            && (self.seats.len() == 0 || self.due_behind(visit, demand) <= visit.now)
     }
 
     /// Whether a request of this priority can ever be granted.
-    pub(crate) fn check(&self, rule: &R, now: Nanos, ask: &R::Ask, priority: i8) -> Result<(), Refusal> {
-        match self.settings.kept_from(priority) {
+    pub(crate) fn check(&self, rule: &R, now: Nanos, demand: Demand<'_, R::Ask>) -> Result<(), Refusal> {
+        match self.settings.kept_from(demand.priority) {
             0 => {}
-            kept => rule.check_leaving(now, ask, kept)?,
+            kept => rule.check_leaving(now, demand.ask, kept)?,
         }
-        rule.check(ask)
+        rule.check(demand.ask)
+    }
+
+    /// Takes for a request that no request goes before, or refuses it.
+    pub(crate) fn try_take(
+        &mut self,
+        visit: &mut Visit<'_, R, C>,
+        demand: Demand<'_, R::Ask>,
+    ) -> Result<R::Charge, Refusal> {
+        self.check(visit.rule, visit.now, demand)?;
+        if self.is_open(visit, demand) {
+            return self.take(visit, demand);
+        }
+        Err(limited(self.due_behind(visit, demand), visit.now))
     }
 
     /// Takes for a newcomer that has nobody to wait for, and moves back those that it goes before.
     pub(crate) fn take(
         &mut self,
-        from: &Source<'_, R>,
-        now: Nanos,
-        ask: &R::Ask,
-        priority: i8,
-        deferred: &mut Deferred<C>,
+        visit: &mut Visit<'_, R, C>,
+        demand: Demand<'_, R::Ask>,
     ) -> Result<R::Charge, Refusal> {
+        let (Demand { ask, priority }, now) = (demand, visit.now);
+        let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
         if self.settings.kept_from(priority) > 0 {
             // Looking and taking are two steps. Nobody takes in between, since all of them need
             // this lock.
-            let due = self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
+            let due = due();
             if due > now {
                 return Err(limited(due, now));
             }
         }
-        let due = || self.due(from.rule, now, end_of(priority), &R::Ahead::default(), ask);
-        let at = from.arrival(now, due);
+        let at = visit.arrival(due);
         let at = if at < now { due().max(at).min(now) } else { now };
-        let charge = self.charge(from, at, now, ask, deferred)?;
-        self.moved_back(from, now, priority, deferred);
+        let charge = self.charge(visit, at, ask)?;
+        self.moved_back(visit, priority);
         Ok(charge)
     }
 
@@ -304,46 +303,45 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// lock.
     pub(crate) fn charge(
         &mut self,
-        from: &Source<'_, R>,
+        visit: &mut Visit<'_, R, C>,
         at: Nanos,
-        now: Nanos,
         ask: &R::Ask,
-        deferred: &mut Deferred<C>,
     ) -> Result<R::Charge, Refusal> {
-        let (at, charge) = match from.rule.take(at, now, ask, deferred) {
+        let Visit { rule, now, .. } = *visit;
+        let (at, charge) = match rule.take(at, now, ask, visit.deferred) {
             Err(refusal) if refusal.may_retry() && at < now => {
-                (now, from.rule.take(now, now, ask, deferred)?)
+                (now, rule.take(now, now, ask, visit.deferred)?)
             }
             answer => (at, answer?),
         };
         self.charged = self.charged.max(at);
-        from.lateness.used(now, at);
+        visit.lateness.used(now, at);
         Ok(charge)
     }
 
     /// Refuses those that somebody of this priority has gone before, if they are too late by it.
-    fn moved_back(&mut self, from: &Source<'_, R>, now: Nanos, priority: i8, deferred: &mut Deferred<C>) {
+    fn moved_back(&mut self, visit: &mut Visit<'_, R, C>, priority: i8) {
         if self.priorities.behind(priority).iter().any(|class| class.with_deadline > 0) {
-            self.retime(from, now, deferred);
+            self.retime(visit);
         }
     }
 
     /// Joins the line: behind those that are as important, and before those that are less so.
     pub(crate) fn push(
         &mut self,
-        from: &Source<'_, R>,
+        visit: &mut Visit<'_, R, C>,
         new_waiter: NewWaiter<R::Ask, C::RuntimeId>,
-        deferred: &mut Deferred<C>,
     ) -> u32 {
+        let rule = visit.rule;
         let NewWaiter { ask, priority, droppable, woken_by, since, deadline, waker } = new_waiter;
         let previous = self.priorities.last_before(priority);
         let next = self.entries.get(previous as usize).map_or(self.head, |previous| previous.next);
-        self.permits += u128::from(from.rule.permits(&ask));
+        self.permits += u128::from(rule.permits(&ask));
         let class = self.priorities.class(priority);
-        from.rule.add(&mut class.ahead, &ask);
-        from.rule.size(&ask).into_iter().for_each(|n| class.sizes.add(n));
+        rule.add(&mut class.ahead, &ask);
+        rule.size(&ask).into_iter().for_each(|n| class.sizes.add(n));
         let (place, state) = (self.seats.place(priority), State::Waiting(waker));
-        self.seats.joined(from.rule, place, &ask);
+        self.seats.joined(rule, place, &ask);
         let entry =
             Entry { ask, place, priority, droppable, previous, next, woken_by, since, deadline, state };
         // Four billion waiters at 64 bytes would not fit in memory.
@@ -366,8 +364,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         self.len += 1;
         self.memo.set(self.memo.take().filter(|_| next == NONE).map(|memo| memo.with_last(key)));
-        self.add_to_index(from.rule, key);
-        self.moved_back(from, self.latest, priority, deferred);
+        self.add_to_index(rule, key);
+        self.moved_back(visit, priority);
         key
     }
 
@@ -388,7 +386,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Takes an entry out of the line; it stays in memory.
-    fn unlink(&mut self, rule: &R, key: u32, deferred: &mut Deferred<C>) {
+    fn unlink(&mut self, visit: &mut Visit<'_, R, C>, key: u32) {
+        let rule = visit.rule;
         let Entry { ref ask, place, priority, previous, next, woken_by, deadline, .. } =
             self.entries[key as usize];
         let n = rule.size(ask);
@@ -408,7 +407,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         if class.len == 0 {
             self.priorities.forget(priority);
-            rule.nobody_waits(priority, deferred);
+            rule.nobody_waits(priority, visit.deferred);
         } else if class.first_thread == key {
             let first = self.thread_from(next, priority);
             self.priorities.class(priority).first_thread = first;
@@ -427,14 +426,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 self.index = None;
             }
         }
-        self.leave_alarm(woken_by, deferred);
+        self.leave_alarm(woken_by, visit.deferred);
     }
 
     /// Ends the wait of an entry in line.
-    fn settle(&mut self, rule: &R, key: u32, state: State<R::Charge>, deferred: &mut Deferred<C>) {
-        self.unlink(rule, key, deferred);
+    fn answer(&mut self, visit: &mut Visit<'_, R, C>, key: u32, state: State<R::Charge>) {
+        self.unlink(visit, key);
         if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
-            deferred.wake.extend(waker);
+            visit.deferred.wake.extend(waker);
         }
     }
 
@@ -525,7 +524,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Undoes a grant, or the part of it that this charge says.
-    pub(crate) fn undo(&mut self, rule: &R, charge: R::Charge, begun: u64, deferred: &mut Deferred<C>) {
+    pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, begun: u64) {
+        let Visit { rule, deferred, .. } = visit;
         self.memo.set(None);
         // At the latest time: what overflowed by then is lost, also if the clock went back.
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
@@ -534,7 +534,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Undoes a grant that was made without the lock, after the [`number`](Line::number) was read
     /// as `since`.
-    pub(crate) fn undo_since(&mut self, rule: &R, charge: R::Charge, since: u64, deferred: &mut Deferred<C>) {
+    pub(crate) fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
+        let Visit { rule, deferred, .. } = visit;
         self.memo.set(None);
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
         self.undo_log.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
@@ -568,16 +569,16 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
     /// it is undone.
-    pub(crate) fn remove(&mut self, from: &Source<'_, R>, key: u32, deferred: &mut Deferred<C>) {
+    pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) {
         if let State::Waiting(_) = self.entries[key as usize].state {
-            self.unlink(from.rule, key, deferred);
+            self.unlink(visit, key);
         }
         let Entry { woken_by, state, .. } = self.entries.remove(key as usize);
         match state {
-            State::Waiting(waker) => deferred.discard.extend(waker),
+            State::Waiting(waker) => visit.deferred.discard.extend(waker),
             State::Granted(grant) => {
                 self.was_collected(woken_by, &grant);
-                self.undo(from.rule, grant.charge, grant.begun, deferred);
+                self.undo(visit, grant.charge, grant.begun);
             }
             State::Passed(_) | State::Refused(_) => {}
         }

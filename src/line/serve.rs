@@ -2,11 +2,11 @@
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::deferred::Deferred;
 use crate::line::due::FORESEEN;
 use crate::line::rule::Rule;
 use crate::line::seats::END;
-use crate::line::{Entry, Line, Source, State, WokenBy};
+use crate::line::visit::{Demand, Visit};
+use crate::line::{Entry, Line, State, WokenBy};
 use crate::policy::limited;
 use crate::time::Nanos;
 
@@ -18,49 +18,47 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// deadline: as many as there are, or a [`SLICE`]. Returns when the first of the others is due,
     /// or to be looked at: a time that is not later than `now` if more are due. Tells those about
     /// it who wait for several limiters.
-    pub(crate) fn serve(
-        &mut self,
-        from: &Source<'_, R>,
-        now: Nanos,
-        deferred: &mut Deferred<C>,
-    ) -> Option<Nanos> {
-        if self.len() > 0 && from.rule.has_changed() {
-            self.retime(from, now, deferred);
+    pub(crate) fn serve(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
+        let now = visit.now;
+        if self.len() > 0 && visit.rule.has_changed() {
+            self.retime(visit);
         }
-        let mut due = self.serve_due(from, now, deferred);
+        let mut due = self.serve_due(visit);
         if let Some(first) = due.as_mut().filter(|first| **first > now) {
             // The first waits beyond now, and so does each of the others, also those that a change
             // has made too late and that stood too far back to be refused by it.
             let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
-            *first = self.expire(from.rule, now, refusal, deferred).min(*first);
+            *first = self.expire(visit, refusal).min(*first);
         }
         if due.is_some() && self.settings.shadow {
-            self.pass_all(from, now, deferred);
+            self.pass_all(visit);
             due = (self.len() > 0).then_some(now);
         }
         match self.seats.len() {
             0 => {}
-            _ if self.settings.shadow => self.seats.ring_all(deferred),
-            _ => self.seats.ring(from.rule, now, deferred),
+            _ if self.settings.shadow => self.seats.ring_all(visit.deferred),
+            _ => self.seats.ring(visit.rule, now, visit.deferred),
         }
         let first = self.entries.get(self.head as usize).zip(due);
         let first = first.map(|(first, due)| (&first.ask, first.priority, due));
-        let look_at = from.rule.wait_first(now, first, deferred);
+        let look_at = visit.rule.wait_first(now, first, visit.deferred);
         due.map(|due| due.min(look_at))
     }
 
     /// In shadow nobody waits: those in line pass without a permit, a [`SLICE`] of them.
-    fn pass_all(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
+    fn pass_all(&mut self, visit: &mut Visit<'_, R, C>) {
+        let Visit { rule, now, .. } = *visit;
         let mut ahead = R::Ahead::default();
         for _ in 0..SLICE {
             let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) else { break };
-            let (key, refusal) = (self.head, limited(self.due(from.rule, now, *place, &ahead, ask), now));
-            from.rule.add(&mut ahead, ask);
-            self.settle(from.rule, key, State::Passed(refusal), deferred);
+            let (key, refusal) = (self.head, limited(self.due(rule, now, *place, &ahead, ask), now));
+            rule.add(&mut ahead, ask);
+            self.answer(visit, key, State::Passed(refusal));
         }
     }
 
-    fn serve_due(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) -> Option<Nanos> {
+    fn serve_due(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
+        let Visit { rule, now, .. } = *visit;
         for _ in 0..SLICE {
             let first = self.entries.get(self.head as usize)?;
             let key = self.head;
@@ -70,19 +68,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             // reservation that nothing looks at had its turn is told by the state as of the grant
             // before it.
             let unattended =
-                matches!(woken_by, WokenBy::Nobody) && !from.rule.catches_up() && self.seats.len() == 0;
+                matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.len() == 0;
             let as_of = if unattended { since.max(self.charged).min(now) } else { now };
-            let due = self.due(from.rule, as_of, place, &none, &ask);
+            let due = self.due(rule, as_of, place, &none, &ask);
             if due == Nanos::MAX
-                && let Err(never) = self.check(from.rule, now, &ask, priority)
+                && let Err(never) = self.check(rule, now, Demand { ask: &ask, priority })
             {
                 // Where one of several limiters was changed.
-                self.settle(from.rule, key, State::Refused(never), deferred);
+                self.answer(visit, key, State::Refused(never));
                 continue;
             }
             if due > deadline {
                 let retry_after = due.saturating_since(deadline);
-                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), deferred);
+                self.answer(visit, key, State::Refused(Refusal::Limited { retry_after }));
                 continue;
             }
             if due > now {
@@ -95,23 +93,23 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let late = match woken_by {
                 WokenBy::Nobody => u64::MAX,
                 // A policy that counts in real time is charged as of now.
-                _ if !from.rule.catches_up() => 0,
+                _ if !rule.catches_up() => 0,
                 WokenBy::Task { .. } | WokenBy::Lost { .. } | WokenBy::Thread { .. } => {
-                    from.lateness.catch_up().as_u64()
+                    visit.lateness.catch_up().as_u64()
                 }
             };
             let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
             // The clock may have gone back since it joined.
             let at = due.max(oldest).min(now);
-            match from.rule.take(at, now, &ask, deferred) {
+            match rule.take(at, now, &ask, visit.deferred) {
                 Ok(charge) => {
                     self.charged = self.charged.max(at);
-                    let grant = self.grant(from.rule, charge, woken_by);
-                    self.settle(from.rule, key, State::Granted(grant), deferred);
+                    let grant = self.grant(rule, charge, woken_by);
+                    self.answer(visit, key, State::Granted(grant));
                 }
                 Err(Refusal::Limited { .. }) => {
                     // Somebody who came before the line formed took it just now.
-                    if self.due(from.rule, now, place, &none, &ask) <= due {
+                    if self.due(rule, now, place, &none, &ask) <= due {
                         // Or somebody is in between, or the policy does not agree with itself: look
                         // again, but do not spin.
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
@@ -120,12 +118,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 // Nobody knows when it will be there. Whoever brings it rings; until then only
                 // deadlines pass.
                 Err(refusal @ Refusal::InUse { .. }) => {
-                    let next = self.expire(from.rule, now, refusal, deferred);
+                    let next = self.expire(visit, refusal);
                     if self.entries.contains(self.head as usize) && self.head == key {
                         return Some(next);
                     }
                 }
-                Err(refusal) => self.settle(from.rule, key, State::Refused(refusal), deferred),
+                Err(refusal) => self.answer(visit, key, State::Refused(refusal)),
             }
         }
         (self.len() > 0).then_some(now)
@@ -133,11 +131,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Refuses those that are still in line at their deadline, a [`SLICE`] of them. Returns the
     /// next deadline.
-    fn expire(&mut self, rule: &R, now: Nanos, refusal: Refusal, deferred: &mut Deferred<C>) -> Nanos {
+    fn expire(&mut self, visit: &mut Visit<'_, R, C>, refusal: Refusal) -> Nanos {
         for _ in 0..SLICE {
             match self.deadlines.first() {
-                Some(&(deadline, key)) if deadline <= now => {
-                    self.settle(rule, key, State::Refused(refusal), deferred);
+                Some(&(deadline, key)) if deadline <= visit.now => {
+                    self.answer(visit, key, State::Refused(refusal));
                 }
                 _ => break,
             }
@@ -148,21 +146,22 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// After a change: weighs anew, and refuses at once those among the first in line who will not
     /// be served by their deadline, or not at all. Further back they are refused when their time is
     /// over, or when they are the first.
-    pub(crate) fn retime(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
+        let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
-        if self.seats.len() > 0 || !self.priorities.weigh(|sizes| from.rule.weigh(sizes)) {
-            return self.retime_all(from, now, deferred);
+        if self.seats.len() > 0 || !self.priorities.weigh(|sizes| rule.weigh(sizes)) {
+            return self.retime_all(visit);
         }
         let opens = self.settings.opens;
-        let (mut key, mut forecast) = (self.head, from.rule.forecast(now.max(opens)));
+        let (mut key, mut forecast) = (self.head, rule.forecast(now.max(opens)));
         for _ in 0..FORESEEN {
             let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
             else {
                 break;
             };
             let mark = forecast.mark();
-            let due = from.rule.foresee(&mut forecast, ask, self.settings.kept_from(priority)).max(opens);
-            let refusal = if let Err(never) = self.check(from.rule, now, ask, priority) {
+            let due = rule.foresee(&mut forecast, ask, self.settings.kept_from(priority)).max(opens);
+            let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
                 // More than can be had at once now: it would keep all others waiting for ever.
                 Some(never)
             } else if due > deadline {
@@ -173,7 +172,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             };
             if let Some(refusal) = refusal {
                 forecast.go_back(mark);
-                self.settle(from.rule, key, State::Refused(refusal), deferred);
+                self.answer(visit, key, State::Refused(refusal));
             }
             key = next;
         }
@@ -181,37 +180,38 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// The same where a sum has to be told request by request: in the lines of several limiters,
     /// and where others wait in seats.
-    fn retime_all(&mut self, from: &Source<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
+    fn retime_all(&mut self, visit: &mut Visit<'_, R, C>) {
+        let Visit { rule, now, .. } = *visit;
         // Counted anew: the sums so far are at the old rate.
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.priorities.all().len());
         let mut ahead = R::Ahead::default();
         let (mut key, mut counted) = (self.head, 0);
-        self.seats.begin_reweighing(from.rule);
+        self.seats.begin_reweighing(rule);
         while let Some(entry) = self.entries.get(key as usize) {
             let &Entry { place, priority, next, deadline, .. } = entry;
             let ask = entry.ask.clone();
             self.seats.reweigh(counted, place, &ahead);
             counted = place;
-            let due = self.due(from.rule, now, place, &ahead, &ask);
-            if let Err(never) = self.check(from.rule, now, &ask, priority) {
+            let due = self.due(rule, now, place, &ahead, &ask);
+            if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
                 // More than can be had at once now: it would keep all others waiting for ever.
-                self.settle(from.rule, key, State::Refused(never), deferred);
+                self.answer(visit, key, State::Refused(never));
             } else if due > deadline {
                 let retry_after = due.saturating_since(deadline);
-                self.settle(from.rule, key, State::Refused(Refusal::Limited { retry_after }), deferred);
+                self.answer(visit, key, State::Refused(Refusal::Limited { retry_after }));
             } else {
-                from.rule.add(&mut ahead, &ask);
+                rule.add(&mut ahead, &ask);
                 if sums.last().is_none_or(|(class, _)| *class != priority) {
                     sums.push((priority, R::Ahead::default()));
                 }
                 if let Some((_, sum)) = sums.last_mut() {
-                    from.rule.add(sum, &ask);
+                    rule.add(sum, &ask);
                 }
             }
             key = next;
         }
         self.seats.reweigh(counted, END, &ahead);
-        self.seats.end_reweighing(from.rule);
+        self.seats.end_reweighing(rule);
         for (priority, sum) in sums {
             self.priorities.class(priority).ahead = sum;
         }
