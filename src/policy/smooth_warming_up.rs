@@ -260,7 +260,7 @@ impl SmoothWarmingUp {
     }
 
     /// The state at `at`, after the idle time since the next free time, if any, has cooled.
-    #[inline]
+    #[inline(always)]
     fn idled(&self, word: Word, at: u64, interval: Interval) -> Word {
         let Some(idle) = at.checked_sub(word.next).filter(|idle| *idle >= ticks::PER_NANO) else {
             // Waiting, or a gap below the clock's resolution, which is rounding.
@@ -277,7 +277,7 @@ impl SmoothWarmingUp {
     }
 
     /// The price of `n` permits from a coldness, and the coldness they work off.
-    #[inline]
+    #[inline(always)]
     fn price(&self, coldness: u64, base: u64) -> (u64, u64) {
         if coldness == 0 {
             return (base, 0);
@@ -286,8 +286,7 @@ impl SmoothWarmingUp {
         if coldness <= self.curve.threshold {
             return (base, worked_off);
         }
-        let surcharge = self.curve.surcharge(coldness) - self.curve.surcharge(coldness - worked_off);
-        (base.saturating_add(surcharge), worked_off)
+        (base.saturating_add(self.curve.surcharge_of(coldness, worked_off)), worked_off)
     }
 
     /// The surcharge for a coldness that was worked off down to `left`.
@@ -296,7 +295,9 @@ impl SmoothWarmingUp {
         self.curve.surcharge(from).saturating_sub(self.curve.surcharge(left))
     }
 
-    /// The rule. The error is the tick at which the request is due.
+    /// The rule. The error is the tick at which the request is due. Always inlined, as all that it
+    /// calls for a warm limiter, so that a charge is not copied.
+    #[inline(always)]
     fn step(&self, word: Word, at: u64, n: u32, interval: Interval) -> Result<(Word, WarmingUpCharge), u64> {
         if word.next > at {
             return Err(word.next);
@@ -308,7 +309,7 @@ impl SmoothWarmingUp {
     }
 
     /// The state after `n` permits more, whether they are due or not, and what they took.
-    #[inline]
+    #[inline(always)]
     fn charge(&self, word: Word, at: u64, n: u32, interval: Interval) -> (Word, WarmingUpCharge) {
         let Word { coldness, next } = self.idled(word, at, interval);
         let (price, worked_off) = self.price(coldness, interval.price(n));
@@ -349,6 +350,13 @@ impl Curve {
         // above <= ramp <= 2^60, so the square fits, and so does the quotient times a steepness below 2^(18 + 44).
         let area = (above * above).div_ceil(u128::from(self.ramp));
         saturate((area * u128::from(self.steepness)).div_ceil(1 << FRACTION))
+    }
+
+    /// The surcharge for working off a part of a coldness. Not inlined, so that its divisions keep
+    /// no registers from a warm limiter's grant.
+    #[inline(never)]
+    fn surcharge_of(&self, coldness: u64, worked_off: u64) -> u64 {
+        self.surcharge(coldness) - self.surcharge(coldness - worked_off)
     }
 
     /// The coldness that permits of a base price work off.
