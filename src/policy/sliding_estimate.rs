@@ -42,10 +42,11 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::closable::ClosableWord;
+use crate::policy::closable::{ClosableWord, refused_as_closed};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
+use crate::sync::Ordering;
 use crate::time::Nanos;
 
 /// At most about so many permits in any period, estimated from two counters.
@@ -234,9 +235,13 @@ fn due(word: Word, beginning: Stamp, n: u64, window: &Window) -> Stamp {
     let (limit, length) = (u64::from(window.limit), window.length);
     // The part of the window before that may still count, so that `n` fits; in this window or in
     // the next.
-    let part = |before: u32, room: u64| match u128::from(room) * u128::from(length) {
+    let part = |before: u32, room: u64| match room.checked_mul(length) {
         _ if before == 0 => length,
-        product => u64::try_from(product / u128::from(before)).unwrap_or(length).min(length),
+        Some(product) => (product / u64::from(before)).min(length),
+        None => {
+            let part = u128::from(room) * u128::from(length) / u128::from(before);
+            u64::try_from(part).unwrap_or(length).min(length)
+        }
     };
     if let Some(room) = limit.checked_sub(u64::from(word.used) + n) {
         let part = part(word.before, room);
@@ -246,6 +251,13 @@ fn due(word: Word, beginning: Stamp, n: u64, window: &Window) -> Stamp {
     }
     let part = part(word.used, limit - n);
     beginning.saturating_add(length).saturating_add(length - part)
+}
+
+/// The refusal of `n` permits at a word. Not inlined, so that its division keeps no registers from
+/// a grant.
+#[inline(never)]
+fn refused(word: Word, beginning: Stamp, n: u32, window: Window, at: Nanos) -> Refusal {
+    limited(time_of(due(word, beginning, u64::from(n), &window)), at)
 }
 
 impl Policy for SlidingEstimate {
@@ -259,22 +271,24 @@ impl Policy for SlidingEstimate {
     #[inline]
     fn try_acquire(&self, state: &EstimateState, at: Nanos, n: u32) -> Result<EstimateCharge, Refusal> {
         let now = stamp(at);
-        state.word.request(at, |content| {
+        loop {
+            let Some(seen) = state.word.load() else {
+                return Err(refused_as_closed(at));
+            };
             let (window, version) = self.window.get_with_version();
-            window.check(n)?;
-            if window.unlimited {
-                return Ok((content, EstimateCharge { time: 0, version, n: 0 }));
+            if window.needs_no_count(n) {
+                window.without_count(n, at)?;
+                return Ok(EstimateCharge { time: 0, version, n: 0 });
             }
-            if n > window.limit {
-                return Err(limited(Nanos::MAX, at));
-            }
-            let (word, beginning) = Self::open(Word::decode(content), now, &window);
+            let (word, beginning) = Self::open(Word::decode(seen.content()), now, &window);
             if !fits(word, beginning, n, &window) {
-                return Err(limited(time_of(due(word, beginning, u64::from(n), &window)), at));
+                return Err(refused(word, beginning, n, window, at));
             }
-            let charge = EstimateCharge { time: word.time, version, n };
-            Ok((Word { used: word.used + n, ..word }.encode(), charge))
-        })
+            let after = Word { used: word.used + n, ..word };
+            if state.word.replace(seen, after.encode(), Ordering::Relaxed) {
+                return Ok(EstimateCharge { time: word.time, version, n });
+            }
+        }
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::Keep;
 use crate::policy::closable::ClosableWord;
 use crate::policy::published::Published;
+use crate::policy::{Keep, limited};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -99,6 +99,29 @@ impl Window {
             1 => Ok(()),
             _ if n > self.limit => Err(Refusal::ExceedsLimit { requested: n, limit: self.limit }),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether no count decides about a request of `n`: see [`without_count`](Window::without_count).
+    #[inline]
+    pub(crate) fn needs_no_count(&self, n: u32) -> bool {
+        n.wrapping_sub(1) >= self.limit || self.unlimited
+    }
+
+    /// The answer to such a request: it asks for no permit or for too many, or there is no limit.
+    #[inline]
+    pub(crate) fn without_count(&self, n: u32, at: Nanos) -> Result<(), Refusal> {
+        Window::never_or_free(self.limit, self.unlimited, n, at)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn never_or_free(limit: u32, unlimited: bool, n: u32, at: Nanos) -> Result<(), Refusal> {
+        match n {
+            0 => Err(Refusal::ZeroPermits),
+            _ if unlimited => Ok(()),
+            1 => Err(limited(Nanos::MAX, at)),
+            _ => Err(Refusal::ExceedsLimit { requested: n, limit }),
         }
     }
 
