@@ -223,30 +223,36 @@ impl Cells {
         let now = at.max(head.time);
         let (beginning, span) = (window.beginning(now), window.piece * u64::from(cells));
         let over = beginning.saturating_sub(span);
-        let counting = |age: u64| {
-            let cell = self.cell(&head, number(head.number.wrapping_sub(age)));
-            cell.filter(|cell| cell.beginning > over)
-        };
         let (cells, hint) = (u64::from(cells), self.oldest.load(Ordering::Relaxed));
         let age = number(head.number.wrapping_sub(hint));
         // Where the hint is right, the cell counts and the one before it does not.
-        let oldest = match if age < cells { counting(age) } else { None } {
-            Some(oldest) if age + 1 == cells || counting(age + 1).is_none() => Some(oldest),
-            _ => Self::search(cells, counting),
+        let oldest = match if age < cells { self.counts(head, over, age) } else { None } {
+            Some(oldest) if age + 1 == cells || self.counts(head, over, age + 1).is_none() => Some(oldest),
+            _ => self.search(head.encode(), over, cells),
         };
         let (oldest, before) = oldest.map_or((hint, head.total), |cell| (cell.number, cell.before));
         let sum = total(head.total.wrapping_sub(before));
         View { head, now, beginning, span, oldest, hint, before, sum }
     }
 
-    /// The oldest cell that counts, of so many: all younger ones do.
+    /// The cell of an age, if it began after a time, so that it counts.
+    #[inline(always)]
+    fn counts(&self, head: Head, over: Stamp, age: u64) -> Option<Cell> {
+        let cell = self.cell(&head, number(head.number.wrapping_sub(age)));
+        cell.filter(|cell| cell.beginning > over)
+    }
+
+    /// The oldest cell that began after a time, of so many: all younger ones did. The head comes
+    /// encoded, so that a view whose hint is right keeps it in registers.
     #[cold]
-    fn search(cells: u64, counting: impl Fn(u64) -> Option<Cell>) -> Option<Cell> {
-        let mut oldest = counting(0)?;
+    #[inline(never)]
+    fn search(&self, head: u128, over: Stamp, cells: u64) -> Option<Cell> {
+        let head = Head::decode(head);
+        let mut oldest = self.counts(head, over, 0)?;
         let (mut age, mut too_old) = (0, cells);
         while too_old - age > 1 {
             let middle = age.midpoint(too_old);
-            match counting(middle) {
+            match self.counts(head, over, middle) {
                 Some(cell) => (age, oldest) = (middle, cell),
                 None => too_old = middle,
             }
@@ -255,13 +261,24 @@ impl Cells {
     }
 
     /// When so many of the permits that count have dropped out. `None` if the view is outdated.
+    #[inline(always)]
     pub(crate) fn drops_out(&self, view: &View, missing: u64) -> Option<Stamp> {
-        let of_age = |age: u64| number(view.head.number.wrapping_sub(age));
+        self.search_drop(view.head.encode(), view.oldest, view.before, missing)
+            .map(|beginning| beginning.saturating_add(view.span))
+    }
+
+    /// When the cell began with which so many permits drop out, of a head, the oldest cell that
+    /// counts and the total before it. They come as numbers, so that the view of a grant stays in
+    /// registers.
+    #[inline(never)]
+    fn search_drop(&self, head: u128, oldest: u64, before: u64, missing: u64) -> Option<Stamp> {
+        let head = Head::decode(head);
+        let of_age = |age: u64| number(head.number.wrapping_sub(age));
         // Whether they have when the cell of an age drops out.
         let enough = |age: u64| {
-            self.after(&view.head, of_age(age)).map(|after| total(after.wrapping_sub(view.before)) >= missing)
+            self.after(&head, of_age(age)).map(|after| total(after.wrapping_sub(before)) >= missing)
         };
-        let oldest = number(view.head.number.wrapping_sub(view.oldest));
+        let oldest = number(head.number.wrapping_sub(oldest));
         let mut age = oldest;
         if !enough(age)? {
             let mut too_old = oldest;
@@ -271,23 +288,24 @@ impl Cells {
                 if enough(middle)? { age = middle } else { too_old = middle }
             }
         }
-        Some(self.cell(&view.head, of_age(age))?.beginning.saturating_add(view.span))
+        Some(self.cell(&head, of_age(age))?.beginning)
     }
 
     /// Whether no cell was opened, and the terms are those of the view. Otherwise places may have
     /// been reused.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_current(&self, view: &View) -> bool {
         self.head.load().is_some_and(|seen| Head::decode(seen.content()).number == view.head.number)
     }
 
     /// Counts `n` permits. Returns the number of their cell, or `None` if the state is another by
     /// now, or a step nearer.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn count(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
         let head = view.head;
         if head.fresh {
-            self.enter(seen, &head);
+            // Decoded again, so that the head of a grant stays in registers.
+            self.enter(seen, &Head::decode(seen.content()));
         }
         if head.time < view.beginning {
             let number = number(head.number.wrapping_add(1));

@@ -189,12 +189,9 @@ impl Policy for SlidingWindow {
                 return Err(refused_as_closed(at));
             };
             let window = self.window.get();
-            window.check(n)?;
-            if window.unlimited {
+            if window.needs_no_count(n) {
+                window.without_count(n, at)?;
                 return Ok(SlidingCharge { beginning: 0, number: 0, n: 0 });
-            }
-            if n > window.limit {
-                return Err(limited(Nanos::MAX, at));
             }
             // Inlined here, where speed matters, and nowhere else.
             let head = Head::decode(seen.content());
