@@ -7,6 +7,7 @@ mod api_shape;
 mod blocking;
 mod control;
 mod control_properties;
+mod costs;
 mod counting;
 mod estimates;
 mod faults;
