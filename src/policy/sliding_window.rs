@@ -298,10 +298,8 @@ impl Policy for SlidingWindow {
     }
 
     fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _most: u64) -> u64 {
-        if charge.n > 0 {
-            let SlidingCharge { beginning, number, n } = charge;
-            state.cells.give_back(|| self.window.wait(), number, beginning, n.into());
-        }
+        let SlidingCharge { beginning, number, n } = charge;
+        state.cells.give_back(|| self.window.wait(), number, beginning, n.into());
         u64::MAX
     }
 
