@@ -214,6 +214,20 @@ fn requests_beside_a_share_that_is_kept_get_what_came_in_meanwhile_too() {
 }
 
 #[test]
+fn a_refusal_that_is_seen_late_lets_no_request_be_charged_as_of_an_earlier_time() {
+    let rate = Rate::per_second(1_000);
+    let (limiter, clock) = limiter(SmoothBursty::new(rate).max_burst(Duration::ZERO).into(), &[0]);
+    assert!(limiter.try_acquire().is_ok());
+    let mut refused = spawn(limiter.try_acquire_within(Duration::from_millis(2)));
+    assert_pending!(refused.poll());
+    limiter.debit(5);
+    limiter.refund(5);
+    clock.advance(Duration::from_millis(5));
+    assert!(assert_ready!(refused.poll()).is_err());
+    assert_eq!(take_all(&limiter), 1);
+}
+
+#[test]
 fn a_limiter_that_was_idle_for_longer_than_it_was_late_gives_no_burst() {
     for idle in [2 * MS, 3 * MS, 9 * MS, 11 * MS, 1000 * MS] {
         let (limiter, clock) = late_by_1_ms();
