@@ -12,6 +12,9 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 /// The largest Integer of RFC 9651: 15 digits.
 pub(crate) const MAX_INTEGER: i64 = 999_999_999_999_999;
 
+/// More parameters of one item are left out.
+const MOST_PARAMS: usize = 256;
+
 /// RFC 9651 section 4.2.7 asks parsers to accept Byte Sequences without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -148,11 +151,11 @@ impl Input<'_> {
             self.skip(b" ");
             let key = self.key()?;
             let value = if self.eat(b'=') { self.bare()? } else { Bare::Boolean(true) };
-            // A field of many distinct keys would cost the square of their number; no reader
-            // here asks for more than a few.
+            // A field of many distinct keys would cost the square of their number. RFC 9651 asks
+            // for 256.
             match params.iter().position(|(k, _)| *k == key) {
                 Some(at) => params[at].1 = value,
-                None if params.len() < 64 => params.push((key, value)),
+                None if params.len() < MOST_PARAMS => params.push((key, value)),
                 None => {}
             }
         }

@@ -24,7 +24,7 @@ pub(super) fn states(field: &str) -> Vec<ServerLimit> {
         ServerLimit {
             name: Some(name),
             remaining: integer(&params, "r").or_else(|| integer(&params, "a")).and_then(as_count),
-            reset: seconds.map(Duration::from_secs).map(When::In),
+            reset: seconds.map(Duration::from_secs).filter(|d| *d < time::FURTHEST).map(When::In),
             unit: Some(Unit::Requests),
             partition_key: key(&params),
             ..ServerLimit::default()

@@ -92,6 +92,9 @@ impl Groups {
                     limit.name = of(&named, &family);
                 }
                 limit.scope = of(&scoped, &family);
+                if limit.unit == Some(Unit::Requests) && limit.name.as_deref().is_some_and(counts_points) {
+                    limit.unit = Some(Unit::Points);
+                }
                 found.push(Found { family: family.clone(), label: label.clone(), limit });
             }
         }
@@ -206,11 +209,14 @@ impl Group {
             let window = [limit, remaining, used].into_iter().flatten().find_map(|count| count.window);
             let window = window.or(self.window).or_else(|| label_window(&self.label)).or_else(|| self.rate());
             let most = limit.map(|c| c.value).or(used.and_then(|c| c.out_of));
-            let left = remaining.map(|c| c.value).or_else(|| Some((most? - used?.value).max(0.0)));
+            // Lists that do not belong together: the fewest left is the careful reading.
+            let fewest = || self.remaining.iter().map(|c| c.value).reduce(f64::min);
+            let left = if parallel { remaining.map(|c| c.value) } else { fewest() };
+            let left = left.or_else(|| Some((most? - used?.value).max(0.0)));
             let names = [limit, remaining, used].into_iter().flatten().find_map(|count| count.name.clone());
             ServerLimit {
                 name: names.or_else(|| Some(self.label.clone()).filter(|l| !l.is_empty())),
-                unit: label_unit(&self.label),
+                unit: self.unit(),
                 limit: most,
                 remaining: left,
                 reset: self.reset(i, numbers, clock, window),
@@ -219,6 +225,14 @@ impl Group {
             }
         };
         (0..members).map(limit).collect()
+    }
+
+    fn unit(&self) -> Option<Unit> {
+        match (self.family.as_str(), label_unit(&self.label)) {
+            // Kong's plugin for language models counts tokens.
+            ("ai", Some(Unit::Requests)) => Some(Unit::Tokens),
+            (_, unit) => unit,
+        }
     }
 
     /// The limit of Amazon's Selling Partner API is a rate for each second.
@@ -247,6 +261,12 @@ impl Group {
         let openai = reset.field_first && matches!(self.label.as_str(), "requests" | "tokens");
         openai.then_some(60 * SECOND)
     }
+}
+
+/// Names of limits that count points, as only the documentation says: of GitHub's GraphQL, and
+/// of apps of Jira and Confluence.
+fn counts_points(name: &str) -> bool {
+    name == "graphql" || name.ends_with("-app-quota")
 }
 
 /// Joins what is written in two spellings, such as `x-ratelimit-reset` and `ratelimit-limit`,
@@ -309,14 +329,22 @@ fn merge_labels(mut found: Vec<Found>) -> Vec<Found> {
     found
 }
 
+/// Whether a label says no more than another one: `tokens` and `tokens-minute`.
+fn is_part(label: &str, of: &str) -> bool {
+    of.strip_prefix(label).is_some_and(|rest| rest.starts_with('-'))
+}
+
 /// Two spellings of one limit are one limit: equal counts, and nothing else that contradicts it.
 fn merge_equal(limits: Vec<ServerLimit>) -> Vec<ServerLimit> {
     let mut merged: Vec<ServerLimit> = Vec::new();
     for limit in limits {
         let same = |m: &&mut ServerLimit| {
             let counted = m.limit.is_some() && m.limit == limit.limit && m.remaining == limit.remaining;
-            let unnamed = m.name.is_none() || limit.name.is_none();
-            m.agrees(&limit) && ((counted && limit.remaining.is_some() && unnamed) || **m == limit)
+            let related = match (&m.name, &limit.name) {
+                (Some(a), Some(b)) => is_part(a, b) || is_part(b, a),
+                _ => true,
+            };
+            m.agrees(&limit) && ((counted && limit.remaining.is_some() && related) || **m == limit)
         };
         match merged.iter_mut().find(same) {
             Some(other) => other.absorb(limit),

@@ -230,6 +230,7 @@ fn classify(words: &[&str]) -> Option<Name> {
         match *word {
             _ if i == at => {}
             "after" | "in" if name.field == Field::Reset => name.from_now = true,
+            "time" if words.get(i + 1) == Some(&"remaining") => label.push("time"),
             "at" | "time" | "timestamp" | "epoch" | "unix" | "utc" | "date" | "per" | "this" | "of"
             | "for" => {}
             word if timed && unit_of(word).is_some() && word != "second" => name.unit = unit_of(word),
@@ -239,13 +240,14 @@ fn classify(words: &[&str]) -> Option<Name> {
     name.field_first = at == 0;
     match name.field {
         // `x-rate-limit-remaining-seconds` is a time, `remaining-audio-seconds` is a count.
-        Field::Remaining if matches!(label[..], ["seconds" | "secs" | "sec" | "ms" | "milliseconds"]) => {
+        Field::Remaining
+            if matches!(label[..], ["seconds" | "secs" | "sec" | "ms" | "milliseconds" | "time"]) =>
+        {
             name.field = Field::Reset;
-            name.unit = unit_of(label[0]);
+            name.unit = unit_of(label[0]).or(Some(SECOND));
             name.from_now = true;
             label.clear();
         }
-        Field::Reset if words[at] == "timeremaining" => name.from_now = true,
         _ => {}
     }
     // `limit-remaining` says no more than `remaining`; `burst-capacity` no more than `burst`.
@@ -275,7 +277,9 @@ fn field_of(word: &str) -> Field {
         "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "capacity" => Field::Limit,
         "remaining" | "remain" | "remains" | "left" | "available" => Field::Remaining,
         "used" | "usage" | "count" | "consumed" | "observed" => Field::Used,
-        "reset" | "resets" | "next" | "expires" | "expiry" | "timeremaining" => Field::Reset,
+        "reset" | "resets" | "next" | "expires" | "expiry" => Field::Reset,
+        // GitHub Models tells a wait so.
+        "timeremaining" => Field::Retry,
         "window" | "period" | "interval" | "renewalperiod" => Field::Window,
         "policy" => Field::Policy,
         "name" | "bucket" | "resource" => Field::Name,
@@ -353,7 +357,7 @@ pub(super) fn label_unit(label: &str) -> Option<Unit> {
             "points" | "point" | "complexity" | "cost" | "weight" | "credits" | "units" => Some(Unit::Points),
             "concurrent" | "concurrency" => Some(Unit::Concurrency),
             "requests" | "request" | "req" | "calls" => Some(Unit::Requests),
-            "pages" | "characters" | "chars" | "audio" | "images" | "unified" | "db" | "neurons" => {
+            "pages" | "time" | "characters" | "chars" | "audio" | "images" | "unified" | "db" | "neurons" => {
                 return None;
             }
             _ => continue,

@@ -67,11 +67,26 @@ pub(super) struct Count {
 
 /// Reads the counts of a value, split at commas. Members that are none are left out.
 pub(super) fn counts(text: &str) -> Vec<Count> {
+    if let Some(count) = thousands(text) {
+        return vec![plain(count)];
+    }
     text.split(',').take(16).filter_map(|member| parse_count(member.trim())).collect()
 }
 
+/// Reads `1,199.72` of Dynamics 365. Without the fraction it is a list of two numbers.
+fn thousands(text: &str) -> Option<f64> {
+    let (whole, _) = text.split_once('.')?;
+    let mut groups = whole.split(',');
+    let first = groups.next()?.len();
+    let grouped = (1..=3).contains(&first) && whole.len() > first && groups.all(|g| g.len() == 3);
+    grouped.then(|| count(&text.replace(',', "")))?
+}
+
+fn plain(value: f64) -> Count {
+    Count { value, window: None, out_of: None, name: None, is_policy: false }
+}
+
 fn parse_count(text: &str) -> Option<Count> {
-    let plain = |value| Count { value, window: None, out_of: None, name: None, is_policy: false };
     if let Some(value) = count(text) {
         return Some(plain(value));
     }

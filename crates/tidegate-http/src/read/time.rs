@@ -10,8 +10,9 @@ use jiff::{Span, SpanRelativeTo, Timestamp};
 use super::number::{self, Decimal};
 use crate::When;
 
-/// No server means a time further ahead: a longer one is a mistake or an attack, and ignored.
-const FURTHEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+/// No server means a longer wait in numbers: it is a mistake or an attack, and ignored. Dates are
+/// read whatever they are; a pause is capped.
+pub(super) const FURTHEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// The longest window of a common quota is a month. A larger plain number is milliseconds.
 const MONTH: u64 = 31 * 86_400;
@@ -49,16 +50,13 @@ impl Clock {
         Self { date: date.and_then(|text| parse_date(text.trim())).filter(plausible) }
     }
 
-    /// Counts a time from `Date` if there is one. Returns `None` for a time of the next century.
-    fn when(self, at: Timestamp) -> Option<When> {
+    /// Counts a time from `Date` if there is one.
+    fn when(self, at: Timestamp) -> When {
         let Some(date) = self.date else {
-            let at = SystemTime::from(at);
-            let since_1970 = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            return (since_1970 < 2 * FURTHEST).then_some(When::At(at));
+            return When::At(SystemTime::from(at));
         };
         let ahead = at.duration_since(date);
-        let ahead = if ahead.is_negative() { Duration::ZERO } else { ahead.unsigned_abs() };
-        (ahead < FURTHEST).then_some(When::In(ahead))
+        When::In(if ahead.is_negative() { Duration::ZERO } else { ahead.unsigned_abs() })
     }
 
     /// Reads a `Retry-After`, or a header of the same meaning: a plain number is `unit` each.
@@ -81,8 +79,8 @@ impl Clock {
         match numbers {
             Numbers::Seconds => within(SECOND),
             Numbers::Milliseconds => within(MILLISECOND),
-            Numbers::UnixSeconds => self.unix_of(number, SECOND),
-            Numbers::UnixMilliseconds => self.unix_of(number, MILLISECOND),
+            Numbers::UnixSeconds => unix_time(number, SECOND).map(|at| self.when(at)),
+            Numbers::UnixMilliseconds => unix_time(number, MILLISECOND).map(|at| self.when(at)),
             Numbers::Guess if number.whole >= UNIX_SECONDS => self.unix(number),
             Numbers::Guess => {
                 let longest = window.unwrap_or(Duration::from_secs(MONTH));
@@ -96,7 +94,8 @@ impl Clock {
         }
     }
 
-    /// A Unix time, its unit by its size.
+    /// A Unix time, its unit by its size. Microseconds and nanoseconds are rare: they are read
+    /// only if they mean a time near the `Date`.
     fn unix(self, number: Decimal) -> Option<When> {
         let unit = match number.whole {
             0..UNIX_MILLISECONDS => SECOND,
@@ -104,18 +103,15 @@ impl Clock {
             UNIX_MICROSECONDS..UNIX_NANOSECONDS => Duration::from_micros(1),
             UNIX_NANOSECONDS.. => Duration::from_nanos(1),
         };
-        self.unix_of(number, unit)
-    }
-
-    fn unix_of(self, number: Decimal, unit: Duration) -> Option<When> {
-        let since_1970 = jiff::SignedDuration::try_from(number.times(unit)?).ok()?;
-        self.when(Timestamp::from_duration(since_1970).ok()?)
+        let at = unix_time(number, unit)?;
+        let near = || self.date.is_some_and(|date| at.duration_since(date).unsigned_abs() < YEAR);
+        (unit >= MILLISECOND || near()).then(|| self.when(at))
     }
 
     fn duration_or_date(self, text: &str) -> Option<When> {
         match parse_duration(text) {
             Some(duration) => (duration < FURTHEST).then_some(When::In(duration)),
-            None => parse_date(text).and_then(|at| self.when(at)),
+            None => parse_date(text).map(|at| self.when(at)),
         }
     }
 }
@@ -129,6 +125,13 @@ const UNIX_SECONDS: u64 = 1_000_000_000;
 const UNIX_MILLISECONDS: u64 = UNIX_SECONDS * 1000;
 const UNIX_MICROSECONDS: u64 = UNIX_MILLISECONDS * 1000;
 const UNIX_NANOSECONDS: u64 = UNIX_MICROSECONDS * 1000;
+
+const YEAR: Duration = Duration::from_secs(365 * 86_400);
+
+fn unix_time(number: Decimal, unit: Duration) -> Option<Timestamp> {
+    let since_1970 = jiff::SignedDuration::try_from(number.times(unit)?).ok()?;
+    Timestamp::from_duration(since_1970).ok()
+}
 
 /// Reads durations such as `6m0s`, `12ms`, `30 seconds`, `00:00:30` and `PT30S`.
 pub(super) fn parse_duration(text: &str) -> Option<Duration> {
@@ -152,7 +155,9 @@ fn parse_date(text: &str) -> Option<Timestamp> {
     // No date depends on the day of the week, and some servers send a wrong one.
     let no_day = no_zone.split_once([',', ' ']).map_or(no_zone, |(_, rest)| rest.trim_start());
     let utc = |format, text| strtime::parse(format, text).and_then(|t| t.to_datetime()).ok();
-    let at = |date: DateTime| Offset::UTC.to_timestamp(date).ok();
+    // The last day of the year 9999 is out of the range of jiff.
+    let last = |date: DateTime| (date.year() == 9999).then_some(Timestamp::MAX);
+    let at = |date: DateTime| Offset::UTC.to_timestamp(date).ok().or_else(|| last(date));
 
     if let Some(date) = utc("%d %b %Y %H:%M:%S", no_day)
         .or_else(|| utc("%d-%b-%y %H:%M:%S", no_day))

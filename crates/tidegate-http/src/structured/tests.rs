@@ -82,7 +82,7 @@ fn parameters_beyond_any_use_are_left_out() {
     else {
         panic!("one item");
     };
-    assert_eq!(params.len(), 64);
+    assert_eq!(params.len(), MOST_PARAMS);
 }
 
 /// What the other parser reads, in terms of this one.
@@ -140,4 +140,73 @@ proptest! {
     fn a_written_byte_sequence_is_read_back(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
         prop_assert_eq!(parse_list(&byte_sequence(&bytes)), item(Bare::Bytes(bytes)));
     }
+}
+
+/// The vectors of the working group, of which each file is a list of cases. Lists are read as
+/// they are, and items as lists of one member.
+#[test]
+#[ignore = "reads the directory STRUCTURED_FIELD_TESTS: a copy of github.com/httpwg/structured-field-tests"]
+fn vectors_of_the_working_group_are_read() {
+    let directory = std::env::var("STRUCTURED_FIELD_TESTS").expect("a directory");
+    let mut cases = 0;
+    for file in std::fs::read_dir(directory).expect("a directory").flatten() {
+        let text = std::fs::read_to_string(file.path()).unwrap_or_default();
+        let Ok(serde_json::Value::Array(vectors)) = serde_json::from_str(&text) else { continue };
+        for vector in vectors {
+            let kind = vector["header_type"].as_str().unwrap_or_default();
+            let raw: Vec<&str> =
+                vector["raw"].as_array().into_iter().flatten().filter_map(|r| r.as_str()).collect();
+            let read =
+                parse_list(&raw.join(", ")).map(|members| members.iter().map(json).collect::<Vec<_>>());
+            let expected = match kind {
+                "list" => vector["expected"].as_array().cloned(),
+                "item" => vector.get("expected").filter(|e| !e.is_null()).map(|item| vec![item.clone()]),
+                _ => continue,
+            };
+            // Text that is no item may be a list, and a list may end in a tab.
+            let is_list = read.as_ref().is_some_and(|r| r.len() != 1) || raw.concat().ends_with(['\t', ' ']);
+            let no_item = kind == "item" && expected.is_none() && is_list;
+            let may_fail = vector["can_fail"] == true && read.is_none();
+            assert!(read == expected || no_item || may_fail, "{vector}: {read:?}");
+            cases += 1;
+        }
+    }
+    assert!(cases > 500, "{cases} cases");
+}
+
+/// A member in the notation of the vectors.
+fn json(member: &Member) -> serde_json::Value {
+    let typed = |kind: &str, value: serde_json::Value| serde_json::json!({ "__type": kind, "value": value });
+    let bare = |bare: &Bare| match bare {
+        Bare::Integer(n) => (*n).into(),
+        #[expect(clippy::cast_precision_loss)]
+        Bare::Decimal(n) => (*n as f64 / 1000.0).into(),
+        Bare::String(s) => s.as_str().into(),
+        Bare::Token(s) => typed("token", s.as_str().into()),
+        Bare::Bytes(bytes) => typed("binary", base32(bytes).into()),
+        Bare::Boolean(b) => (*b).into(),
+        Bare::Date(n) => typed("date", (*n).into()),
+        Bare::Display(s) => typed("displaystring", s.as_str().into()),
+    };
+    let params = |p: &Params| p.iter().map(|(k, v)| serde_json::json!([k, bare(v)])).collect::<Vec<_>>();
+    match member {
+        Member::Item(value, p) => serde_json::json!([bare(value), params(p)]),
+        Member::Inner(items, p) => {
+            let items: Vec<_> = items.iter().map(|(v, p)| serde_json::json!([bare(v), params(p)])).collect();
+            serde_json::json!([items, params(p)])
+        }
+    }
+}
+
+fn base32(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for chunk in bytes.chunks(5) {
+        let bits = chunk.iter().chain(&[0; 5]).take(5).fold(0_u64, |bits, b| bits << 8 | u64::from(*b));
+        for i in 0..8 {
+            let letter =
+                b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"[usize::try_from(bits >> (35 - 5 * i) & 31).unwrap_or(0)];
+            out.push(if i < (chunk.len() * 8).div_ceil(5) { char::from(letter) } else { '=' });
+        }
+    }
+    out
 }

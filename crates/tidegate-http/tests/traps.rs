@@ -1,0 +1,477 @@
+//! What goes wrong when headers are read carelessly, one test for each trap.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::{Duration, SystemTime};
+
+use http::StatusCode;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use tidegate_http::read::{Answer, CAP, Numbers, Pause, Reader, ServerLimit, Vendor};
+use tidegate_http::{Unit, When};
+
+/// Unix time 1792567680.
+const DATE: (&str, &str) = ("Date", "Wed, 21 Oct 2026 07:28:00 GMT");
+
+fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+    let header = |(name, value): &(&str, &str)| {
+        (HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap())
+    };
+    let mut headers = HeaderMap::new();
+    for (name, value) in pairs.iter().map(header) {
+        headers.append(name, value);
+    }
+    headers
+}
+
+fn read(status: u16, pairs: &[(&str, &str)]) -> Answer {
+    Reader::auto().read(StatusCode::from_u16(status).unwrap(), &headers(pairs))
+}
+
+fn limits(pairs: &[(&str, &str)]) -> Vec<ServerLimit> {
+    read(200, pairs).limits
+}
+
+fn only(pairs: &[(&str, &str)]) -> ServerLimit {
+    let limits = limits(pairs);
+    assert_eq!(limits.len(), 1, "{limits:?}");
+    limits[0].clone()
+}
+
+fn pause(answer: &Answer) -> Pause {
+    answer.pause(SystemTime::UNIX_EPOCH, CAP)
+}
+
+fn seconds(seconds: f64) -> Option<When> {
+    Some(When::In(Duration::from_secs_f64(seconds)))
+}
+
+fn for_seconds(wait: u64) -> Pause {
+    let wait = Duration::from_secs(wait);
+    Pause::For { wait, asked: wait }
+}
+
+const BACK_OFF: Pause = Pause::BackOff { at_least: Duration::ZERO };
+
+fn reset(text: &str) -> Option<When> {
+    only(&[("x-ratelimit-remaining", "5"), ("x-ratelimit-reset", text), DATE]).reset
+}
+
+fn retry_after(text: &str) -> Option<When> {
+    read(429, &[("retry-after", text), DATE]).retry_after
+}
+
+#[test]
+fn resets_are_read_by_their_form() {
+    for (text, expected) in [
+        ("30", 30.0),
+        ("0.25", 0.25),
+        ("1792567710", 30.0),
+        ("1792567710.5", 30.5),
+        ("1792567710250", 30.25),
+        ("1792567710250000", 30.25),
+        ("1792567710250000000", 30.25),
+        ("6m0s", 360.0),
+        ("1m13.588s", 73.588),
+        ("12ms", 0.012),
+        ("1h0m2s", 3602.0),
+        ("30 seconds", 30.0),
+        ("00:00:30", 30.0),
+        ("PT30S", 30.0),
+        ("2026-10-21T07:28:30Z", 30.0),
+        ("2026-10-21T07:28:30.250Z", 30.25),
+        ("2026-10-21T07:30Z", 120.0),
+        ("2026-10-21T09:28:30+02:00", 30.0),
+        ("2026-10-21T07:28:30", 30.0),
+        ("2026-10-21 07:28:30 UTC", 30.0),
+        ("2026-10-21 07:28:30 +0000 UTC", 30.0),
+        ("2026-10-21 09:28:30 +0200", 30.0),
+        ("2026-10-22", 59_520.0),
+        ("Wed, 21 Oct 2026 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2026 07:28:30 UTC", 30.0),
+        ("Wed, 21 Oct 2026 09:28:30 +0200", 30.0),
+        // The day of the week is wrong.
+        ("Mon, 21 Oct 2026 07:28:30 GMT", 30.0),
+        ("Wednesday, 21-Oct-26 07:28:30 GMT", 30.0),
+        ("Wed Oct 21 07:28:30 2026", 30.0),
+        ("Wed Oct 21 2026 07:28:30 GMT+0000 (Coordinated Universal Time)", 30.0),
+        ("Wed Oct 21 2026 09:28:30 GMT+0200", 30.0),
+        ("2026-12-31T23:59:60Z", 6_193_919.0),
+    ] {
+        assert_eq!(reset(text), seconds(expected), "{text}");
+    }
+}
+
+#[test]
+fn a_reset_before_the_date_is_zero() {
+    for text in ["1547738944", "1547738944000", "2015-10-21T07:28:00Z", "Wed, 21 Oct 2015 07:28:00 GMT"] {
+        assert_eq!(reset(text), seconds(0.0), "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_time_is_ignored() {
+    for text in [
+        "-1",
+        "-30",
+        "-5s",
+        "",
+        "soon",
+        "NaN",
+        "Infinity",
+        "1e9",
+        "1e400",
+        "0x10",
+        "1_000",
+        "+5",
+        "٣٠",
+        "5;5",
+        "99999999999999999999",
+        "1000000000000000000",
+        "P1M",
+        "99999999h",
+        "2026-13-01T00:00:00Z",
+        "2026-10-21T25:00:00Z",
+        "21 Oct",
+        "null",
+        "undefined",
+    ] {
+        assert_eq!(reset(text), None, "{text}");
+        assert_eq!(retry_after(text), None, "{text}");
+        assert_eq!(pause(&read(429, &[("retry-after", text)])), BACK_OFF, "{text}");
+    }
+}
+
+#[test]
+fn retry_after_is_seconds_or_a_date() {
+    for (text, expected) in [
+        ("120", 120.0),
+        ("2.0", 2.0),
+        ("7.66", 7.66),
+        (" 5 ", 5.0),
+        ("0", 0.0),
+        ("Wed, 21 Oct 2026 07:29:00 GMT", 60.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        ("2026-10-21T07:29:00Z", 60.0),
+        ("1792567740", 60.0),
+        ("30s", 30.0),
+        // A month is no mistake here.
+        ("2678401", 2_678_401.0),
+        // Two lines that a proxy joined: the longer wait is right for both.
+        ("120, 60", 120.0),
+        ("Wed, 21 Oct 2026 07:29:00 GMT, Wed, 21 Oct 2026 07:28:30 GMT", 60.0),
+    ] {
+        assert_eq!(retry_after(text), seconds(expected), "{text}");
+    }
+}
+
+#[test]
+fn of_two_hints_to_come_again_the_longer_counts() {
+    let answer = read(429, &[("retry-after", "1"), ("retry-after-ms", "1500")]);
+    assert_eq!(answer.retry_after, seconds(1.5));
+    let answer = read(429, &[("retry-after", "5"), ("retry-after", "60")]);
+    assert_eq!(answer.retry_after, seconds(60.0));
+}
+
+#[test]
+fn other_names_of_retry_after_have_their_own_units() {
+    for (name, value, expected) in [
+        ("retry-after-ms", "250", 0.25),
+        ("x-ms-retry-after-ms", "12", 0.012),
+        ("x-amz-retry-after", "1500", 1.5),
+        ("x-retry-in", "30s", 30.0),
+        ("x-rate-limit-retry-after-seconds", "59", 59.0),
+        ("x-rate-limit-retry-after-milliseconds", "59", 0.059),
+        ("x-ratelimit-retry-after", "7", 7.0),
+        ("x-ratelimit-timeremaining", "55", 55.0),
+        ("beta-retry-after", "9", 9.0),
+    ] {
+        assert_eq!(read(429, &[(name, value)]).retry_after, seconds(expected), "{name}");
+    }
+    assert_eq!(read(429, &[("x-should-retry", "1")]).retry_after, None);
+}
+
+#[test]
+fn times_of_the_calendar_count_from_the_date_of_the_answer() {
+    let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567710")];
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_567_710);
+    assert_eq!(only(&pairs).reset, Some(When::At(at)));
+    // A clock that is an hour late, and one that is an hour early.
+    for now in [at + Duration::from_secs(3600), at - Duration::from_secs(3600)] {
+        let answer = read(200, &[pairs[0], pairs[1], DATE]);
+        assert_eq!(answer.pause(now, CAP), for_seconds(30));
+    }
+    let without = read(200, &pairs);
+    assert_eq!(without.pause(at - Duration::from_secs(7), CAP), for_seconds(7));
+}
+
+#[test]
+fn a_date_that_is_none_counts_as_missing() {
+    for date in ["", "yesterday", "Thu, 01 Jan 1970 00:00:10 GMT", "-1"] {
+        let limit =
+            only(&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567710"), ("date", date)]);
+        assert!(matches!(limit.reset, Some(When::At(_))), "{date}");
+    }
+}
+
+#[test]
+fn no_pause_is_longer_than_the_cap() {
+    for (name, value) in [
+        ("retry-after", "19056"),
+        ("retry-after", "999999999"),
+        ("retry-after", "Fri, 31 Dec 9999 23:59:59 GMT"),
+        ("retry-after", "4294967295"),
+    ] {
+        let Pause::For { wait, asked } = pause(&read(429, &[(name, value), DATE])) else { panic!("{value}") };
+        assert_eq!(wait, CAP);
+        assert!(asked > CAP);
+    }
+}
+
+#[test]
+fn milliseconds_do_not_pause_for_hours() {
+    // A window of a minute has no reset in eight minutes.
+    let limit = |reset| {
+        only(&[("x-ratelimit-remaining", "119"), ("x-ratelimit-period", "60"), ("x-ratelimit-reset", reset)])
+    };
+    assert_eq!(limit("500").reset, seconds(0.5));
+    assert_eq!(limit("59").reset, seconds(59.0));
+    assert_eq!(limit("61").reset, seconds(61.0));
+    // Azure counts requests by the minute.
+    let pairs = [("x-ratelimit-remaining-requests", "119"), ("x-ratelimit-reset-requests", "500")];
+    assert_eq!(only(&pairs).reset, seconds(0.5));
+    // No quota lasts for three years.
+    assert_eq!(reset("86400000"), seconds(86_400.0));
+    // A quota of a month does.
+    assert_eq!(reset("2591999"), seconds(2_591_999.0));
+}
+
+#[test]
+fn chosen_numbers_are_not_guessed() {
+    let pairs = headers(&[("x-ratelimit-remaining", "5"), ("x-ratelimit-reset", "1792567710"), DATE]);
+    let reset = |reader: Reader| reader.read(StatusCode::OK, &pairs).limits[0].reset;
+    assert_eq!(reset(Reader::vendor(Vendor::GitHub)), seconds(30.0));
+    assert_eq!(reset(Reader::auto().numbers(Numbers::Seconds)), seconds(1_792_567_710.0));
+    assert_eq!(reset(Reader::auto().numbers(Numbers::Milliseconds)), seconds(1_792_567.710));
+    assert_eq!(reset(Reader::auto().numbers(Numbers::UnixMilliseconds)), seconds(0.0));
+}
+
+#[test]
+fn sentinels_are_unknown_and_not_exhausted() {
+    for sentinel in ["-1", "", "unlimited", "-5", "18446744073709551615", "null"] {
+        let answer = read(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", sentinel)]);
+        assert_eq!((answer.limits[0].limit, answer.limits[0].remaining), (Some(100.0), None), "{sentinel}");
+        assert_eq!(pause(&answer), Pause::None, "{sentinel}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_text_leave_the_other_headers_alone() {
+    let mut map = headers(&[("x-ratelimit-reset", "30")]);
+    map.insert("x-ratelimit-remaining", HeaderValue::from_bytes(b"\xff5").unwrap());
+    let answer = Reader::auto().read(StatusCode::OK, &map);
+    assert_eq!((answer.limits[0].remaining, answer.limits[0].reset), (None, seconds(30.0)));
+}
+
+#[test]
+fn a_fraction_of_a_permit_is_kept() {
+    let reddit =
+        only(&[("x-ratelimit-remaining", "598.0"), ("x-ratelimit-used", "2"), ("x-ratelimit-reset", "299")]);
+    assert_eq!((reddit.limit, reddit.remaining, reddit.reset), (None, Some(598.0), seconds(299.0)));
+    let amazon = only(&[("x-amzn-ratelimit-limit", "0.0056")]);
+    assert_eq!((amazon.limit, amazon.window), (Some(0.0056), Some(Duration::from_secs(1))));
+    // Less than one request is left.
+    assert_eq!(
+        pause(&read(200, &[("x-ratelimit-remaining", "0.5"), ("x-ratelimit-reset", "3")])),
+        for_seconds(3)
+    );
+}
+
+#[test]
+fn github_refuses_with_403() {
+    let primary = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567700"), DATE];
+    assert_eq!(pause(&read(403, &primary)), for_seconds(20));
+    // The secondary limit leaves permits of the primary one.
+    let secondary = [("x-ratelimit-remaining", "14"), ("retry-after", "60"), ("x-github-request-id", "A")];
+    assert_eq!(pause(&read(403, &secondary)), for_seconds(60));
+    let untimed = read(429, &[("x-ratelimit-remaining", "14"), ("x-github-request-id", "A")]);
+    assert_eq!(pause(&untimed), Pause::BackOff { at_least: Duration::from_secs(60) });
+    assert_eq!(pause(&read(403, &[("x-ratelimit-remaining", "4999")])), Pause::None);
+}
+
+#[test]
+fn refusals_are_known_by_status_and_headers() {
+    for status in [429, 420] {
+        assert_eq!(pause(&read(status, &[])), BACK_OFF);
+        assert_eq!(pause(&read(status, &[("retry-after", "0")])), BACK_OFF);
+        assert_eq!(pause(&read(status, &[("retry-after", "3")])), for_seconds(3));
+    }
+    for status in [400, 403, 503] {
+        assert_eq!(pause(&read(status, &[])), Pause::None);
+        assert_eq!(pause(&read(status, &[("retry-after", "3")])), for_seconds(3));
+        assert_eq!(
+            pause(&read(status, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "9")])),
+            for_seconds(9)
+        );
+        for (name, value) in [
+            ("stripe-rate-limited-reason", "global-rate"),
+            ("ratelimit-reason", "jira-burst-based"),
+            ("x-rate-limit-problem", "minute"),
+            ("x-amzn-errortype", "ThrottlingException:http://internal.amazon.com/"),
+            ("x-envoy-ratelimited", "true"),
+            ("x-ratelimit-exceeded", "true"),
+        ] {
+            assert_eq!(pause(&read(status, &[(name, value)])), BACK_OFF, "{name}");
+        }
+        assert_eq!(pause(&read(status, &[("x-ratelimit-exceeded", "false")])), Pause::None);
+        assert_eq!(pause(&read(status, &[("x-amzn-errortype", "ValidationException")])), Pause::None);
+    }
+    for status in [200, 201, 304, 404, 414, 500] {
+        assert_eq!(pause(&read(status, &[("retry-after", "3")])), Pause::None, "{status}");
+    }
+}
+
+#[test]
+fn retry_after_counts_before_resets() {
+    let pairs = [("retry-after", "5"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
+    assert_eq!(pause(&read(429, &pairs)), for_seconds(5));
+    let draft = [("retry-after", "5"), ("ratelimit", "\"a\";r=0;t=60")];
+    assert_eq!(pause(&read(429, &draft)), for_seconds(5));
+}
+
+#[test]
+fn an_answer_pauses_when_nothing_is_left() {
+    assert_eq!(
+        pause(&read(200, &[("ratelimit", "\"a\";r=0;t=60, \"b\";r=0;t=7, \"c\";r=1;t=90")])),
+        for_seconds(60)
+    );
+    assert_eq!(pause(&read(200, &[("x-ratelimit-remaining", "0")])), BACK_OFF);
+    assert_eq!(pause(&read(200, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "0")])), Pause::None);
+    assert_eq!(pause(&read(200, &[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "9")])), Pause::None);
+}
+
+#[test]
+fn answers_out_of_a_cache_and_redirects_do_not_pause() {
+    let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
+    let cached = read(200, &[pairs[0], pairs[1], ("age", "20")]);
+    assert_eq!((cached.trusted, pause(&cached)), (false, Pause::None));
+    assert_eq!(pause(&read(200, &[pairs[0], pairs[1], ("age", "0")])), for_seconds(60));
+    let redirect = read(302, &pairs);
+    assert_eq!((redirect.trusted, pause(&redirect)), (false, Pause::None));
+    // GitHub answers 304 to conditional requests, itself.
+    assert_eq!(pause(&read(304, &pairs)), for_seconds(60));
+    // A refusal is one wherever it comes from.
+    assert_eq!(pause(&read(429, &[("age", "20")])), BACK_OFF);
+}
+
+#[test]
+fn a_policy_lends_its_quota_to_its_own_name_only() {
+    let limits =
+        limits(&[("ratelimit", "\"default\";r=50;t=30"), ("ratelimit-policy", "\"burst\";q=100;w=60")]);
+    assert_eq!((limits[0].name.as_deref(), limits[0].limit), (Some("default"), None));
+    assert_eq!((limits[1].name.as_deref(), limits[1].remaining), (Some("burst"), None));
+}
+
+#[test]
+fn partition_keys_tell_shares_apart() {
+    let pairs = [
+        ("ratelimit-policy", "\"user\";q=10;w=1;pk=:YQ==:, \"user\";q=20;w=1;pk=:Yg==:, \"app\";q=30;w=1"),
+        ("ratelimit", "\"user\";r=2;pk=:Yg==:, \"app\";r=3;pk=:Yw==:"),
+    ];
+    let limits = limits(&pairs);
+    let read: Vec<_> = limits.iter().map(|l| (l.partition_key.clone(), l.limit, l.remaining)).collect();
+    let expected = vec![
+        (Some(b"b".to_vec()), Some(20.0), Some(2.0)),
+        (Some(b"c".to_vec()), Some(30.0), Some(3.0)),
+        (Some(b"a".to_vec()), Some(10.0), None),
+    ];
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn units_of_the_draft_are_read() {
+    for (text, unit) in [
+        ("", Some(Unit::Requests)),
+        (";qu=\"requests\"", Some(Unit::Requests)),
+        (";qu=\"request\"", Some(Unit::Requests)),
+        (";qu=\"content-bytes\"", Some(Unit::Bytes)),
+        (";qu=\"concurrent-requests\"", Some(Unit::Concurrency)),
+        (";qu=\"bananas\"", None),
+    ] {
+        let limit = only(&[("ratelimit-policy", format!("\"a\";q=10{text}").as_str())]);
+        assert_eq!(limit.unit, unit, "{text}");
+    }
+}
+
+#[test]
+fn examples_of_the_draft_with_parts_missing_are_read() {
+    let limit = only(&[("ratelimit-policy", "quota;q=100;w=1"), ("ratelimit", "quota;t=3")]);
+    assert_eq!((limit.limit, limit.remaining, limit.reset), (Some(100.0), None, seconds(3.0)));
+    // A proposed change of the draft.
+    let limit = only(&[("ratelimit", "\"a\";a=5;w=7")]);
+    assert_eq!((limit.remaining, limit.reset), (Some(5.0), seconds(7.0)));
+}
+
+#[test]
+fn malformed_fields_of_the_draft_are_ignored() {
+    for field in ["\"a\";r=0;t=", "\"a;r=0", "\"a\";r=0,", "\"a\";R=0", "\"a\";r=0;;", "é;r=0"] {
+        assert_eq!(limits(&[("ratelimit", field)]), [], "{field}");
+    }
+    for field in ["\"a\";r=-1", "\"a\";r=0.5", "\"a\";r=\"0\"", "\"a\";r", "5;r=0", "(\"a\");r=0"] {
+        assert_eq!(pause(&read(200, &[("ratelimit", field)])), Pause::None, "{field}");
+    }
+}
+
+#[test]
+fn two_spellings_of_one_limit_are_one_limit() {
+    let kong = only(&[
+        ("X-RateLimit-Limit-Minute", "60"),
+        ("X-RateLimit-Remaining-Minute", "59"),
+        ("RateLimit-Limit", "60"),
+        ("RateLimit-Remaining", "59"),
+        ("RateLimit-Reset", "33"),
+    ]);
+    assert_eq!((kong.window, kong.reset), (Some(Duration::from_secs(60)), seconds(33.0)));
+    let express = only(&[
+        ("X-RateLimit-Limit", "100"),
+        ("X-RateLimit-Remaining", "99"),
+        ("X-RateLimit-Reset", "1792567740"),
+        ("RateLimit-Policy", "\"100-in-1min\"; q=100; w=60; pk=:ZGU=:"),
+        ("RateLimit", "\"100-in-1min\"; r=99; t=60; pk=:ZGU=:"),
+        DATE,
+    ]);
+    assert_eq!((express.name.as_deref(), express.reset), (Some("100-in-1min"), seconds(60.0)));
+}
+
+#[test]
+fn limits_of_different_numbers_stay_apart() {
+    let pairs = [
+        ("x-ratelimit-requests-limit", "100"),
+        ("x-ratelimit-requests-remaining", "99"),
+        ("X-RateLimit-Limit", "10"),
+        ("X-RateLimit-Remaining", "9"),
+    ];
+    assert_eq!(limits(&pairs).len(), 2);
+}
+
+#[test]
+fn lines_of_two_layers_are_two_limits() {
+    let pairs = [
+        ("X-RateLimit-Limit", "5000"),
+        ("X-RateLimit-Limit", "60"),
+        ("X-RateLimit-Remaining", "4999"),
+        ("X-RateLimit-Remaining", "0"),
+    ];
+    let limits = limits(&pairs);
+    let read: Vec<_> = limits.iter().map(|l| (l.limit, l.remaining)).collect();
+    assert_eq!(read, [(Some(5000.0), Some(4999.0)), (Some(60.0), Some(0.0))]);
+    // Lines that do not belong together: the fewest left.
+    let limit =
+        only(&[("X-RateLimit-Limit", "60"), ("X-RateLimit-Remaining", "9"), ("X-RateLimit-Remaining", "3")]);
+    assert_eq!((limit.limit, limit.remaining), (Some(60.0), Some(3.0)));
+}
+
+#[test]
+fn a_long_name_is_no_limit() {
+    let name = format!("x-ratelimit-remaining-{}", "a".repeat(4096));
+    assert_eq!(limits(&[(&name, "0")]), []);
+}
