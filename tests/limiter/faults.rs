@@ -311,6 +311,20 @@ fn an_unseen_grant_keeps_newcomers_in_line_for_two_rounds() {
 }
 
 #[test]
+fn a_grant_that_is_seen_in_a_later_round_keeps_no_newcomer_in_line() {
+    let (limiter, clock) = without_burst(Rate::per_second(1000));
+    assert!(limiter.try_acquire().is_ok());
+    let mut granted = waiting(&limiter);
+    clock.advance(MS);
+    // More than a round of 10 ms later. The newcomer joins the line behind the grant.
+    clock.advance(15 * MS);
+    assert_ready!(waiting(&limiter).poll());
+    assert_ready!(granted.poll());
+    clock.advance(MS);
+    assert_ready!(spawn(limiter.acquire()).poll());
+}
+
+#[test]
 fn two_wakers_that_panic_do_not_abort() {
     struct Panics;
 
