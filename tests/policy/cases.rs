@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use tidegate::policy::{AnyPolicy, Change, Keep};
+use tidegate::policy::{AnyPolicy, Change, Crowd, Keep};
 use tidegate::{
     FixedWindow, LeakyBucket, Nanos, Policy, Rate, Refusal, SlidingEstimate, SlidingLog, SlidingWindow,
     TokenBucket,
@@ -311,6 +311,38 @@ fn nothing_comes_in_at_the_rate_zero() -> Result<(), Box<dyn Error>> {
             "{text}: {:?}",
             policy.status(&state, ms(2000))
         );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_crowd_of_no_requests_or_without_a_limit_delays_no_request() -> Result<(), Box<dyn Error>> {
+    let texts = [
+        "smooth_bursty 5/s",
+        "smooth_warming_up 5/s warm_up 1s",
+        "token_bucket 5/s burst 5",
+        "token_bucket 5/s burst 5 interval_refill",
+        "leaky_bucket 5/s",
+        "fixed_window 5/s",
+        "fixed_window 5/s from_first_grant",
+        "sliding_window 5/s cells 4",
+        "sliding_estimate 5/s",
+        "sliding_log 5/s",
+    ];
+    for (text, requests) in texts.iter().flat_map(|text| [(text, 0), (text, 10)]) {
+        let policy: AnyPolicy = text.parse()?;
+        let state = policy.start(secs(10));
+        if requests > 0 {
+            policy.set_rate(&state, secs(10), Rate::UNLIMITED);
+        }
+        let mut plain = policy.forecast(&state, secs(10));
+        let mut behind = plain.clone();
+        let crowd = Crowd::new(requests, requests, requests * policy.weight(1), 1);
+        policy.foresee_many(&state, &mut behind, &crowd);
+        for _ in 0..10 {
+            let due = policy.foresee(&state, &mut plain, 1);
+            assert_eq!(policy.foresee(&state, &mut behind, 1), due, "{text}, {requests} requests");
+        }
     }
     Ok(())
 }
