@@ -475,3 +475,12 @@ fn a_long_name_is_no_limit() {
     let name = format!("x-ratelimit-remaining-{}", "a".repeat(4096));
     assert_eq!(limits(&[(&name, "0")]), []);
 }
+
+#[test]
+fn a_window_of_zero_is_none() {
+    for limit in ["5;w=0", "5:0", "5/0s", "5 per 0 second"] {
+        let limit = only(&[("x-ratelimit-limit", limit), ("x-ratelimit-remaining", "3")]);
+        assert_eq!((limit.remaining, limit.window), (Some(3.0), None));
+    }
+    assert_eq!(only(&[("ratelimit-policy", "\"a\";q=5;w=0")]).window, None);
+}

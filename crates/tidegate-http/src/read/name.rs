@@ -277,12 +277,12 @@ fn field_of(word: &str) -> Field {
         "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "capacity" => Field::Limit,
         "remaining" | "remain" | "remains" | "left" | "available" => Field::Remaining,
         "used" | "usage" | "count" | "consumed" | "observed" => Field::Used,
-        "reset" | "resets" | "next" | "expires" | "expiry" => Field::Reset,
+        "reset" | "resets" | "next" | "expire" | "expires" | "expiry" => Field::Reset,
         // GitHub Models tells a wait so.
         "timeremaining" => Field::Retry,
         "window" | "period" | "interval" | "renewalperiod" => Field::Window,
         "policy" => Field::Policy,
-        "name" | "bucket" | "resource" => Field::Name,
+        "name" | "bucket" | "resource" | "group" => Field::Name,
         "scope" => Field::Scope,
         "reason" | "problem" | "exceeded" | "breached" | "global" | "throttled" | "status" | "state" => {
             Field::Mark

@@ -112,7 +112,8 @@ fn parse_count(text: &str) -> Option<Count> {
         return Some(Count { window: window.filter(|w| !w.is_zero()), is_policy: window.is_some(), ..count });
     }
     if let Some(seconds) = rest.strip_prefix(':') {
-        return Some(Count { window: decimal(seconds)?.times(time::SECOND), ..count });
+        let window = decimal(seconds)?.times(time::SECOND);
+        return Some(Count { window: window.filter(|w| !w.is_zero()), ..count });
     }
     if let Some(after) = rest.strip_prefix('/') {
         let out_of = decimal(after).and_then(Decimal::count);
