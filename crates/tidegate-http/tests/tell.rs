@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use proptest::prelude::*;
 use tidegate_http::read::Reader;
-use tidegate_http::tell::{self, Format, Limit, Problem, ProblemType};
-use tidegate_http::{Unit, When};
+use tidegate_http::tell::{self, Format, Limit};
+use tidegate_http::{Problem, ProblemType, Unit, When};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -484,3 +484,25 @@ fn a_window_of_zero_is_none() {
     }
     assert_eq!(only(&[("ratelimit-policy", "\"a\";q=5;w=0")]).window, None);
 }
+
+#[test]
+fn reasons_and_scopes_of_refusals_are_told() {
+    let jira = read(429, &[("RateLimit-Reason", "jira-burst-based")]);
+    assert_eq!(jira.reason.as_deref(), Some("jira-burst-based"));
+    let stripe = read(429, &[("Stripe-Rate-Limited-Reason", "endpoint-rate")]);
+    assert_eq!(stripe.reason.as_deref(), Some("endpoint-rate"));
+    let discord = read(429, &[("X-RateLimit-Scope", "shared"), ("X-RateLimit-Global", "true")]);
+    assert_eq!((discord.reason, discord.scope.as_deref()), (None, Some("shared")));
+}
+
+#[test]
+fn retry_after_is_read_behind_very_many_headers() {
+    let mut map = HeaderMap::new();
+    for i in 0..2000 {
+        let name = HeaderName::from_bytes(format!("x-ratelimit-limit-{i}").as_bytes()).unwrap();
+        map.append(name, HeaderValue::from_static("5"));
+    }
+    map.append("retry-after", HeaderValue::from_static("7"));
+    let answer = Reader::auto().read(StatusCode::TOO_MANY_REQUESTS, &map);
+    assert_eq!(pause(&answer), for_seconds(7));
+}

@@ -33,6 +33,12 @@ pub struct Answer {
     /// Whether a limit refused the request. Status 429 and 420 say so; 400, 403 and 503 do if a
     /// header says it as well.
     pub refused: bool,
+    /// Which limit refused the request, as a header of the vendor says: `jira-burst-based`,
+    /// `endpoint-rate`, ...
+    pub reason: Option<String>,
+    /// What shares the limit that refused the request, where a header tells it: `user`,
+    /// `global`, `shared`, ...
+    pub scope: Option<String>,
     /// Whether the limits are those of this client at this server now. They are not if the answer
     /// comes out of a cache (`Age` above 0) or redirects to another address.
     pub trusted: bool,
@@ -47,6 +53,8 @@ impl Default for Answer {
             limits: Vec::new(),
             retry_after: None,
             refused: false,
+            reason: None,
+            scope: None,
             trusted: true,
             back_off: Duration::ZERO,
         }

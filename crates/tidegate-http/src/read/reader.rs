@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::{AGE, DATE};
+use http::header::{AGE, DATE, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 
 use super::answer::Answer;
@@ -17,6 +17,9 @@ use crate::When;
 /// No API tells more limits in one answer.
 pub(super) const MOST_LIMITS: usize = 32;
 
+/// Bounds the work for an answer of very many headers: names of limits beyond are left out.
+const MOST_NAMES: usize = 512;
+
 /// Longer values are ignored: no limit needs them.
 const LONGEST_VALUE: usize = 4096;
 
@@ -25,7 +28,7 @@ const LONGEST_VALUE: usize = 4096;
 /// [`Reader::auto`] does for nearly every API. A reader of a [`Vendor`] knows what its numbers
 /// mean and does not have to guess.
 ///
-/// No header makes a reader panic, and the work is linear in the size of the headers. What cannot
+/// No header makes a reader panic, and an answer of very many headers is read in part. What cannot
 /// be read is ignored.
 ///
 /// # Examples
@@ -78,20 +81,36 @@ impl Reader {
         let mut limits = Vec::new();
         let mut retry_after: Option<When> = None;
         let mut marked = false;
+        let (mut reason, mut scope) = (None, None);
+        let mut names = 0;
         for (header, value) in headers {
             // Bytes that are no text tell nothing.
             let Some(value) = value.to_str().ok().filter(|v| v.len() <= LONGEST_VALUE) else { continue };
             limits.extend(usage::limits(header.as_str(), value));
             marked |= is_mark(header.as_str(), value);
+            if names == MOST_NAMES && header != RETRY_AFTER {
+                continue;
+            }
             let Some(name) = Name::parse(header.as_str()) else { continue };
+            names += 1;
             match name.field {
                 Field::Retry => {
                     for when in retries(clock, value, name.unit.unwrap_or(SECOND)) {
                         retry_after = Some(retry_after.map_or(when, |before| longer(before, when)));
                     }
                 }
-                Field::Mark => marked |= is_true(value),
-                _ => groups.add(name, value),
+                Field::Mark if is_true(value) => {
+                    marked = true;
+                    reason =
+                        reason.or_else(|| Some(value.to_owned()).filter(|v| v != "true" && v.len() <= 128));
+                }
+                Field::Mark => {}
+                field => {
+                    if field == Field::Scope && value.len() <= 128 {
+                        scope = scope.or_else(|| Some(value.trim().to_owned()));
+                    }
+                    groups.add(name, value);
+                }
             }
         }
         limits.append(&mut groups.finish());
@@ -106,7 +125,7 @@ impl Reader {
         let cached = text(AGE).and_then(super::number::count).is_some_and(|age| age > 0.0);
         let redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
         let back_off = self.back_off.or(vendor.map(Vendor::back_off)).unwrap_or_default();
-        Answer { limits, retry_after, refused, trusted: !cached && !redirect, back_off }
+        Answer { limits, retry_after, refused, reason, scope, trusted: !cached && !redirect, back_off }
     }
 }
 

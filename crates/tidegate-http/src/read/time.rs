@@ -53,7 +53,11 @@ impl Clock {
     /// Counts a time from `Date` if there is one.
     fn when(self, at: Timestamp) -> When {
         let Some(date) = self.date else {
-            return When::At(SystemTime::from(at));
+            // Platforms differ in the times that they know before 1970; all of them are past.
+            let since_1970 = Duration::try_from(at.as_duration()).unwrap_or_default();
+            return When::At(
+                SystemTime::UNIX_EPOCH.checked_add(since_1970).unwrap_or(SystemTime::UNIX_EPOCH),
+            );
         };
         let ahead = at.duration_since(date);
         When::In(if ahead.is_negative() { Duration::ZERO } else { ahead.unsigned_abs() })

@@ -2,7 +2,7 @@
 //!
 //! [`granted`] tells the limits beside an answer, [`refused`] tells them beside a refusal, with a
 //! `Retry-After`. [`Format`] chooses between the fields of the IETF draft and older headers. A
-//! refusal can carry a [`Problem`] as its body.
+//! refusal can carry a [`Problem`](crate::Problem) as its body.
 //!
 //! Every time is rounded up to whole seconds: a client that waits as long as it is told is never
 //! early.
@@ -14,7 +14,8 @@
 //! ```
 //! use http::HeaderMap;
 //! use std::time::Duration;
-//! use tidegate_http::tell::{self, Format, Limit, Problem};
+//! use tidegate_http::Problem;
+//! use tidegate_http::tell::{self, Format, Limit};
 //!
 //! let limit = Limit::new("burst", 100)?.window(Duration::from_secs(60)).remaining(0);
 //! let mut headers = HeaderMap::new();
@@ -33,8 +34,6 @@
 
 mod format;
 mod limit;
-mod problem;
 
 pub use format::{Format, granted, refused, retry_after};
 pub use limit::{InvalidName, Limit};
-pub use problem::{Problem, ProblemType};

@@ -47,7 +47,7 @@ impl fmt::Display for ProblemType {
 /// # Examples
 ///
 /// ```
-/// use tidegate_http::tell::Problem;
+/// use tidegate_http::Problem;
 ///
 /// let mut problem = Problem::quota_exceeded(["daily"]);
 /// problem.detail = Some("1000 requests a day".into());
