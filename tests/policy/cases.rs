@@ -206,6 +206,20 @@ fn a_log_whose_clock_went_back_tells_when_the_next_lap_is() -> Result<(), Box<dy
     Ok(())
 }
 
+#[test]
+fn a_log_tells_that_a_permit_is_due_after_its_last_time_never() -> Result<(), Refusal> {
+    const SECOND: u64 = 1_000_000_000;
+    const LAST: u64 = (1 << 62) - (1 << 60) - 1;
+    let policy = SlidingLog::new(Rate::per_second(1));
+    for (granted, due) in [(LAST - SECOND, LAST), (LAST - SECOND + 1, u64::MAX)] {
+        let state = policy.start(Nanos::ZERO);
+        policy.try_acquire(&state, Nanos::new(granted), 1)?;
+        assert_eq!(policy.ready_at(&state, Nanos::new(granted), 0, 1), Nanos::new(due));
+        assert_eq!(policy.try_acquire(&state, Nanos::new(due), 1).is_ok(), due < u64::MAX);
+    }
+    Ok(())
+}
+
 /// What was over in the old window was left where it was.
 #[test]
 fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
