@@ -121,7 +121,7 @@ fn queue(criterion: &mut Criterion) {
     for waiting in [0, 1, 10_000] {
         let limiter = RateLimiter::smooth_bursty(Rate::per_hour(1));
         assert!(limiter.try_acquire().is_ok(), "the first one is granted");
-        let mut others: Vec<_> = (0..waiting).map(|_| limiter.acquire_owned()).collect();
+        let mut others: Vec<_> = (0..waiting).map(|_| limiter.acquire_owned(1)).collect();
         for other in &mut others {
             assert!(poll_once(Pin::new(other)).is_pending(), "an hour is not over");
         }
@@ -138,7 +138,7 @@ fn queue(criterion: &mut Criterion) {
     group.bench_function("a crowd of 10,000 enters and drops", |bencher| {
         let limiter = RateLimiter::smooth_bursty(Rate::per_hour(1));
         assert!(limiter.try_acquire().is_ok(), "the first one is granted");
-        let crowd = || (0..10_000).map(|_| limiter.acquire_owned()).collect::<Vec<_>>();
+        let crowd = || (0..10_000).map(|_| limiter.acquire_owned(1)).collect::<Vec<_>>();
         bencher.iter_batched(
             crowd,
             |mut crowd| {

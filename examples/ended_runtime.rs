@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use tidegate::{Rate, RateLimiter, TokenBucket};
+use tidegate::{Rate, RateLimiter, Request, TokenBucket};
 use tokio::runtime::{Builder, Runtime};
 
 fn current_thread() -> Runtime {
@@ -42,7 +42,7 @@ fn outlive(runtime: Runtime, other: Runtime) {
     drop(entered);
     limiter.refund(0);
     assert!(limiter.try_acquire().is_err());
-    assert!(limiter.blocking_try_acquire_within(Duration::ZERO).is_err());
+    assert!(limiter.blocking_acquire_many(Request::permits(1).within(Duration::ZERO)).is_err());
     // A loop that lives serves it.
     other.block_on(async {
         assert!(wait.as_mut().poll(&mut context).is_pending());

@@ -42,7 +42,7 @@ struct Joining {
 
 impl Joining {
     fn new(limiter: &TestLimiter) -> Joining {
-        let wait = Waiting::within(limiter, 1, None);
+        let wait = Waiting::with(limiter, 1, &Request::permits(1));
         Joining { limiter: limiter.clone(), wait, waker: Waker::from(Woken::new()) }
     }
 
@@ -52,7 +52,7 @@ impl Joining {
 
     /// Whether it has its permit, without anybody's help.
     fn is_granted(&mut self) -> bool {
-        self.limiter.claim(&mut self.wait) == Ok(true)
+        self.wait.is_done() || matches!(self.limiter.claim(&mut self.wait), Some(Ok(_)))
     }
 }
 

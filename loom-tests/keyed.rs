@@ -14,6 +14,7 @@ use crate::keyed::table::{Found, Line, Table};
 use crate::line::deferred::Deferred;
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
+use crate::request::Request;
 use crate::sync::{read, write};
 use crate::time::Nanos;
 
@@ -32,7 +33,7 @@ fn keys(max_keys: usize) -> (Keys, LoomClock) {
 /// The same, and key 1 took its permit a second ago: it is as good as new.
 fn with_a_fresh_key(max_keys: usize) -> Keys {
     let (keys, clock) = keys(max_keys);
-    assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+    assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
     clock.set_without_ringing(SECOND);
     keys
 }
@@ -45,9 +46,9 @@ fn forgetting_against_a_take(forget: fn(&Keys)) {
             let keys = keys.clone();
             thread::spawn(move || forget(&keys))
         };
-        let mine = keys.try_acquire(&1, 1).is_ok();
+        let mine = keys.try_acquire(&1, &Request::permits(1)).is_ok();
         other.join().expect("no panic");
-        let again = keys.try_acquire(&1, 1).is_ok();
+        let again = keys.try_acquire(&1, &Request::permits(1)).is_ok();
         assert_eq!((mine, again), (true, false));
         assert_eq!(keys.len(), 1);
     });
@@ -80,9 +81,9 @@ fn a_new_key_takes_a_free_place() {
         let keys = with_a_fresh_key(1);
         let other = {
             let keys = keys.clone();
-            thread::spawn(move || keys.try_acquire(&2, 1))
+            thread::spawn(move || keys.try_acquire(&2, &Request::permits(1)))
         };
-        let mine = keys.try_acquire(&1, 1);
+        let mine = keys.try_acquire(&1, &Request::permits(1));
         let other = other.join().expect("no panic");
         let full = Err(Refusal::TooManyKeys { limit: 1 });
         assert!([(Ok(()), full), (full, Ok(()))].contains(&(mine, other)), "{mine:?} {other:?}");
@@ -106,7 +107,7 @@ fn two_first_takes(take: fn(&Keys) -> bool) {
 
 #[test]
 fn two_first_takes_find_one_key() {
-    two_first_takes(|keys| keys.try_acquire(&1, 1).is_ok());
+    two_first_takes(|keys| keys.try_acquire(&1, &Request::permits(1)).is_ok());
 }
 
 /// Does not look again before it adds.
@@ -136,7 +137,7 @@ fn moving_against_a_take(take_in_line: fn(&Keys) -> bool) {
             let keys = keys.clone();
             thread::spawn(move || take_in_line(&keys))
         };
-        let mine = keys.try_acquire(&1, 1).is_ok();
+        let mine = keys.try_acquire(&1, &Request::permits(1)).is_ok();
         assert_ne!(mine, other.join().expect("no panic"), "one of two");
     });
 }
@@ -161,7 +162,7 @@ fn broken_a_state_moves_into_a_line_whole() {
 fn settling_against_a_wait(settle: fn(&Keys)) {
     model(move || {
         let (keys, clock) = keys(2);
-        assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
         drop(keys.own_line(&1));
         let other = {
             let keys = keys.clone();
@@ -181,7 +182,10 @@ fn settling_against_a_wait(settle: fn(&Keys)) {
         assert!(wait.as_mut().poll(&mut context).is_pending());
         other.join().expect("no panic");
         clock.set(SECOND);
-        assert!(keys.try_acquire(&1, 1).is_err(), "the permit is that of the one who waited");
+        assert!(
+            keys.try_acquire(&1, &Request::permits(1)).is_err(),
+            "the permit is that of the one who waited"
+        );
         assert!(wait.as_mut().poll(&mut context).is_ready());
     });
 }
@@ -205,7 +209,7 @@ fn a_state_moves_into_a_line_and_back_whole() {
 fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
     model(move || {
         let (keys, _) = keys(2);
-        assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
         let mine = keys.own_line(&1).expect("there is room");
         let other = {
             let (keys, line) = (keys.clone(), mine.clone());
@@ -214,7 +218,7 @@ fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
         leave(&keys, mine);
         other.join().expect("no panic");
         assert!(read(&keys.shards[0]).lines().is_none(), "settled");
-        assert!(keys.try_acquire(&1, 1).is_err());
+        assert!(keys.try_acquire(&1, &Request::permits(1)).is_err());
         assert_eq!(keys.len(), 1);
     });
 }
@@ -258,7 +262,9 @@ fn changing_against_takes(known: bool, change: fn(&Keys)) {
         let policy = TokenBucket::new(Rate::per_second(2), 2);
         let table = Table::with_shards(policy, 2, WhenKeysFull::RefuseNew, clock, 1);
         let keys = Arc::new(table);
-        let take = |keys: &Keys, times| (0..times).filter(|_| keys.try_acquire(&1, 1).is_ok()).count();
+        let take = |keys: &Keys, times| {
+            (0..times).filter(|_| keys.try_acquire(&1, &Request::permits(1)).is_ok()).count()
+        };
         let before = if known { take(&keys, 1) } else { 0 };
         let other = {
             let keys = keys.clone();
@@ -319,7 +325,7 @@ fn broken_a_new_key_begins_before_a_change_or_after_it() {
 fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
     model(move || {
         let (keys, _) = keys(2);
-        assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
         drop(keys.own_line(&2));
         let other = {
             let keys = keys.clone();
@@ -329,7 +335,7 @@ fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
         other.join().expect("no panic");
         let rates = [1, 2].map(|key| keys.own_line(&key).map(|line| line.rate()));
         assert_eq!(rates, [Ok(SLOWER); 2], "it went along");
-        assert!(keys.try_acquire(&1, 1).is_err());
+        assert!(keys.try_acquire(&1, &Request::permits(1)).is_err());
     });
 }
 
@@ -372,7 +378,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
 fn who_joins_a_line_meanwhile_is_moved() {
     model(|| {
         let (keys, _) = keys(2);
-        assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
         let other = {
             let keys = keys.clone();
             thread::spawn(move || keys.change_all(Change::rate(Rate::per_second(10))).expect("fits"))
@@ -388,7 +394,7 @@ fn who_joins_a_line_meanwhile_is_moved() {
 fn who_waits_for_a_key_that_is_removed_is_served() {
     model(|| {
         let (keys, clock) = keys(2);
-        assert_eq!(keys.try_acquire(&1, 1), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
         let other = {
             let keys = keys.clone();
             thread::spawn(move || keys.remove(&1))

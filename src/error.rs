@@ -41,7 +41,7 @@ pub enum Refusal {
         /// A request that is more important than the waiters does not count them, and a refused
         /// request keeps no place. If a waiter comes due meanwhile, it takes its permits, and the
         /// time was too early. A request that has to go first waits, for example with
-        /// `acquire_with`.
+        /// `acquire_many`.
         ///
         /// [`Nanos`], not a [`Duration`]: a `Duration` keeps seconds apart, and most refused callers do not need the
         /// division that this takes. [`retry_after`](Refusal::retry_after) makes one.

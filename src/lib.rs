@@ -21,7 +21,7 @@
 //!     assert!(refusal.retry_after() <= Some(Duration::from_millis(600)));
 //! }
 //! // Refused at once if 50 ms would not do.
-//! assert!(limiter.try_acquire_within(Duration::from_millis(50)).await.is_err());
+//! assert!(limiter.acquire_within(Duration::from_millis(50)).await.is_err());
 //! limiter.set_rate(Rate::per_second(10)); // also for those already waiting
 //! # Ok(())
 //! # }
@@ -80,10 +80,11 @@
 //! let calls = CountingLimit::new(4);
 //! let api = AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("calls", &calls);
 //!
-//! let estimate = api.acquire_estimate(&[1, 4000, 1]).await?;
+//! let mut place = api.reserve([1, 4000, 1])?; // an estimate
+//! (&mut place).await?;
 //! // ... the call: it took 1200 tokens
-//! estimate.settle(&[1, 1200, 1])?;
-//! let refusal = api.try_acquire_weighted(&[1, 9000, 1]).unwrap_err();
+//! place.settle(&[1, 1200, 1])?;
+//! let refusal = api.try_acquire_many([1, 9000, 1]).unwrap_err();
 //! assert_eq!(refusal.member(), Some("tokens"));
 //! # Ok(())
 //! # }
@@ -111,13 +112,12 @@
 //!
 //! | to | call |
 //! |---|---|
-//! | say how important a request is, and how long it waits | [`acquire_with`](RateLimiter::acquire_with), [`try_acquire_with`](RateLimiter::try_acquire_with) and a [`Request`] |
+//! | say how important a request is, and how long it waits | any call with a [`Request`] in place of a number |
 //! | keep a share of the burst for the important | [`keep_for_priority`](RateLimiter::keep_for_priority) |
 //! | bound the queue, and say who makes room | [`set_queue_bounds`](RateLimiter::set_queue_bounds) and [`QueueBounds`] |
 //! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause_until`](RateLimiter::pause_until), [`resume`](RateLimiter::resume) |
 //! | believe what a server counted | [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund) |
 //! | begin anew | [`reset`](RateLimiter::reset) |
-//! | hand the refused to a cheaper way | [`try_acquire_or`](RateLimiter::try_acquire_or), [`acquire_with_or`](RateLimiter::acquire_with_or) |
 //! | see what a limit would do | [`set_shadow`](RateLimiter::set_shadow) |
 //! | let somebody pass in any case | [`Request::exempt`] |
 //! | count, or be told | [`watch`](RateLimiter::observe) with [`Statistics`], or with [`Events`] of your own |
@@ -133,7 +133,7 @@
 //! ManualClock::new()); let statistics = Arc::new(Statistics::new());
 //! limiter.observe(statistics.clone());
 //! limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1000).when_full(WhenFull::DropLeastImportant));
-//! limiter.keep_for_priority(2, 1); limiter.try_acquire_with(Request::permits(1).priority(1))?;
+//! limiter.keep_for_priority(2, 1); limiter.try_acquire_many(Request::permits(1).priority(1))?;
 //! limiter.pause_for(Duration::from_secs(30)); // the server said so
 //! assert!(limiter.try_acquire().is_err()); assert_eq!(statistics.snapshot().refused(), 1);
 //! # Ok::<(), Refusal>(())
@@ -240,15 +240,15 @@ mod time;
 #[path = "../loom-tests/mod.rs"]
 mod loom_tests;
 
-pub use all_of::{AllEstimate, AllOf, AllPermits, AllRefusal};
+pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation};
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, Refusal};
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedRateLimiter, WhenKeysFull};
 pub use limiter::{
-    Acquire, AcquireEstimate, AcquireMany, AcquireManyOwned, AcquireOwned, Estimate, Events, RateLimiter,
-    Reservation, ServedBy, Statistics, StatisticsSnapshot, WaitHistogram,
+    Acquire, AcquireMany, AcquireOwned, Events, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
+    WaitHistogram,
 };
 pub use policy::{
     AnyPolicy, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,

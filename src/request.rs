@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-/// What a call wants: so many permits, how important it is, how long it waits.
+/// What a call asks for: how many permits, how important it is, how long it waits.
 ///
-/// For [`RateLimiter::acquire_with`](crate::RateLimiter::acquire_with),
-/// [`try_acquire_with`](crate::RateLimiter::try_acquire_with) and
-/// [`blocking_acquire_with`](crate::RateLimiter::blocking_acquire_with). The calls with fewer words
-/// ask for priority 0.
+/// Every call that takes a number of permits takes a request as well: `acquire_many(3)` is
+/// `acquire_many(Request::permits(3))`.
 ///
 /// # Examples
 ///
@@ -19,8 +17,8 @@ use std::time::Duration;
 /// # async fn main() -> Result<(), Refusal> {
 /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
 /// limiter.acquire().await;
-/// let low = limiter.acquire_with(Request::permits(1).priority(-1));
-/// let high = limiter.acquire_with(Request::permits(1).priority(1).within(Duration::from_secs(1)));
+/// let low = limiter.acquire_many(Request::permits(1).priority(-1));
+/// let high = limiter.acquire_many(Request::permits(1).priority(1).within(Duration::from_secs(1)));
 /// let (low, high) = tokio::join!(low, high);
 /// assert_eq!(high?, Duration::from_millis(100));
 /// assert_eq!(low?, Duration::from_millis(200));
@@ -42,37 +40,43 @@ impl Request {
         Request { permits: n, priority: 0, within: None, exempt: false }
     }
 
-    /// How important it is: the higher, the sooner. 0 unless set.
+    /// How important the request is: the higher, the sooner. 0 unless set.
     ///
     /// # Fairness
     ///
-    /// A more important request goes before all less important ones that still wait, and equals go
-    /// in the order in which they came. Nothing keeps the less important from starving: as long as
-    /// the more important take everything, the others wait. Their waiting does not make them more
-    /// important. What helps is a request [`within`](Request::within) a time, which is refused as
-    /// soon as the more important ones make it too late, and a limit of their own for the more
-    /// important.
+    /// A request of a higher priority goes before all waiting requests of a lower one. Requests of
+    /// one priority are served in the order in which they came. Requests of a low priority may
+    /// wait for ever, if requests of a higher one take every permit: waiting does not raise a
+    /// priority. A request [`within`](Request::within) a time is refused as soon as requests of a
+    /// higher priority make it too late. A limiter of its own keeps important traffic from taking
+    /// everything.
+    ///
+    /// Adding a request of a high priority takes time proportional to the number of waiters that
+    /// have a deadline and a lower priority: each that is too late by then is refused at once.
     pub const fn priority(self, priority: i8) -> Request {
         Request { priority, ..self }
     }
 
-    /// Refused at once if it would wait longer, or as soon as it turns out that it will. A call
-    /// that does not wait ignores it.
+    /// The request waits no longer than this. It is refused at once if its permits are due later,
+    /// and refused while it waits as soon as they turn out to be.
+    ///
+    /// The first poll decides, for the place in line that the request would get. The time at which
+    /// the permits are due counts, not the time at which a late timer tells. A call that never
+    /// waits ignores this.
     pub const fn within(self, within: Duration) -> Request {
         Request { within: Some(within), ..self }
     }
 
-    /// Passes at once and takes nothing: for callers that no limit is meant for. Those who
-    /// [watch](crate::RateLimiter::observe) are told.
+    /// The request passes at once and takes nothing: for callers that no limit is meant for.
+    /// [Observers](crate::RateLimiter::observe) are told.
     ///
-    /// It passes a [pause](crate::RateLimiter::pause_for), too, and may ask for zero permits or
-    /// more than there can be.
+    /// An exempt request passes a [pause](crate::RateLimiter::pause_for) as well, and may ask for
+    /// zero permits or for more than the limit.
     pub const fn exempt(self) -> Request {
         Request { exempt: true, ..self }
     }
 }
 
-/// One permit, at priority 0, for as long as it takes.
 impl Default for Request {
     fn default() -> Request {
         Request::permits(1)
@@ -165,5 +169,12 @@ impl QueueBounds {
 impl Default for QueueBounds {
     fn default() -> QueueBounds {
         QueueBounds::UNBOUNDED
+    }
+}
+
+/// That many permits at once, at priority 0, for as long as it takes.
+impl From<u32> for Request {
+    fn from(permits: u32) -> Request {
+        Request::permits(permits)
     }
 }

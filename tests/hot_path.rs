@@ -60,7 +60,7 @@ fn a_decision_reads_the_clock_once_and_allocates_nothing() {
     assert!(limiter.try_acquire().is_ok());
     assert!(limiter.try_acquire_many(1).is_ok());
     assert!(pin!(limiter.acquire()).poll(&mut context).is_ready());
-    assert!(pin!(limiter.acquire_many_owned(1)).poll(&mut context).is_ready());
+    assert!(pin!(limiter.acquire_owned(1)).poll(&mut context).is_ready());
     assert!(limiter.try_acquire().is_err());
 
     let change = region.change();
@@ -91,11 +91,11 @@ fn several_at_once(clock: &Counted) {
     let in_use = CountingLimit::new(2);
     let all = AllOf::new("a", &a).with("b", &b).with_counting("in use", &in_use);
     let region = Region::new(ALLOCATOR);
-    let held = (all.try_acquire(), all.try_acquire_weighted(&[3, 1, 1]));
+    let held = (all.try_acquire(), all.try_acquire_many([3, 1, 1]));
     assert!(held.0.is_ok() && held.1.is_ok() && all.try_acquire().is_err());
     drop(held);
-    assert!(all.try_acquire_weighted(&[7, 1, 1]).is_err());
-    assert!(all.try_acquire_weighted(&[0, 11, 0]).is_err());
+    assert!(all.try_acquire_many([7, 1, 1]).is_err());
+    assert!(all.try_acquire_many([0, 11, 0]).is_err());
     let change = region.change();
     assert_eq!((change.allocations, change.deallocations, change.reallocations), (0, 0, 0));
 }

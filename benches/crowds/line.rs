@@ -14,8 +14,7 @@ use rand::seq::SliceRandom;
 use stats_alloc::Region;
 use tidegate::policy::Policy;
 use tidegate::{
-    AcquireManyOwned, FixedWindow, ManualClock, QueueBounds, Rate, RateLimiter, Request, SlidingLog,
-    TokenBucket,
+    AcquireOwned, FixedWindow, ManualClock, QueueBounds, Rate, RateLimiter, Request, SlidingLog, TokenBucket,
 };
 
 use crate::{ALLOCATOR, CALLS, Options, grown, time};
@@ -24,13 +23,13 @@ const SIZES: [usize; 3] = [1_000, 100_000, 1_000_000];
 const BURST: u32 = 10;
 const DAY: Duration = Duration::from_secs(86_400);
 
-type Waiter<P> = Pin<Box<AcquireManyOwned<P, ManualClock>>>;
+type Waiter<P> = Pin<Box<AcquireOwned<P, ManualClock>>>;
 
 /// Puts one more request into line.
 fn join<P: Policy>(limiter: &RateLimiter<P, ManualClock>, number: usize) -> Waiter<P> {
     let request = Request::permits(1 + u32::try_from(number % 5).unwrap_or(0));
     let request = if number.is_multiple_of(2) { request } else { request.within(10_000 * DAY) };
-    let mut waiter = Box::pin(limiter.acquire_with_owned(request));
+    let mut waiter = Box::pin(limiter.acquire_owned(request));
     assert!(poll(waiter.as_mut()).is_pending(), "nothing is due");
     waiter
 }
@@ -72,7 +71,7 @@ fn calls<P: Policy>(name: &str, policy: P, rates: [Rate; 2], waiting: usize, opt
     time(&case, "cancel at random", CALLS, |_| drop(line.pop()));
     time(&case, "try_acquire, refused", CALLS, |_| assert!(black_box(limiter.try_acquire()).is_err()));
     time(&case, "try_within, refused", CALLS, |_| {
-        let mut refused = std::pin::pin!(limiter.try_acquire_within(Duration::from_millis(1)));
+        let mut refused = std::pin::pin!(limiter.acquire_within(Duration::from_millis(1)));
         assert!(matches!(poll(refused.as_mut()), Poll::Ready(Err(_))), "too late");
     });
     let reservation = limiter.reserve(2).expect("it can be had");

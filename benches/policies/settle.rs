@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tidegate::policy::AnyPolicy;
 use tidegate::{
-    Estimate, FixedWindow, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, SlidingEstimate,
+    FixedWindow, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingEstimate,
     SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
 };
 
@@ -34,13 +34,14 @@ fn policies() -> [(&'static str, AnyPolicy); 7] {
 fn measure(policy: AnyPolicy) -> Result<(f64, f64), Refusal> {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(policy, clock.clone());
-    let mut estimates = Vec::<Estimate>::with_capacity(COUNT);
+    let mut estimates = Vec::with_capacity(COUNT);
     let mut taking = Duration::ZERO;
     while estimates.len() < COUNT {
         clock.advance(Duration::from_nanos(250));
         let begin = Instant::now();
-        match limiter.try_acquire_estimate(PERMITS) {
-            Ok(estimate) => {
+        match limiter.reserve(Request::permits(PERMITS).within(Duration::ZERO)) {
+            Ok(mut estimate) => {
+                assert!(estimate.claim(), "it is due now");
                 taking += begin.elapsed();
                 estimates.push(estimate);
             }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use reqwest::{Client, StatusCode, Url};
 use serde_json::{Value, json};
-use tidegate::{AllEstimate, AllOf, CountingLimit, Estimate, Rate, RateLimiter, TokenBucket};
+use tidegate::{
+    AllOf, AllRequest, AllReservation, CountingLimit, Rate, RateLimiter, Reservation, TokenBucket,
+};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -76,13 +78,19 @@ impl Limits {
     ///
     /// For its own limit first: in the queue that all share, those behind would wait for it, too.
     async fn acquire(&self, tenant: usize, tokens: u32) -> Result<Permit, Box<dyn Error + Send + Sync>> {
+        let mut waited = [Duration::ZERO; 2];
         let own = match &self.own[tenant] {
-            Some(limiter) => Some(limiter.acquire_estimate(tokens).await?),
+            Some(limiter) => {
+                let mut own = limiter.reserve(tokens)?;
+                waited[0] = (&mut own).await?;
+                Some(own)
+            }
             None => None,
         };
-        let all = self.all.clone().priority(TENANTS[tenant].priority);
-        let all = all.acquire_estimate(&[1, tokens, 1]).await?;
-        Ok(Permit { own, all })
+        let request = AllRequest::permits([1, tokens, 1]).priority(TENANTS[tenant].priority);
+        let mut all = self.all.reserve(request)?;
+        waited[1] = (&mut all).await?;
+        Ok(Permit { own, all, waited })
     }
 
     /// What is left of both budgets. Less than nothing where a call used more than it was estimated
@@ -106,16 +114,13 @@ impl fmt::Display for Limits {
 
 /// A call may be made.
 struct Permit {
-    own: Option<Estimate>,
-    all: AllEstimate,
+    own: Option<Reservation<TokenBucket>>,
+    all: AllReservation,
+    /// The time waited for the tenant's own limit, and then in the queue of all.
+    waited: [Duration; 2],
 }
 
 impl Permit {
-    /// The time waited for the tenant's own limit, and then in the queue of all.
-    fn waited(&self) -> [Duration; 2] {
-        [self.own.as_ref().map(Estimate::waited).unwrap_or_default(), self.all.waited()]
-    }
-
     /// The call is over and used so many tokens. Not called if nobody knows: then the estimate is
     /// the cost.
     fn settle(self, tokens: u32) -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -243,7 +248,7 @@ async fn make_call(shared: &Shared, tenant: usize, number: u32) -> Call {
         Some(limits) => limits.acquire(tenant, estimate).await.map(Some),
         None => Ok(None),
     };
-    let waited = permit.iter().flatten().map(Permit::waited).next().unwrap_or_default();
+    let waited = permit.iter().flatten().map(|permit| permit.waited).next().unwrap_or_default();
     let began_at = shared.begin.elapsed();
     let answer = match permit {
         Ok(permit) => {

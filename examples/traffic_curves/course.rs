@@ -174,8 +174,10 @@ fn ask<P: Policy>(
     patience: Patience,
 ) -> AcquireMany<'_, P, ManualClock> {
     match patience {
-        Patience::None => limiter.try_acquire_many_within(permits, Duration::ZERO),
-        Patience::AtMost(most) => limiter.try_acquire_many_within(permits, seconds(most)),
+        Patience::None => limiter.acquire_many(tidegate::Request::permits(permits).within(Duration::ZERO)),
+        Patience::AtMost(most) => {
+            limiter.acquire_many(tidegate::Request::permits(permits).within(seconds(most)))
+        }
         Patience::Endless => limiter.acquire_many(permits),
     }
 }

@@ -74,6 +74,9 @@ pub(crate) trait Member<C: Timer>: Recheck {
     /// How often those who wait were moved.
     fn changes(&self) -> u64;
 
+    /// Charges `n` permits whether they are there or not.
+    fn debit(&self, n: u32);
+
     /// What `n` permits weigh in a sum of those that go first.
     fn weight(&self, n: u32) -> u128;
 
@@ -178,6 +181,15 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
 
     fn changes(&self) -> u64 {
         self.0.changes.load(Ordering::Relaxed)
+    }
+
+    fn debit(&self, n: u32) {
+        let shared = &self.0;
+        shared.visit(|line, visit| {
+            shared.rule.debit(line.latest(), n);
+            line.debited();
+            shared.retime(line, visit);
+        });
     }
 
     fn weight(&self, n: u32) -> u128 {

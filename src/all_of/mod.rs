@@ -58,16 +58,18 @@
 pub(crate) mod all;
 mod control;
 mod counting;
-mod estimate;
 pub(crate) mod member;
+mod request;
+mod reservation;
 pub(crate) mod weights;
 
-pub use estimate::{AcquireAllEstimate, AllEstimate};
+pub use request::AllRequest;
+pub use reservation::AllReservation;
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::all_of::all::{All, AllCharge, Entry, Kind, Permits};
@@ -78,8 +80,9 @@ use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
-use crate::limiter::pending::{Poller, Waiting};
+use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
+use crate::line::outcome::Outcome;
 use crate::policy::Policy;
 use crate::status::Status;
 
@@ -91,13 +94,16 @@ use crate::status::Status;
 ///
 /// | call | not due now |
 /// |---|---|
-/// | [`acquire`](AllOf::acquire), [`acquire_weighted`](AllOf::acquire_weighted) | waits |
-/// | [`try_acquire`](AllOf::try_acquire), [`try_acquire_weighted`](AllOf::try_acquire_weighted) | refuses at once |
-/// | [`try_acquire_within`](AllOf::try_acquire_within), [`try_acquire_weighted_within`](AllOf::try_acquire_weighted_within) | waits if it takes no longer, else refuses |
-/// | [`blocking_acquire`](AllOf::blocking_acquire), … | waits in the same queue, from a plain thread |
+/// | [`acquire`](AllOf::acquire), [`acquire_many`](AllOf::acquire_many) | waits |
+/// | [`acquire_within`](AllOf::acquire_within) | waits if that takes no longer than a time, else refuses at once |
+/// | [`try_acquire`](AllOf::try_acquire), [`try_acquire_many`](AllOf::try_acquire_many) | refuses at once |
+/// | [`blocking_acquire`](AllOf::blocking_acquire), [`blocking_acquire_many`](AllOf::blocking_acquire_many) | waits in the same queue, from a plain thread |
+/// | [`reserve`](AllOf::reserve) | takes a place in the queue, for a cost that is settled later |
 ///
-/// One request can weigh differently in each member: one call and 850 tokens. Weights are given in
-/// the order in which the members were added, and a member with weight 0 is not asked.
+/// One request can weigh differently in each member: one call and 850 tokens are `[1, 850]`, in the
+/// order in which the members were added. A member with weight 0 is not asked. The calls that take
+/// weights take an [`AllRequest`] as well, which says more: a priority, a longest wait, an
+/// exemption.
 ///
 /// Add each limiter once. All rate limiters of one composite have clocks of one type that run at
 /// the same pace; they may have begun at different times. Alarms are set by the clock of the first.
@@ -115,7 +121,7 @@ use crate::status::Status;
 /// | set on a member | for requests through a composite |
 /// |---|---|
 /// | a rate, a burst, a debt, a refund, a pause | holds, also for those who wait, unless its weight is 0 |
-/// | [a share that is kept](RateLimiter::keep_for_priority) | holds; who may use it says the composite's [priority](AllOf::priority) |
+/// | [a share that is kept](RateLimiter::keep_for_priority) | holds; the [priority](AllRequest::priority) of the request says whether it may use the share |
 /// | [shadow](RateLimiter::set_shadow) | it refuses nobody, and takes what is there |
 /// | [a bound on its queue](RateLimiter::set_queue_bounds), [who watches](RateLimiter::observe) | does not: bound and watch the composite |
 ///
@@ -168,7 +174,7 @@ use crate::status::Status;
 /// let in_flight = CountingLimit::new(10);
 /// let api = AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("in flight", &in_flight);
 ///
-/// let permits = api.try_acquire_weighted(&[1, 850, 1])?;
+/// let permits = api.try_acquire_many([1, 850, 1])?;
 /// assert_eq!(in_flight.available(), 9);
 /// drop(permits); // the call is over
 /// assert_eq!(in_flight.available(), 10);
@@ -334,36 +340,11 @@ impl<C: Timer + Clone> AllOf<C> {
             panic!("the limiter that is to be {:?} is a member already, as {:?}", member.name, same.name);
         }
         members.push(member);
-        AllOf::of(members, self.shared.clock.clone()).priority(self.ones.priority)
-    }
-
-    /// A handle whose requests are this important, 0 otherwise: they go before all of lower
-    /// priority in the queue of this composite, which clones share whatever their priority, and in
-    /// the lines of its members, and may take what a member [keeps](RateLimiter::keep_for_priority)
-    /// for them.
-    ///
-    /// The less important are served only when no more important request waits, so they can wait
-    /// for ever.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tidegate::{AllOf, AllRefusal, Rate, RateLimiter, SmoothBursty};
-    ///
-    /// let tokens = RateLimiter::new(SmoothBursty::new(Rate::per_second(1000)));
-    /// let batch = AllOf::new("tokens", &tokens);
-    /// let interactive = batch.clone().priority(1);
-    /// let _permits = interactive.try_acquire()?;
-    /// # Ok::<(), AllRefusal>(())
-    /// ```
-    #[must_use]
-    pub fn priority(mut self, priority: i8) -> Self {
-        self.ones.priority = priority;
-        self
+        AllOf::of(members, self.shared.clock.clone())
     }
 
     fn of(members: Vec<Entry<C>>, clock: C) -> Self {
-        let ones = Weights::new(&vec![1; members.len()], 0);
+        let ones = Weights::ones(members.len());
         // How far back a late grant is charged, each member says.
         let catch_up = Duration::MAX;
         let shared =
@@ -391,17 +372,24 @@ impl<C: Timer> AllOf<C> {
         self.attempt(&self.ones)
     }
 
-    /// Takes so many permits of each member now, in the order in which they were added, or none.
+    /// Takes what an [`AllRequest`] asks for now, or nothing. The request may be just a number for
+    /// each member, in the order in which they were added.
     ///
     /// # Errors
     ///
     /// As [`try_acquire`](AllOf::try_acquire), and:
     ///
-    /// - [`AllRefusal::Member`] with a refusal that is not limited if a member can never give so
-    ///   many at once, or all weights are 0.
+    /// - [`AllRefusal::Member`] with a refusal for good if a member can never give so many at once,
+    ///   or all weights are 0.
     /// - [`AllRefusal::Weights`] if there are more or fewer weights than members.
-    pub fn try_acquire_weighted(&self, weights: &[u32]) -> Result<AllPermits, AllRefusal> {
-        self.attempt(&self.weigh(weights)?)
+    pub fn try_acquire_many(&self, request: impl Into<AllRequest>) -> Result<AllPermits, AllRefusal> {
+        let request = request.into();
+        let ask = self.ask(&request)?;
+        if request.request.exempt {
+            let passed = self.shared.tell(&ask, Duration::ZERO, Ok(Outcome::Exempt));
+            return passed.map(|charge| granted(charge, Duration::ZERO)).map_err(AllRefusal::from);
+        }
+        self.attempt(&ask)
     }
 
     /// Waits for one permit of each member.
@@ -440,41 +428,35 @@ impl<C: Timer> AllOf<C> {
     /// # }
     /// ```
     pub fn acquire(&self) -> AcquireAll<C> {
-        AcquireAll::new(self, Ok(self.ones.clone()), None)
+        AcquireAll::new(self, &AllRequest::one_each())
     }
 
-    /// Waits for so many permits of each member, in the order in which they were added.
+    /// Waits for what an [`AllRequest`] asks for, which may be just a number for each member, in the
+    /// order in which they were added.
     ///
     /// # Errors
     ///
-    /// Only those that waiting cannot cure: [`Refusal::ExceedsLimit`], [`Refusal::ZeroPermits`],
-    /// [`AllRefusal::Weights`]; and, if the queue is [bounded](AllOf::set_queue_bounds),
-    /// [`Refusal::QueueFull`] and [`Refusal::Displaced`].
-    pub fn acquire_weighted(&self, weights: &[u32]) -> AcquireAll<C> {
-        AcquireAll::new(self, self.weigh(weights), None)
+    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] or [`Refusal::ZeroPermits`], which
+    ///   waiting cannot cure.
+    /// - [`AllRefusal::Member`] with [`Refusal::Limited`] if the request cannot be served
+    ///   [within](AllRequest::within) its time; it names the member that is ready last.
+    /// - [`AllRefusal::Weights`] if there are more or fewer weights than members.
+    /// - [`AllRefusal::Queue`] if the queue is [bounded](AllOf::set_queue_bounds).
+    pub fn acquire_many(&self, request: impl Into<AllRequest>) -> AcquireAll<C> {
+        AcquireAll::new(self, &request.into())
     }
 
     /// Waits for one permit of each member if that takes no longer than `within`; else refuses at
     /// once and spends nothing.
     ///
-    /// How long a [`CountingLimit`] takes nobody knows: if it is only that, the request waits, and
-    /// is refused when the time is over.
+    /// It is [`acquire_many`](AllOf::acquire_many) of one permit each
+    /// [`within`](AllRequest::within) that time.
     ///
     /// # Errors
     ///
-    /// As [`RateLimiter::try_acquire_within`], with the name of the member that is ready last.
-    pub fn try_acquire_within(&self, within: Duration) -> AcquireAll<C> {
-        AcquireAll::new(self, Ok(self.ones.clone()), Some(within))
-    }
-
-    /// [`try_acquire_within`](AllOf::try_acquire_within) for so many permits of each member.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_within`](AllOf::try_acquire_within) and
-    /// [`acquire_weighted`](AllOf::acquire_weighted).
-    pub fn try_acquire_weighted_within(&self, weights: &[u32], within: Duration) -> AcquireAll<C> {
-        AcquireAll::new(self, self.weigh(weights), Some(within))
+    /// As [`RateLimiter::acquire_within`], with the name of the member that is ready last.
+    pub fn acquire_within(&self, within: Duration) -> AcquireAll<C> {
+        AcquireAll::new(self, &AllRequest::one_each().within(within))
     }
 
     /// Blocks the calling thread until it has one permit of each member.
@@ -486,40 +468,39 @@ impl<C: Timer> AllOf<C> {
     ///
     /// As [`acquire`](AllOf::acquire).
     pub fn blocking_acquire(&self) -> Result<AllPermits, AllRefusal> {
-        self.block(self.ones.clone(), None)
+        self.blocking_acquire_many(AllRequest::one_each())
     }
 
-    /// Blocks the calling thread until it has so many permits of each member.
+    /// Blocks the calling thread until it has what an [`AllRequest`] asks for.
     ///
     /// # Errors
     ///
-    /// As [`acquire_weighted`](AllOf::acquire_weighted).
-    pub fn blocking_acquire_weighted(&self, weights: &[u32]) -> Result<AllPermits, AllRefusal> {
-        self.block(self.weigh(weights)?, None)
+    /// As [`acquire_many`](AllOf::acquire_many).
+    pub fn blocking_acquire_many(&self, request: impl Into<AllRequest>) -> Result<AllPermits, AllRefusal> {
+        let request = request.into();
+        let ask = self.ask(&request)?;
+        match blocking::acquire(&self.shared, Waiting::with(&self.shared, ask.clone(), &request.request)) {
+            Ok((waited, charge, _)) => Ok(granted(charge, waited)),
+            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
+        }
     }
 
-    /// Blocks the calling thread until it has one permit of each member if that takes no longer
-    /// than `within`; else refuses at once.
+    /// Takes a place in the queue now for what an [`AllRequest`] asks for, for a cost that is known
+    /// only later: reserve the estimate, await it, and [settle](AllReservation::settle) it.
+    ///
+    /// When its time comes it is charged, whether it is awaited or not, and holds its permits of a
+    /// [`CountingLimit`] until it is dropped or settled.
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_within`](AllOf::try_acquire_within).
-    pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<AllPermits, AllRefusal> {
-        self.block(self.ones.clone(), Some(within))
-    }
-
-    /// [`blocking_try_acquire_within`](AllOf::blocking_try_acquire_within) for so many permits of
-    /// each member.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_weighted_within`](AllOf::try_acquire_weighted_within).
-    pub fn blocking_try_acquire_weighted_within(
-        &self,
-        weights: &[u32],
-        within: Duration,
-    ) -> Result<AllPermits, AllRefusal> {
-        self.block(self.weigh(weights)?, Some(within))
+    /// As [`acquire_many`](AllOf::acquire_many).
+    pub fn reserve(&self, request: impl Into<AllRequest>) -> Result<AllReservation<C>, AllRefusal> {
+        let request = request.into();
+        let ask = self.ask(&request)?;
+        match self.shared.reserve(ask.clone(), &request.request) {
+            Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait)),
+            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
+        }
     }
 
     /// What could be had of all members now: the smallest limit, the fewest permits, the longest
@@ -555,26 +536,15 @@ impl<C: Timer> AllOf<C> {
         self.shared.rule.members.iter().map(|entry| entry.name)
     }
 
-    fn weigh(&self, weights: &[u32]) -> Result<Weights, AllRefusal> {
+    fn ask(&self, request: &AllRequest) -> Result<Weights, AllRefusal> {
         let members = self.shared.rule.members.len();
-        match weights.len() == members {
-            true => Ok(Weights::new(weights, self.ones.priority)),
-            false => Err(AllRefusal::Weights { given: weights.len(), members }),
-        }
+        request.weights(members).map_err(|given| AllRefusal::Weights { given, members })
     }
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
-        match self.shared.try_acquire_as(ask, self.ones.priority) {
+        match self.shared.try_acquire_as(ask, ask.priority) {
             Ok(charge) => Ok(granted(charge, Duration::ZERO)),
             Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
-        }
-    }
-
-    fn block(&self, ask: Weights, within: Option<Duration>) -> Result<AllPermits, AllRefusal> {
-        let wait = Waiting::within(&self.shared, ask.clone(), within).of_priority(self.ones.priority);
-        match blocking::acquire(&self.shared, wait) {
-            Ok((waited, charge, _)) => Ok(granted(charge, waited)),
-            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
         }
     }
 }
@@ -646,14 +616,17 @@ impl<C: Timer> fmt::Debug for AllOf<C> {
 /// tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAll<C: Timer = DefaultClock> {
-    shared: Arc<Shared<All<C>, C>>,
-    wait: Result<Waiting<Weights>, AllRefusal>,
+    /// Or why it is refused at the first poll.
+    waiting: Result<OwnedPending<All<C>, C>, AllRefusal>,
 }
 
 impl<C: Timer> AcquireAll<C> {
-    fn new(all: &AllOf<C>, ask: Result<Weights, AllRefusal>, within: Option<Duration>) -> Self {
-        let wait = ask.map(|ask| Waiting::within(&all.shared, ask, within).of_priority(all.ones.priority));
-        AcquireAll { shared: all.shared.clone(), wait }
+    fn new(all: &AllOf<C>, request: &AllRequest) -> Self {
+        let waiting = all.ask(request).map(|ask| {
+            let wait = Waiting::with(&all.shared, ask, &request.request);
+            Pending { shared: all.shared.clone(), wait }
+        });
+        AcquireAll { waiting }
     }
 }
 
@@ -661,31 +634,21 @@ impl<C: Timer> Future for AcquireAll<C> {
     type Output = Result<AllPermits, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let wait = match &mut this.wait {
-            Ok(wait) => wait,
+        let waiting = match &mut self.get_mut().waiting {
+            Ok(waiting) => waiting,
             Err(refusal) => return Poll::Ready(Err(*refusal)),
         };
-        match this.shared.poll(wait, Poller::Task(context.waker())) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Ok((waited, charge))) => Poll::Ready(Ok(granted(charge, waited))),
-            Poll::Ready(Err(refusal)) => Poll::Ready(Err(this.shared.rule.blame(wait.ask(), refusal))),
-        }
-    }
-}
-
-impl<C: Timer> Drop for AcquireAll<C> {
-    fn drop(&mut self) {
-        if let Ok(wait) = &mut self.wait {
-            self.shared.leave(wait);
-        }
+        Poll::Ready(match ready!(waiting.poll(Poller::Task(context.waker()))) {
+            Ok((waited, charge)) => Ok(granted(charge, waited)),
+            Err(refusal) => Err(waiting.shared.rule.blame(waiting.ask(), refusal)),
+        })
     }
 }
 
 impl<C: Timer> fmt::Debug for AcquireAll<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcquireAll")
-            .field("weights", &self.wait.as_ref().ok().map(Waiting::ask))
+            .field("weights", &self.waiting.as_ref().ok().map(Pending::ask))
             .finish_non_exhaustive()
     }
 }

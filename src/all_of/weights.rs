@@ -18,7 +18,8 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    pub(crate) fn new(weights: &[u32], priority: i8) -> Weights {
+    /// At priority 0.
+    pub(crate) fn new(weights: &[u32]) -> Weights {
         let mut few = [0; FEW];
         let more = match few.get_mut(..weights.len()) {
             Some(few) => {
@@ -27,7 +28,19 @@ impl Weights {
             }
             None => Some(weights.into()),
         };
-        Weights { priority, few, len: weights.len(), more }
+        Weights { priority: 0, few, len: weights.len(), more }
+    }
+
+    /// One of each member, at priority 0.
+    pub(crate) fn ones(members: usize) -> Weights {
+        match members {
+            0..=FEW => Weights { priority: 0, few: [1; FEW], len: members, more: None },
+            _ => Weights::new(&vec![1; members]),
+        }
+    }
+
+    pub(crate) fn of_priority(self, priority: i8) -> Weights {
+        Weights { priority, ..self }
     }
 }
 

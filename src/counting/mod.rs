@@ -135,17 +135,17 @@ impl CountingLimit {
     /// # Panics
     ///
     /// Outside of a tokio runtime with time enabled.
-    pub async fn try_acquire_within(&self, within: Duration) -> Result<CountingPermit, Refusal> {
-        self.try_acquire_many_within(1, within).await
+    pub async fn acquire_within(&self, within: Duration) -> Result<CountingPermit, Refusal> {
+        self.acquire_many_within(1, within).await
     }
 
-    /// [`try_acquire_within`](CountingLimit::try_acquire_within) for `n` permits at once.
+    /// [`acquire_within`](CountingLimit::acquire_within) for `n` permits at once.
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_within`](CountingLimit::try_acquire_within) and
+    /// As [`acquire_within`](CountingLimit::acquire_within) and
     /// [`acquire_many`](CountingLimit::acquire_many).
-    pub async fn try_acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
+    pub async fn acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
         let in_time = tokio::time::timeout(within, self.wait(n)).await;
         in_time.unwrap_or_else(|_| Err(Refusal::InUse { limit: self.limit() }))

@@ -47,7 +47,7 @@ use crate::status::Status;
 /// |---|---|
 /// | [`try_acquire`](KeyedRateLimiter::try_acquire), [`try_acquire_many`](KeyedRateLimiter::try_acquire_many) | refuses at once |
 /// | [`acquire`](KeyedRateLimiter::acquire), [`acquire_many`](KeyedRateLimiter::acquire_many) | waits, in a line for this key |
-/// | [`try_acquire_within`](KeyedRateLimiter::try_acquire_within), … | waits if it takes no longer |
+/// | [`try_acquire_within`](KeyedRateLimiter::acquire_within), … | waits if it takes no longer |
 /// | [`limiter`](KeyedRateLimiter::limiter) | everything that a [`RateLimiter`] can do, for one key |
 ///
 /// | call | changes |
@@ -65,7 +65,7 @@ use crate::status::Status;
 /// The number of keys is bounded, and the number of those who wait for a key is not, unless its
 /// [`limiter`](KeyedRateLimiter::limiter) is given [bounds](RateLimiter::set_queue_bounds): where
 /// callers are not trusted, refuse instead of waiting, or wait [within a
-/// time](KeyedRateLimiter::try_acquire_within).
+/// time](KeyedRateLimiter::acquire_within).
 ///
 /// # Cost
 ///
@@ -256,57 +256,25 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.try_acquire(key, 1)
+        self.table.try_acquire(key, &Request::permits(1))
     }
 
-    /// Takes `n` permits of a key now, or refuses.
+    /// Takes what a [`Request`] asks for of a key now, or refuses. The request may be just a
+    /// number.
     ///
     /// # Errors
     ///
     /// As [`try_acquire`](KeyedRateLimiter::try_acquire), and:
     ///
-    /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
+    /// - [`Refusal::ZeroPermits`] if the request asks for no permits.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once.
     #[inline]
-    pub fn try_acquire_many<Q>(&self, key: &Q, n: u32) -> Result<(), Refusal>
+    pub fn try_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<(), Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.try_acquire(key, n)
-    }
-
-    /// Takes what a [`Request`] asks for now, or refuses.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_many`](KeyedRateLimiter::try_acquire_many).
-    pub fn try_acquire_with<Q>(&self, key: &Q, request: Request) -> Result<(), Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        self.table.try_acquire_with(key, &request)
-    }
-
-    /// Waits for what a [`Request`] asks for. Returns the time waited.
-    ///
-    /// # Errors
-    ///
-    /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
-    /// - The rest as [`RateLimiter::acquire_with`].
-    pub async fn acquire_with<Q>(&self, key: &Q, request: Request) -> Result<Duration, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        if request.exempt {
-            return self.table.try_acquire_with(key, &request).map(|()| Duration::ZERO);
-        }
-        match self.table.take_or_line(key, request.permits)? {
-            None => Ok(Duration::ZERO),
-            Some(line) => line.acquire_with(request).await,
-        }
+        self.table.try_acquire(key, &request.into())
     }
 
     /// Waits for one permit of a key. Returns the time waited, zero if it was there.
@@ -346,59 +314,38 @@ where
         self.acquire_many(key, 1).await
     }
 
-    /// Waits for `n` permits of a key at once. Returns the time waited.
+    /// Waits for what a [`Request`] asks for of a key, which may be just a number. Returns the time
+    /// waited.
     ///
     /// # Errors
     ///
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
     /// - The rest as [`RateLimiter::acquire_many`].
-    pub async fn acquire_many<Q>(&self, key: &Q, n: u32) -> Result<Duration, Refusal>
+    pub async fn acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Duration, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.table.take_or_line(key, n)? {
+        let request = request.into();
+        match self.table.take_or_line(key, &request)? {
             None => Ok(Duration::ZERO),
-            Some(line) => line.acquire_many(n).await,
+            Some(line) => line.acquire_many(request).await,
         }
     }
 
-    /// Waits for one permit of a key if that takes no longer than `within`; else refuses at once
-    /// and spends nothing.
+    /// Waits for one permit of a key if it is due within a time, else refuses at once and spends
+    /// nothing.
     ///
     /// # Errors
     ///
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
-    /// - The rest as [`RateLimiter::try_acquire_within`].
-    pub async fn try_acquire_within<Q>(&self, key: &Q, within: Duration) -> Result<Duration, Refusal>
+    /// - The rest as [`RateLimiter::acquire_within`].
+    pub async fn acquire_within<Q>(&self, key: &Q, within: Duration) -> Result<Duration, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.try_acquire_many_within(key, 1, within).await
-    }
-
-    /// Waits for `n` permits of a key at once if that takes no longer than `within`; else refuses
-    /// at once and spends nothing.
-    ///
-    /// # Errors
-    ///
-    /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
-    /// - The rest as [`RateLimiter::try_acquire_many_within`].
-    pub async fn try_acquire_many_within<Q>(
-        &self,
-        key: &Q,
-        n: u32,
-        within: Duration,
-    ) -> Result<Duration, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        match self.table.take_or_line(key, n)? {
-            None => Ok(Duration::ZERO),
-            Some(line) => line.try_acquire_many_within(n, within).await,
-        }
+        self.acquire_many(key, Request::permits(1).within(within)).await
     }
 
     /// Blocks the calling thread until it has one permit of a key. Returns the time waited.
@@ -414,37 +361,44 @@ where
         self.blocking_acquire_many(key, 1)
     }
 
-    /// Blocks the calling thread until it has `n` permits of a key at once. Returns the time
-    /// waited.
+    /// Blocks the calling thread until it has what a [`Request`] asks for of a key, which may be
+    /// just a number. Returns the time waited.
     ///
-    /// Threads and tasks wait in the same line. Do not call it from a task: it blocks the
-    /// executor's thread.
+    /// Threads and tasks wait in one line. Do not call it from a task: it blocks the executor's
+    /// thread.
     ///
     /// # Errors
     ///
     /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
-    pub fn blocking_acquire_many<Q>(&self, key: &Q, n: u32) -> Result<Duration, Refusal>
+    pub fn blocking_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Duration, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.table.take_or_line(key, n)? {
+        let request = request.into();
+        match self.table.take_or_line(key, &request)? {
             None => Ok(Duration::ZERO),
-            Some(line) => line.blocking_acquire_many(n),
+            Some(line) => line.blocking_acquire_many(request),
         }
     }
 
-    /// Takes a place in the line of a key for `n` permits, now, and tells when they are due.
+    /// Takes a place in the line of a key now for what a [`Request`] asks for, and tells when it is
+    /// due.
     ///
     /// # Errors
     ///
     /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
-    pub fn reserve<Q>(&self, key: &Q, n: u32) -> Result<Reservation<KeyPolicy<P>, C>, Refusal>
+    pub fn reserve<Q>(
+        &self,
+        key: &Q,
+        request: impl Into<Request>,
+    ) -> Result<Reservation<KeyPolicy<P>, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.line_for(key, n)?.reserve(n)
+        let request = request.into();
+        self.table.line_for(key, request.permits)?.reserve(request)
     }
 
     /// The limiter of a key, with everything that a [`RateLimiter`] can do: pausing it, giving it

@@ -229,18 +229,21 @@ where
         &self.shards[index]
     }
 
-    /// Takes `n` permits of a key.
+    /// Takes what a request asks for, of a key.
     #[inline]
-    pub(crate) fn try_acquire<Q>(&self, key: &Q, n: u32) -> Result<(), Refusal>
+    pub(crate) fn try_acquire<Q>(&self, key: &Q, request: &Request) -> Result<(), Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let hash = self.hash_of(key);
+        let (hash, n) = (self.hash_of(key), request.permits);
+        if request.exempt {
+            return self.pass_exempt(hash, key, request);
+        }
         match self.try_known(hash, key, n) {
             Some(answer) if self.events.is_none() => answer,
             Some(answer) => self.tell(n, answer),
-            None => self.try_slow(hash, key, n),
+            None => self.try_slow(hash, key, request),
         }
     }
 
@@ -263,24 +266,31 @@ where
 
     /// The same for a key that is new, or in a shard with lines.
     #[cold]
-    fn try_slow<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<(), Refusal>
+    fn try_slow<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<(), Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.ask(hash, key, n) {
-            Ok(Some(line)) => line.try_acquire_many(n),
-            answer => self.tell(n, answer.map(drop)),
+        match self.ask(hash, key, request.permits) {
+            Ok(Some(line)) => line.try_acquire_many(*request),
+            answer => self.tell(request.permits, answer.map(drop)),
         }
     }
 
-    /// Takes `n` permits of a key, or returns the line to wait in.
-    pub(crate) fn take_or_line<Q>(&self, key: &Q, n: u32) -> Result<Option<Visit<'_, K, P, C>>, Refusal>
+    /// Takes what a request asks for, of a key, or returns the line to wait in.
+    pub(crate) fn take_or_line<Q>(
+        &self,
+        key: &Q,
+        request: &Request,
+    ) -> Result<Option<Visit<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let hash = self.hash_of(key);
+        let (hash, n) = (self.hash_of(key), request.permits);
+        if request.exempt {
+            return self.pass_exempt(hash, key, request).map(|()| None);
+        }
         let answer = match self.try_known(hash, key, n) {
             Some(answer) => answer.map(|()| None),
             None => self.ask(hash, key, n),
@@ -293,24 +303,18 @@ where
         }
     }
 
-    /// Takes what a request asks for, of a key.
-    pub(crate) fn try_acquire_with<Q>(&self, key: &Q, request: &Request) -> Result<(), Refusal>
+    /// Lets an exempt request pass. It takes nothing, so a key that is new stays unknown.
+    #[cold]
+    fn pass_exempt<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<(), Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let (hash, n) = (self.hash_of(key), request.permits);
-        if request.exempt {
-            if let Found::Line(line) = self.find_hashed(hash, key, |_, _| ()) {
-                return self.visit(hash, line).try_acquire_with(*request);
-            }
-            self.report(|events| events.exempted(n.into()));
-            return Ok(());
+        if let Found::Line(line) = self.find_hashed(hash, key, |_, _| ()) {
+            return self.visit(hash, line).try_acquire_many(*request);
         }
-        match self.ask(hash, key, n) {
-            Ok(Some(line)) => line.try_acquire_with(*request),
-            answer => self.tell(n, answer.map(drop)),
-        }
+        self.report(|events| events.exempted(request.permits.into()));
+        Ok(())
     }
 
     /// Tells the observer how a request ended that no line was asked for: a line tells by itself.

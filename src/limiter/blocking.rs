@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::pending::{Leave, Poller, Waiting};
+use crate::limiter::pending::{Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Rule;
 use crate::sync::{Thread, current_thread};
@@ -30,10 +30,10 @@ pub(crate) fn acquire<R: Rule<C>, C: Timer>(
     shared: &Arc<Shared<R, C>>,
     wait: Waiting<R::Ask>,
 ) -> Result<(Duration, Option<R::Charge>, u64), Refusal> {
-    let mut this = Leave { shared, wait };
+    let mut this = Pending { shared, wait };
     let waker = Waker::from(Arc::new(Unpark(current_thread())));
     loop {
-        match shared.poll(&mut this.wait, Poller::Thread(&waker)) {
+        match this.poll(Poller::Thread(&waker)) {
             Poll::Ready(answer) => {
                 return answer.map(|(waited, charge)| (waited, charge, this.wait.begun()));
             }

@@ -145,7 +145,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// those who already wait.
     ///
     /// Who [waits](RateLimiter::acquire) is moved, a request
-    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at
+    /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused at
     /// once, and a `try_` is told when it would succeed: after the pause, and after those in line.
     /// A time in the past does nothing, and neither does one before the end of a pause that lasts
     /// longer: several callers that were told to wait may all pause, and the longest counts.
@@ -169,7 +169,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Zero does nothing. [`Duration::MAX`] pauses until somebody [resumes](RateLimiter::resume).
     ///
     /// After a refusal by the server pause first, and settle an
-    /// [estimate](RateLimiter::acquire_estimate) then: what it gives back is granted at once to
+    /// [reservation](RateLimiter::reserve) then: what it gives back is granted at once to
     /// those who wait. A call that is made again goes to the end of the line, unless it is more
     /// [important](crate::Request::priority).
     ///
@@ -232,7 +232,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// limiter.keep_for_priority(4, 1);
     /// limiter.try_acquire_many(6)?;
     /// assert!(limiter.try_acquire().is_err());
-    /// limiter.try_acquire_with(Request::permits(4).priority(1))?;
+    /// limiter.try_acquire_many(Request::permits(4).priority(1))?;
     /// # Ok::<(), Refusal>(())
     /// ```
     pub fn keep_for_priority(&self, permits: u32, from: i8) {
@@ -285,7 +285,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Charges `n` permits whether they are there or not: for work that was done without asking, or
     /// that a server counted. Those who wait move back at once, and a request
-    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused.
+    /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused.
     ///
     /// What is not there is owed, and everybody waits until it is paid. How a policy owes is its
     /// own rule, see

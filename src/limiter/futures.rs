@@ -1,4 +1,4 @@
-//! Waiting for permits: the futures, what they promise when dropped, and the queue behind them.
+//! The futures of [`RateLimiter`](crate::RateLimiter). Each is a [`Pending`] with another output.
 
 use std::fmt;
 use std::pin::Pin;
@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
-use crate::limiter::pending::{Poller, Waiting};
+use crate::limiter::pending::{Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 use crate::request::Request;
+
+type Limiter<P, C> = Arc<Shared<Single<P>, C>>;
 
 /// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire): one permit, and the time
 /// waited for it.
@@ -21,8 +23,8 @@ use crate::request::Request;
 ///
 /// # Cancel safety
 ///
-/// Dropping it at any time leaves no trace: it loses its place, and those behind move up. If it had
-/// been granted a permit that it did not yet see, the permit goes to the next one.
+/// Dropping it at any time leaves no trace: it loses its place, and the waiters behind it move up.
+/// If it had been granted a permit that it did not yet see, the permit goes to the next waiter.
 ///
 /// # Panics
 ///
@@ -30,85 +32,44 @@ use crate::request::Request;
 /// tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permit was acquired"]
 pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    shared: &'a Arc<Shared<Single<P>, C>>,
-    wait: Waiting<u32>,
+    pending: Pending<Single<P>, C, &'a Limiter<P, C>>,
 }
 
 /// The future of [`RateLimiter::acquire_many`](crate::RateLimiter::acquire_many) and
-/// [`try_acquire_within`](crate::RateLimiter::try_acquire_within): some permits, and the time
-/// waited for them.
+/// [`acquire_within`](crate::RateLimiter::acquire_within): some permits, and the time waited for
+/// them.
 ///
 /// Lazy, cancel safe, `Unpin` and `Send`, as [`Acquire`].
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireMany<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    shared: &'a Arc<Shared<Single<P>, C>>,
-    wait: Waiting<u32>,
+    pending: Pending<Single<P>, C, &'a Limiter<P, C>>,
 }
 
-/// [`Acquire`] without a borrow: it can be spawned, stored or sent.
-#[must_use = "futures do nothing unless awaited: no permit was acquired"]
-pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    shared: Arc<Shared<Single<P>, C>>,
-    wait: Waiting<u32>,
-}
-
-/// [`AcquireMany`] without a borrow: it can be spawned, stored or sent.
+/// The future of [`RateLimiter::acquire_owned`](crate::RateLimiter::acquire_owned): as
+/// [`AcquireMany`], without a borrow. It can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
-pub struct AcquireManyOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    shared: Arc<Shared<Single<P>, C>>,
-    wait: Waiting<u32>,
+pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
+    pending: Pending<Single<P>, C, Limiter<P, C>>,
 }
 
 impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
-    pub(crate) fn new(shared: &'a Arc<Shared<Single<P>, C>>) -> Self {
-        Acquire { shared, wait: Waiting::new(1) }
+    #[inline]
+    pub(super) fn new(shared: &'a Limiter<P, C>) -> Self {
+        Acquire { pending: Pending { shared, wait: Waiting::new(1) } }
     }
 }
 
 impl<'a, P: Policy, C: Timer> AcquireMany<'a, P, C> {
-    pub(crate) fn new(shared: &'a Arc<Shared<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
-        AcquireMany { shared, wait: Waiting::within(shared, n, within) }
-    }
-
-    pub(crate) fn with(shared: &'a Arc<Shared<Single<P>, C>>, request: &Request) -> Self {
-        AcquireMany { shared, wait: Waiting::with(shared, request.permits, request) }
+    #[inline]
+    pub(super) fn new(shared: &'a Limiter<P, C>, request: &Request) -> Self {
+        AcquireMany { pending: Pending { shared, wait: Waiting::with(shared, request.permits, request) } }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
-    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>) -> Self {
-        AcquireOwned { shared, wait: Waiting::new(1) }
-    }
-}
-
-impl<P: Policy, C: Timer> AcquireManyOwned<P, C> {
-    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, n: u32, within: Option<Duration>) -> Self {
-        let wait = Waiting::within(&shared, n, within);
-        AcquireManyOwned { shared, wait }
-    }
-
-    pub(crate) fn with(shared: Arc<Shared<Single<P>, C>>, request: &Request) -> Self {
+    pub(super) fn new(shared: Limiter<P, C>, request: &Request) -> Self {
         let wait = Waiting::with(&shared, request.permits, request);
-        AcquireManyOwned { shared, wait }
-    }
-}
-
-/// Polls a request for one permit, which no policy refuses for good.
-#[inline]
-fn poll_one<P: Policy, C: Timer>(
-    shared: &Arc<Shared<Single<P>, C>>,
-    wait: &mut Waiting<u32>,
-    context: &Context<'_>,
-) -> Poll<Duration> {
-    match shared.poll(wait, Poller::Task(context.waker())) {
-        Poll::Ready(Ok((waited, _))) => Poll::Ready(waited),
-        Poll::Ready(Err(_)) => {
-            // A policy that refuses a single permit for good breaks its contract. There is none, so
-            // this goes on waiting.
-            *wait = Waiting::new(1);
-            Poll::Pending
-        }
-        Poll::Pending => Poll::Pending,
+        AcquireOwned { pending: Pending { shared, wait } }
     }
 }
 
@@ -117,18 +78,17 @@ impl<P: Policy, C: Timer> Future for Acquire<'_, P, C> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Duration> {
-        let this = self.get_mut();
-        poll_one(this.shared, &mut this.wait, context)
-    }
-}
-
-impl<P: Policy, C: Timer> Future for AcquireOwned<P, C> {
-    type Output = Duration;
-
-    #[inline]
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Duration> {
-        let this = self.get_mut();
-        poll_one(&this.shared, &mut this.wait, context)
+        let pending = &mut self.get_mut().pending;
+        match pending.poll(Poller::Task(context.waker())) {
+            Poll::Ready(Ok((waited, _))) => Poll::Ready(waited),
+            Poll::Ready(Err(_)) => {
+                // Only a policy that breaks its contract refuses one permit for good. It has none
+                // to give, so the request goes on waiting.
+                pending.wait = Waiting::new(1);
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
     }
 }
 
@@ -137,42 +97,18 @@ impl<P: Policy, C: Timer> Future for AcquireMany<'_, P, C> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        this.shared.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
+        let answer = self.get_mut().pending.poll(Poller::Task(context.waker()));
+        answer.map_ok(|(waited, _)| waited)
     }
 }
 
-impl<P: Policy, C: Timer> Future for AcquireManyOwned<P, C> {
+impl<P: Policy, C: Timer> Future for AcquireOwned<P, C> {
     type Output = Result<Duration, Refusal>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        this.shared.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
-    }
-}
-
-impl<P: Policy, C: Timer> Drop for Acquire<'_, P, C> {
-    fn drop(&mut self) {
-        self.shared.leave(&mut self.wait);
-    }
-}
-
-impl<P: Policy, C: Timer> Drop for AcquireMany<'_, P, C> {
-    fn drop(&mut self) {
-        self.shared.leave(&mut self.wait);
-    }
-}
-
-impl<P: Policy, C: Timer> Drop for AcquireOwned<P, C> {
-    fn drop(&mut self) {
-        self.shared.leave(&mut self.wait);
-    }
-}
-
-impl<P: Policy, C: Timer> Drop for AcquireManyOwned<P, C> {
-    fn drop(&mut self) {
-        self.shared.leave(&mut self.wait);
+        let answer = self.get_mut().pending.poll(Poller::Task(context.waker()));
+        answer.map_ok(|(waited, _)| waited)
     }
 }
 
@@ -184,18 +120,12 @@ impl<P: Policy, C: Timer> fmt::Debug for Acquire<'_, P, C> {
 
 impl<P: Policy, C: Timer> fmt::Debug for AcquireMany<'_, P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireMany").field("permits", self.wait.ask()).finish_non_exhaustive()
+        f.debug_struct("AcquireMany").field("permits", self.pending.ask()).finish_non_exhaustive()
     }
 }
 
 impl<P: Policy, C: Timer> fmt::Debug for AcquireOwned<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireOwned").finish_non_exhaustive()
-    }
-}
-
-impl<P: Policy, C: Timer> fmt::Debug for AcquireManyOwned<P, C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireManyOwned").field("permits", self.wait.ask()).finish_non_exhaustive()
+        f.debug_struct("AcquireOwned").field("permits", self.pending.ask()).finish_non_exhaustive()
     }
 }

@@ -2,9 +2,7 @@
 
 pub(crate) mod blocking;
 mod control;
-pub(crate) mod estimate;
 pub(crate) mod events;
-mod fallback;
 mod futures;
 pub(crate) mod gate_word;
 pub(crate) mod grant;
@@ -14,10 +12,8 @@ pub(crate) mod shared;
 mod statistics;
 mod waiting;
 
-pub use estimate::{AcquireEstimate, Estimate};
 pub use events::Events;
-pub use fallback::ServedBy;
-pub use futures::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
+pub use futures::{Acquire, AcquireMany, AcquireOwned};
 pub use reservation::Reservation;
 pub use statistics::{Statistics, StatisticsSnapshot, WaitHistogram};
 
@@ -44,11 +40,13 @@ use crate::status::Status;
 /// | call | permits not due now |
 /// |---|---|
 /// | [`acquire`](RateLimiter::acquire), [`acquire_many`](RateLimiter::acquire_many) | waits |
+/// | [`acquire_within`](RateLimiter::acquire_within) | waits if that takes no longer than a time, else refuses at once |
 /// | [`try_acquire`](RateLimiter::try_acquire), [`try_acquire_many`](RateLimiter::try_acquire_many) | refuses at once |
-/// | [`try_acquire_within`](RateLimiter::try_acquire_within), [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) | waits if it takes no longer, else refuses at once |
-/// | [`acquire_with`](RateLimiter::acquire_with), [`try_acquire_with`](RateLimiter::try_acquire_with) | as the [`Request`] says, by priority |
-/// | [`blocking_acquire`](RateLimiter::blocking_acquire), … | waits in the same queue, from a plain thread |
+/// | [`blocking_acquire`](RateLimiter::blocking_acquire), [`blocking_acquire_many`](RateLimiter::blocking_acquire_many) | waits in the same queue, from a plain thread |
 /// | [`reserve`](RateLimiter::reserve) | takes a place in the queue and tells when it is due |
+///
+/// The calls that take a number of permits take a [`Request`] as well, which says more: a priority,
+/// a longest wait, an exemption.
 ///
 /// # Fairness
 ///
@@ -174,7 +172,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Never returns an error: one permit can be had some day. That day may be far off, or beyond
     /// the clock's 34 years if earlier requests took as much; and at [`Rate::ZERO`], with a burst
     /// of 0, or with [`DenyAll`](crate::DenyAll) it waits until that is changed, perhaps for ever.
-    /// Where that can be, wait with [`try_acquire_within`](RateLimiter::try_acquire_within).
+    /// Where that can be, wait with [`acquire_within`](RateLimiter::acquire_within).
     ///
     /// Since it cannot refuse, it does not mind how much room a [`LeakyBucket`](crate::LeakyBucket)
     /// has; [`acquire_many(1)`](RateLimiter::acquire_many) does.
@@ -197,15 +195,16 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         Acquire::new(&self.shared)
     }
 
-    /// Waits for `n` permits at once. Returns the time waited.
+    /// Waits for what a [`Request`] asks for, which may be just a number: `acquire_many(3)` waits
+    /// for three permits at once. Returns the time waited.
     ///
-    /// Who pays for a large request is the policy's rule: with Guava's two policies it is granted
-    /// as soon as the request before it is paid for, and delays the next.
+    /// The policy says which request pays for a large one. With Guava's two policies a large
+    /// request is granted as soon as the one before it is paid for, and delays the next one.
     ///
     /// # Fairness
     ///
-    /// First polled, first served, whatever `n`: those behind wait for a large request to be
-    /// served.
+    /// Requests of one [priority](Request::priority) are served in the order of their first polls,
+    /// whatever their size: the requests behind a large one wait until it is served.
     ///
     /// # Cancel safety
     ///
@@ -213,72 +212,48 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once; also while it waits,
-    ///   if the burst or limit is lowered below `n`.
-    /// - [`Refusal::Limited`] only from a [`LeakyBucket`](crate::LeakyBucket) that has no room.
+    /// - [`Refusal::ZeroPermits`] if the request asks for no permits.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once; also while the
+    ///   request waits, if the burst or limit is lowered below it.
+    /// - [`Refusal::Limited`] if the request has a time [within](Request::within) which it wants to
+    ///   be served, and would be served later. Its `retry_after` is the time until the same call
+    ///   would be accepted. A request that was accepted is refused later only if its time moves: by
+    ///   a lower rate, by requests of a higher priority, or if the program stood still for longer
+    ///   than the [catch-up](RateLimiter::set_catch_up). A [`LeakyBucket`](crate::LeakyBucket)
+    ///   without room refuses so, too.
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
     ///   [bounded](RateLimiter::set_queue_bounds).
     ///
     /// # Panics
     ///
     /// As [`acquire`](RateLimiter::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{Rate, RateLimiter, Refusal, Request, SmoothBursty, TokioClock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Refusal> {
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
+    /// limiter.acquire_many(3).await?;
+    /// let soon = Request::permits(2).within(Duration::from_millis(50));
+    /// let refusal = limiter.acquire_many(soon).await.unwrap_err();
+    /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(250)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
-    pub fn acquire_many(&self, n: u32) -> AcquireMany<'_, P, C> {
-        AcquireMany::new(&self.shared, n, None)
+    pub fn acquire_many(&self, request: impl Into<Request>) -> AcquireMany<'_, P, C> {
+        AcquireMany::new(&self.shared, &request.into())
     }
 
-    /// [`acquire`](RateLimiter::acquire) with a future that does not borrow the limiter.
-    pub fn acquire_owned(&self) -> AcquireOwned<P, C> {
-        AcquireOwned::new(self.shared.clone())
-    }
-
-    /// [`acquire_many`](RateLimiter::acquire_many) with a future that does not borrow the limiter.
+    /// Waits for one permit if it is due within a time, else refuses at once and spends nothing:
+    /// Guava's `tryAcquire(timeout)`.
     ///
-    /// # Errors
-    ///
-    /// As [`acquire_many`](RateLimiter::acquire_many).
-    pub fn acquire_many_owned(&self, n: u32) -> AcquireManyOwned<P, C> {
-        AcquireManyOwned::new(self.shared.clone(), n, None)
-    }
-
-    /// Takes one permit now, or refuses.
-    ///
-    /// While nobody waits this takes no lock and allocates nothing, and a refusal writes nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`Refusal::Limited`] if no permit is due, or others wait for it. Its `retry_after` is exact:
-    /// if nobody else comes, the same call succeeds that much later and not before.
-    #[inline]
-    pub fn try_acquire(&self) -> Result<(), Refusal> {
-        self.shared.try_acquire(&1)
-    }
-
-    /// Takes `n` permits now, or refuses.
-    ///
-    /// Who pays for a large request is the policy's rule. With Guava's two it is the next caller,
-    /// so `n` is not limited by any burst: a large request closes the limiter for `n / rate`. Check
-    /// sizes that come from outside.
-    ///
-    /// # Errors
-    ///
-    /// - [`Refusal::Limited`] as for [`try_acquire`](RateLimiter::try_acquire).
-    /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
-    #[inline]
-    pub fn try_acquire_many(&self, n: u32) -> Result<(), Refusal> {
-        self.shared.try_acquire(&n)
-    }
-
-    /// Waits for one permit if that takes no longer than `within`; else refuses at once and spends
-    /// nothing.
-    ///
-    /// The decision is made on the first poll, for the place in the queue that the request would
-    /// get. Once in the queue, it is refused only if its time comes too late after all, by a lower
-    /// rate, or because the program stood still for longer than the
-    /// [catch-up](RateLimiter::set_catch_up); then at once. What counts is when the permit is due,
-    /// not when a late timer tells.
+    /// It is [`acquire_many`](RateLimiter::acquire_many) of one permit
+    /// [`within`](Request::within) that time.
     ///
     /// # Cancel safety
     ///
@@ -286,10 +261,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limited`] if the permit would be due later. Its `retry_after` tells when the same
-    /// call, with the same `within`, is accepted: not when the permit is due, but `within` before
-    /// that. [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
-    /// [bounded](RateLimiter::set_queue_bounds).
+    /// [`Refusal::Limited`] if the permit is due later. Its `retry_after` is the time until the
+    /// same call would be accepted; the permit itself comes up to `within` after that.
     ///
     /// # Panics
     ///
@@ -305,94 +278,58 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # async fn main() {
     /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
     /// limiter.acquire().await;
-    /// let refusal = limiter.try_acquire_within(Duration::from_millis(30)).await.unwrap_err();
+    /// let refusal = limiter.acquire_within(Duration::from_millis(30)).await.unwrap_err();
     /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(70)));
-    /// assert!(limiter.try_acquire_within(Duration::from_millis(100)).await.is_ok());
+    /// assert!(limiter.acquire_within(Duration::from_millis(100)).await.is_ok());
     /// # }
     /// ```
     #[inline]
-    pub fn try_acquire_within(&self, within: Duration) -> AcquireMany<'_, P, C> {
-        AcquireMany::new(&self.shared, 1, Some(within))
+    pub fn acquire_within(&self, within: Duration) -> AcquireMany<'_, P, C> {
+        self.acquire_many(Request::permits(1).within(within))
     }
 
-    /// [`try_acquire_within`](RateLimiter::try_acquire_within) for `n` permits at once.
+    /// [`acquire_many`](RateLimiter::acquire_many) with a future that does not borrow the limiter:
+    /// it can be spawned, stored or sent.
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_within`](RateLimiter::try_acquire_within), and:
-    ///
-    /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsLimit`] if the policy can never give `n` at once.
-    #[inline]
-    pub fn try_acquire_many_within(&self, n: u32, within: Duration) -> AcquireMany<'_, P, C> {
-        AcquireMany::new(&self.shared, n, Some(within))
-    }
-
-    /// [`try_acquire_within`](RateLimiter::try_acquire_within) with a future that does not borrow
-    /// the limiter.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
-    pub fn try_acquire_within_owned(&self, within: Duration) -> AcquireManyOwned<P, C> {
-        AcquireManyOwned::new(self.shared.clone(), 1, Some(within))
-    }
-
-    /// [`try_acquire_many_within`](RateLimiter::try_acquire_many_within) with a future that does
-    /// not borrow the limiter.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
-    pub fn try_acquire_many_within_owned(&self, n: u32, within: Duration) -> AcquireManyOwned<P, C> {
-        AcquireManyOwned::new(self.shared.clone(), n, Some(within))
-    }
-
-    /// Waits for what a [`Request`] asks for: permits, priority, how long. Returns the time waited.
-    ///
-    /// # Fairness
-    ///
-    /// The more important first, and of equals first polled, first served; see
-    /// [`Request::priority`]. A request of a higher priority than others in line costs more the
-    /// more of them have a time [within](Request::within) which they want to be served: those that
-    /// are too late by it are refused at once.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future leaves no trace.
-    ///
-    /// # Errors
-    ///
-    /// - Those of [`acquire_many`](RateLimiter::acquire_many), and those of
-    ///   [`try_acquire_within`](RateLimiter::try_acquire_within) if it has a time; that also while
-    ///   it waits, if more important requests come.
-    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is
-    ///   [bounded](RateLimiter::set_queue_bounds).
+    /// As [`acquire_many`](RateLimiter::acquire_many).
     ///
     /// # Panics
     ///
     /// As [`acquire`](RateLimiter::acquire).
-    pub fn acquire_with(&self, request: Request) -> AcquireMany<'_, P, C> {
-        AcquireMany::with(&self.shared, &request)
+    pub fn acquire_owned(&self, request: impl Into<Request>) -> AcquireOwned<P, C> {
+        AcquireOwned::new(self.shared.clone(), &request.into())
     }
 
-    /// [`acquire_with`](RateLimiter::acquire_with) with a future that does not borrow the limiter.
+    /// Takes one permit now, or refuses.
+    ///
+    /// While no request waits, this takes no lock and allocates nothing, and a refusal writes
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// As [`acquire_with`](RateLimiter::acquire_with).
-    pub fn acquire_with_owned(&self, request: Request) -> AcquireManyOwned<P, C> {
-        AcquireManyOwned::with(self.shared.clone(), &request)
+    /// [`Refusal::Limited`] if no permit is due, or others wait for it. Its `retry_after` is exact:
+    /// without other calls, the same call succeeds that much later and not before.
+    #[inline]
+    pub fn try_acquire(&self) -> Result<(), Refusal> {
+        self.shared.try_acquire(&1)
     }
 
-    /// Takes what a [`Request`] asks for now, or refuses. It never waits, so
+    /// Takes what a [`Request`] asks for now, or refuses. The request may be just a number.
+    ///
+    /// It goes before the waiters of a lower [priority](Request::priority). It never waits, so
     /// [`within`](Request::within) makes no difference.
     ///
-    /// It goes before those in line that are less important.
+    /// The policy says which request pays for a large one. With Guava's two policies it is the next
+    /// one, so no burst limits the size: a large request closes the limiter for `n / rate`. Check
+    /// sizes that come from outside.
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
+    /// - [`Refusal::Limited`] as for [`try_acquire`](RateLimiter::try_acquire).
+    /// - [`Refusal::ZeroPermits`] if the request asks for no permits.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once.
     ///
     /// # Examples
     ///
@@ -404,20 +341,22 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3).start_empty(), clock.clone());
     /// let bulk = limiter.reserve(3)?;
     /// clock.advance(Duration::from_secs(1));
-    /// // There is one permit, which the bulk waits for.
+    /// // There is one permit, and the bulk request waits for it.
     /// assert!(limiter.try_acquire().is_err());
-    /// limiter.try_acquire_with(Request::permits(1).priority(1))?;
+    /// limiter.try_acquire_many(Request::permits(1).priority(1))?;
     /// assert_eq!(bulk.due_in(), Duration::from_secs(3));
     /// # Ok::<(), Refusal>(())
     /// ```
-    pub fn try_acquire_with(&self, request: Request) -> Result<(), Refusal> {
+    #[inline]
+    pub fn try_acquire_many(&self, request: impl Into<Request>) -> Result<(), Refusal> {
+        let request = request.into();
         self.shared.try_acquire_with(&request.permits, &request)
     }
 
     /// Blocks the calling thread until it has one permit. Returns the time waited.
     ///
-    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the
-    /// executor's thread. It needs no runtime.
+    /// Threads and tasks wait in one queue. Do not call it from a task: it blocks the executor's
+    /// thread. It needs no runtime.
     ///
     /// # Examples
     ///
@@ -439,93 +378,32 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         }
     }
 
-    /// Blocks the calling thread until it has `n` permits at once. Returns the time waited.
+    /// Blocks the calling thread until it has what a [`Request`] asks for, which may be just a
+    /// number. Returns the time waited.
     ///
     /// # Errors
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
-    pub fn blocking_acquire_many(&self, n: u32) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.shared, Waiting::within(&self.shared, n, None)).map(|(waited, ..)| waited)
+    pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Duration, Refusal> {
+        let request = request.into();
+        let wait = Waiting::with(&self.shared, request.permits, &request);
+        blocking::acquire(&self.shared, wait).map(|(waited, ..)| waited)
     }
 
-    /// Blocks the calling thread until it has one permit if that takes no longer than `within`;
-    /// else refuses at once.
+    /// Takes a place in the queue now for what a [`Request`] asks for, and tells when it is due.
     ///
-    /// # Errors
+    /// A reservation is also the way to acquire permits for a cost that is known only later:
+    /// reserve the estimate, await it, and [settle](Reservation::settle) it.
     ///
-    /// As [`try_acquire_within`](RateLimiter::try_acquire_within).
-    pub fn blocking_try_acquire_within(&self, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.shared, Waiting::within(&self.shared, 1, Some(within)))
-            .map(|(waited, ..)| waited)
-    }
-
-    /// [`blocking_try_acquire_within`](RateLimiter::blocking_try_acquire_within) for `n` permits at
-    /// once.
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_many_within`](RateLimiter::try_acquire_many_within).
-    pub fn blocking_try_acquire_many_within(&self, n: u32, within: Duration) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.shared, Waiting::within(&self.shared, n, Some(within)))
-            .map(|(waited, ..)| waited)
-    }
-
-    /// Takes `n` permits now, as an estimate of a cost that is known later, or refuses.
-    ///
-    /// [Settle](Estimate::settle) it when the cost is known. Takes the queue's lock, unlike
-    /// [`try_acquire_many`](RateLimiter::try_acquire_many).
-    ///
-    /// # Errors
-    ///
-    /// As [`try_acquire_many`](RateLimiter::try_acquire_many).
-    pub fn try_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
-        estimate::attempt(&self.shared, n)
-    }
-
-    /// Waits for `n` permits, as an estimate of a cost that is known later.
-    /// [Settle](Estimate::settle) it when it is.
+    /// Requests of a higher priority may still move it back. A
+    /// [bound](RateLimiter::set_queue_bounds) may refuse it a place, but never takes the place away.
     ///
     /// # Errors
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
-    ///
-    /// # Panics
-    ///
-    /// As [`acquire`](RateLimiter::acquire).
-    pub fn acquire_estimate(&self, n: u32) -> AcquireEstimate<P, C> {
-        AcquireEstimate::new(self.shared.clone(), n)
-    }
-
-    /// Blocks the calling thread until it has `n` permits, as an estimate of a cost that is known
-    /// later.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_many`](RateLimiter::acquire_many).
-    pub fn blocking_acquire_estimate(&self, n: u32) -> Result<Estimate, Refusal> {
-        estimate::block(&self.shared, n)
-    }
-
-    /// Blocks the calling thread until it has what a [`Request`] asks for.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_with`](RateLimiter::acquire_with).
-    pub fn blocking_acquire_with(&self, request: Request) -> Result<Duration, Refusal> {
-        blocking::acquire(&self.shared, Waiting::with(&self.shared, request.permits, &request))
-            .map(|(waited, ..)| waited)
-    }
-
-    /// Takes a place in the queue for `n` permits, now, and tells when they are due.
-    ///
-    /// It has priority 0, so more important requests may still move it back. A
-    /// [bound](RateLimiter::set_queue_bounds) may refuse it a place, but never takes it away.
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire_many`](RateLimiter::acquire_many).
-    pub fn reserve(&self, n: u32) -> Result<Reservation<P, C>, Refusal> {
-        Ok(Reservation::new(self.shared.clone(), self.shared.reserve(n)?))
+    pub fn reserve(&self, request: impl Into<Request>) -> Result<Reservation<P, C>, Refusal> {
+        let request = request.into();
+        Ok(Reservation::new(self.shared.clone(), self.shared.reserve(request.permits, &request)?))
     }
 
     /// Gives back `n` permits that were acquired and not used. Those who wait move up at once.
@@ -556,7 +434,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// granted before is still paid at the old price: after a permit at one per hour, the next one
     /// is due in an hour, whatever the rate is set to. To forget such a debt,
     /// [`refund`](RateLimiter::refund) it before the change. A request
-    /// [within](RateLimiter::try_acquire_within) a time that can no longer be met is refused at
+    /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused at
     /// once, and so is one for more permits than can be had at once any more. Behind 4,096 others
     /// such a request is refused later: at the end of its time, or when it is the first in line.
     ///

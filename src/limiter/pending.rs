@@ -1,11 +1,11 @@
 //! A request on its way: what a future, a blocked thread or a reservation keeps.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
-use std::task::Waker;
-use std::time::Duration;
+use std::task::{Poll, Waker};
 
 use crate::clock::Timer;
-use crate::limiter::shared::Shared;
+use crate::limiter::shared::{Answer, Shared};
 use crate::line::rule::Rule;
 use crate::line::visit::Demand;
 use crate::request::Request;
@@ -42,23 +42,49 @@ pub(crate) enum Stage {
     Done,
 }
 
-/// A request that leaves the line if the thread unwinds.
-pub(crate) struct Leave<'a, R: Rule<C>, C: Timer> {
-    pub(crate) shared: &'a Arc<Shared<R, C>>,
+/// A request on its way and the limiter at which it waits: the core of every future, of a blocked
+/// thread and of a reservation. Dropping it leaves the queue.
+pub(crate) struct Pending<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> {
+    /// The limiter, as an `Arc` or a borrowed one.
+    pub(crate) shared: G,
     pub(crate) wait: Waiting<R::Ask>,
 }
 
-impl<R: Rule<C>, C: Timer> Leave<'_, R, C> {
-    /// The request stays where it is.
-    pub(crate) fn stay(mut self) -> Waiting<R::Ask> {
+/// [`Pending`] without a borrow.
+pub(crate) type OwnedPending<R, C> = Pending<R, C, Arc<Shared<R, C>>>;
+
+impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
+    #[inline]
+    pub(crate) fn poll(&mut self, poller: Poller<'_>) -> Poll<Answer<R::Charge>> {
+        self.shared.borrow().poll(&mut self.wait, poller)
+    }
+
+    /// Takes the answer if it is there.
+    pub(crate) fn claim(&mut self) -> Option<Answer<R::Charge>> {
+        self.shared.borrow().claim(&mut self.wait)
+    }
+
+    /// Leaves the queue, and no trace.
+    #[inline]
+    pub(crate) fn leave(&mut self) {
+        self.shared.borrow().leave(&mut self.wait);
+    }
+
+    pub(crate) fn ask(&self) -> &R::Ask {
+        &self.wait.ask
+    }
+
+    /// Lets go of the request, which stays where it is.
+    pub(crate) fn release(&mut self) -> Waiting<R::Ask> {
         let done = Waiting { stage: Stage::Done, ..Waiting::new(self.wait.ask.clone()) };
         std::mem::replace(&mut self.wait, done)
     }
 }
 
-impl<R: Rule<C>, C: Timer> Drop for Leave<'_, R, C> {
+impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Drop for Pending<R, C, G> {
+    #[inline]
     fn drop(&mut self) {
-        self.shared.leave(&mut self.wait);
+        self.leave();
     }
 }
 
@@ -76,26 +102,17 @@ impl<Ask> Waiting<Ask> {
         Waiting { ask, priority: 0, bounded: false, stage, within: Nanos::MAX, since, begun: 0 }
     }
 
-    /// A request that is refused if it would take longer than `within`, or than the policy lets
-    /// anybody wait.
-    pub(crate) fn within<R, C>(shared: &Shared<R, C>, ask: Ask, within: Option<Duration>) -> Waiting<Ask>
-    where
-        R: Rule<C, Ask = Ask>,
-        C: Timer,
-    {
-        let most = Nanos::new(u64::MAX - 1);
-        let within = shared.limit_wait(within).map_or(Nanos::MAX, |within| within.min(most));
-        Waiting { within, bounded: true, ..Waiting::new(ask) }
-    }
-
-    /// A request that says more.
+    /// A request that waits no longer than it says, nor than the policy lets any request wait.
+    #[inline]
     pub(crate) fn with<R, C>(shared: &Shared<R, C>, ask: Ask, request: &Request) -> Waiting<Ask>
     where
         R: Rule<C, Ask = Ask>,
         C: Timer,
     {
+        let most = Nanos::new(u64::MAX - 1);
+        let within = shared.limit_wait(request.within).map_or(Nanos::MAX, |within| within.min(most));
         let stage = if request.exempt { Stage::Exempt } else { Stage::New };
-        Waiting { priority: request.priority, stage, ..Waiting::within(shared, ask, request.within) }
+        Waiting { within, priority: request.priority, bounded: true, stage, ..Waiting::new(ask) }
     }
 
     /// The longest that it waits, if there is a limit.
@@ -124,13 +141,8 @@ impl<Ask> Waiting<Ask> {
         }
     }
 
-    /// The same, with a priority.
-    pub(crate) fn of_priority(self, priority: i8) -> Waiting<Ask> {
-        Waiting { priority, ..self }
-    }
-
-    /// The same, but its grant can be undone in part later: it has to be
-    /// [ended](crate::line::Line::end) with [`begun`](Waiting::begun).
+    /// A request whose grant can be undone in part later: the grant has to be
+    /// [ended](crate::line::Queue::end) with [`begun`](Waiting::begun).
     pub(crate) fn keeping(self) -> Waiting<Ask> {
         Waiting { begun: u64::MAX, ..self }
     }

@@ -1,14 +1,20 @@
-//! Reservations: a place in the queue that knows when it is due.
+//! Reservations: a place in the queue that knows when it is due, and a grant that can be settled.
+//!
+//! A reservation keeps what its grant took and its mark in the queue's log of undone grants, so
+//! that a part of the grant can be undone later, exactly and once. So it always takes the queue's
+//! lock, unlike other grants.
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
-use crate::limiter::pending::{Poller, Waiting};
+use crate::limiter::blocking;
+use crate::limiter::grant::{Settle, Share};
+use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
@@ -17,19 +23,26 @@ use crate::policy::{Policy, SmoothBursty};
 /// [`RateLimiter::reserve`](crate::RateLimiter::reserve).
 ///
 /// Ask it when it is due, do something else meanwhile, then [`claim`](Reservation::claim) it or
-/// await it. It keeps its place whether or not anybody polls it.
+/// await it. It keeps its place whether or not it is polled.
+///
+/// A cost that is known only afterwards is reserved as an estimate, and
+/// [settled](Reservation::settle) when it is known.
 ///
 /// # Fairness
 ///
-/// It stands in the same queue as every other request. When its time comes it is charged, claimed
-/// or not; so a reservation that nobody claims uses up its permits and delays nobody further.
+/// A reservation stands in one queue with all other requests. When its time comes it is charged,
+/// claimed or not: an unclaimed reservation uses up its permits, and delays the requests behind it
+/// no further.
 ///
 /// # Cancel safety
 ///
-/// Dropping it, or [`cancel`](Reservation::cancel), leaves no trace. If its time had come, what can
-/// still be given back is.
+/// Dropping a reservation that was not claimed leaves no trace. If it was due already, the permits
+/// that can still be given back are. A claimed one that is dropped without being settled has used
+/// all of its permits.
 ///
 /// # Examples
+///
+/// A place that is claimed when it is due:
 ///
 /// ```
 /// use std::time::Duration;
@@ -45,33 +58,118 @@ use crate::policy::{Policy, SmoothBursty};
 /// assert!(reservation.claim());
 /// # Ok::<(), tidegate::Refusal>(())
 /// ```
+///
+/// An estimate that is settled:
+///
+/// ```
+/// use tidegate::{Rate, RateLimiter, Refusal, TokenBucket, TokioClock};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Refusal> {
+/// let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(1000), 1000), TokioClock::new());
+/// let mut place = tokens.reserve(800)?;
+/// (&mut place).await?;
+/// assert_eq!(tokens.status().available, 200);
+/// place.settle(300); // gives back 500
+/// assert_eq!(tokens.status().available, 700);
+///
+/// let mut place = tokens.reserve(100)?;
+/// (&mut place).await?;
+/// place.settle(650); // charges 550 more
+/// assert_eq!(tokens.status().available, 50);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    shared: Arc<Shared<Single<P>, C>>,
-    wait: Waiting<u32>,
+    pending: OwnedPending<Single<P>, C>,
+    /// What it took, once it is claimed.
+    claimed: Option<Share<Single<P>, C>>,
 }
 
 impl<P: Policy, C: Timer> Reservation<P, C> {
-    pub(crate) fn new(shared: Arc<Shared<Single<P>, C>>, wait: Waiting<u32>) -> Self {
-        Reservation { shared, wait }
+    pub(super) fn new(shared: Arc<Shared<Single<P>, C>>, wait: Waiting<u32>) -> Self {
+        let mut this = Reservation { pending: Pending { shared, wait }, claimed: None };
+        if this.pending.wait.is_done() {
+            // In shadow mode a refused request passes, and takes nothing.
+            this.keep(None);
+        }
+        this
     }
 
-    /// How long until it is due, if nothing changes; zero if it is due or was claimed.
-    /// [`Duration::MAX`] means never.
+    /// Keeps what the grant took.
+    fn keep(&mut self, charge: Option<P::Charge>) {
+        let Pending { shared, wait } = &self.pending;
+        let part = charge.map(|charge| (charge, wait.begun()));
+        self.claimed = Some(Share { shared: shared.clone(), n: *wait.ask(), part });
+    }
+
+    /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
+    /// [`Duration::MAX`] means never, or that it was refused.
     ///
     /// A dropped wait or a new rate may change the answer.
     #[must_use]
     pub fn due_in(&self) -> Duration {
-        self.shared.due_in(&self.wait)
+        if self.pending.wait.is_done() && self.claimed.is_none() {
+            return Duration::MAX;
+        }
+        self.pending.shared.due_in(&self.pending.wait)
     }
 
     /// Takes the permits if they are due. Returns whether they are the caller's, now or since an
     /// earlier claim.
     ///
-    /// From then on dropping the reservation gives nothing back.
+    /// A reservation that was refused while it waited, because it could not be served
+    /// [within](crate::Request::within) its time, returns `false` for good. Awaiting it tells the
+    /// refusal, if it was not claimed before.
     pub fn claim(&mut self) -> bool {
-        // A reservation has no deadline, so it is never refused.
-        self.shared.claim(&mut self.wait).unwrap_or(false)
+        if let Some(Ok((_, charge))) = self.pending.claim() {
+            self.keep(charge);
+        }
+        self.claimed.is_some()
+    }
+
+    /// Blocks the calling thread until the reservation is due, and claims it. Returns the time
+    /// since it was made, or zero if it was claimed before.
+    ///
+    /// Do not call it from a task: it blocks the executor's thread. It needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// As awaiting it.
+    pub fn blocking_claim(&mut self) -> Result<Duration, Refusal> {
+        if self.claimed.is_some() {
+            return Ok(Duration::ZERO);
+        }
+        let wait = self.pending.release();
+        let (waited, charge, begun) = blocking::acquire(&self.pending.shared, wait)?;
+        self.pending.wait.begun = begun;
+        self.keep(charge);
+        Ok(waited)
+    }
+
+    /// Tells how many permits were really used, for a cost that was estimated. If fewer were used
+    /// than reserved, the limiter gets the rest back, as if it had never been taken. If more were
+    /// used, they are charged. Waiters are moved at once.
+    ///
+    /// Permits that would have been lost by now, because the limiter would have been full, are not
+    /// given back. Where several grants are given back late, that is judged cautiously: some may
+    /// give back less than they took, never more. Permits that are charged and not there are owed:
+    /// later requests wait for them. The policy says what it can give back and owe; see
+    /// [`Policy::unspent`] and [`Policy::debit`].
+    ///
+    /// A reservation that is settled without being claimed gives up its place, and all that was
+    /// used is charged.
+    pub fn settle(mut self, used: u32) {
+        match self.claimed.take() {
+            Some(share) => Box::new(share).settle(used),
+            None => {
+                self.pending.leave();
+                if used > 0 {
+                    self.pending.shared.debit(used);
+                }
+            }
+        }
     }
 
     /// Gives up the place, or the permits if they were not claimed. The same as dropping it.
@@ -80,36 +178,45 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// The number of permits reserved.
     #[must_use]
     pub fn permits(&self) -> u32 {
-        *self.wait.ask()
+        *self.pending.ask()
     }
 }
 
 /// Waits until the reservation is due and claims it. Returns the time since it was made, or zero if
 /// it was claimed before.
 ///
+/// Await `&mut reservation` to keep it, for example to settle it.
+///
+/// # Errors
+///
+/// [`Refusal::Limited`] if it can no longer be served [within](crate::Request::within) its time.
+/// [`Refusal::ExceedsLimit`] if the limit was lowered below it.
+///
 /// # Panics
 ///
-/// With the default clock, if it has to wait outside of a tokio runtime.
+/// With the default clock, if it has to wait outside of a tokio runtime. Polling it again after it
+/// was refused panics.
 impl<P: Policy, C: Timer> Future for Reservation<P, C> {
     type Output = Result<Duration, Refusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if this.wait.is_done() {
+        if this.claimed.is_some() {
             return Poll::Ready(Ok(Duration::ZERO));
         }
-        this.shared.poll(&mut this.wait, Poller::Task(context.waker())).map_ok(|(waited, _)| waited)
+        let answer = ready!(this.pending.poll(Poller::Task(context.waker())));
+        Poll::Ready(answer.map(|(waited, charge)| {
+            this.keep(charge);
+            waited
+        }))
     }
 }
 
-impl<P: Policy, C: Timer> Drop for Reservation<P, C> {
-    fn drop(&mut self) {
-        self.shared.leave(&mut self.wait);
-    }
-}
+/// A charge is never pinned.
+impl<P: Policy, C: Timer> Unpin for Reservation<P, C> {}
 
 impl<P: Policy, C: Timer> fmt::Debug for Reservation<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reservation").field("permits", self.wait.ask()).finish_non_exhaustive()
+        f.debug_struct("Reservation").field("permits", self.pending.ask()).finish_non_exhaustive()
     }
 }

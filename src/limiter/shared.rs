@@ -180,20 +180,6 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         held.map(Held::keep)
     }
 
-    /// The same for a grant that can be undone in part later. Returns what to [end](Line::end) it
-    /// with. Nothing was taken if it passed for another reason.
-    pub(crate) fn try_keeping(&self, ask: &R::Ask) -> Result<Option<(R::Charge, u64)>, Refusal> {
-        let mut begun = 0;
-        let held = self.visit(|line, visit| {
-            let charge = line.try_take(visit, Demand { ask, priority: 0 })?;
-            let held = Held::begin(self, line, charge);
-            begun = held.begun;
-            Ok(held)
-        });
-        let charge = self.tell(ask, Duration::ZERO, held.map(|held| Outcome::Granted(held.keep())))?;
-        Ok(charge.map(|charge| (charge, begun)))
-    }
-
     /// Whether the policy may be asked without the lock.
     pub(crate) fn is_free(&self) -> bool {
         self.gate_word.needs_no_lock()

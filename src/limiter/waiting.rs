@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::pending::{Leave, Poller, Stage, Waiting};
+use crate::limiter::pending::{Pending, Poller, Stage, Waiting};
 use crate::limiter::shared::{Answer, Held, Shared};
 use crate::line::deferred::run_in_drop;
 use crate::line::outcome::{Decision, Outcome};
@@ -15,6 +15,7 @@ use crate::line::rule::Rule;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Line, NewWaiter, WokenBy};
 use crate::policy::limited;
+use crate::request::Request;
 use crate::sync::lock;
 use crate::time::Nanos;
 
@@ -140,31 +141,46 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Joins the line with nobody to wake, or takes what is there. Returns the request.
-    pub(crate) fn reserve(self: &Arc<Self>, ask: R::Ask) -> Result<Waiting<R::Ask>, Refusal> {
-        let mut this = Leave { shared: self, wait: Waiting::new(ask) };
+    /// Joins the line with no waker, or takes what is there. Returns the request, whose grant is
+    /// kept.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        ask: R::Ask,
+        request: &Request,
+    ) -> Result<Waiting<R::Ask>, Refusal> {
+        let mut this = Pending { shared: self, wait: Waiting::with(self, ask, request).keeping() };
         let wait = &mut this.wait;
+        if request.exempt {
+            return Ok(this.release());
+        }
         let answer = self.visit(|line, visit| {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
-            let deadline = deadline(line, visit, demand, self.limit_wait(None))?;
+            let deadline = deadline(line, visit, demand, wait.longest())?;
             // One that is due does not wait.
             if line.due_behind(visit, demand) > now {
                 line.make_room(visit, demand)?;
             }
-            let (woken_by, ask) = (WokenBy::Nobody, demand.ask.clone());
-            // Who holds it counts on its place: it makes room for nobody.
-            let new_waiter =
-                NewWaiter { ask, priority: 0, droppable: false, woken_by, since: now, deadline, waker: None };
+            let Demand { ask, priority } = demand;
+            let new_waiter = NewWaiter {
+                ask: ask.clone(),
+                priority,
+                // The owner of a reservation counts on its place.
+                droppable: false,
+                woken_by: WokenBy::Nobody,
+                since: now,
+                deadline,
+                waker: None,
+            };
             (wait.stage, wait.since) = (Stage::Queued(line.push(visit, new_waiter)), now);
             Ok(())
         });
         if let Err(refusal) = answer {
-            // In shadow it is as good as claimed.
+            // In shadow mode it is as good as claimed.
             this.wait.stage = Stage::Done;
             self.tell(&this.wait.ask, Duration::ZERO, Err(refusal))?;
         }
-        Ok(this.stay())
+        Ok(this.release())
     }
 
     /// How long a request may wait, if there is a limit.
@@ -253,6 +269,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     );
                     (domain, times)
                 }
+                WokenBy::Nobody if matches!(poller, Poller::Thread(_)) && !self.clock.rings_anywhere() => {
+                    line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, visit.deferred);
+                    return;
+                }
                 WokenBy::Nobody => (self.domain(), 0),
                 WokenBy::Thread { looks_at } => {
                     if looks_at <= visit.now {
@@ -287,14 +307,25 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.visit(|line, visit| line.due_in(visit, key))
     }
 
-    /// Takes the answer of a request, if it has one. `Ok(false)`: not yet.
-    pub(crate) fn claim(&self, wait: &mut Waiting<R::Ask>) -> Result<bool, Refusal> {
-        let Stage::Queued(key) = wait.stage else { return Ok(true) };
-        self.recheck();
-        let now = self.clock.now();
-        let Some(answer) = self.collect(wait, key, now) else { return Ok(false) };
-        let waited = now.saturating_since(wait.since).as_duration();
-        self.tell(&wait.ask, waited, answer).map(|_| true)
+    /// Takes the answer of a reservation, if it has one.
+    pub(crate) fn claim(&self, wait: &mut Waiting<R::Ask>) -> Option<Answer<R::Charge>> {
+        let (decision, waited) = match wait.stage {
+            Stage::New | Stage::Done => return None,
+            Stage::Exempt => {
+                wait.stage = Stage::Done;
+                (Ok(Outcome::Exempt), Duration::ZERO)
+            }
+            Stage::Queued(key) => {
+                self.recheck();
+                let now = self.clock.now();
+                let decision = self.collect(wait, key, now)?;
+                (decision, now.saturating_since(wait.since).as_duration())
+            }
+        };
+        if let Ok(Outcome::Granted(charge)) = &decision {
+            self.rule.seen(charge);
+        }
+        Some(self.tell(&wait.ask, waited, decision).map(|charge| (waited, charge)))
     }
 
     /// Drops a request at any stage, and leaves no trace of it.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::support::MS;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AllRefusal, AnyPolicy, CountingLimit, DenyAll, FixedWindow, LeakyBucket, ManualClock, Rate,
-    RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
+    AllOf, AllRefusal, AllRequest, AnyPolicy, CountingLimit, DenyAll, FixedWindow, LeakyBucket, ManualClock,
+    Rate, RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
     TokenBucket, TokioClock,
 };
 use tokio_test::task::{Spawn, spawn};
@@ -143,18 +143,18 @@ fn each_member_has_its_own_weight_and_zero_is_not_asked() -> Result<(), AllRefus
     let requests = bucket(&clock, Rate::per_second(1), 2);
     let tokens = bucket(&clock, Rate::per_second(100), 1000);
     let api = AllOf::new("requests", &requests).with("tokens", &tokens);
-    let _permits = api.try_acquire_weighted(&[1, 850])?;
-    assert_limited(api.try_acquire_weighted(&[1, 850]), "tokens", 7 * SECOND);
-    let _permits = api.try_acquire_weighted(&[0, 150])?;
+    let _permits = api.try_acquire_many([1, 850])?;
+    assert_limited(api.try_acquire_many([1, 850]), "tokens", 7 * SECOND);
+    let _permits = api.try_acquire_many([0, 150])?;
     assert_eq!((requests.status().available, tokens.status().available), (1, 0));
-    let never = api.try_acquire_weighted(&[1, 1001]).expect_err("too large");
+    let never = api.try_acquire_many([1, 1001]).expect_err("too large");
     assert_eq!(never.to_string(), "tokens: 1001 permits requested, the limit is 1000");
     assert!(!never.may_retry());
-    let wrong = api.try_acquire_weighted(&[1, 2, 3]).expect_err("wrong");
+    let wrong = api.try_acquire_many([1, 2, 3]).expect_err("wrong");
     assert_eq!(wrong, AllRefusal::Weights { given: 3, members: 2 });
     assert_eq!(wrong.to_string(), "3 weights were given for 2 limiters");
-    assert_eq!(api.try_acquire_weighted(&[0, 0]).expect_err("zero").refusal(), Some(Refusal::ZeroPermits));
-    assert_ready_err!(spawn(api.acquire_weighted(&[1])).poll());
+    assert_eq!(api.try_acquire_many([0, 0]).expect_err("zero").refusal(), Some(Refusal::ZeroPermits));
+    assert_ready_err!(spawn(api.acquire_many([1])).poll());
     Ok(())
 }
 
@@ -202,8 +202,8 @@ fn a_time_limit_counts_for_those_that_count_too() {
     let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
     let _permits = both.try_acquire().expect("the first");
     let patient = waiting(both.acquire());
-    let mut second = waiting(both.try_acquire_within(SECOND));
-    let mut first = waiting(both.try_acquire_within(500 * MS));
+    let mut second = waiting(both.acquire_within(SECOND));
+    let mut first = waiting(both.acquire_within(500 * MS));
     clock.advance(500 * MS);
     let refusal = assert_ready_err!(first.poll());
     assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 1 }));
@@ -310,7 +310,7 @@ fn a_composite_does_not_starve() {
     clock.advance(500 * MS);
     let b = bucket(&clock, Rate::per_second(1), 1);
     assert!(b.try_acquire().is_ok());
-    let mut crowd: Vec<_> = (0..10).flat_map(|_| [&a, &b]).map(|one| spawn(one.acquire_owned())).collect();
+    let mut crowd: Vec<_> = (0..10).flat_map(|_| [&a, &b]).map(|one| spawn(one.acquire_owned(1))).collect();
     crowd.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
     let both = AllOf::new("a", &a).with("b", &b);
     let mut wait = waiting(both.acquire());
@@ -320,7 +320,7 @@ fn a_composite_does_not_starve() {
         seconds += 1;
         for (index, other) in crowd.iter_mut().enumerate() {
             if other.is_woken() && other.poll().is_ready() {
-                *other = spawn(if index % 2 == 0 { &a } else { &b }.acquire_owned());
+                *other = spawn(if index % 2 == 0 { &a } else { &b }.acquire_owned(1));
                 assert_pending!(other.poll());
             }
         }
@@ -356,9 +356,9 @@ fn waiters_are_served_in_order_whatever_they_weigh() {
     let a = bucket(&clock, Rate::per_second(1), 5);
     let b = bucket(&clock, Rate::per_second(1), 5);
     let both = AllOf::new("a", &a).with("b", &b);
-    let _ = both.try_acquire_weighted(&[5, 5]).expect("full");
-    let mut large = waiting(both.acquire_weighted(&[1, 4]));
-    let mut small = waiting(both.acquire_weighted(&[1, 0]));
+    let _ = both.try_acquire_many([5, 5]).expect("full");
+    let mut large = waiting(both.acquire_many([1, 4]));
+    let mut small = waiting(both.acquire_many([1, 0]));
     clock.advance(4 * SECOND - MS);
     assert!(!large.is_woken() && !small.is_woken());
     assert_eq!(both.status().waiting, 2);
@@ -405,11 +405,11 @@ fn changes_and_refunds_of_a_member_act_now() {
 fn a_wait_that_would_take_too_long_is_refused_at_once() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 10 * SECOND);
-    assert_limited(assert_ready!(spawn(both.try_acquire_within(4 * SECOND)).poll()), "b", 6 * SECOND);
-    let mut wait = waiting(both.try_acquire_within(10 * SECOND));
+    assert_limited(assert_ready!(spawn(both.acquire_within(4 * SECOND)).poll()), "b", 6 * SECOND);
+    let mut wait = waiting(both.acquire_within(10 * SECOND));
     clock.advance(10 * SECOND);
     drop(assert_ready_ok!(wait.poll()));
-    let mut refused = waiting(both.try_acquire_within(10 * SECOND));
+    let mut refused = waiting(both.acquire_within(10 * SECOND));
     b.set_rate(Rate::per_hour(1));
     assert_ready_err!(refused.poll());
     clock.advance(SECOND);
@@ -501,7 +501,7 @@ fn threads_wait_in_the_same_queue() {
     }
     clock.advance(2 * SECOND);
     assert_eq!(thread.join().expect("no panic").ok(), Some(2 * SECOND));
-    assert_limited(both.blocking_try_acquire_within(SECOND), "b", SECOND);
+    assert_limited(both.blocking_acquire_many(AllRequest::one_each().within(SECOND)), "b", SECOND);
 }
 
 /// Clocks that began at different times agree on how long it takes.
@@ -514,7 +514,7 @@ async fn clocks_may_have_begun_at_different_times() -> Result<(), AllRefusal> {
     for both in [AllOf::new("a", &a).with("b", &b), AllOf::new("b", &b).with("a", &a)] {
         let _permits = both.acquire().await?;
         assert_eq!(both.acquire().await?.waited(), SECOND);
-        assert_limited(both.try_acquire_within(750 * MS).await, "a", 250 * MS);
+        assert_limited(both.acquire_within(750 * MS).await, "a", 250 * MS);
         tokio::time::sleep(5 * SECOND).await;
     }
     Ok(())

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::support::MS;
 use tidegate::{
-    AllOf, AllRefusal, Change, CountingLimit, ManualClock, QueueBounds, Rate, RateLimiter, Refusal,
-    TokenBucket, WhenFull,
+    AllOf, AllRefusal, AllRequest, Change, CountingLimit, ManualClock, QueueBounds, Rate, RateLimiter,
+    Refusal, TokenBucket, WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -75,10 +75,9 @@ fn a_pause_that_comes_while_it_waits_moves_it() {
 fn the_important_go_first() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire(), Ok(()));
-    let important = both.clone().priority(5);
     let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
     assert!(first.poll().is_pending() && second.poll().is_pending());
-    let mut urgent = spawn(important.acquire());
+    let mut urgent = spawn(both.acquire_many(AllRequest::one_each().priority(5)));
     assert_pending!(urgent.poll());
     clock.advance(SECOND);
     assert_pending!(first.poll());
@@ -96,7 +95,7 @@ fn the_important_go_first_in_the_line_of_a_member() {
     assert_eq!(a.try_acquire(), Ok(()));
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
-    let mut urgent = spawn(both.clone().priority(1).acquire());
+    let mut urgent = spawn(both.acquire_many(AllRequest::one_each().priority(1)));
     let mut equal = spawn(both.acquire());
     assert!(urgent.poll().is_pending() && equal.poll().is_pending());
     clock.advance(SECOND);
@@ -116,10 +115,10 @@ fn nobody_knows_when_a_queue_has_room_that_waits_for_what_is_in_use() -> Result<
     let all = AllOf::new("a", &a).with_counting("calls", &calls);
     let held = calls.try_acquire()?;
     all.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
-    let mut first = spawn(all.try_acquire_within(Duration::from_secs(100)));
+    let mut first = spawn(all.acquire_within(Duration::from_secs(100)));
     assert_pending!(first.poll());
     for _ in 0..3 {
-        let refusal = assert_ready!(spawn(all.try_acquire_within(SECOND)).poll()).expect_err("full");
+        let refusal = assert_ready!(spawn(all.acquire_within(SECOND)).poll()).expect_err("full");
         let full = Refusal::QueueFull { retry_after: tidegate::Nanos::MAX };
         assert_eq!((refusal.refusal(), refusal.retry_after()), (Some(full), None));
         assert_eq!(refusal.member(), None, "it is the queue of the composite");
@@ -167,7 +166,7 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
         assert_eq!(a.try_acquire(), Ok(()));
         let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
         assert!(low.poll().is_pending() && plain.poll().is_pending());
-        let mut urgent = spawn(both.clone().priority(1).acquire());
+        let mut urgent = spawn(both.acquire_many(AllRequest::one_each().priority(1)));
         assert_pending!(urgent.poll());
         if granted {
             clock.advance(SECOND);
@@ -191,7 +190,7 @@ fn a_place_is_not_kept_for_nobody() {
     assert_eq!(a.try_acquire(), Ok(()));
     let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
     assert!(low.poll().is_pending() && plain.poll().is_pending());
-    let mut urgent = spawn(both.clone().priority(1).acquire());
+    let mut urgent = spawn(both.acquire_many(AllRequest::one_each().priority(1)));
     assert_pending!(urgent.poll());
     drop(low);
     let mut late = spawn(both.acquire());
@@ -213,7 +212,7 @@ fn what_a_member_keeps_is_for_the_important() {
     clock.advance(SECOND);
     b.debit(1);
     assert_eq!(both.try_acquire().err(), Some(limited("b", 100 * MS)));
-    assert!(both.clone().priority(3).try_acquire().is_ok());
+    assert!(both.try_acquire_many(AllRequest::one_each().priority(3)).is_ok());
     assert_eq!(b.status().available, 8);
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
@@ -242,10 +241,10 @@ fn what_is_kept_for_others_is_never_due() {
     b.keep_for_priority(10, 3);
     let never = limited("b", Duration::MAX);
     assert_eq!(both.try_acquire().err(), Some(never));
-    let mut within = spawn(both.try_acquire_within(SECOND));
+    let mut within = spawn(both.acquire_within(SECOND));
     assert_eq!(assert_ready!(within.poll()).err(), Some(never));
     assert_eq!(never.retry_after(), None);
-    assert!(both.clone().priority(3).try_acquire_estimate(&[1, 10]).is_ok());
+    assert!(both.reserve(AllRequest::permits([1, 10]).priority(3).within(Duration::ZERO)).is_ok());
 }
 
 #[test]
@@ -364,7 +363,7 @@ fn who_asks_for_more_than_a_member_can_give_any_more_is_refused() {
     let a = bucket(&clock, 1, 10);
     let all = AllOf::new("a", &a);
     assert_eq!(a.try_acquire_many(10), Ok(()));
-    let (mut big, mut small) = (spawn(all.acquire_weighted(&[5])), spawn(all.acquire()));
+    let (mut big, mut small) = (spawn(all.acquire_many([5])), spawn(all.acquire()));
     assert!(big.poll().is_pending() && small.poll().is_pending());
     assert_eq!(a.change(Change::only_burst(3)), Ok(()));
     clock.advance(5 * SECOND);
@@ -382,8 +381,8 @@ fn more_than_a_share_leaves_is_refused() {
     a.keep_for_priority(5, 1);
     let refusal = Refusal::ExceedsLimit { requested: 6, limit: 5 };
     let expected = Some(AllRefusal::Member { name: "a", refusal });
-    assert_eq!(all.try_acquire_weighted(&[6]).err(), expected);
-    assert_eq!(assert_ready!(spawn(all.acquire_weighted(&[6])).poll()).err(), expected);
+    assert_eq!(all.try_acquire_many([6]).err(), expected);
+    assert_eq!(assert_ready!(spawn(all.acquire_many([6])).poll()).err(), expected);
 }
 
 #[test]
@@ -392,11 +391,11 @@ fn what_counts_is_not_held_for_who_does_not_ask_for_it() -> Result<(), Refusal> 
     let (a, count) = (bucket(&clock, 1, 1), CountingLimit::new(2));
     let both = AllOf::new("a", &a).with_counting("n", &count);
     let out = count.try_acquire_many(2)?;
-    let mut first = spawn(both.acquire_weighted(&[1, 2]));
+    let mut first = spawn(both.acquire_many([1, 2]));
     assert_pending!(first.poll());
     a.try_acquire()?;
     drop(out);
-    let mut second = spawn(both.acquire_weighted(&[1, 0]));
+    let mut second = spawn(both.acquire_many([1, 0]));
     assert_pending!(second.poll());
     drop(first);
     assert_eq!(count.available(), 2);
@@ -412,7 +411,7 @@ fn those_ahead_weigh_what_they_weigh_at_a_new_rate() {
     let mut waiting: Vec<_> = (0..10).map(|_| spawn(all.acquire())).collect();
     assert!(waiting.iter_mut().all(|wait| wait.poll().is_pending()));
     a.set_rate(Rate::per_second(10));
-    assert_pending!(spawn(all.try_acquire_within(5 * SECOND)).poll());
+    assert_pending!(spawn(all.acquire_within(5 * SECOND)).poll());
 }
 
 #[test]
@@ -425,7 +424,7 @@ fn who_is_too_late_after_a_change_of_a_member_is_refused_at_once() {
         }),
         ("pause", |a| a.pause_for(60 * SECOND)),
         ("debit", |a| a.debit(100)),
-        ("settle", |a| a.try_acquire_estimate(1).expect("it is there").settle(100)),
+        ("settle", |a| crate::support::estimate(a, 1).expect("it is there").settle(100)),
         ("share", |a| a.keep_for_priority(10, 1)),
     ];
     for (name, act) in acts {
@@ -433,7 +432,7 @@ fn who_is_too_late_after_a_change_of_a_member_is_refused_at_once() {
         let (a, b) = (bucket(&clock, 1, 10), bucket(&clock, 1, 10));
         let all = AllOf::new("b", &b).with("a", &a);
         b.debit(11);
-        let mut waits = [0, 1].map(|_| spawn(all.try_acquire_within(5 * SECOND)));
+        let mut waits = [0, 1].map(|_| spawn(all.acquire_within(5 * SECOND)));
         assert!(waits.iter_mut().all(|wait| wait.poll().is_pending()));
         act(&a);
         for wait in &mut waits {
@@ -450,7 +449,7 @@ fn a_key_owes_and_settles_as_any_limiter() -> Result<(), Refusal> {
     let policy = TokenBucket::new(Rate::per_second(5), 1000);
     let users = tidegate::KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
     let one = users.limiter(&1)?;
-    one.try_acquire_estimate(800)?.settle(300);
+    crate::support::estimate(&one, 800)?.settle(300);
     assert_eq!(one.status().available, 700);
     one.debit(710);
     assert_eq!(one.try_acquire(), Err(Refusal::Limited { retry_after: (2200 * MS).into() }));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::AcquireManyOwned;
+use tidegate::AcquireOwned;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
     AllOf, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, SlidingLog, SmoothBursty, TokenBucket,
@@ -56,7 +56,7 @@ fn some_policy() -> impl Strategy<Value = AnyPolicy> {
 
 enum Wait {
     Several(Spawn<AcquireAll<ManualClock>>),
-    Plain(Spawn<AcquireManyOwned<AnyPolicy, ManualClock>>),
+    Plain(Spawn<AcquireOwned<AnyPolicy, ManualClock>>),
 }
 
 impl Wait {
@@ -94,11 +94,11 @@ impl Side {
 
     fn several(&self, n: u32) -> Wait {
         let all = AllOf::new("short", &self.limiter).with("ample", &self.ample);
-        Wait::Several(spawn(all.acquire_weighted(&[n, 1])))
+        Wait::Several(spawn(all.acquire_many([n, 1])))
     }
 
     fn plain(&self, n: u32) -> Wait {
-        Wait::Plain(spawn(self.limiter.acquire_many_owned(n)))
+        Wait::Plain(spawn(self.limiter.acquire_owned(n)))
     }
 
     fn poll(&mut self) {
@@ -190,7 +190,7 @@ fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
 
 /// A composite of a limiter and another one of its own, and who waits for it.
 fn user(all: &Bucket, own: &Bucket, n: u32) -> Waiting {
-    let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_weighted(&[1, n]));
+    let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_many([1, n]));
     assert!(wait.poll().is_pending());
     wait
 }
@@ -301,14 +301,14 @@ fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
     let _far: Vec<_> = (0..100)
         .map(|_| {
             let all = AllOf::new("hour", &hour).with("a", &a).with("b", &b);
-            let mut wait = spawn(all.acquire_weighted(&[200, 1, 1]));
+            let mut wait = spawn(all.acquire_many([200, 1, 1]));
             assert!(wait.poll().is_pending());
             wait
         })
         .collect();
     let mut wait = spawn(AllOf::new("a", &a).with("b", &b).acquire());
     assert!(wait.poll().is_pending());
-    let mut crowd: Vec<_> = (0..6).map(|which| spawn([&a, &b][which % 2].acquire_owned())).collect();
+    let mut crowd: Vec<_> = (0..6).map(|which| spawn([&a, &b][which % 2].acquire_owned(1))).collect();
     crowd.iter_mut().for_each(|wait| assert!(wait.poll().is_pending()));
     for _ in 0..100 {
         clock.advance(SECOND / 10);
@@ -317,7 +317,7 @@ fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
         }
         for (which, other) in crowd.iter_mut().enumerate() {
             if other.is_woken() && other.poll().is_ready() {
-                *other = spawn([&a, &b][which % 2].acquire_owned());
+                *other = spawn([&a, &b][which % 2].acquire_owned(1));
                 assert!(other.poll().is_pending());
             }
         }

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::AcquireManyOwned;
+use tidegate::AcquireOwned;
 use tidegate::all_of::AcquireAll;
 use tidegate::policy::Policy;
 use tidegate::{
-    AllOf, AllPermits, AnyPolicy, Clock, CountingLimit, FixedWindow, ManualClock, Nanos, Rate, RateLimiter,
-    SlidingLog, SmoothBursty, TokenBucket,
+    AllOf, AllPermits, AllRequest, AnyPolicy, Clock, CountingLimit, FixedWindow, ManualClock, Nanos, Rate,
+    RateLimiter, SlidingLog, SmoothBursty, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 
@@ -62,7 +62,7 @@ struct World {
     in_use: CountingLimit,
     composites: [AllOf<ManualClock>; 3],
     waits: Vec<Spawn<AcquireAll<ManualClock>>>,
-    plain: Vec<Spawn<AcquireManyOwned<AnyPolicy, ManualClock>>>,
+    plain: Vec<Spawn<AcquireOwned<AnyPolicy, ManualClock>>>,
     permits: Vec<AllPermits>,
     leaked: usize,
 }
@@ -98,7 +98,7 @@ impl World {
                 self.composites.iter().for_each(|composite| assert!(composite.status().waiting < 100));
                 let before = self.members.each_ref().map(|member| member.status().available);
                 let free = self.in_use.available();
-                match self.composites[of].try_acquire_weighted(&Self::weights(of, a, b)) {
+                match self.composites[of].try_acquire_many(Self::weights(of, a, b)) {
                     Ok(permits) => self.permits.push(permits),
                     Err(_) => {
                         let after = self.members.each_ref().map(|member| member.status().available);
@@ -111,17 +111,18 @@ impl World {
                 }
             }
             Act::Join(of, a, b, priority) => {
-                let composite = self.composites[of].clone().priority(priority);
-                let wait = composite.acquire_weighted(&Self::weights(of, a, b));
-                self.waits.push(spawn(wait));
+                let request = AllRequest::permits(Self::weights(of, a, b)).priority(priority);
+                self.waits.push(spawn(self.composites[of].acquire_many(request)));
             }
             Act::JoinWithin(of, n, within) => {
                 let within = Duration::from_nanos(within);
                 let weights = Self::weights(of, n, 1);
-                self.waits.push(spawn(self.composites[of].try_acquire_weighted_within(&weights, within)));
+                self.waits.push(spawn(
+                    self.composites[of].acquire_many(AllRequest::permits(&weights).within(within)),
+                ));
             }
             Act::TryPlain(of, n) => drop(self.members[of].try_acquire_many(n)),
-            Act::JoinPlain(of, n) => self.plain.push(spawn(self.members[of].acquire_many_owned(n))),
+            Act::JoinPlain(of, n) => self.plain.push(spawn(self.members[of].acquire_owned(n))),
             Act::Drop(which) if !self.waits.is_empty() => {
                 drop(self.waits.swap_remove(which % self.waits.len()));
             }
@@ -239,16 +240,16 @@ proptest! {
             match act {
                 Act::Try(of, a, b) => {
                     let asked = World::weights(of, a, b);
-                    if let Ok(permits) = world.composites[of].try_acquire_weighted(&asked) {
+                    if let Ok(permits) = world.composites[of].try_acquire_many(&asked) {
                         granted.push((world.clock.now(), of, asked));
                         world.permits.push(permits);
                     }
                 }
                 Act::Join(of, a, b, priority) => {
-                    let composite = world.composites[of].clone().priority(priority);
+                    let composite = &world.composites[of];
                     let asked = World::weights(of, a, b);
                     let woken = Arc::new(Woken { clock: world.clock.clone(), at: AtomicU64::new(u64::MAX) });
-                    waits.push((Box::pin(composite.acquire_weighted(&asked)), woken, of, asked));
+                    waits.push((Box::pin(composite.acquire_many(AllRequest::permits(&asked).priority(priority))), woken, of, asked));
                 }
                 Act::Drop(which) if !waits.is_empty() => drop(waits.remove(which % waits.len())),
                 Act::GiveBack(which) if !world.permits.is_empty() => {

@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tidegate::{
-    Clock, LeakyBucket, ManualClock, Nanos, Policy, Rate, RateLimiter, Reservation, SmoothWarmingUp,
+    Clock, LeakyBucket, ManualClock, Nanos, Policy, Rate, RateLimiter, Request, Reservation, SmoothWarmingUp,
 };
 use tokio_test::task::spawn;
 
@@ -339,7 +339,7 @@ fn queue_up(warm_up: WarmUp, within: Duration) -> Vec<(u64, u64)> {
     for arrival in 0..14 * 50 {
         let at = arrival * 20 * MS;
         clock.advance(Duration::from_nanos(at) - Duration::from_nanos(clock.now().as_u64()));
-        waiting.push((at, spawn(limiter.try_acquire_many_within_owned(1, within))));
+        waiting.push((at, spawn(limiter.acquire_owned(Request::permits(1).within(within)))));
         // One more step at a time, so that a future is looked at when it is woken.
         for _ in 0..20 {
             waiting.retain_mut(|(arrived, place)| {

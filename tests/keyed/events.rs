@@ -93,7 +93,7 @@ fn want_of_room_is_told_once() -> Result<(), Refusal> {
     let refusal = Refusal::TooManyKeys { limit: 1 };
     assert_eq!(keys.try_acquire(&2), Err(refusal));
     assert_eq!(
-        keys.try_acquire_with(&2, Request::permits(2)),
+        keys.try_acquire_many(&2, Request::permits(2)),
         Err(Refusal::ExceedsLimit { requested: 2, limit: 1 })
     );
     assert_eq!(keys.blocking_acquire_many(&2, 1), Err(refusal));
@@ -128,7 +128,7 @@ fn who_watches_one_key_is_told_as_well() -> Result<(), Refusal> {
     let mut waiting = spawn(keys.acquire(&1));
     assert_pending!(waiting.poll());
     drop(waiting);
-    keys.try_acquire_with(&1, Request::permits(1).exempt())?;
+    keys.try_acquire_many(&1, Request::permits(1).exempt())?;
     let granted = Event::Granted(1, Duration::ZERO);
     let (dropped, exempted) = (Event::Cancelled(1, Duration::ZERO), Event::Exempted(1));
     assert_eq!(one.take(), [granted, dropped, exempted], "and not that it was limited at first");
@@ -267,7 +267,7 @@ proptest! {
                 Act::TryWith(key, n, priority, exempt) => {
                     let request = Request::permits(n).priority(priority);
                     let request = if exempt { request.exempt() } else { request };
-                    prop_assert_eq!(keys.try_acquire_with(&key, request), all[&key].try_acquire_with(request));
+                    prop_assert_eq!(keys.try_acquire_many(&key, request), all[&key].try_acquire_many(request));
                 }
                 Act::Wait(key, n) => {
                     let (keys, plain) = (keys.clone(), all[&key].clone());
@@ -277,14 +277,14 @@ proptest! {
                 Act::Within(key, n, ms) => {
                     let (keys, plain) = (keys.clone(), all[&key].clone());
                     let request = Request::permits(n).within(Duration::from_millis(ms));
-                    let one = Box::pin(async move { keys.acquire_with(&key, request).await });
-                    wait(one, Box::pin(async move { plain.acquire_with(request).await }), &mut waiting);
+                    let one = Box::pin(async move { keys.acquire_many(&key, request).await });
+                    wait(one, Box::pin(async move { plain.acquire_many(request).await }), &mut waiting);
                 }
                 Act::Exempt(key) => {
                     let (keys, plain) = (keys.clone(), all[&key].clone());
                     let request = Request::permits(2).exempt();
-                    let one = Box::pin(async move { keys.acquire_with(&key, request).await });
-                    wait(one, Box::pin(async move { plain.acquire_with(request).await }), &mut waiting);
+                    let one = Box::pin(async move { keys.acquire_many(&key, request).await });
+                    wait(one, Box::pin(async move { plain.acquire_many(request).await }), &mut waiting);
                 }
                 Act::Reserve(key, n) => match (keys.reserve(&key, n), all[&key].reserve(n)) {
                     (Ok(one), Ok(other)) => places.push((one, other)),

@@ -239,11 +239,11 @@ fn what_is_shared_is_told_and_given_back() -> Result<(), Refusal> {
 #[test]
 fn a_request_with_a_key() -> Result<(), Refusal> {
     let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
-    keys.try_acquire_with(&1, Request::permits(1))?;
-    keys.try_acquire_with(&1, Request::permits(1).exempt())?;
+    keys.try_acquire_many(&1, Request::permits(1))?;
+    keys.try_acquire_many(&1, Request::permits(1).exempt())?;
     let (mut low, mut high) = (
-        spawn(keys.acquire_with(&1, Request::permits(1))),
-        spawn(keys.acquire_with(&1, Request::permits(1).priority(1))),
+        spawn(keys.acquire_many(&1, Request::permits(1))),
+        spawn(keys.acquire_many(&1, Request::permits(1).priority(1))),
     );
     assert!(low.poll().is_pending() && high.poll().is_pending());
     clock.advance(Duration::from_secs(1));
@@ -320,7 +320,7 @@ fn it_can_be_shared_and_its_futures_sent() {
     is_shareable(&keys);
     let is_send = |_: &dyn Send| ();
     is_send(&keys.acquire(&1));
-    is_send(&keys.try_acquire_within(&1, MS));
+    is_send(&keys.acquire_within(&1, MS));
     let line: Option<Line> = keys.limiter(&1).ok();
     is_shareable(&line);
 }

@@ -3,13 +3,11 @@
 
 use std::time::Duration;
 
-use tidegate::all_of::{AcquireAll, AcquireAllEstimate};
 use tidegate::policy::{AnyPolicy, ConfigError};
-use tidegate::{Acquire, AcquireMany, AcquireManyOwned, AcquireOwned};
 use tidegate::{
-    AcquireEstimate, AllEstimate, AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, DenyAll,
-    Estimate, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal, Request, Reservation,
-    SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock, TokenBucket, TokioClock, Unlimited,
+    Acquire, AcquireAll, AcquireMany, AcquireOwned, AllOf, AllPermits, AllRefusal, AllReservation,
+    CountingLimit, CountingPermit, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal,
+    Reservation, SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock, TokenBucket, TokioClock,
 };
 
 fn future<T: Send + Unpin>() {}
@@ -21,7 +19,7 @@ fn everything_can_be_sent() {
     future::<Acquire<'_, SmoothBursty, SystemClock>>();
     future::<AcquireMany<'_, SmoothWarmingUp, TokioClock>>();
     future::<AcquireOwned<SmoothBursty, ManualClock>>();
-    future::<AcquireManyOwned<SmoothBursty, SystemClock>>();
+    future::<AcquireOwned<SmoothBursty, SystemClock>>();
     future::<Reservation<SmoothBursty, SystemClock>>();
     shared::<RateLimiter>();
     shared::<RateLimiter<SmoothWarmingUp, ManualClock>>();
@@ -31,10 +29,8 @@ fn everything_can_be_sent() {
     error::<ConfigError>();
     error::<AllRefusal>();
     future::<AcquireAll>();
-    future::<AcquireAllEstimate<ManualClock>>();
-    future::<AcquireEstimate<AnyPolicy, SystemClock>>();
-    future::<Estimate>();
-    future::<AllEstimate>();
+    future::<AllReservation<ManualClock>>();
+    future::<Reservation<AnyPolicy, SystemClock>>();
     shared::<AllOf>();
     shared::<AllPermits>();
     shared::<RateLimiter<AnyPolicy, SystemClock>>();
@@ -43,11 +39,9 @@ fn everything_can_be_sent() {
     future::<AcquireOwned<SlidingLog, ManualClock>>();
     let limit = CountingLimit::new(1);
     sendable(&limit.acquire());
-    sendable(&limit.try_acquire_within(Duration::ZERO));
+    sendable(&limit.acquire_within(Duration::ZERO));
     shared::<Statistics>();
     shared::<std::sync::Arc<dyn Events>>();
-    let (first, other) = (RateLimiter::new(DenyAll), RateLimiter::new(Unlimited));
-    sendable(&first.acquire_with_or(Request::default(), &other));
     sendable(&limit.acquire_with(&RateLimiter::new(TokenBucket::new(Rate::per_second(1), 1))));
 }
 

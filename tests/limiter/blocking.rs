@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::{Limiter, one_per_second, waiting};
-use tidegate::{Refusal, SystemClock};
+use tidegate::{Refusal, Request, SystemClock};
 use tokio_test::assert_ready_eq;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -87,7 +87,7 @@ fn a_thread_behind_a_reservation_that_nobody_claims_is_served() {
 #[test]
 fn a_thread_does_not_wait_longer_than_it_was_told() {
     let (limiter, _clock) = one_per_second();
-    let refusal = limiter.blocking_try_acquire_within(SECOND / 2);
+    let refusal = limiter.blocking_acquire_many(Request::permits(1).within(SECOND / 2));
     assert_eq!(refusal, Err(Refusal::Limited { retry_after: (SECOND / 2).into() }));
     assert_eq!(limiter.status().waiting, 0);
 }

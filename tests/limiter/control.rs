@@ -17,7 +17,7 @@ type Ask<'a> = Spawn<AcquireMany<'a, SmoothBursty, ManualClock>>;
 
 /// A request that has been polled once and waits.
 fn asking(limiter: &Limiter, request: Request) -> Ask<'_> {
-    let mut ask = spawn(limiter.acquire_with(request));
+    let mut ask = spawn(limiter.acquire_many(request));
     assert_pending!(ask.poll());
     ask
 }
@@ -60,7 +60,7 @@ fn a_full_queue_refuses_who_would_have_to_wait_and_tells_when_there_is_room() {
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
     let (_first, _second) = (asking(&limiter, one(0)), asking(&limiter, one(0)));
     clock.advance(300 * MS);
-    let refused = assert_ready!(spawn(limiter.acquire_with(one(0))).poll()).expect_err("full");
+    let refused = assert_ready!(spawn(limiter.acquire_many(one(0))).poll()).expect_err("full");
     assert_eq!(refused, full(700 * MS));
     assert!(refused.may_retry());
     clock.advance(700 * MS - NANO);
@@ -133,7 +133,7 @@ fn the_oldest_of_the_least_important_makes_room() {
     assert_pending!(high.poll());
     assert_pending!(new.poll());
     // Nobody is dropped for a less important one.
-    let low = assert_ready!(spawn(limiter.acquire_with(one(-1))).poll()).expect_err("less important");
+    let low = assert_ready!(spawn(limiter.acquire_many(one(-1))).poll()).expect_err("less important");
     assert!(matches!(low, Refusal::QueueFull { .. }));
     assert_eq!(limiter.status().waiting, 3);
 }
@@ -145,7 +145,7 @@ fn the_newest_of_the_least_important_makes_room_for_a_more_important_one() {
     let mut old = asking(&limiter, one(0));
     let mut new = asking(&limiter, one(0));
     let mut high = asking(&limiter, one(1));
-    let equal = assert_ready!(spawn(limiter.acquire_with(one(0))).poll()).expect_err("no more important");
+    let equal = assert_ready!(spawn(limiter.acquire_many(one(0))).poll()).expect_err("no more important");
     assert!(matches!(equal, Refusal::QueueFull { .. }));
     let _higher = asking(&limiter, one(2));
     assert_eq!(refusal_of(&mut new), Refusal::Displaced);
@@ -197,7 +197,7 @@ fn a_newcomer_that_would_be_too_late_drops_nobody() {
     let (limiter, _clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut first = asking(&limiter, one(0));
-    let late = assert_ready!(spawn(limiter.try_acquire_within(SECOND)).poll()).expect_err("too late");
+    let late = assert_ready!(spawn(limiter.acquire_within(SECOND)).poll()).expect_err("too late");
     assert_eq!(late, Refusal::Limited { retry_after: SECOND.into() });
     assert_pending!(first.poll());
 }
@@ -220,12 +220,12 @@ fn a_try_is_told_of_those_before_it_and_of_no_others() {
     let _same = asking(&limiter, Request::permits(2));
     let _high = asking(&limiter, Request::permits(3).priority(1));
     for (priority, seconds) in [(2, 1), (1, 4), (0, 6), (-1, 7)] {
-        let refusal = limiter.try_acquire_with(one(priority)).expect_err("not yet");
+        let refusal = limiter.try_acquire_many(one(priority)).expect_err("not yet");
         assert_eq!(refusal.retry_after(), Some(seconds * SECOND), "{priority}");
     }
     // One that is more important than all finds its permit there, whoever waits.
     clock.jump(SECOND);
-    assert!(limiter.try_acquire_with(one(2)).is_err(), "the head was due first");
+    assert!(limiter.try_acquire_many(one(2)).is_err(), "the head was due first");
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_new_rate_is_counted_for_every_priority() {
     let _waits = (asking(&limiter, one(1)), asking(&limiter, one(0)));
     limiter.set_rate(Rate::per_second(10));
     for (priority, millis) in [(2, 1000), (1, 1100), (0, 1200), (-1, 1200)] {
-        let refusal = limiter.try_acquire_with(one(priority)).expect_err("not yet");
+        let refusal = limiter.try_acquire_many(one(priority)).expect_err("not yet");
         assert_eq!(refusal.retry_after(), Some(millis * MS), "{priority}");
     }
 }
@@ -249,7 +249,7 @@ fn threads_behind_each_other_and_behind_tasks_look_at_their_own_turns() {
             .zip(3..)
             .map(|(priority, waiting)| {
                 let limiter = &limiter;
-                let thread = scope.spawn(move || limiter.blocking_acquire_with(one(priority)));
+                let thread = scope.spawn(move || limiter.blocking_acquire_many(one(priority)));
                 while limiter.status().waiting < waiting {
                     std::thread::yield_now();
                 }
@@ -275,8 +275,8 @@ fn an_important_try_passes_those_who_wait_for_more() {
     assert_pending!(bulk.poll());
     clock.advance(3 * SECOND);
     assert!(limiter.try_acquire().is_err());
-    assert!(limiter.try_acquire_with(one(1)).is_ok());
-    assert!(assert_ready!(spawn(limiter.acquire_with(one(1))).poll()).is_ok());
+    assert!(limiter.try_acquire_many(one(1)).is_ok());
+    assert!(assert_ready!(spawn(limiter.acquire_many(one(1))).poll()).is_ok());
     clock.advance(4 * SECOND - NANO);
     assert!(!bulk.is_woken());
     clock.advance(NANO);
@@ -301,7 +301,7 @@ fn a_thread_and_a_task_of_different_priority_are_both_served() {
     let (limiter, clock) = one_per_second();
     let mut task = asking(&limiter, one(0));
     std::thread::scope(|scope| {
-        let thread = scope.spawn(|| limiter.blocking_acquire_with(one(1)));
+        let thread = scope.spawn(|| limiter.blocking_acquire_many(one(1)));
         while limiter.status().waiting < 2 {
             std::thread::yield_now();
         }
@@ -327,7 +327,7 @@ fn what_is_kept_is_for_the_important() {
     let taken = (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
     assert_eq!(taken, 6);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
-    assert!(limiter.try_acquire_with(one(1).priority(1)).is_ok());
+    assert!(limiter.try_acquire_many(one(1).priority(1)).is_ok());
     // Two have to come in before four are left.
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
     clock.advance(2 * SECOND - NANO);
@@ -345,7 +345,7 @@ fn who_waits_for_more_than_is_kept_does_not_hold_up_the_important() {
     limiter.keep_for_priority(2, 1);
     let mut low = spawn(limiter.acquire());
     assert_pending!(low.poll());
-    assert!(limiter.try_acquire_with(one(1)).is_ok());
+    assert!(limiter.try_acquire_many(one(1)).is_ok());
     clock.advance(2 * SECOND - NANO);
     assert!(!low.is_woken());
     clock.advance(NANO);
@@ -363,7 +363,7 @@ fn more_than_the_burst_less_what_is_kept_can_never_be_had() {
     assert_eq!(assert_ready!(waits.poll()), never(8).map(|()| SECOND));
     assert_eq!(limiter.try_acquire_many(7), never(7));
     assert!(limiter.try_acquire_many(6).expect_err("not yet").may_retry());
-    assert!(limiter.try_acquire_with(Request::permits(7).priority(1)).expect_err("not yet").may_retry());
+    assert!(limiter.try_acquire_many(Request::permits(7).priority(1)).expect_err("not yet").may_retry());
 
     // All, and more than all: a single permit waits until that is changed.
     limiter.keep_for_priority(u32::MAX, i8::MAX);
@@ -402,7 +402,7 @@ fn in_shadow_everything_passes_and_nobody_waits() {
     assert_eq!(limiter.try_acquire_many(1000), Ok(()));
     assert_eq!(limiter.try_acquire_many(0), Ok(()));
     assert_eq!(assert_ready!(spawn(limiter.acquire()).poll()), Duration::ZERO);
-    assert_eq!(assert_ready!(spawn(limiter.try_acquire_within(MS)).poll()), Ok(Duration::ZERO));
+    assert_eq!(assert_ready!(spawn(limiter.acquire_within(MS)).poll()), Ok(Duration::ZERO));
     assert_eq!(limiter.blocking_acquire(), Duration::ZERO);
     assert!(limiter.reserve(5).expect("everything passes").claim());
     // And as before when it ends: what passed has taken nothing.
@@ -417,8 +417,8 @@ fn an_exempt_call_passes_at_once_and_takes_nothing() {
     let _first = waiting(&limiter);
     limiter.pause_for(SECOND);
     let exempt = Request::permits(u32::MAX).exempt();
-    assert_eq!(limiter.try_acquire_with(exempt), Ok(()));
-    assert_eq!(assert_ready!(spawn(limiter.acquire_with(exempt)).poll()), Ok(Duration::ZERO));
-    assert_eq!(limiter.blocking_acquire_with(exempt), Ok(Duration::ZERO));
+    assert_eq!(limiter.try_acquire_many(exempt), Ok(()));
+    assert_eq!(assert_ready!(spawn(limiter.acquire_many(exempt)).poll()), Ok(Duration::ZERO));
+    assert_eq!(limiter.blocking_acquire_many(exempt), Ok(Duration::ZERO));
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::AcquireManyOwned;
+use tidegate::AcquireOwned;
 use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};
 
 /// A permit comes in each second, and nothing happens in between but at whole quarters.
@@ -373,16 +373,16 @@ proptest! {
             match act {
                 Act::Join(n, priority, within) => {
                     model.join(name, n, priority, within, true);
-                    let wait: AcquireManyOwned<_, _> = real.limiter.acquire_with_owned(request(n, priority, within));
+                    let wait: AcquireOwned<_, _> = real.limiter.acquire_owned(request(n, priority, within));
                     real.join(name, Box::pin(wait));
                 }
                 Act::Acquire => {
                     model.join(name, 1, 0, None, false);
-                    let wait = real.limiter.acquire_owned();
-                    real.join(name, Box::pin(async move { Ok(wait.await) }));
+                    let limiter = real.limiter.clone();
+                    real.join(name, Box::pin(async move { Ok(limiter.acquire().await) }));
                 }
                 Act::Try(n, priority) => {
-                    let answer = real.limiter.try_acquire_with(request(n, priority, None));
+                    let answer = real.limiter.try_acquire_many(request(n, priority, None));
                     prop_assert_eq!(told(answer), model.attempt(n, priority));
                 }
                 Act::Drop(which) if !real.waiting.is_empty() => {

@@ -97,10 +97,10 @@ async fn waiting_ends_in_time() {
     let limit = CountingLimit::new(1);
     let held = limit.acquire().await;
     let start = tokio::time::Instant::now();
-    assert_eq!(limit.try_acquire_within(SECOND).await.expect_err("refused"), Refusal::InUse { limit: 1 });
+    assert_eq!(limit.acquire_within(SECOND).await.expect_err("refused"), Refusal::InUse { limit: 1 });
     assert_eq!(start.elapsed(), SECOND);
     drop(held);
-    assert!(limit.try_acquire_within(SECOND).await.is_ok());
+    assert!(limit.acquire_within(SECOND).await.is_ok());
 }
 
 #[test]
@@ -218,7 +218,7 @@ async fn a_wait_with_a_time_limit_is_refused_by_a_lower_limit_at_once() {
     let limit = CountingLimit::new(2);
     let _held = limit.acquire().await;
     let start = tokio::time::Instant::now();
-    let wait = async { limit.try_acquire_many_within(2, SECOND).await.map(drop) };
+    let wait = async { limit.acquire_many_within(2, SECOND).await.map(drop) };
     let lower = async { limit.set_limit(1) };
     let (refused, ()) = tokio::join!(wait, lower);
     assert_eq!(refused, Err(Refusal::ExceedsLimit { requested: 2, limit: 1 }));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::support::MS;
 use proptest::prelude::*;
 use tidegate::{
-    AllOf, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, SlidingEstimate, SlidingLog,
-    SlidingWindow, SmoothBursty, SmoothWarmingUp, Status, TokenBucket,
+    AllOf, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingEstimate,
+    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Status, TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -22,7 +22,7 @@ fn ten_per_second(burst: u32) -> (RateLimiter<TokenBucket, ManualClock>, ManualC
 #[test]
 fn the_unused_part_comes_back_and_moves_those_who_wait() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
-    let estimate = limiter.try_acquire_estimate(10)?;
+    let estimate = crate::support::estimate(&limiter, 10)?;
     let mut wait = spawn(limiter.acquire_many(5));
     assert_pending!(wait.poll());
     estimate.settle(7);
@@ -35,10 +35,10 @@ fn the_unused_part_comes_back_and_moves_those_who_wait() -> Result<(), Refusal> 
 #[test]
 fn the_excess_is_owed_and_moves_those_who_wait() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
-    let estimate = limiter.try_acquire_estimate(5)?;
+    let estimate = crate::support::estimate(&limiter, 5)?;
     let mut wait = spawn(limiter.acquire_many(6));
     assert_pending!(wait.poll());
-    let mut hasty = spawn(limiter.try_acquire_within(300 * MS));
+    let mut hasty = spawn(limiter.acquire_within(300 * MS));
     assert_pending!(hasty.poll());
     estimate.settle(20);
     // Refused at once: 10 are owed, and 6 are before it.
@@ -53,35 +53,95 @@ fn the_excess_is_owed_and_moves_those_who_wait() -> Result<(), Refusal> {
 #[test]
 fn dropped_without_being_settled_it_is_the_cost() -> Result<(), Refusal> {
     let (limiter, _clock) = ten_per_second(10);
-    drop(limiter.try_acquire_estimate(4)?);
+    drop(crate::support::estimate(&limiter, 4)?);
     assert_eq!(limiter.status().available, 6);
     Ok(())
 }
 
 #[test]
-fn an_estimate_waits_in_line_and_its_dropped_wait_leaves_no_trace() {
+fn an_estimate_waits_in_line_and_its_dropped_wait_leaves_no_trace() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
-    assert!(limiter.try_acquire_many(10).is_ok());
-    let mut first = spawn(limiter.acquire_estimate(5));
-    let mut second = spawn(limiter.acquire_estimate(5));
+    limiter.try_acquire_many(10)?;
+    let (mut first, mut second) = (spawn(limiter.reserve(5)?), spawn(limiter.reserve(5)?));
     assert_pending!(first.poll());
     assert_pending!(second.poll());
     clock.advance(500 * MS);
     assert!(first.is_woken());
     drop(first);
-    let estimate = assert_ready_ok!(second.poll());
-    assert_eq!((estimate.permits(), estimate.waited()), (5, 500 * MS));
-    estimate.settle(0);
+    assert_eq!(assert_ready_ok!(second.poll()), 500 * MS);
+    second.into_inner().settle(0);
     assert_eq!(limiter.status().available, 5);
+    Ok(())
 }
 
 #[test]
-fn an_estimate_that_need_not_wait_gives_back_its_unused_part() {
+fn settled_without_being_claimed_an_estimate_leaves_the_line_and_is_charged() -> Result<(), Refusal> {
+    let (limiter, clock) = ten_per_second(10);
+    limiter.try_acquire_many(10)?;
+    let (place, mut wait) = (limiter.reserve(5)?, spawn(limiter.acquire()));
+    assert_pending!(wait.poll());
+    place.settle(2);
+    clock.advance(299 * MS);
+    assert_pending!(wait.poll());
+    clock.advance(MS);
+    assert_ready!(wait.poll());
+    let unused = limiter.reserve(5)?;
+    unused.settle(0);
+    clock.advance(SECOND);
+    assert_eq!(limiter.status().available, 10);
+    Ok(())
+}
+
+#[test]
+fn an_estimate_is_refused_within_its_time_and_passes_exempt() -> Result<(), Refusal> {
+    let (limiter, clock) = ten_per_second(10);
+    limiter.try_acquire_many(10)?;
+    let late = limiter.reserve(Request::permits(3).within(200 * MS)).expect_err("due in 300 ms");
+    assert_eq!(late.retry_after(), Some(100 * MS));
+    let mut exempt = limiter.reserve(Request::permits(50).exempt())?;
+    assert!(exempt.claim());
+    exempt.settle(7);
+    assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (100 * MS).into() }));
+    let mut accepted = limiter.reserve(Request::permits(3).within(300 * MS))?;
+    limiter.debit(1);
+    assert!(!accepted.claim(), "it would be too late now");
+    clock.advance(SECOND);
+    assert!(!accepted.claim(), "a refused reservation stays refused");
+    assert_eq!(accepted.due_in(), Duration::MAX);
+    accepted.settle(9);
+    assert_eq!(limiter.status().available, 0);
+    Ok(())
+}
+
+#[test]
+fn a_thread_waits_for_an_estimate() -> Result<(), Refusal> {
+    let (limiter, clock) = ten_per_second(10);
+    limiter.try_acquire_many(10)?;
+    let mut place = limiter.reserve(5)?;
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let waited = place.blocking_claim();
+            place.settle(1);
+            waited
+        });
+        while limiter.status().waiting == 0 {
+            std::thread::yield_now();
+        }
+        clock.advance(500 * MS);
+        assert_eq!(thread.join().expect("no panic"), Ok(500 * MS));
+    });
+    assert_eq!(limiter.status().available, 4);
+    Ok(())
+}
+
+#[test]
+fn an_estimate_that_need_not_wait_gives_back_its_unused_part() -> Result<(), Refusal> {
     let (limiter, _clock) = ten_per_second(10);
-    let estimate = assert_ready_ok!(spawn(limiter.acquire_estimate(8)).poll());
-    assert_eq!((estimate.permits(), estimate.waited()), (8, Duration::ZERO));
-    estimate.settle(3);
+    let mut estimate = spawn(limiter.reserve(8)?);
+    assert_eq!(assert_ready_ok!(estimate.poll()), Duration::ZERO);
+    estimate.into_inner().settle(3);
     assert_eq!(limiter.status().available, 7);
+    Ok(())
 }
 
 /// What overflowed meanwhile is lost, as if it had never been taken; and a refund in between is
@@ -89,12 +149,12 @@ fn an_estimate_that_need_not_wait_gives_back_its_unused_part() {
 #[test]
 fn no_permits_are_invented() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
-    let estimate = limiter.try_acquire_estimate(4)?;
+    let estimate = crate::support::estimate(&limiter, 4)?;
     clock.advance(300 * MS);
     // Without it the bucket would have been full all the time.
     estimate.settle(0);
     assert_eq!(limiter.status().available, 10);
-    let estimate = limiter.try_acquire_estimate(4)?;
+    let estimate = crate::support::estimate(&limiter, 4)?;
     limiter.refund(4);
     limiter.try_acquire_many(6)?;
     estimate.settle(0);
@@ -107,17 +167,20 @@ fn an_estimate_of_several_limiters() {
     let (requests, clock) = ten_per_second(10);
     let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1000), 1000), clock.clone());
     let api = AllOf::new("requests", &requests).with("tokens", &tokens);
-    let estimate = api.try_acquire_estimate(&[1, 850]).expect("full");
-    assert_eq!(estimate.weights(), [1, 850]);
-    let mut wait = spawn(api.acquire_estimate(&[1, 950]));
+    let estimate = crate::support::estimate_of_all(&api, &[1, 850]).expect("full");
+    assert_eq!(estimate.permits(), [1, 850]);
+    let mut wait = spawn(api.reserve([1, 950]).expect("later"));
     assert_pending!(wait.poll());
     estimate.settle(&[1, 50]).expect("two");
-    let estimate = assert_ready_ok!(wait.poll());
-    estimate.settle(&[1, 1950]).expect("two");
+    assert_ready_ok!(wait.poll());
+    wait.into_inner().settle(&[1, 1950]).expect("two");
     assert_eq!(tokens.try_acquire(), Err(Refusal::Limited { retry_after: (1001 * MS).into() }));
     assert_eq!(requests.status().available, 8);
     clock.advance(2 * SECOND);
-    let wrong = api.try_acquire_estimate(&[1, 1]).expect("there").settle(&[1]).expect_err("wrong");
+    api.reserve([1, 1000]).expect("later").settle(&[1, 500]).expect("two");
+    assert_eq!(tokens.status().available, 500, "charged without being claimed");
+    let wrong =
+        crate::support::estimate_of_all(&api, &[1, 1]).expect("there").settle(&[1]).expect_err("wrong");
     assert_eq!(wrong.to_string(), "1 weights were given for 2 limiters");
 }
 
@@ -146,7 +209,7 @@ proptest! {
             }
             clock.advance(100 * MS);
             if estimate {
-                limiter.try_acquire_estimate(n).expect("enough").settle(used);
+                crate::support::estimate(&limiter, n).expect("enough").settle(used);
             } else {
                 assert!(limiter.try_acquire_many(used).is_ok());
             }
@@ -166,7 +229,7 @@ proptest! {
         let mut estimates = Vec::new();
         for (act, n) in acts {
             match act {
-                0 => estimates.extend(limiter.try_acquire_estimate(n)),
+                0 => estimates.extend(crate::support::estimate(&limiter, n)),
                 1 if !estimates.is_empty() => estimates.swap_remove(n as usize % estimates.len()).settle(n),
                 2 => limiter.refund(n),
                 3 => drop(limiter.try_acquire_many(n)),

@@ -68,7 +68,7 @@ fn a_waker_that_takes_its_time_holds_up_nobody_else() {
     let (limiter, clock) = one_per_second();
     let ((called, calls), (let_go, held)) = (mpsc::channel(), mpsc::channel());
     let waker = Waker::from(Arc::new(Slow(Mutex::new((called, held)))));
-    let mut bad = Box::pin(limiter.acquire_owned());
+    let mut bad = Box::pin(limiter.acquire_owned(1));
     assert!(bad.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     let mut second = waiting(&limiter);
     thread::scope(|scope| {
@@ -112,10 +112,10 @@ fn a_waker_that_owns_a_wait_of_the_same_limiter_can_be_dropped() {
     }
 
     let (limiter, clock) = one_per_second();
-    let mut owned = Box::pin(limiter.acquire_owned());
+    let mut owned = Box::pin(limiter.acquire_owned(1));
     assert!(owned.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     let waker = Waker::from(Arc::new(Owns(Mutex::new(Box::new(owned)))));
-    let mut wait = Box::pin(limiter.acquire_owned());
+    let mut wait = Box::pin(limiter.acquire_owned(1));
     assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(waker);
     // Replaces the waker, whose drop drops a wait of this limiter.
@@ -150,7 +150,7 @@ fn retry_after_of_a_waiter_that_a_lower_rate_refuses_is_exact() {
     let (limiter, clock) = one_per_second();
     let within = 5 * SECOND;
     let _first = waiting(&limiter);
-    let mut second = spawn(limiter.try_acquire_within(within));
+    let mut second = spawn(limiter.acquire_within(within));
     assert_pending!(second.poll());
     clock.advance(500 * MS);
     limiter.set_rate("1/10s".parse().expect("a rate"));
@@ -159,9 +159,9 @@ fn retry_after_of_a_waiter_that_a_lower_rate_refuses_is_exact() {
     let after = refusal.retry_after().expect("later");
     assert_eq!(after, 5500 * MS);
     clock.advance(after - Duration::from_nanos(1));
-    assert!(assert_ready!(spawn(limiter.try_acquire_within(within)).poll()).is_err());
+    assert!(assert_ready!(spawn(limiter.acquire_within(within)).poll()).is_err());
     clock.advance(Duration::from_nanos(1));
-    assert_pending!(spawn(limiter.try_acquire_within(within)).poll());
+    assert_pending!(spawn(limiter.acquire_within(within)).poll());
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_program_that_stood_still_too_long_refuses_who_is_too_late_by_it() {
     let (limiter, clock) = without_burst(Rate::per_second(100));
     assert!(limiter.try_acquire().is_ok());
     let _first = waiting(&limiter);
-    let mut second = spawn(limiter.try_acquire_within(20 * MS));
+    let mut second = spawn(limiter.acquire_within(20 * MS));
     assert_pending!(second.poll());
     // The first was due at 10 ms and is charged as of 15 ms, 10 ms ago. So the second is due at 25
     // ms.
@@ -230,7 +230,7 @@ fn ten_unseen() -> (Bursty, ManualClock, Vec<AcquireOwned<SmoothBursty, ManualCl
     let limiter = RateLimiter::with_clock(policy, clock.clone());
     assert!(limiter.try_acquire().is_ok());
     let wait = |_| {
-        let mut wait = spawn(limiter.acquire_owned());
+        let mut wait = spawn(limiter.acquire_owned(1));
         assert_pending!(wait.poll());
         wait.into_inner()
     };
@@ -337,7 +337,7 @@ fn two_wakers_that_panic_do_not_abort() {
     let (limiter, clock) = one_per_second();
     limiter.set_catch_up(SECOND);
     let waker = Waker::from(Arc::new(Panics));
-    let mut bad: Vec<_> = (0..2).map(|_| Box::pin(limiter.acquire_owned())).collect();
+    let mut bad: Vec<_> = (0..2).map(|_| Box::pin(limiter.acquire_owned(1))).collect();
     for wait in &mut bad {
         assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use crate::support::{MS, one_per_second, waiting, without_burst};
 use tidegate::policy::AnyPolicy;
 use tidegate::{
-    Events, ManualClock, Policy, QueueBounds, Rate, RateLimiter, Refusal, Request, ServedBy, SmoothBursty,
-    Statistics, TokenBucket, Unlimited, WhenFull,
+    Events, ManualClock, Policy, QueueBounds, Rate, RateLimiter, Refusal, Request, Statistics, TokenBucket,
+    Unlimited, WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -28,8 +28,8 @@ fn limited(retry_after: Duration) -> Refusal {
 fn a_debit_moves_those_who_wait_back() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
-    let mut in_time = spawn(limiter.try_acquire_within(5 * SECOND));
-    let mut too_late = spawn(limiter.try_acquire_within(4 * SECOND));
+    let mut in_time = spawn(limiter.acquire_within(5 * SECOND));
+    let mut too_late = spawn(limiter.acquire_within(4 * SECOND));
     assert_pending!(in_time.poll());
     assert_pending!(too_late.poll());
     limiter.debit(3);
@@ -113,47 +113,6 @@ fn a_reset_ends_a_pause_and_serves_those_who_wait() {
     assert_eq!(limiter.try_acquire(), Err(limited(2 * SECOND)));
 }
 
-// A second limiter
-
-#[test]
-fn what_the_first_refuses_goes_to_the_other() {
-    let (first, clock) = one_per_second();
-    let policy = TokenBucket::new(Rate::per_second(2), 2);
-    let other = RateLimiter::with_clock(policy, clock.clone());
-    assert_eq!(first.try_acquire_or(&other), Ok(ServedBy::Fallback));
-    assert_eq!(first.try_acquire_with_or(Request::default(), &other), Ok(ServedBy::Fallback));
-    assert_eq!(first.try_acquire_or(&other), Err(limited(500 * MS)));
-    // The one that can be tried again sooner, whichever it is; one that never can is not.
-    other.debit(10);
-    assert_eq!(first.try_acquire_or(&other), Err(limited(SECOND)));
-    let large = Request::permits(3);
-    assert_eq!(first.try_acquire_with_or(large, &other), Err(limited(SECOND)));
-    assert_eq!(other.try_acquire_with_or(large, &first), Err(limited(SECOND)));
-    clock.advance(SECOND);
-    assert_eq!(first.try_acquire_or(&other), Ok(ServedBy::Primary));
-}
-
-#[test]
-fn a_wait_goes_to_the_other_with_what_is_left_of_its_time() {
-    let (first, clock) = one_per_second();
-    let other = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), clock.clone());
-    other.try_acquire_many(2).expect("the next one pays");
-    let request = Request::permits(1).within(1500 * MS);
-    let mut wait = spawn(first.acquire_with_or(request, &other));
-    assert_pending!(wait.poll());
-    clock.advance(600 * MS);
-    first.pause_for(10 * SECOND);
-    // 900 ms are left, and the other one would take 1400 ms.
-    assert_eq!(assert_ready!(wait.poll()), Err(limited(500 * MS)));
-    clock.advance(500 * MS);
-    let mut wait = spawn(first.acquire_with_or(request, &other));
-    assert_pending!(wait.poll());
-    clock.advance(900 * MS);
-    assert_eq!(assert_ready!(wait.poll()), Ok((ServedBy::Fallback, 900 * MS)));
-    drop(wait);
-    assert_eq!(first.status().waiting + other.status().waiting, 0);
-}
-
 // Who watches
 
 /// Writes down what it is told.
@@ -233,7 +192,7 @@ fn every_call_is_told_once_when_it_ends() {
     clock.advance(SECOND);
     assert!(reservation.claim() && reservation.claim());
     drop((first, reservation));
-    assert!(assert_ready!(spawn(limiter.try_acquire_within(MS)).poll()).is_err());
+    assert!(assert_ready!(spawn(limiter.acquire_within(MS)).poll()).is_err());
     let told = ["granted 1 after 1s", "dropped 1 after 1s", "granted 3 after 2s"];
     assert_eq!(log.take(), [&told[..], &["refused 1: limited, retry after 2.999s"]].concat());
 }
@@ -247,7 +206,7 @@ fn pauses_shadow_and_exempt_calls_are_told() {
     limiter.resume();
     limiter.resume();
     assert_eq!(log.take(), ["paused for 2s", "refused 1: limited, retry after 2s", "resumed"]);
-    assert!(limiter.try_acquire_with(Request::permits(7).exempt()).is_ok());
+    assert!(limiter.try_acquire_many(Request::permits(7).exempt()).is_ok());
     assert!(limiter.try_acquire().is_ok());
     let mut waiter = waiting(&limiter);
     limiter.set_shadow(true);
@@ -360,8 +319,8 @@ fn who_watches_and_panics_harms_nobody_else() {
     limiter.observe(Arc::new(Panics));
     assert!(catch_unwind(AssertUnwindSafe(|| limiter.try_acquire())).is_err());
     let mut context = Context::from_waker(Waker::noop());
-    let mut first = Box::pin(limiter.acquire_owned());
-    let mut second = Box::pin(limiter.acquire_owned());
+    let mut first = Box::pin(limiter.acquire_owned(1));
+    let mut second = Box::pin(limiter.acquire_owned(1));
     assert!(first.as_mut().poll(&mut context).is_pending());
     assert!(second.as_mut().poll(&mut context).is_pending());
     clock.advance(SECOND);

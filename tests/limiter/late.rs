@@ -15,7 +15,7 @@ use tidegate::{
     SmoothWarmingUp, TokenBucket,
 };
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready};
+use tokio_test::{assert_pending, assert_ready_ok};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -102,9 +102,9 @@ fn run(
 }
 
 fn one(limiter: &Limiter) -> Acquire {
-    let acquire: AcquireOwned<_, _> = limiter.acquire_owned();
+    let acquire: AcquireOwned<_, _> = limiter.acquire_owned(1);
     Box::pin(async move {
-        acquire.await;
+        acquire.await.expect("granted");
     })
 }
 
@@ -185,10 +185,10 @@ fn late_by_1_ms() -> (Limiter, ManualClock) {
     let policy = SmoothBursty::new(Rate::per_second(10_000)).max_burst(Duration::ZERO);
     let (limiter, clock) = limiter(policy.into(), &[MS]);
     assert!(limiter.try_acquire().is_ok());
-    let mut wait = spawn(limiter.acquire_owned());
+    let mut wait = spawn(limiter.acquire_owned(1));
     assert_pending!(wait.poll());
     clock.advance(Duration::from_nanos(MS + 100 * US));
-    assert_ready!(wait.poll());
+    assert_ready_ok!(wait.poll());
     (limiter, clock)
 }
 
@@ -209,7 +209,7 @@ fn requests_beside_a_share_that_is_kept_get_what_came_in_meanwhile_too() {
     let (limiter, _clock) = late_by_1_ms();
     // So all requests take the lock, also while no waiter is in line.
     limiter.keep_for_priority(1, 1);
-    let important = || limiter.try_acquire_with(Request::permits(1).priority(1));
+    let important = || limiter.try_acquire_many(Request::permits(1).priority(1));
     assert_eq!((0..1000).take_while(|_| important().is_ok()).count(), 10);
 }
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AcquireManyOwned, Reservation};
+use tidegate::{AcquireOwned, Reservation};
 use tidegate::{AnyPolicy, Clock, ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request};
 
 /// More than are foreseen one by one.
 const MANY: usize = 6000;
 
 type Limiter = RateLimiter<AnyPolicy, ManualClock>;
-type Future = Pin<Box<AcquireManyOwned<AnyPolicy, ManualClock>>>;
+type Future = Pin<Box<AcquireOwned<AnyPolicy, ManualClock>>>;
 
 const NANO: Duration = Duration::from_nanos(1);
 
@@ -29,7 +29,7 @@ fn poll(future: &mut Future) -> Poll<Result<Duration, Refusal>> {
 }
 
 fn join(limiter: &Limiter, request: Request) -> Future {
-    let mut future = Box::pin(limiter.clone().acquire_with_owned(request));
+    let mut future = Box::pin(limiter.clone().acquire_owned(request));
     assert!(poll(&mut future).is_pending(), "it waits");
     future
 }
@@ -96,7 +96,7 @@ fn behind_thousands_of_mixed_sizes_a_request_that_is_accepted_is_served() {
         let mut size = || Request::permits(random.random_range(1..=5));
         let line: Vec<_> = (0..MANY).map(|_| join(&limiter, size())).collect();
         let request = size();
-        let after = told(limiter.try_acquire_with(request));
+        let after = told(limiter.try_acquire_many(request));
         let mut future = join(&limiter, request.within(after));
         clock.advance(after);
         assert!(matches!(poll(&mut future), Poll::Ready(Ok(_))), "{policy}");

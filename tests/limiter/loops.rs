@@ -8,7 +8,7 @@ use crate::support::loops::Loops;
 use tidegate::AcquireOwned;
 use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
 use tokio_test::task::{Spawn, spawn};
-use tokio_test::{assert_pending, assert_ready};
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -28,7 +28,7 @@ fn one_each_10_ms() -> (Limiter, ManualClock, Loops) {
 /// Polled once in a loop, and waiting.
 fn waiting_in(name: u32, limiter: &Limiter, loops: &Loops) -> Spawn<AcquireOwned<SmoothBursty, Loops>> {
     loops.enter(name);
-    let mut future = spawn(limiter.acquire_owned());
+    let mut future = spawn(limiter.acquire_owned(1));
     assert_pending!(future.poll());
     loops.enter(None);
     future
@@ -38,7 +38,7 @@ fn waiting_in(name: u32, limiter: &Limiter, loops: &Loops) -> Spawn<AcquireOwned
 fn assert_served_in_10_ms(waiter: &mut Spawn<AcquireOwned<SmoothBursty, Loops>>, clock: &ManualClock) {
     clock.advance(10 * MS);
     assert!(waiter.is_woken());
-    assert_ready!(waiter.poll());
+    assert_ready_ok!(waiter.poll());
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_stalled_loop_delays_the_waiters_of_another_by_the_slack_at_most() {
     loops.stall(1);
     clock.advance(20 * MS);
     assert!(second.is_woken());
-    assert_ready!(second.poll());
+    assert_ready_ok!(second.poll());
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_stalled_loop_costs_the_others_nothing_but_its_turns() {
     assert_pending!(last.poll());
     // Charged as of their times, although others had to look: the rate is kept.
     clock.advance(MS + 5 * MS);
-    assert_ready!(last.poll());
+    assert_ready_ok!(last.poll());
 }
 
 /// Blocks a thread behind one waiter, does something to that one, and lets time pass until the
@@ -142,10 +142,10 @@ fn a_loop_that_ends_when_the_head_is_due_is_noticed() {
     loops.end(1);
     assert!(first.is_woken() && second.is_woken());
     loops.enter(2);
-    assert_ready!(first.poll());
+    assert_ready_ok!(first.poll());
     assert_pending!(second.poll());
     clock.advance(10 * MS);
-    assert_ready!(second.poll());
+    assert_ready_ok!(second.poll());
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_waiter_outlives_any_number_of_loops() {
         loops.enter(None);
     }
     clock.advance(10 * MS);
-    assert_ready!(waiter.poll());
+    assert_ready_ok!(waiter.poll());
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_timer_that_panics_costs_nobody_their_place_or_their_alarm() {
     let (asking, inside) = (limiter.clone(), loops.clone());
     let ask = move || {
         inside.enter(1);
-        spawn(asking.acquire_owned()).poll().is_ready()
+        spawn(asking.acquire_owned(1)).poll().is_ready()
     };
     assert!(thread::spawn(ask).join().is_err());
     assert_eq!(limiter.status().waiting, 0);
@@ -213,12 +213,12 @@ fn a_caller_that_panics_outside_of_a_loop_loses_nobody_else_s_wake_up() {
     loops.stall(1);
     clock.advance(10 * MS);
     let outside = limiter.clone();
-    let poll = move || spawn(outside.acquire_owned()).poll().is_ready();
+    let poll = move || spawn(outside.acquire_owned(1)).poll().is_ready();
     assert!(thread::spawn(poll).join().is_err());
     // Nobody rings in its own loop, so it depends on whoever looks next.
     assert!(limiter.try_acquire().is_err());
     assert!(waiter.is_woken());
-    assert_ready!(waiter.poll());
+    assert_ready_ok!(waiter.poll());
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_lost_waiter_that_is_due_needs_no_loop() {
     let mut lost = waiting_in(1, &limiter, &loops);
     loops.end(1);
     clock.jump(10 * MS);
-    assert_ready!(lost.poll());
+    assert_ready_ok!(lost.poll());
 }
 
 /// One waiter in each of so many loops, again and again, at 200 permits per second.

@@ -65,8 +65,8 @@ fn what_a_waiter_is_told_counts_what_the_pause_lets_overflow() {
 fn a_pause_moves_those_who_wait_and_refuses_whom_it_makes_too_late() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
-    let mut in_time = spawn(limiter.try_acquire_within(20 * SECOND));
-    let mut too_late = spawn(limiter.try_acquire_within(5 * SECOND));
+    let mut in_time = spawn(limiter.acquire_within(20 * SECOND));
+    let mut too_late = spawn(limiter.acquire_within(5 * SECOND));
     assert_pending!(in_time.poll());
     assert_pending!(too_late.poll());
     limiter.pause_for(10 * SECOND);
@@ -155,8 +155,8 @@ async fn a_pause_moves_a_task_that_sleeps() {
     let policy = SmoothBursty::new(Rate::per_second(1));
     let limiter = RateLimiter::with_clock(policy, tidegate::TokioClock::new());
     limiter.acquire().await;
-    let waiter = tokio::spawn(limiter.acquire_owned());
+    let waiter = tokio::spawn(limiter.acquire_owned(1));
     tokio::task::yield_now().await;
     limiter.pause_for(30 * SECOND);
-    assert_eq!(waiter.await.expect("no panic"), 30 * SECOND);
+    assert_eq!(waiter.await.expect("no panic"), Ok(30 * SECOND));
 }

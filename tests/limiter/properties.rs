@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::AcquireManyOwned;
-use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty};
+use tidegate::AcquireOwned;
+use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SmoothBursty};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -212,7 +212,7 @@ impl Wake for Woken {
 
 struct Waiting {
     name: usize,
-    future: Pin<Box<AcquireManyOwned<SmoothBursty, ManualClock>>>,
+    future: Pin<Box<AcquireOwned<SmoothBursty, ManualClock>>>,
     woken: Arc<Woken>,
     /// Whether its first poll is over.
     waited: bool,
@@ -231,8 +231,10 @@ struct Real {
 impl Real {
     fn join(&mut self, name: usize, n: u32, within: Option<u64>) {
         let future = match within {
-            None => self.limiter.acquire_many_owned(n),
-            Some(within) => self.limiter.try_acquire_many_within_owned(n, Duration::from_nanos(within)),
+            None => self.limiter.acquire_owned(n),
+            Some(within) => {
+                self.limiter.acquire_owned(Request::permits(n).within(Duration::from_nanos(within)))
+            }
         };
         let woken = Arc::new(Woken { clock: self.clock.clone(), at: Mutex::new(Some(self.clock.now())) });
         self.waiting.push(Waiting { name, future: Box::pin(future), woken, waited: false });

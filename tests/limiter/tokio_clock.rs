@@ -114,18 +114,18 @@ fn a_runtime_that_ends_with_a_leaked_waiter_stalls_no_other() {
     let waits = limiter.clone();
     let ended = runtime();
     ended.block_on(async {
-        let mut leaked = Box::pin(limiter.acquire_owned());
+        let mut leaked = Box::pin(limiter.acquire_owned(1));
         assert!(leaked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         std::mem::forget(leaked);
     });
     // A waiter of the other runtime stands behind the leaked one, whose alarm goes down with its
     // runtime.
-    let mut waiting = Box::pin(waits.acquire_owned());
+    let mut waiting = Box::pin(waits.acquire_owned(1));
     other.block_on(async {
         std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await.is_pending()
     });
     drop(ended);
-    other.block_on(waiting);
+    other.block_on(waiting).expect("granted");
     assert_eq!(limiter.status().waiting, 0);
 }
 
@@ -135,7 +135,7 @@ fn a_stalled_runtime_holds_up_no_other() {
     limiter.try_acquire().expect("the first");
     let (stalled, other) = (runtime(), runtime());
     // The first in line belongs to a runtime that does not run.
-    let mut first = Box::pin(limiter.acquire_owned());
+    let mut first = Box::pin(limiter.acquire_owned(1));
     stalled.block_on(async {
         std::future::poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending()
     });
@@ -143,7 +143,7 @@ fn a_stalled_runtime_holds_up_no_other() {
         limiter.acquire().await;
         limiter.acquire().await;
     });
-    stalled.block_on(first);
+    stalled.block_on(first).expect("granted");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_runtime_that_ends_after_an_alarm_was_due_does_not_panic() {
     let ended = runtime();
     ended.block_on(async {
         for _ in 0..100 {
-            let mut leaked = Box::pin(limiter.acquire_owned());
+            let mut leaked = Box::pin(limiter.acquire_owned(1));
             assert!(leaked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             std::mem::forget(leaked);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::{AcquireManyOwned, Reservation};
+use tidegate::{AcquireOwned, Reservation};
 use tidegate::{AnyPolicy, Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request};
 
 type Limiter = RateLimiter<AnyPolicy, ManualClock>;
@@ -74,7 +74,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
     vec(act, 1..60)
 }
 
-type Future = Pin<Box<AcquireManyOwned<AnyPolicy, ManualClock>>>;
+type Future = Pin<Box<AcquireOwned<AnyPolicy, ManualClock>>>;
 
 enum Waiting {
     Reservation(Reservation<AnyPolicy, ManualClock>),
@@ -108,7 +108,7 @@ impl Line {
     }
 
     fn future(&self, request: Request) -> Future {
-        Box::pin(self.limiter.clone().acquire_with_owned(request))
+        Box::pin(self.limiter.clone().acquire_owned(request))
     }
 
     /// Polls a request once, and keeps it if it waits.
@@ -157,7 +157,7 @@ impl Line {
     /// Asks for the time at which a request would be due, and joins with exactly so much time.
     /// Returns the time.
     fn join_just(&mut self, request: Request) -> Option<Nanos> {
-        let retry_after = match self.limiter.try_acquire_with(request) {
+        let retry_after = match self.limiter.try_acquire_many(request) {
             Err(refusal) => refusal.retry_after().filter(|after| *after < Duration::MAX)?,
             Ok(()) => return None,
         };

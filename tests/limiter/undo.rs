@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change, DenyAll};
 use tidegate::{
-    AllOf, Clock, Estimate, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Reservation, SmoothBursty,
+    AllOf, Clock, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Reservation, SmoothBursty,
     TokenBucket,
 };
 
@@ -28,8 +28,12 @@ fn take_all(limiter: &Limiter) -> u32 {
     taken
 }
 
-fn estimates(limiter: &Limiter, count: u32, permits: u32) -> Result<Vec<Estimate>, Refusal> {
-    (0..count).map(|_| limiter.try_acquire_estimate(permits)).collect()
+fn estimates(
+    limiter: &Limiter,
+    count: u32,
+    permits: u32,
+) -> Result<Vec<Reservation<AnyPolicy, ManualClock>>, Refusal> {
+    (0..count).map(|_| crate::support::estimate(limiter, permits)).collect()
 }
 
 fn bursty(rate: u64, burst: u64) -> AnyPolicy {
@@ -52,7 +56,7 @@ fn many_estimates_share_the_room_that_was_left() -> Result<(), Refusal> {
         {
             let on_credit = u32::from(matches!(policy, AnyPolicy::SmoothBursty(_)));
             let (limiter, clock) = limiter(policy);
-            let first = limiter.try_acquire_estimate(large)?;
+            let first = crate::support::estimate(&limiter, large)?;
             let small = estimates(&limiter, count, each)?;
             first.settle(0);
             // All but five come in, and are taken.
@@ -77,8 +81,9 @@ fn an_estimate_of_several_limiters_shares_the_room_too() {
     let (requests, clock) = limiter(TokenBucket::new(Rate::per_second(1000), 1000));
     let (others, _) = limiter(TokenBucket::new(Rate::per_second(1_000_000), 1_000_000));
     let all = AllOf::new("requests", &requests).with("others", &others);
-    let first = all.try_acquire_estimate(&[500, 1]).expect("there");
-    let small: Vec<_> = (0..100).map(|_| all.try_acquire_estimate(&[5, 1]).expect("there")).collect();
+    let first = crate::support::estimate_of_all(&all, &[500, 1]).expect("there");
+    let small: Vec<_> =
+        (0..100).map(|_| crate::support::estimate_of_all(&all, &[5, 1]).expect("there")).collect();
     first.settle(&[0, 0]).expect("two numbers");
     clock.advance(495 * MS);
     requests.try_acquire_many(995).expect("came in");
@@ -98,9 +103,9 @@ fn a_bucket_that_is_never_near_full_gives_back_all() -> Result<(), Refusal> {
     ] {
         let on_credit = u64::from(matches!(policy, AnyPolicy::SmoothBursty(_)));
         let (limiter, clock) = limiter(policy);
-        let long = limiter.try_acquire_estimate(50)?;
+        let long = crate::support::estimate(&limiter, 50)?;
         for _ in 0..100 {
-            drop(limiter.try_acquire_estimate(10)?);
+            drop(crate::support::estimate(&limiter, 10)?);
             clock.advance(10 * MS);
         }
         assert_eq!(limiter.status().available, 50 + on_credit);
@@ -204,7 +209,7 @@ enum Act {
 
 /// What may still be undone, and where it is in history.
 enum Open {
-    Estimate(Estimate, usize),
+    Estimate(Reservation<AnyPolicy, ManualClock>, usize),
     Reservation(Reservation<AnyPolicy, ManualClock>, usize),
 }
 
@@ -260,7 +265,7 @@ impl World {
                 }
             }
             Act::Estimate(n) => {
-                if let Ok(estimate) = self.limiter.try_acquire_estimate(n) {
+                if let Ok(estimate) = crate::support::estimate(&self.limiter, n) {
                     let place = self.note(Event::Take(n));
                     self.open.push(Open::Estimate(estimate, place));
                 }
@@ -298,7 +303,7 @@ impl World {
                     self.history[place].1 = Event::Take(0);
                 }
             }
-            Act::AllOf(n) => assert!(self.all.try_acquire_weighted(&[n, 1]).is_err()),
+            Act::AllOf(n) => assert!(self.all.try_acquire_many([n, 1]).is_err()),
             Act::Refund(n) => {
                 self.limiter.refund(n);
                 self.note(Event::Refund(n));

@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::support::{MS, one_per_second, waiting, without_burst};
-use tidegate::{ManualClock, Nanos, Rate, RateLimiter, Refusal, SmoothBursty, SmoothWarmingUp};
+use tidegate::{ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SmoothBursty, SmoothWarmingUp};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_eq};
 
@@ -305,8 +305,8 @@ fn a_refund_serves_those_who_wait_at_once() {
 #[test]
 fn a_waiter_too_late_for_its_deadline_is_refused_at_once() {
     let (limiter, clock) = one_per_second();
-    let mut in_time = spawn(limiter.try_acquire_within(SECOND));
-    let mut too_late = spawn(limiter.try_acquire_within(SECOND));
+    let mut in_time = spawn(limiter.acquire_within(SECOND));
+    let mut too_late = spawn(limiter.acquire_within(SECOND));
     assert_pending!(in_time.poll());
     assert_ready_eq!(too_late.poll(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     clock.advance(SECOND);
@@ -317,22 +317,22 @@ fn a_waiter_too_late_for_its_deadline_is_refused_at_once() {
 fn retry_after_of_a_wait_is_exact() {
     let (limiter, clock) = one_per_second();
     let within = 300 * MS;
-    let Poll::Ready(Err(refusal)) = spawn(limiter.try_acquire_within(within)).poll() else {
+    let Poll::Ready(Err(refusal)) = spawn(limiter.acquire_within(within)).poll() else {
         panic!("due in 1 s")
     };
     let after = refusal.retry_after().expect("later");
     assert_eq!(after, 700 * MS);
     clock.advance(after - Duration::from_nanos(1));
-    assert_ready!(spawn(limiter.try_acquire_within(within)).poll()).expect_err("a nanosecond too early");
+    assert_ready!(spawn(limiter.acquire_within(within)).poll()).expect_err("a nanosecond too early");
     clock.advance(Duration::from_nanos(1));
-    assert_pending!(spawn(limiter.try_acquire_within(within)).poll());
+    assert_pending!(spawn(limiter.acquire_within(within)).poll());
 }
 
 #[test]
 fn a_slower_rate_refuses_waiters_that_cannot_make_it_any_more() {
     let (limiter, clock) = one_per_second();
-    let mut first = spawn(limiter.try_acquire_within(5 * SECOND));
-    let mut second = spawn(limiter.try_acquire_within(5 * SECOND));
+    let mut first = spawn(limiter.acquire_within(5 * SECOND));
+    let mut second = spawn(limiter.acquire_within(5 * SECOND));
     assert_pending!(first.poll());
     assert_pending!(second.poll());
     let mut patient = waiting(&limiter);
@@ -351,7 +351,10 @@ fn zero_permits_are_refused_everywhere() {
     let (limiter, _clock) = one_per_second();
     assert_eq!(limiter.try_acquire_many(0), Err(Refusal::ZeroPermits));
     assert_ready_eq!(spawn(limiter.acquire_many(0)).poll(), Err(Refusal::ZeroPermits));
-    assert_ready_eq!(spawn(limiter.try_acquire_many_within(0, SECOND)).poll(), Err(Refusal::ZeroPermits));
+    assert_ready_eq!(
+        spawn(limiter.acquire_many(Request::permits(0).within(SECOND))).poll(),
+        Err(Refusal::ZeroPermits)
+    );
     assert_eq!(limiter.reserve(0).map(drop), Err(Refusal::ZeroPermits));
     assert_eq!(limiter.blocking_acquire_many(0), Err(Refusal::ZeroPermits));
     // The same behind a waiter.
@@ -428,11 +431,11 @@ fn clones_share_one_limit() {
 #[test]
 fn an_owned_wait_outlives_the_limiter() {
     let (limiter, clock) = one_per_second();
-    let mut owned = spawn(limiter.acquire_owned());
+    let mut owned = spawn(limiter.acquire_owned(1));
     assert_pending!(owned.poll());
     drop(limiter);
     clock.advance(SECOND);
-    assert_ready_eq!(owned.poll(), SECOND);
+    assert_ready_eq!(owned.poll(), Ok(SECOND));
 }
 
 #[test]
@@ -440,7 +443,7 @@ fn a_wait_that_can_never_end_waits_until_the_rate_allows_it() {
     let (limiter, clock) = without_burst(Rate::new(1, Rate::MAX_PERIOD).expect("the slowest rate"));
     assert!(limiter.try_acquire().is_ok());
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Nanos::MAX }));
-    assert!(assert_ready!(spawn(limiter.try_acquire_within(Duration::MAX)).poll()).is_err());
+    assert!(assert_ready!(spawn(limiter.acquire_within(Duration::MAX)).poll()).is_err());
     let mut waiter = waiting(&limiter);
     clock.advance(Duration::from_secs(10 * 365 * 86_400));
     assert_pending!(waiter.poll());

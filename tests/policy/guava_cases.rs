@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate::AcquireMany;
 use tidegate::{
-    ManualClock, Nanos, Policy, PolicyError, Rate, RateError, RateLimiter, Refusal, SmoothBursty,
+    ManualClock, Nanos, Policy, PolicyError, Rate, RateError, RateLimiter, Refusal, Request, SmoothBursty,
     SmoothWarmingUp, Timer,
 };
 use tokio_test::task::spawn;
@@ -58,7 +58,7 @@ impl<P: Policy> Run<P> {
     /// Acquires a permit if that takes no longer than `within`, and moves the clock. Returns the
     /// wait.
     fn try_within(&self, within: Duration) -> Result<Duration, Refusal> {
-        self.finish(1, self.limiter.try_acquire_within(within))
+        self.finish(1, self.limiter.acquire_within(within))
     }
 
     /// Waits for a request of `n` permits by moving the clock to its time, and checks that it was
@@ -447,11 +447,11 @@ fn acquire_parameter_validation() {
     let run = bursty(999);
     let refused = Err(Refusal::ZeroPermits);
     assert_ready_eq!(spawn(run.limiter.acquire_many(0)).poll(), refused);
-    assert_ready_eq!(spawn(run.limiter.try_acquire_many_within(0, SECOND)).poll(), refused);
+    assert_ready_eq!(spawn(run.limiter.acquire_many(Request::permits(0).within(SECOND))).poll(), refused);
     assert_eq!(run.limiter.try_acquire_many(0), Err(Refusal::ZeroPermits));
     assert_eq!(run.limiter.reserve(0).map(|_| ()), Err(Refusal::ZeroPermits));
     assert_eq!(run.limiter.blocking_acquire_many(0), refused);
-    assert_eq!(run.limiter.blocking_try_acquire_many_within(0, SECOND), refused);
+    assert_eq!(run.limiter.blocking_acquire_many(Request::permits(0).within(SECOND)), refused);
 }
 
 #[test]

@@ -8,7 +8,10 @@ pub(crate) mod loops;
 use std::time::Duration;
 
 use tidegate::Acquire;
-use tidegate::{ManualClock, Policy, Rate, RateLimiter, SmoothBursty};
+use tidegate::{
+    AllOf, AllRefusal, AllRequest, AllReservation, ManualClock, Policy, Rate, RateLimiter, Refusal, Request,
+    Reservation, SmoothBursty, Timer,
+};
 use tokio_test::task::{Spawn, spawn};
 
 pub(crate) type Limiter = RateLimiter<SmoothBursty, ManualClock>;
@@ -35,4 +38,24 @@ pub(crate) fn waiting<P: Policy>(limiter: &RateLimiter<P, ManualClock>) -> Waiti
     let mut future = spawn(limiter.acquire());
     assert!(future.poll().is_pending());
     future
+}
+
+/// Takes `n` permits now, as an estimate that is settled later.
+pub(crate) fn estimate<P: Policy, C: Timer>(
+    limiter: &RateLimiter<P, C>,
+    n: u32,
+) -> Result<Reservation<P, C>, Refusal> {
+    let mut place = limiter.reserve(Request::permits(n).within(Duration::ZERO))?;
+    assert!(place.claim(), "it is due now");
+    Ok(place)
+}
+
+/// Takes so many permits of each limiter now, as an estimate that is settled later.
+pub(crate) fn estimate_of_all<C: Timer>(
+    all: &AllOf<C>,
+    weights: &[u32],
+) -> Result<AllReservation<C>, AllRefusal> {
+    let mut place = all.reserve(AllRequest::permits(weights).within(Duration::ZERO))?;
+    assert!(place.claim(), "it is due now");
+    Ok(place)
 }

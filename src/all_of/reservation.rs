@@ -1,0 +1,204 @@
+//! A place in the queue of an [`AllOf`](crate::AllOf), and a grant that can be settled.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use crate::all_of::AllRefusal;
+use crate::all_of::all::{All, AllCharge, Kind};
+use crate::all_of::weights::Weights;
+use crate::clock::{DefaultClock, Timer};
+use crate::error::Refusal;
+use crate::limiter::blocking;
+use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
+use crate::limiter::shared::Shared;
+use crate::sync::lock;
+
+/// A place in the queue of an [`AllOf`](crate::AllOf), taken at once: made by
+/// [`AllOf::reserve`](crate::AllOf::reserve). A [`Reservation`](crate::Reservation) of several
+/// limiters.
+///
+/// A cost that is known only afterwards is reserved as an estimate, and
+/// [settled](AllReservation::settle) when it is known. Permits of a
+/// [`CountingLimit`](crate::CountingLimit) are in use from the grant until the reservation is
+/// settled or dropped.
+///
+/// # Cancel safety
+///
+/// Dropping a reservation that was not claimed leaves no trace. A claimed one that is dropped
+/// without being settled has used all of its permits.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{AllOf, AllRefusal, CountingLimit, Rate, RateLimiter, TokenBucket, TokioClock};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), AllRefusal> {
+/// let clock = TokioClock::new();
+/// let requests = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(10), 10), clock);
+/// let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1000), 1000), clock);
+/// let in_flight = CountingLimit::new(2);
+/// let api = AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("in flight", &in_flight);
+///
+/// let mut place = api.reserve([1, 850, 1])?;
+/// (&mut place).await?;
+/// // The answer was shorter than expected, and the call is over.
+/// place.settle(&[1, 200, 1])?;
+/// assert_eq!(tokens.status().available, 800);
+/// assert_eq!(in_flight.available(), 2);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
+pub struct AllReservation<C: Timer = DefaultClock> {
+    pending: OwnedPending<All<C>, C>,
+    /// What it took, once it is claimed.
+    claimed: Option<AllCharge<C>>,
+}
+
+impl<C: Timer> AllReservation<C> {
+    pub(super) fn new(shared: Arc<Shared<All<C>, C>>, wait: Waiting<Weights>) -> Self {
+        AllReservation { pending: Pending { shared, wait }, claimed: None }
+    }
+
+    /// Keeps what the grant took.
+    fn keep(&mut self, charge: Option<AllCharge<C>>) {
+        if charge.is_some() {
+            // The members' marks say what can be undone, so the mark of the `AllOf` ends here.
+            lock(&self.pending.shared.line).end(self.pending.wait.begun());
+        }
+        self.claimed = Some(charge.unwrap_or_default());
+    }
+
+    fn blame(&self, refusal: Refusal) -> AllRefusal {
+        self.pending.shared.rule.blame(self.pending.ask(), refusal)
+    }
+
+    /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
+    /// [`Duration::MAX`] means never, or that it waits for a
+    /// [`CountingLimit`](crate::CountingLimit).
+    #[must_use]
+    pub fn due_in(&self) -> Duration {
+        if self.pending.wait.is_done() && self.claimed.is_none() {
+            return Duration::MAX;
+        }
+        self.pending.shared.due_in(&self.pending.wait)
+    }
+
+    /// Takes the permits if they are due. Returns whether they are the caller's, now or since an
+    /// earlier claim.
+    pub fn claim(&mut self) -> bool {
+        if let Some(Ok((_, charge))) = self.pending.claim() {
+            self.keep(charge);
+        }
+        self.claimed.is_some()
+    }
+
+    /// Blocks the calling thread until the reservation is due, and claims it. Returns the time
+    /// since it was made, or zero if it was claimed before.
+    ///
+    /// Do not call it from a task: it blocks the executor's thread. It needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// As awaiting it.
+    pub fn blocking_claim(&mut self) -> Result<Duration, AllRefusal> {
+        if self.claimed.is_some() {
+            return Ok(Duration::ZERO);
+        }
+        let wait = self.pending.release();
+        match blocking::acquire(&self.pending.shared, wait) {
+            Ok((waited, charge, begun)) => {
+                self.pending.wait.begun = begun;
+                self.keep(charge);
+                Ok(waited)
+            }
+            Err(refusal) => Err(self.blame(refusal)),
+        }
+    }
+
+    /// Tells how many permits of each member were really used, in the order in which the members
+    /// were added, for a cost that was estimated. A rate limiter of which fewer were used gets the
+    /// rest back, and one of which more were used charges them; waiters are moved at once. A member
+    /// that was not asked is not charged. The call is over: permits of a
+    /// [`CountingLimit`](crate::CountingLimit) are free again, whatever their number here.
+    ///
+    /// All zeros take back the whole reservation, as far as that is possible: for a call that
+    /// failed. A reservation that is settled without being claimed gives up its place, and all that
+    /// was used is charged.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::Weights`] if there are more or fewer numbers than members; then what was
+    /// reserved is the cost.
+    pub fn settle(mut self, used: &[u32]) -> Result<(), AllRefusal> {
+        let (given, members) = (used.len(), self.pending.ask().len());
+        if given != members {
+            return Err(AllRefusal::Weights { given, members });
+        }
+        if let Some(AllCharge { taken, permits }) = self.claimed.take() {
+            for (index, share) in taken {
+                share.settle(used[index]);
+            }
+            drop(permits);
+            return Ok(());
+        }
+        self.pending.leave();
+        let asked = self.pending.ask();
+        for ((entry, used), asked) in self.pending.shared.rule.members.iter().zip(used).zip(asked.iter()) {
+            if let Kind::Rate(member) = &entry.kind
+                && *asked > 0
+                && *used > 0
+            {
+                member.debit(*used);
+            }
+        }
+        Ok(())
+    }
+
+    /// The permits reserved, in the order of the members.
+    #[must_use]
+    pub fn permits(&self) -> &[u32] {
+        self.pending.ask()
+    }
+}
+
+/// Waits until the reservation is due and claims it. Returns the time since it was made, or zero if
+/// it was claimed before.
+///
+/// Await `&mut reservation` to keep it, for example to settle it.
+///
+/// # Errors
+///
+/// As [`AllOf::acquire_many`](crate::AllOf::acquire_many).
+///
+/// # Panics
+///
+/// With the default clock, if it has to wait outside of a tokio runtime. Polling it again after it
+/// was refused panics.
+impl<C: Timer> Future for AllReservation<C> {
+    type Output = Result<Duration, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if this.claimed.is_some() {
+            return Poll::Ready(Ok(Duration::ZERO));
+        }
+        Poll::Ready(match ready!(this.pending.poll(Poller::Task(context.waker()))) {
+            Ok((waited, charge)) => {
+                this.keep(charge);
+                Ok(waited)
+            }
+            Err(refusal) => Err(this.blame(refusal)),
+        })
+    }
+}
+
+impl<C: Timer> fmt::Debug for AllReservation<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllReservation").field("permits", &self.permits()).finish_non_exhaustive()
+    }
+}
