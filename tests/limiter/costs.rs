@@ -71,10 +71,10 @@ fn asked_before(waiters: usize) -> usize {
     let mut line: Vec<_> = (0..waiters).map(|_| spawn(limiter.acquire())).collect();
     line.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
     // One with a deadline has left.
-    let mut left = spawn(limiter.try_acquire_within(Duration::from_secs(1000)));
+    let mut left = spawn(limiter.acquire_within(Duration::from_secs(1000)));
     assert_pending!(left.poll());
     drop(left);
-    let mut first = spawn(limiter.acquire_with(Request::permits(1).priority(1)));
+    let mut first = spawn(limiter.acquire_many(Request::permits(1).priority(1)));
     let before = limiter.policy().times.load(Ordering::Relaxed);
     assert_pending!(first.poll());
     limiter.policy().times.load(Ordering::Relaxed) - before

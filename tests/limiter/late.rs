@@ -15,7 +15,7 @@ use tidegate::{
     SmoothWarmingUp, TokenBucket,
 };
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready_ok};
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -218,7 +218,7 @@ fn a_refusal_that_is_seen_late_lets_no_request_be_charged_as_of_an_earlier_time(
     let rate = Rate::per_second(1_000);
     let (limiter, clock) = limiter(SmoothBursty::new(rate).max_burst(Duration::ZERO).into(), &[0]);
     assert!(limiter.try_acquire().is_ok());
-    let mut refused = spawn(limiter.try_acquire_within(Duration::from_millis(2)));
+    let mut refused = spawn(limiter.acquire_within(Duration::from_millis(2)));
     assert_pending!(refused.poll());
     limiter.debit(5);
     limiter.refund(5);
