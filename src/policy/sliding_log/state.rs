@@ -127,10 +127,12 @@ impl LogState {
     /// Replaces the head, or returns the one that is there instead. It may fail for no reason.
     #[inline]
     pub(crate) fn exchange(&self, head: Head, new: Head) -> Result<(), Head> {
-        self.head
-            .compare_exchange_weak(head.encode(), new.encode(), Ordering::AcqRel, Ordering::Acquire)
-            .map(drop)
-            .map_err(Head::decode)
+        self.exchange_word(head.encode(), new).map(drop).map_err(Head::decode)
+    }
+
+    #[inline]
+    fn exchange_word(&self, word: u128, new: Head) -> Result<u128, u128> {
+        self.head.compare_exchange_weak(word, new.encode(), Ordering::AcqRel, Ordering::Acquire)
     }
 
     /// The place so many steps behind another one, at most once around.
@@ -149,12 +151,15 @@ impl LogState {
     /// What counts at a time, by a head that may be outdated: then the next look at the head tells.
     #[inline]
     pub(super) fn view(&self, head: Head, time: Stamp, window: &Window) -> View {
-        if !head.floored && !head.credited {
-            return View { head, valid: self.len() - 1, credits: Credits::NONE };
+        match self.back.get() {
+            Some(back) if head.floored || head.credited => self.view_slot(back, head, time, window),
+            _ => View { head, valid: self.len() - 1, credits: Credits::NONE },
         }
-        let Some(back) = self.back.get() else {
-            return View { head, valid: self.len() - 1, credits: Credits::NONE };
-        };
+    }
+
+    /// As [`view`](LogState::view), by the slot of the version.
+    #[cold]
+    fn view_slot(&self, back: &GiveBack, head: Head, time: Stamp, window: &Window) -> View {
         let valid =
             if head.floored { self.before(head.place, back.floor(head.version)) } else { self.len() - 1 };
         let mut credits = if head.credited { back.credits(head.version) } else { Credits::NONE };
@@ -211,21 +216,24 @@ impl LogState {
     /// Takes `n` places as of `now`. The error is the time before which that is too early.
     #[inline]
     pub(super) fn take(&self, now: Stamp, window: &Window, n: u32) -> Result<LogCharge, Stamp> {
-        let mut head = self.head();
+        // The word, since to compare two of them takes fewer instructions than to compare heads.
+        let mut word = self.head.load(Ordering::Acquire);
         loop {
+            let head = Head::decode(word);
             let time = now.max(head.time);
             let view = self.view(head, time, window);
             let oldest = self.behind(&view, window.limit - n + 1 + view.credits.sum);
             if end(oldest, window) > time {
-                let free_at = self.free_at(&view, window, n);
-                match self.head() {
-                    same if same == head => return Err(free_at),
-                    newer => head = newer,
+                let no_credits = view.credits.sum == 0;
+                let free_at = if no_credits { end(oldest, window) } else { self.free_at(&view, window, n) };
+                match self.head.load(Ordering::Acquire) {
+                    same if same == word => return Err(free_at),
+                    newer => word = newer,
                 }
                 continue;
             }
             if !self.publish(&view.credits) {
-                head = self.head();
+                word = self.head.load(Ordering::Acquire);
                 continue;
             }
             self.help(head);
@@ -234,8 +242,8 @@ impl LogState {
             let floored = head.floored && view.valid + n < self.len() - 1;
             let credited = view.credits.sum > 0;
             let new = Head { place: self.after(head.place, n), n, time, floored, credited, ..head };
-            match self.exchange(head, new) {
-                Ok(()) => {
+            match self.exchange_word(word, new) {
+                Ok(_) => {
                     // One place needs no second look at the head: the exchange was it.
                     let written = n == 1
                         && (there >= time
@@ -247,7 +255,7 @@ impl LogState {
                     }
                     return Ok(LogCharge { time, n });
                 }
-                Err(newer) => head = newer,
+                Err(newer) => word = newer,
             }
         }
     }
@@ -269,6 +277,7 @@ impl LogState {
         }
     }
 
+    #[inline(never)]
     fn write(&self, head: Head) {
         let times = self.times(head.ring);
         for steps in 1..=head.n {
