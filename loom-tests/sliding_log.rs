@@ -48,7 +48,7 @@ fn broken_a_writer_that_stalls_lets_nobody_through() {
             let now = stamp(Nanos::new(20));
             let mut head = state.head();
             loop {
-                let place = |place: u32| &state.times(false)[place as usize];
+                let place = |place| state.place(false, place);
                 if place(state.before(head.place, 2)).load(Ordering::Acquire) + 10 > now {
                     return false;
                 }
@@ -189,8 +189,8 @@ fn broken_a_reset_grants_the_limit_once_more() {
             for steps in [2, 1] {
                 let head = state.head();
                 state.help(head);
-                let place = state.before(head.place, steps) as usize;
-                state.times(false)[place].store(0, Ordering::Release);
+                let place = state.before(head.place, steps);
+                state.place(false, place).store(0, Ordering::Release);
             }
         });
         assert_eq!(granted, 2, "two once more");
@@ -266,7 +266,7 @@ fn broken_a_copy_in_slices_keeps_what_is_granted_meanwhile() {
             let old = state.head();
             state.help(old);
             state.give_back();
-            state.times(true)[0].store(stamp(Nanos::new(20)), Ordering::Release);
+            state.place(true, 0).store(stamp(Nanos::new(20)), Ordering::Release);
             loop {
                 let head = state.head();
                 let new = Head { ring: true, place: 1, credited: false, ..head.next_version() };

@@ -57,13 +57,12 @@ impl Copying {
             return;
         }
         let ring = !self.seen.ring;
-        let times = state.times(ring);
         // How many of the newest places are of that time or later: the first one of it is there, or
         // will be at the end.
         let (mut low, mut high) = (0, self.copied);
         while low < high {
             let middle = low.midpoint(high);
-            let there = times[state.before(self.to, middle + 1) as usize].load(Ordering::Acquire);
+            let there = state.place(ring, state.before(self.to, middle + 1)).load(Ordering::Acquire);
             if there >= time { low = middle + 1 } else { high = middle }
         }
         let place = state.before(self.to, low);
@@ -105,7 +104,7 @@ impl LogState {
             });
         }
         let places = if full { u32::MAX } else { n.saturating_mul(SLICE) };
-        if !self.copy(back, books, places) {
+        if !self.copy(books, places) {
             books.copying = None;
             return false;
         }
@@ -113,7 +112,7 @@ impl LogState {
         let (head, ring) = (copying.seen, !copying.seen.ring);
         let ready = copying.unfilled == 0 && copying.pending == 0;
         let next = ready.then_some(copying.to);
-        copying.book.part(self.times(ring), back.links(ring), window, head.time, next);
+        copying.book.part(self, back, ring, window, head.time, next);
         let (first, sum) = (copying.book.first(), copying.book.sum);
         let next = Next { place: copying.to, valid: self.len() - 1, n: 0, time: head.time, ring, first, sum };
         if !ready || sum > self.spare() || !self.install(back, head, &next) {
@@ -126,14 +125,13 @@ impl LogState {
     }
 
     /// Fills and copies so many places. Fails if a place that is not copied yet was taken anew.
-    fn copy(&self, back: &GiveBack, books: &mut Books, mut places: u32) -> bool {
+    fn copy(&self, books: &mut Books, mut places: u32) -> bool {
         let Some(copying) = &mut books.copying else { return false };
-        let source = self.times(copying.seen.ring);
-        let target = if copying.seen.ring { self.times(false) } else { back.second() };
+        let ring = copying.seen.ring;
         while copying.unfilled > 0 && places > 0 {
             copying.unfilled -= 1;
             places -= 1;
-            target[copying.unfilled as usize].store(books.copies, Ordering::Release);
+            self.place(!ring, copying.unfilled).store(books.copies, Ordering::Release);
         }
         if !self.catch_up(copying) {
             return false;
@@ -149,7 +147,7 @@ impl LogState {
         while copying.pending > 0 && places > 0 {
             places -= 1;
             let place = self.before(copying.seen.place, copying.pending);
-            let time = source[place as usize].load(Ordering::Acquire);
+            let time = self.place(ring, place).load(Ordering::Acquire);
             if time > copying.time {
                 copying.time = time;
                 while undone.next_if(|(older, _)| *older < time).is_some() {}
@@ -161,7 +159,7 @@ impl LogState {
             copying.pending -= 1;
             // Others were never granted.
             if time > books.copies {
-                target[copying.to as usize].store(time, Ordering::Release);
+                self.place(!ring, copying.to).store(time, Ordering::Release);
                 copying.to = self.after(copying.to, 1);
                 copying.copied = (copying.copied + 1).min(self.len() - 1);
             }

@@ -43,12 +43,12 @@
 //! of one permit, and never lowers any.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::OnceLock;
 
 use crate::policy::sliding_log::LogCharge;
+use crate::policy::sliding_log::chunks::Chunks;
 use crate::policy::sliding_log::copying::Copying;
 use crate::policy::sliding_log::head::Head;
-use crate::policy::sliding_log::state::{LogState, View, end, ring};
+use crate::policy::sliding_log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
@@ -60,12 +60,12 @@ pub(super) const NOWHERE: u32 = (1 << 25) - 1;
 pub(crate) struct GiveBack {
     /// What the head of an even and of an odd version means by its flags.
     slots: [Slot; 2],
-    second: OnceLock<Box<[AtomicU64]>>,
+    /// The ring that the first copy fills.
+    pub(super) second: Chunks,
     /// For each place of each ring, if a credit is there: its permits, and the place of the next
     /// one.
-    links: [OnceLock<Box<[AtomicU64]>>; 2],
-    len: u32,
-    books: Mutex<Books>,
+    links: [Chunks; 2],
+    pub(super) books: Mutex<Books>,
 }
 
 #[derive(Debug)]
@@ -97,6 +97,13 @@ impl Credits {
         #[allow(clippy::cast_possible_truncation)]
         let (first, sum) = ((word >> 25) as u32 & NOWHERE, word as u32 & NOWHERE);
         Credits { first, sum, left_out: false, version, word }
+    }
+
+    /// Leaves all of them out: the last grant is over, and so all are.
+    pub(super) fn leave_out_all(&mut self) {
+        if self.sum > 0 {
+            (self.first, self.sum, self.left_out) = (NOWHERE, 0, true);
+        }
     }
 }
 
@@ -141,15 +148,10 @@ impl GiveBack {
         let slot = || Slot { floor: AtomicU64::new(0), credits: AtomicU64::new(0) };
         GiveBack {
             slots: [slot(), slot()],
-            second: OnceLock::new(),
-            links: [OnceLock::new(), OnceLock::new()],
-            len,
+            second: Chunks::new(len),
+            links: [Chunks::new(len), Chunks::new(len)],
             books: Mutex::new(Books::default()),
         }
-    }
-
-    pub(super) fn second(&self) -> &[AtomicU64] {
-        self.second.get_or_init(|| ring(self.len))
     }
 
     fn slot(&self, version: u16) -> &Slot {
@@ -172,21 +174,6 @@ impl GiveBack {
         Credits::decode(self.slot(version).credits.load(Ordering::Acquire), version)
     }
 
-    /// Leaves out the credits whose times are not after this one.
-    pub(super) fn leave_out(&self, credits: &mut Credits, times: &[AtomicU64], ring: bool, over: Stamp) {
-        let Some(links) = self.links[usize::from(ring)].get() else { return };
-        while credits.sum > 0
-            && let Some(time) = times.get(credits.first as usize)
-            && time.load(Ordering::Acquire) <= over
-        {
-            let (n, next) = link(&links[credits.first as usize]);
-            // A list that a later version has changed may end in between: then the head is another
-            // one.
-            credits.sum = if n == 0 { 0 } else { credits.sum.saturating_sub(n) };
-            (credits.first, credits.left_out) = (next, true);
-        }
-    }
-
     /// Makes known what was left out. Fails if the credits are others by now.
     pub(super) fn publish(&self, credits: &Credits) -> bool {
         let Credits { first, sum, version, word, .. } = *credits;
@@ -195,21 +182,21 @@ impl GiveBack {
         slot.compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    pub(super) fn links(&self, of: bool) -> &[AtomicU64] {
-        self.links[usize::from(of)].get_or_init(|| ring(self.len))
+    pub(super) fn links(&self, ring: bool) -> &Chunks {
+        &self.links[usize::from(ring)]
     }
 }
 
 /// How many permits a credit has, and where the next one is.
-fn link(link: &AtomicU64) -> (u32, u32) {
-    let word = link.load(Ordering::Acquire);
+fn link(links: &Chunks, place: u32) -> (u32, u32) {
+    let word = links.load(place);
     // As wide as the masks.
     #[allow(clippy::cast_possible_truncation)]
     ((word >> 25) as u32 & NOWHERE, word as u32 & NOWHERE)
 }
 
-fn set_link(link: &AtomicU64, n: u32, next: u32) {
-    link.store(u64::from(n) << 25 | u64::from(next), Ordering::Release);
+fn set_link(links: &Chunks, place: u32, n: u32, next: u32) {
+    links.word(place).store(u64::from(n) << 25 | u64::from(next), Ordering::Release);
 }
 
 impl Book {
@@ -218,30 +205,31 @@ impl Book {
     }
 
     /// Adds to the credit of a time.
-    pub(super) fn add(&mut self, links: &[AtomicU64], time: Stamp, credit: Credit) {
+    pub(super) fn add(&mut self, links: &Chunks, time: Stamp, credit: Credit) {
         let next = self.credits.range(time + 1..).next().map_or(NOWHERE, |(_, next)| next.place);
         let here = self.credits.entry(time).or_insert(Credit { n: 0, ..credit });
         here.n += credit.n;
         self.sum += credit.n;
         let Credit { place, n } = *here;
         // First itself, and then the one before it, so that the list is whole at any time.
-        set_link(&links[place as usize], n, next);
+        set_link(links, place, n, next);
         if let Some((_, last)) = self.credits.range(..time).next_back() {
-            set_link(&links[last.place as usize], last.n, place);
+            set_link(links, last.place, last.n, place);
         }
     }
 
     /// Parts what counts from what is over at a time, and forgets what was in places that are taken
     /// anew. The time is that of the head: no request is judged as of an earlier one.
-    fn follow(&mut self, state: &LogState, links: &[AtomicU64], window: &Window, head: Head) {
-        self.part(state.times(head.ring), links, window, head.time, Some(head.place));
+    fn follow(&mut self, state: &LogState, back: &GiveBack, window: &Window, head: Head) {
+        self.part(state, back, head.ring, window, head.time, Some(head.place));
     }
 
     /// As of `now`, in a ring whose `next` place counts no more.
     pub(super) fn part(
         &mut self,
-        times: &[AtomicU64],
-        links: &[AtomicU64],
+        state: &LogState,
+        back: &GiveBack,
+        ring: bool,
         window: &Window,
         now: Stamp,
         next: Option<u32>,
@@ -250,7 +238,7 @@ impl Book {
             && end(time, window) > now
         {
             self.over.pop_back();
-            self.add(links, time, credit);
+            self.add(back.links(ring), time, credit);
         }
         while let Some(first) = self.credits.first_entry()
             && end(*first.key(), window) <= now
@@ -260,9 +248,9 @@ impl Book {
             self.over.push_back((time, credit));
         }
         while let Some((time, credit)) = self.over.front_mut()
-            && (Some(credit.place) == next || times[credit.place as usize].load(Ordering::Acquire) > *time)
+            && (Some(credit.place) == next || state.place(ring, credit.place).load(Ordering::Acquire) > *time)
         {
-            credit.place = if credit.place as usize + 1 < times.len() { credit.place + 1 } else { 0 };
+            credit.place = state.after(credit.place, 1);
             credit.n -= 1;
             if credit.n == 0 {
                 self.over.pop_front();
@@ -326,7 +314,7 @@ impl LogState {
         (0..n.saturating_mul(4)).map_while(|_| books.old.pop_first()).for_each(drop);
         loop {
             let (View { head, valid, .. }, _) = self.settled(now, window);
-            books.book.follow(self, back.links(head.ring), window, head);
+            books.book.follow(self, back, window, head);
             if self.go_on_copying(back, books, n, head, valid, window) {
                 return;
             }
@@ -338,6 +326,20 @@ impl LogState {
             if self.install(back, head, &Next { place, valid, n: 0, time, ring, first, sum }) {
                 return;
             }
+        }
+    }
+
+    /// Leaves out the credits whose times are not after this one.
+    pub(super) fn leave_out(&self, back: &GiveBack, credits: &mut Credits, ring: bool, over: Stamp) {
+        while credits.sum > 0
+            && credits.first < self.len()
+            && self.place(ring, credits.first).load(Ordering::Acquire) <= over
+        {
+            let (n, next) = link(back.links(ring), credits.first);
+            // A list that a later version has changed may end in between: then the head is another
+            // one.
+            credits.sum = if n == 0 { 0 } else { credits.sum.saturating_sub(n) };
+            (credits.first, credits.left_out) = (next, true);
         }
     }
 
@@ -363,7 +365,7 @@ impl LogState {
     pub(super) fn taken_since(&self, old: Head) -> Option<(Head, u32)> {
         let head = self.head();
         self.help(head);
-        let last = self.times(old.ring)[self.before(old.place, 1) as usize].load(Ordering::Acquire);
+        let last = self.place(old.ring, self.before(old.place, 1)).load(Ordering::Acquire);
         (last <= old.time).then(|| (head, self.before(head.place, old.place)))
     }
 
@@ -394,7 +396,7 @@ impl LogState {
         let mut books = lock(&back.books);
         let Some((place, granted)) = self.run(charge.time, now, window) else { return };
         let head = self.head();
-        books.book.follow(self, back.links(head.ring), window, head);
+        books.book.follow(self, back, window, head);
         if end(charge.time, window) <= now.max(head.time) {
             return;
         }
@@ -421,7 +423,7 @@ impl LogState {
         loop {
             let (view, latest) = self.settled(now, window);
             let View { head, valid, .. } = view;
-            book.follow(self, back.links(head.ring), window, head);
+            book.follow(self, back, window, head);
             let mut floor = self.count(&view, 0, |there| end(there, window) <= latest);
             let (mut left, mut passed, mut sum) = (n, 0, book.sum);
             let mut first = NOWHERE;
@@ -475,7 +477,7 @@ impl LogState {
         let book = &mut books.book;
         loop {
             let (View { head, valid, .. }, time) = self.settled(now, window);
-            book.follow(self, back.links(head.ring), window, head);
+            book.follow(self, back, window, head);
             // What is taken anew counts no more, nor does what was undone there.
             let lost = (valid + n).saturating_sub(self.len() - 1);
             let number = |credit: &Credit| self.number(head, valid, credit.place).unwrap_or(0);

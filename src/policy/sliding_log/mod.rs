@@ -21,6 +21,7 @@
 //! The sliding log of the literature, usually kept as a sorted set (Redis `ZADD`,
 //! `ZREMRANGEBYSCORE`), here as a ring.
 
+mod chunks;
 mod copying;
 pub(crate) mod give_back;
 pub(crate) mod head;
@@ -40,8 +41,9 @@ pub use state::LogState;
 ///
 /// It remembers when each of the last permits was granted. A decision costs the same whether that
 /// is ten or a hundred thousand; memory is 9 bytes for each permit of the limit, allocated once. A
-/// request for `n` permits at once writes `n` times. The first grant that is undone allocates as
-/// much again, and so do the two copies that follow if many are.
+/// request for `n` permits at once writes `n` times. Undoing grants allocates up to three times as
+/// much again, in chunks of 8 KiB: the first is needed by the first grant that is undone, and most
+/// of them only if many are.
 ///
 /// A request for more than the limit can never be had. Permits that are awaited are counted from
 /// the time at which they were really granted, so a timer that is late by a millisecond in a window

@@ -14,7 +14,7 @@
 //! | head | see [`Head`] | takers, givers-back | replaces it, or is refused and writes nothing |
 //! | floor, in the slot of a version | places behind it do not count | a giver-back, before that version begins | counts them as free |
 //! | credits, in the slot of a version | how many permits were undone whose times still count, and the place of the first of them | a giver-back, before that version begins; a taker whose clock is past the first one | looks as many places further back |
-//! | a link, for each place | how many permits of the time in this place were undone, and where the next such place is | a giver-back | leaves out what is over |
+//! | a link, for each place, in chunks | how many permits of the time in this place were undone, and where the next such place is; none before its chunk is allocated | a giver-back | leaves out what is over |
 //!
 //! | step of a taker | operation | ordering | why |
 //! |---|---|---|---|
@@ -56,6 +56,7 @@
 use std::sync::OnceLock;
 
 use crate::policy::sliding_log::LogCharge;
+use crate::policy::sliding_log::chunks::{CHUNK, words};
 use crate::policy::sliding_log::give_back::{Credits, GiveBack};
 use crate::policy::sliding_log::head::Head;
 use crate::policy::window::{Stamp, Window};
@@ -70,7 +71,7 @@ pub struct LogState {
     pub(super) head: AtomicU128,
     /// The ring that is in force until grants are undone in large numbers.
     times: Box<[AtomicU64]>,
-    /// What giving back needs, made when it is needed first.
+    /// What giving back needs. A log of few permits makes it when it is needed first.
     back: OnceLock<Box<GiveBack>>,
 }
 
@@ -89,7 +90,12 @@ impl LogState {
     pub(super) fn new(room: u32) -> LogState {
         // One more, so that the place that is written next is none of those that decide.
         let len = room + room / 8 + SPARE + 1;
-        LogState { head: AtomicU128::new(0), times: ring(len), back: OnceLock::new() }
+        let state = LogState { head: AtomicU128::new(0), times: words(len), back: OnceLock::new() };
+        if len > CHUNK {
+            // It has a pointer for each chunk, which takes long for millions of permits.
+            state.give_back();
+        }
+        state
     }
 
     /// How many places a ring has.
@@ -111,11 +117,12 @@ impl LogState {
         self.back.get_or_init(|| Box::new(GiveBack::new(self.len())))
     }
 
+    /// What a place of one of the two rings shows.
     #[inline]
-    pub(crate) fn times(&self, ring: bool) -> &[AtomicU64] {
+    pub(crate) fn place(&self, ring: bool, place: u32) -> &AtomicU64 {
         match self.back.get() {
-            Some(back) if ring => back.second(),
-            _ => &self.times,
+            Some(back) if ring => back.second.word(place),
+            _ => &self.times[place as usize],
         }
     }
 
@@ -164,7 +171,11 @@ impl LogState {
             if head.floored { self.before(head.place, back.floor(head.version)) } else { self.len() - 1 };
         let mut credits = if head.credited { back.credits(head.version) } else { Credits::NONE };
         if let Some(over) = time.checked_sub(window.length) {
-            back.leave_out(&mut credits, self.times(head.ring), head.ring, over);
+            if head.time <= over {
+                credits.leave_out_all();
+            } else {
+                self.leave_out(back, &mut credits, head.ring, over);
+            }
         }
         View { head, valid, credits }
     }
@@ -179,7 +190,7 @@ impl LogState {
             return view.head.time;
         }
         let place = self.before(view.head.place, steps);
-        self.times(view.head.ring)[place as usize].load(Ordering::Acquire)
+        self.place(view.head.ring, place).load(Ordering::Acquire)
     }
 
     /// Until when `n` permits are not free. `n` is at least 1, and at most the limit.
@@ -193,7 +204,7 @@ impl LogState {
         loop {
             let time = self.behind(view, window.limit - n + 1 + credits.sum);
             let sum = credits.sum;
-            back.leave_out(&mut credits, self.times(view.head.ring), view.head.ring, time);
+            self.leave_out(back, &mut credits, view.head.ring, time);
             if credits.sum == sum {
                 return end(time, window);
             }
@@ -237,7 +248,7 @@ impl LogState {
                 continue;
             }
             self.help(head);
-            let next = &self.times(head.ring)[head.place as usize];
+            let next = self.place(head.ring, head.place);
             let there = next.load(Ordering::Acquire);
             let floored = head.floored && view.valid + n < self.len() - 1;
             let credited = view.credits.sum > 0;
@@ -270,7 +281,7 @@ impl LogState {
     /// first.
     #[inline]
     pub(crate) fn help(&self, head: Head) {
-        let first = &self.times(head.ring)[self.before(head.place, head.n) as usize];
+        let first = self.place(head.ring, self.before(head.place, head.n));
         // Without a last grant it is the next place, which does not matter.
         if head.n > 0 && first.load(Ordering::Acquire) < head.time {
             self.write(head);
@@ -279,9 +290,8 @@ impl LogState {
 
     #[inline(never)]
     fn write(&self, head: Head) {
-        let times = self.times(head.ring);
         for steps in 1..=head.n {
-            let place = &times[self.before(head.place, steps) as usize];
+            let place = self.place(head.ring, self.before(head.place, steps));
             let mut there = place.load(Ordering::Acquire);
             while there < head.time {
                 if self.head() != head {
@@ -303,8 +313,4 @@ impl LogState {
 #[inline]
 pub(super) fn end(time: Stamp, window: &Window) -> Stamp {
     time.saturating_add(window.length)
-}
-
-pub(super) fn ring(len: u32) -> Box<[AtomicU64]> {
-    (0..len).map(|_| AtomicU64::new(0)).collect()
 }
