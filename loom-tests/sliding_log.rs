@@ -6,7 +6,7 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::support::{model, model_of_three, model_up_to};
-use crate::policy::sliding_log::head::Head;
+use crate::policy::sliding_log::head::{Head, VERSIONS};
 use crate::policy::window::stamp;
 use crate::policy::{Change, LogCharge, LogState, Policy, SlidingLog};
 use crate::rate::Rate;
@@ -116,6 +116,50 @@ fn broken_what_is_given_back_is_granted_once() {
     model(|| {
         let granted = given_back_against_takes(false, undo_at_an_old_head);
         assert_eq!(granted, 3, "one left, one given back, and one over");
+    });
+}
+
+/// Six of six permits are out. As many as there are versions are given back by `give_back`, one by
+/// one, while another thread takes: it may exchange a head that is equal to the one it looked at,
+/// and is not that one. Returns how many were granted then.
+fn given_back_until_the_versions_wrap(give_back: fn(&SlidingLog, &LogState)) -> u16 {
+    let log = Arc::new(SlidingLog::new("6/10ns".parse::<Rate>().expect("a rate")));
+    let state = Arc::new(log.start(Nanos::ZERO));
+    log.try_acquire(&state, Nanos::new(20), 6).expect("all");
+    log.refund(&state, Nanos::new(20), 1);
+    let giving_back = {
+        let (log, state) = (log.clone(), state.clone());
+        thread::spawn(move || (0..VERSIONS).for_each(|_| give_back(&log, &state)))
+    };
+    let take = || u16::from(log.try_acquire(&state, Nanos::new(20), 1).is_ok());
+    let meanwhile = take();
+    giving_back.join().expect("no panic");
+    meanwhile + (0..7).map(|_| take()).sum::<u16>()
+}
+
+#[test]
+fn versions_that_wrap_let_nothing_through() {
+    model_up_to(3, || {
+        let granted = given_back_until_the_versions_wrap(|log, state| {
+            log.refund(state, Nanos::new(20), 1);
+        });
+        assert_eq!(granted, 1 + VERSIONS, "what was given back");
+    });
+}
+
+/// The broken twin: takes a permit and gives it back at the place that it found, so that the head
+/// comes back after a permit was granted.
+#[test]
+#[should_panic(expected = "what was given back")]
+fn broken_versions_that_wrap_let_nothing_through() {
+    model_up_to(3, || {
+        let granted = given_back_until_the_versions_wrap(|_, state| {
+            let head = state.head();
+            state.help(head);
+            state.give_back().prepare(head.next_version().version, head.place, 0, 0);
+            while state.exchange(state.head(), Head { floored: true, ..head.next_version() }).is_err() {}
+        });
+        assert_eq!(granted, 1 + VERSIONS, "what was given back");
     });
 }
 
