@@ -65,7 +65,7 @@ pub struct Problem {
     pub kind: ProblemType,
     /// The status code of the answer.
     pub status: StatusCode,
-    /// What happened to this request, for people.
+    /// An explanation of this refusal, for people.
     pub detail: Option<String>,
     /// The address of this one occurrence.
     pub instance: Option<String>,

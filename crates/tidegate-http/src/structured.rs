@@ -2,8 +2,8 @@
 //!
 //! The fields `RateLimit` and `RateLimit-Policy` are Lists of Items. This module reads the whole
 //! grammar of a List, so that a field is ignored exactly when RFC 9651 calls it malformed. The
-//! crate `sfv` does the same; this crate keeps to older compilers than `sfv` does, and compares
-//! the two parsers in a test.
+//! crate `sfv` reads this grammar too, but needs a newer compiler than this crate does. A test
+//! compares the two parsers.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -89,7 +89,7 @@ pub(crate) fn byte_sequence(bytes: &[u8]) -> String {
     format!(":{}:", BASE64.encode(bytes))
 }
 
-/// What is left of the field to read.
+/// The rest of the field, still to be read.
 struct Input<'a> {
     rest: &'a [u8],
 }

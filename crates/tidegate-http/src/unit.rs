@@ -1,9 +1,9 @@
-//! What a limit counts.
+//! The unit that a limit counts.
 
-/// What a limit counts.
+/// The unit that a limit counts.
 ///
-/// The first three are the quota units of the IETF draft; servers of language models and of
-/// GraphQL count the others.
+/// The first three are the quota units of the IETF draft. Servers of language models count
+/// tokens, and servers of GraphQL count points.
 ///
 /// # Examples
 ///
@@ -21,11 +21,11 @@ pub enum Unit {
     Requests,
     /// Bytes of content.
     Bytes,
-    /// Requests in flight at the same time.
+    /// Requests in flight at one time.
     Concurrency,
     /// Tokens of a language model.
     Tokens,
-    /// Points, cost, weight or complexity: requests are counted by how much work they are.
+    /// Points, cost, weight or complexity. A request counts for as much work as it is.
     Points,
 }
 

@@ -316,6 +316,7 @@ fn refusals_are_known_by_status_and_headers() {
             ("stripe-rate-limited-reason", "global-rate"),
             ("ratelimit-reason", "jira-burst-based"),
             ("x-rate-limit-problem", "minute"),
+            ("discourse-rate-limit-error-code", "user_10_secs_limit"),
             ("x-amzn-errortype", "ThrottlingException:http://internal.amazon.com/"),
             ("x-envoy-ratelimited", "true"),
             ("x-ratelimit-exceeded", "true"),
@@ -505,4 +506,13 @@ fn retry_after_is_read_behind_very_many_headers() {
     map.append("retry-after", HeaderValue::from_static("7"));
     let answer = Reader::auto().read(StatusCode::TOO_MANY_REQUESTS, &map);
     assert_eq!(pause(&answer), for_seconds(7));
+}
+
+#[test]
+fn a_limit_of_requests_is_not_joined_to_one_of_tokens() {
+    let pairs =
+        [("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", "99"), ("x-ratelimit-reset-tokens", "5s")];
+    let limits = limits(&pairs);
+    let read: Vec<_> = limits.iter().map(|l| (l.unit, l.limit, l.reset)).collect();
+    assert_eq!(read, [(Some(Unit::Requests), Some(100.0), None), (Some(Unit::Tokens), None, seconds(5.0))]);
 }

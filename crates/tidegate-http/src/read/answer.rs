@@ -1,11 +1,11 @@
-//! What an answer tells about limits, and what a client should do.
+//! The limits that an answer tells, and the pause that follows from them.
 
 use std::time::{Duration, SystemTime};
 
 use super::limit::ServerLimit;
 use crate::When;
 
-/// What an answer tells about limits.
+/// The limits that an answer tells, and whether it is a refusal.
 ///
 /// # Examples
 ///
@@ -36,11 +36,11 @@ pub struct Answer {
     /// Which limit refused the request, as a header of the vendor says: `jira-burst-based`,
     /// `endpoint-rate`, ...
     pub reason: Option<String>,
-    /// What shares the limit that refused the request, where a header tells it: `user`,
+    /// The scope of the limit that refused the request, where a header tells it: `user`,
     /// `global`, `shared`, ...
     pub scope: Option<String>,
-    /// Whether the limits are those of this client at this server now. They are not if the answer
-    /// comes out of a cache (`Age` above 0) or redirects to another address.
+    /// Whether the limits hold for this client at this server now. Limits of an answer out of a
+    /// cache (`Age` above 0) or of a redirect to another address may not.
     pub trusted: bool,
     /// The least time to back off from a refusal that tells no time.
     pub back_off: Duration,
@@ -65,7 +65,7 @@ impl Default for Answer {
 /// threshold that the IETF draft names.
 pub const CAP: Duration = Duration::from_secs(600);
 
-/// What a client should do after an answer.
+/// The pause that a client should make after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pause {
@@ -87,8 +87,8 @@ pub enum Pause {
 }
 
 impl Answer {
-    /// Returns what a client should do. `now` is the time at which the answer came; it counts
-    /// only if the answer has no `Date`. No pause is longer than `cap`.
+    /// Returns the pause that a client should make. `now` is the time at which the answer came; it
+    /// counts only if the answer has no `Date`. No pause is longer than `cap`.
     ///
     /// A refusal pauses for its `retry_after`, or else until limits with nothing left are reset.
     /// Another answer pauses if one of its limits has nothing left, until that is reset.

@@ -87,6 +87,15 @@ pub(super) fn join(states: Vec<ServerLimit>, mut policies: Vec<ServerLimit>) -> 
     limits
 }
 
+/// Reads `Remaining: 394 Time until reset: 3589` of Pingdom.
+pub(super) fn sentence(field: &str) -> Option<ServerLimit> {
+    let (remaining, time) = field.strip_prefix("Remaining:")?.trim_start().split_once(' ')?;
+    let (_, seconds) = time.rsplit_once(':')?;
+    let reset = number::decimal(seconds)?.times(time::SECOND).filter(|d| *d < time::FURTHEST);
+    let (unit, remaining) = (Some(Unit::Requests), number::count(remaining));
+    Some(ServerLimit { unit, remaining, reset: reset.map(When::In), ..ServerLimit::default() })
+}
+
 /// Reads pairs such as `limit=100, remaining=50, reset=30` of draft -07, and
 /// `total=100; remaining=99; resets=50` of Zendesk.
 pub(super) fn pairs(field: &str, numbers: Numbers, clock: Clock) -> Option<ServerLimit> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::MOST_LIMITS;
 use super::draft::{self, NumberedPolicy};
 use super::limit::{ServerLimit, later};
+use super::merge::{Found, merge};
 use super::name::{Field, Name, label_unit, label_window};
 use super::number::{self, Count};
 use super::time::{Clock, Numbers, SECOND};
@@ -34,13 +35,6 @@ struct Reset {
     unit: Option<Duration>,
     from_now: bool,
     field_first: bool,
-}
-
-/// A limit, with what decides whether another one is the same.
-struct Found {
-    family: String,
-    label: String,
-    limit: ServerLimit,
 }
 
 /// Gathers headers by their names.
@@ -98,8 +92,8 @@ impl Groups {
                 found.push(Found { family: family.clone(), label: label.clone(), limit });
             }
         }
-        let found = merge_labels(merge_spellings(found));
-        merge_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::tells).collect())
+        found.truncate(4 * MOST_LIMITS);
+        merge(found)
     }
 }
 
@@ -123,6 +117,14 @@ impl Group {
             Field::Whole => self.whole(value, numbers, clock),
             Field::Reset | Field::Retry | Field::Mark => {}
         }
+        // A header that is repeated without end adds no more.
+        for counts in [&mut self.limits, &mut self.remaining, &mut self.used] {
+            counts.truncate(MOST_LIMITS);
+        }
+        for limits in [&mut self.states, &mut self.policies] {
+            limits.truncate(MOST_LIMITS);
+        }
+        self.numbered.truncate(MOST_LIMITS);
     }
 
     fn add_resets(&mut self, name: &Name, value: &str) {
@@ -133,9 +135,9 @@ impl Group {
             field_first: name.field_first,
         };
         // A date has a comma; a list of numbers has nothing else.
-        let is_list = value.split(',').all(|part| number::decimal(part).is_some());
+        let is_list = number::members(value).all(|part| number::decimal(part).is_some());
         if is_list {
-            self.resets.extend(value.split(',').take(16).map(reset));
+            self.resets.extend(number::members(value).take(16).map(reset));
         } else {
             self.resets.push(reset(value));
         }
@@ -163,7 +165,7 @@ impl Group {
         let states = draft::states(value);
         if !states.is_empty() {
             self.states.extend(states);
-        } else if let Some(limit) = draft::pairs(value, numbers, clock) {
+        } else if let Some(limit) = draft::pairs(value, numbers, clock).or_else(|| draft::sentence(value)) {
             self.states.push(limit);
         } else if self.label.is_empty() {
             let (used, limits): (Vec<_>, Vec<_>) =
@@ -267,90 +269,4 @@ impl Group {
 /// of apps of Jira and Confluence.
 fn counts_points(name: &str) -> bool {
     name == "graphql" || name.ends_with("-app-quota")
-}
-
-/// Joins what is written in two spellings, such as `x-ratelimit-reset` and `ratelimit-limit`,
-/// where nothing contradicts it.
-fn merge_spellings(found: Vec<Found>) -> Vec<Found> {
-    let mut merged: Vec<Found> = Vec::new();
-    for one in found {
-        let same = |m: &&mut Found| {
-            let unnamed =
-                m.limit.name.is_none() || one.limit.name.is_none() || m.limit.name == one.limit.name;
-            // Two members of one list tell two limits, unless one of them adds to the other.
-            let adds = m.limit.limit.is_none() != one.limit.limit.is_none()
-                || m.limit.remaining.is_none() != one.limit.remaining.is_none()
-                || m.limit.reset.is_none() != one.limit.reset.is_none()
-                || m.limit == one.limit;
-            m.family == one.family && m.label == one.label && unnamed && adds && m.limit.agrees(&one.limit)
-        };
-        match merged.iter_mut().find(same) {
-            Some(other) => other.limit.absorb(one.limit),
-            None => merged.push(one),
-        }
-    }
-    merged
-}
-
-/// Joins a limit without a label to the only one that has one, where nothing contradicts it, and
-/// gives a reset or window that stands alone to all limits of its family.
-fn merge_labels(mut found: Vec<Found>) -> Vec<Found> {
-    let mut at = 0;
-    while at < found.len() {
-        let candidate = &found[at];
-        let is_plain = candidate.label.is_empty() && candidate.limit.partition_key.is_none();
-        let others: Vec<usize> = (0..found.len())
-            .filter(|&i| i != at && found[i].family == candidate.family && !found[i].label.is_empty())
-            .filter(|&i| found[i].limit.tells())
-            .collect();
-        let time_only = candidate.limit.limit.is_none() && candidate.limit.remaining.is_none();
-        let agrees = |i: &&usize| {
-            let unit = found[**i].limit.unit;
-            let plain = ServerLimit { unit, ..candidate.limit.clone() };
-            found[**i].limit.agrees(&plain)
-        };
-        let joins: Vec<usize> = match &others[..] {
-            [] => Vec::new(),
-            _ if !is_plain => Vec::new(),
-            [one] => [one].into_iter().filter(agrees).copied().collect(),
-            several if time_only => several.iter().filter(agrees).copied().collect(),
-            _ => Vec::new(),
-        };
-        if joins.is_empty() {
-            at += 1;
-            continue;
-        }
-        let plain = found[at].limit.clone();
-        for i in joins {
-            found[i].limit.absorb(ServerLimit { name: None, ..plain.clone() });
-        }
-        found.remove(at);
-    }
-    found
-}
-
-/// Whether a label says no more than another one: `tokens` and `tokens-minute`.
-fn is_part(label: &str, of: &str) -> bool {
-    of.strip_prefix(label).is_some_and(|rest| rest.starts_with('-'))
-}
-
-/// Two spellings of one limit are one limit: equal counts, and nothing else that contradicts it.
-fn merge_equal(limits: Vec<ServerLimit>) -> Vec<ServerLimit> {
-    let mut merged: Vec<ServerLimit> = Vec::new();
-    for limit in limits {
-        let same = |m: &&mut ServerLimit| {
-            let counted = m.limit.is_some() && m.limit == limit.limit && m.remaining == limit.remaining;
-            let related = match (&m.name, &limit.name) {
-                (Some(a), Some(b)) => is_part(a, b) || is_part(b, a),
-                _ => true,
-            };
-            m.agrees(&limit) && ((counted && limit.remaining.is_some() && related) || **m == limit)
-        };
-        match merged.iter_mut().find(same) {
-            Some(other) => other.absorb(limit),
-            None => merged.push(limit),
-        }
-    }
-    merged.truncate(MOST_LIMITS);
-    merged
 }

@@ -14,17 +14,18 @@ pub struct ServerLimit {
     /// The name in the headers: a policy, a bucket, a resource, a window or a dimension such as
     /// `input-tokens`.
     pub name: Option<String>,
-    /// What the limit counts; `None` if it is none of the [`Unit`]s or unknown.
+    /// The unit that the limit counts; `None` if it is none of the [`Unit`]s or unknown.
     pub unit: Option<Unit>,
     /// The most units in a window.
     pub limit: Option<f64>,
     /// How many units are left.
     pub remaining: Option<f64>,
-    /// When there are more units again, or all of them: servers differ.
+    /// The time at which more units are there again. Servers differ: at this time the limit has one
+    /// unit more, or all of its units.
     pub reset: Option<When>,
     /// The window, where the headers tell it.
     pub window: Option<Duration>,
-    /// What shares the limit, where a header tells it: `user`, `global`, `shared`, ...
+    /// The scope of the limit, where a header tells it: `user`, `global`, `shared`, ...
     pub scope: Option<String>,
     /// The key of the share, parameter `pk` of the IETF draft.
     pub partition_key: Option<Vec<u8>>,

@@ -56,6 +56,7 @@ mod answer;
 mod draft;
 mod group;
 mod limit;
+mod merge;
 mod name;
 mod number;
 mod reader;

@@ -1,6 +1,6 @@
-//! What a header tells, by the words of its name.
+//! The meaning of a header, by the words of its name.
 //!
-//! Nearly every server composes the names of its headers from the same words in its own order:
+//! Nearly every server composes the names of its headers from a few words, in an order of its own:
 //! `x-ratelimit-limit-requests`, `x-ratelimit-requests-limit`, `anthropic-ratelimit-tokens-reset`,
 //! `x-rate-limit-remaining-minute`. A name is therefore read as
 //!
@@ -9,8 +9,8 @@
 //! - words for the unit of the value: `ms`, `seconds`, `after`;
 //! - the *label*, which is all other words: `requests`, `minute`, `input-tokens`.
 //!
-//! Headers of one family and label tell one limit. Names that say the same without these words
-//! stand in a table of synonyms.
+//! Headers of one family and label tell one limit. Names without these words stand in a
+//! table of synonyms.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::Unit;
 /// The longest name that is read. Longer ones are no names of limits.
 const LONGEST: usize = 96;
 
-/// What the value of a header is.
+/// The meaning of the value of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Field {
     Limit,
@@ -60,7 +60,7 @@ pub(super) struct Name {
     pub(super) field_first: bool,
 }
 
-/// Names outside the grammar, and a name inside it that means the same.
+/// Names outside the grammar, each with a name inside it of equal meaning.
 const SYNONYMS: &[(&str, &str)] = &[
     // Bybit
     ("x-bapi-limit", "x-bapi-ratelimit-limit"),
@@ -77,10 +77,19 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("x-limit-per-second", "x-ratelimit-limit-second"),
     ("x-remaining-this-second", "x-ratelimit-remaining-second"),
     ("x-remaining-today", "x-ratelimit-remaining-day"),
+    // Gorgias
+    ("x-gorgias-account-api-call-limit", "x-gorgias-ratelimit"),
+    // Lightspeed
+    ("x-ls-api-bucket-level", "x-ls-ratelimit"),
+    // Pingdom
+    ("req-limit-long", "x-ratelimit-long"),
+    ("req-limit-short", "x-ratelimit-short"),
     // Pipedrive
     ("x-daily-requests-left", "x-ratelimit-remaining-daily"),
     // Salesforce
     ("sforce-limit-info", "sforce-ratelimit"),
+    // Recharge
+    ("x-recharge-limit", "x-recharge-ratelimit"),
     // Shopify
     ("x-shopify-shop-api-call-limit", "x-shopify-ratelimit"),
     ("http-x-shopify-shop-api-call-limit", "x-shopify-ratelimit"),
@@ -173,7 +182,10 @@ fn split_at_keyword<'a, 'w>(words: &'a [&'w str]) -> Option<(&'a [&'w str], &'a 
             return Some((&words[..at], &words[at + 2..]));
         }
         if *word == "quota"
-            && matches!(next, Some("remaining" | "left" | "used" | "limit" | "reset" | "resets"))
+            && matches!(
+                next,
+                Some("remaining" | "left" | "used" | "limit" | "max" | "reset" | "resets" | "resetson")
+            )
         {
             return Some((&words[..at], &words[at + 1..]));
         }
@@ -276,24 +288,23 @@ fn field_of(word: &str) -> Field {
     match word {
         "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "capacity" => Field::Limit,
         "remaining" | "remain" | "remains" | "left" | "available" => Field::Remaining,
-        "used" | "usage" | "count" | "consumed" | "observed" => Field::Used,
-        "reset" | "resets" | "next" | "expire" | "expires" | "expiry" => Field::Reset,
+        "used" | "usage" | "count" | "consumed" | "observed" | "current" => Field::Used,
+        "reset" | "resets" | "resetson" | "next" | "expire" | "expires" | "expiry" => Field::Reset,
         // GitHub Models tells a wait so.
         "timeremaining" => Field::Retry,
         "window" | "period" | "interval" | "renewalperiod" => Field::Window,
         "policy" => Field::Policy,
         "name" | "bucket" | "resource" | "group" => Field::Name,
         "scope" => Field::Scope,
-        "reason" | "problem" | "exceeded" | "breached" | "global" | "throttled" | "status" | "state" => {
-            Field::Mark
-        }
+        "reason" | "problem" | "error" | "exceeded" | "breached" | "global" | "throttled" | "status"
+        | "state" => Field::Mark,
         _ => Field::Whole,
     }
 }
 
 /// `ratelimit-daily: 250000` is a limit, `zendesk-ratelimit-tickets: total=100; ...` is whole.
 fn without_field(words: &[&str]) -> Option<Name> {
-    let mark = words.last().is_some_and(|w| field_of(w) == Field::Mark);
+    let mark = words.iter().any(|w| field_of(w) == Field::Mark);
     let window = words.iter().all(|w| window_of(w).is_some());
     let field = if mark { Field::Mark } else { Field::Whole };
     let mut name = Name::of(field);
@@ -341,14 +352,14 @@ pub(super) fn label_window(label: &str) -> Option<Duration> {
     None
 }
 
-/// What a label counts. Labels name windows and resources as well, which count requests.
+/// The unit that a label names. A label of a window or of a resource means requests.
 pub(super) fn label_unit(label: &str) -> Option<Unit> {
     let words: Vec<&str> = label.split('-').collect();
     let mut unit = Some(Unit::Requests);
     for (i, word) in words.iter().enumerate() {
         unit = match *word {
             "tokens" | "tpm" | "tpd" | "tph" | "tps" => Some(Unit::Tokens),
-            // `api-token` is who asks.
+            // An `api-token` identifies the client.
             "token" => match i.checked_sub(1).map(|i| words[i]) {
                 Some("api" | "access" | "auth" | "user" | "per" | "bearer") => continue,
                 _ => Some(Unit::Tokens),

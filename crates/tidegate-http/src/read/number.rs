@@ -1,4 +1,4 @@
-//! Numbers of headers: plain decimals, and counts with what some servers write beside them.
+//! Numbers of headers: plain decimals, and counts with the windows and names beside them.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ impl Decimal {
         Some(Duration::new(seconds, u32::try_from(nanos % 1_000_000_000).ok()?))
     }
 
-    /// As a count. `None` for what is beyond any count: the largest Integer of RFC 9651.
+    /// Returns the number as a count. Returns `None` above the largest Integer of RFC 9651: no
+    /// limit is as large.
     fn count(self) -> Option<f64> {
         // Counts are far below 2^53, where a float is exact.
         #[expect(clippy::cast_precision_loss)]
@@ -51,7 +52,7 @@ pub(super) fn count(text: &str) -> Option<f64> {
     decimal(text)?.count()
 }
 
-/// A count of a header, with what stands beside it.
+/// A count of a header, with the window, limit or name beside it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Count {
     pub(super) value: f64,
@@ -70,7 +71,13 @@ pub(super) fn counts(text: &str) -> Vec<Count> {
     if let Some(count) = thousands(text) {
         return vec![plain(count)];
     }
-    text.split(',').take(16).filter_map(|member| parse_count(member.trim())).collect()
+    members(text).take(16).filter_map(|member| parse_count(member.trim())).collect()
+}
+
+/// Splits a list at commas, or at slashes where there are several: `300/3000/12000`.
+pub(super) fn members(text: &str) -> impl Iterator<Item = &str> {
+    let slashes = text.matches('/').count() > 1 && text.split('/').all(|part| decimal(part).is_some());
+    text.split(if slashes { '/' } else { ',' })
 }
 
 /// Reads `1,199.72` of Dynamics 365. Without the fraction it is a list of two numbers.

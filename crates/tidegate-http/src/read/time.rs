@@ -10,8 +10,8 @@ use jiff::{Span, SpanRelativeTo, Timestamp};
 use super::number::{self, Decimal};
 use crate::When;
 
-/// No server means a longer wait in numbers: it is a mistake or an attack, and ignored. Dates are
-/// read whatever they are; a pause is capped.
+/// No server means a longer wait. A number beyond it is a mistake or an attack, and ignored. A
+/// date may be later; a pause is capped anyway.
 pub(super) const FURTHEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// The longest window of a common quota is a month. A larger plain number is milliseconds.
@@ -53,7 +53,7 @@ impl Clock {
     /// Counts a time from `Date` if there is one.
     fn when(self, at: Timestamp) -> When {
         let Some(date) = self.date else {
-            // Platforms differ in the times that they know before 1970; all of them are past.
+            // Platforms differ in how they represent times before 1970. Such a time is past.
             let since_1970 = Duration::try_from(at.as_duration()).unwrap_or_default();
             return When::At(
                 SystemTime::UNIX_EPOCH.checked_add(since_1970).unwrap_or(SystemTime::UNIX_EPOCH),
@@ -63,7 +63,7 @@ impl Clock {
         When::In(if ahead.is_negative() { Duration::ZERO } else { ahead.unsigned_abs() })
     }
 
-    /// Reads a `Retry-After`, or a header of the same meaning: a plain number is `unit` each.
+    /// Reads a `Retry-After`, or a header of this meaning. `unit` is the unit of a plain number.
     pub(super) fn retry_after(self, text: &str, unit: Duration) -> Option<When> {
         match number::decimal(text) {
             Some(number) => match number.times(unit)? {
@@ -98,8 +98,8 @@ impl Clock {
         }
     }
 
-    /// A Unix time, its unit by its size. Microseconds and nanoseconds are rare: they are read
-    /// only if they mean a time near the `Date`.
+    /// A Unix time, its unit by its size. Microseconds and nanoseconds are rare: a number
+    /// is read so only if the result is near the `Date`.
     fn unix(self, number: Decimal) -> Option<When> {
         let unit = match number.whole {
             0..UNIX_MILLISECONDS => SECOND,

@@ -41,6 +41,8 @@ pub enum Vendor {
     Shopify,
     /// Slack: `Retry-After` alone.
     Slack,
+    /// SmartThings: resets in milliseconds from now.
+    SmartThings,
     /// Stripe: a reason, no times.
     Stripe,
     /// X: `x-rate-limit-*`, resets in Unix seconds.
@@ -55,6 +57,7 @@ impl Vendor {
                 Numbers::UnixSeconds
             }
             Vendor::Linear => Numbers::UnixMilliseconds,
+            Vendor::SmartThings => Numbers::Milliseconds,
             Vendor::Cloudflare | Vendor::Reddit => Numbers::Seconds,
             // Numbers of Azure are seconds, but were milliseconds at times.
             Vendor::Anthropic
@@ -77,11 +80,16 @@ impl Vendor {
         }
     }
 
-    /// Recognises an API whose refusals need more than the headers say.
+    /// Recognises an API whose headers are not understood without the documentation.
     pub(super) fn guess(headers: &HeaderMap) -> Option<Vendor> {
+        // Others that tell the current use tell a Unix time, which has ten digits.
+        let reset = headers.get("x-ratelimit-reset").is_some_and(|value| value.len() < 10);
+        if reset && headers.contains_key("x-ratelimit-current") {
+            return Some(Vendor::SmartThings);
+        }
         let github =
             headers.contains_key("x-github-request-id") || headers.contains_key("x-github-media-type");
-        // GitHub Models, behind the same headers, counts as Azure OpenAI does.
+        // GitHub Models sends these headers too, but its limits are those of Azure OpenAI.
         let models = headers.contains_key("x-ratelimit-limit-requests");
         (github && !models).then_some(Vendor::GitHub)
     }

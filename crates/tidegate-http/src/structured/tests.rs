@@ -85,7 +85,7 @@ fn parameters_beyond_any_use_are_left_out() {
     assert_eq!(params.len(), MOST_PARAMS);
 }
 
-/// What the other parser reads, in terms of this one.
+/// Reads a field with the other parser, into the types of this one.
 fn other(field: &str) -> Option<Vec<Member>> {
     let list: sfv::List = sfv::Parser::new(field).parse().ok()?;
     let bare = |bare: BareItem| match bare {
@@ -142,8 +142,8 @@ proptest! {
     }
 }
 
-/// The vectors of the working group, of which each file is a list of cases. Lists are read as
-/// they are, and items as lists of one member.
+/// Reads the vectors of the working group. Each file is a list of cases. An item is read as a list
+/// of one member.
 #[test]
 #[ignore = "reads the directory STRUCTURED_FIELD_TESTS: a copy of github.com/httpwg/structured-field-tests"]
 fn vectors_of_the_working_group_are_read() {

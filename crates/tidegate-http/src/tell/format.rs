@@ -16,7 +16,7 @@ use crate::{Unit, structured};
 #[non_exhaustive]
 pub enum Format {
     /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11, every limit
-    /// by its name. Drafts since -08 have the same fields.
+    /// by its name. Drafts since -08 have these fields.
     Draft,
     /// Draft -07: `RateLimit: limit=100, remaining=50, reset=30`, `RateLimit-Policy: 100;w=60`.
     Draft07,

@@ -1,0 +1,102 @@
+//! Limits that headers tell twice or in parts, made one.
+//!
+//! Servers write one limit in two spellings (`x-ratelimit-limit`, `ratelimit-limit`), with and
+//! without a label (`ratelimit-remaining` beside `x-ratelimit-remaining-minute`), or one part of
+//! it under another name. Two limits are joined only if nothing in one contradicts the other:
+//! see [`ServerLimit::agrees`].
+
+use super::MOST_LIMITS;
+use super::limit::ServerLimit;
+
+/// A limit, with the words of its headers that decide which other limits it can be one with.
+pub(super) struct Found {
+    pub(super) family: String,
+    pub(super) label: String,
+    pub(super) limit: ServerLimit,
+}
+
+/// Joins the limits that are one.
+pub(super) fn merge(found: Vec<Found>) -> Vec<ServerLimit> {
+    let found = join_labels(join_spellings(found));
+    join_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::tells))
+}
+
+/// Joins limits of one family and label, such as `x-ratelimit-reset` and `ratelimit-limit`.
+fn join_spellings(found: Vec<Found>) -> Vec<Found> {
+    let mut merged: Vec<Found> = Vec::new();
+    for one in found {
+        let same = |m: &&mut Found| {
+            let unnamed =
+                m.limit.name.is_none() || one.limit.name.is_none() || m.limit.name == one.limit.name;
+            // Two members of one list tell two limits, unless one of them adds to the other.
+            let adds = m.limit.limit.is_none() != one.limit.limit.is_none()
+                || m.limit.remaining.is_none() != one.limit.remaining.is_none()
+                || m.limit.reset.is_none() != one.limit.reset.is_none()
+                || m.limit == one.limit;
+            m.family == one.family && m.label == one.label && unnamed && adds && m.limit.agrees(&one.limit)
+        };
+        match merged.iter_mut().find(same) {
+            Some(other) => other.limit.absorb(one.limit),
+            None => merged.push(one),
+        }
+    }
+    merged
+}
+
+/// Joins a limit without a label to the only limit of its family that has a label. A reset or a
+/// window without a label and without counts belongs to every limit of its family.
+fn join_labels(mut found: Vec<Found>) -> Vec<Found> {
+    let mut at = 0;
+    while at < found.len() {
+        let plain = found[at].limit.clone();
+        let time_only = plain.limit.is_none() && plain.remaining.is_none();
+        let labelled: Vec<usize> = (0..found.len())
+            .filter(|&i| found[i].family == found[at].family && !found[i].label.is_empty())
+            .filter(|&i| found[i].limit.tells())
+            .collect();
+        let joins = found[at].label.is_empty() && (labelled.len() == 1 || time_only);
+        let mut joined = false;
+        for i in labelled.into_iter().filter(|_| joins) {
+            let other = &mut found[i].limit;
+            // A time of its own has no unit.
+            let unit = if time_only { other.unit } else { plain.unit };
+            let plain = ServerLimit { name: None, unit, ..plain.clone() };
+            if other.agrees(&plain) {
+                other.absorb(plain);
+                joined = true;
+            }
+        }
+        if joined {
+            found.remove(at);
+        } else {
+            at += 1;
+        }
+    }
+    found
+}
+
+/// Whether a label says no more than another one: `tokens` and `tokens-minute`.
+fn is_part(label: &str, of: &str) -> bool {
+    of.strip_prefix(label).is_some_and(|rest| rest.starts_with('-'))
+}
+
+/// Joins limits of equal counts, if one of them has no name or a part of the other's name.
+fn join_equal(limits: impl Iterator<Item = ServerLimit>) -> Vec<ServerLimit> {
+    let mut merged: Vec<ServerLimit> = Vec::new();
+    for limit in limits {
+        let same = |m: &&mut ServerLimit| {
+            let counted = m.limit.is_some() && m.limit == limit.limit && m.remaining == limit.remaining;
+            let related = match (&m.name, &limit.name) {
+                (Some(a), Some(b)) => is_part(a, b) || is_part(b, a),
+                _ => true,
+            };
+            m.agrees(&limit) && ((counted && limit.remaining.is_some() && related) || **m == limit)
+        };
+        match merged.iter_mut().find(same) {
+            Some(other) => other.absorb(limit),
+            None => merged.push(limit),
+        }
+    }
+    merged.truncate(MOST_LIMITS);
+    merged
+}
