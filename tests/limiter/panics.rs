@@ -176,6 +176,24 @@ fn a_try_that_panicked_took_nothing() {
     assert_eq!(take_all(&limiter), 2);
 }
 
+/// The limiter keeps notes of its last 32 grants for one that is given back.
+#[test]
+fn a_try_that_panicked_after_many_grants_took_nothing() {
+    let (limiter, clock) = limiter(3);
+    // Without this, all that was ever taken may come back.
+    limiter.refund(1);
+    assert_eq!(take_all(&limiter), 1);
+    for _ in 0..40 {
+        let mut wait = waiting(&limiter);
+        clock.jump(SECOND);
+        assert_ready_ok!(wait.poll());
+    }
+    let _bad = bad(&limiter);
+    clock.jump(3 * SECOND);
+    panics(|| limiter.try_acquire());
+    assert_eq!(take_all(&limiter), 2);
+}
+
 #[test]
 fn an_estimate_that_panicked_took_nothing() {
     let (limiter, clock) = limiter(3);
