@@ -1,74 +1,90 @@
-//! A rate limiter that makes a program wait its turn.
+//! A rate limiter that makes callers wait their turn.
 //!
-//! `limiter.acquire().await` returns when a permit is due; `limiter.try_acquire()` answers now. It
-//! is Guava's `RateLimiter` for async Rust: first come, first served; a dropped wait leaves no
-//! trace; and while nobody waits, a decision is one clock reading and, with most policies, one
-//! compare-and-swap.
+//! `limiter.acquire().await` returns when a permit is due. `limiter.try_acquire()` answers at once:
+//! yes, or a refusal that says exactly when.
+//!
+//! tidegate combines what Rust programs take from several places: a token bucket as cheap as
+//! governor's, a fair and cancel-safe queue like tokio's `Semaphore`, and the semantics of Guava's
+//! `RateLimiter`. The other algorithms of the field are behind the same calls: fixed and sliding
+//! windows, an exact log, leaky bucket, GCRA, warming up, a limit of calls in flight.
 //!
 //! ```
 //! use std::time::Duration;
-//! use tidegate::{Rate, RateLimiter, Refusal};
+//! use tidegate::{Rate, RateLimiter, Refusal, Request};
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), Refusal> {
-//! # let limiter = RateLimiter::with_clock(tidegate::SmoothBursty::new(Rate::per_second(5)), tidegate::TokioClock::new());
+//! # let limiter = RateLimiter::with_clock(
+//! #     tidegate::SmoothBursty::new(Rate::per_second(5)),
+//! #     tidegate::TokioClock::new(),
+//! # );
 //! # #[cfg(any())]
-//! let limiter = RateLimiter::smooth_bursty(Rate::per_second(5)); // saves up to 1 s of unused permits
+//! let limiter = RateLimiter::smooth_bursty(Rate::per_second(5));
 //! limiter.acquire().await; // one permit; returns the time waited
-//! limiter.acquire_many(3).await?; // several at once
-//! if let Err(refusal) = limiter.try_acquire() {
-//!     // Now, or a refusal that tells when: the three above are paid for after 600 ms.
-//!     assert!(refusal.retry_after() <= Some(Duration::from_millis(600)));
-//! }
-//! // Refused at once if 50 ms would not do.
-//! assert!(limiter.acquire_within(Duration::from_millis(50)).await.is_err());
-//! limiter.set_rate(Rate::per_second(10)); // also for those already waiting
+//! limiter.acquire_many(3).await?; // three at once
+//!
+//! // Now, or a refusal that says when: the three are paid for after 800 ms.
+//! let refusal = limiter.try_acquire().unwrap_err();
+//! assert!(refusal.retry_after() <= Some(Duration::from_millis(600)));
+//!
+//! // Refused at once if the permit is due in more than 50 ms.
+//! let within = Duration::from_millis(50);
+//! assert!(limiter.acquire_within(within).await.is_err());
+//!
+//! // Before all requests of a lower priority.
+//! limiter.acquire_many(Request::permits(1).priority(1)).await?;
+//!
+//! limiter.set_rate(Rate::per_second(10)); // moves waiters, too
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same
-//! queue. A wait can be dropped at any time, so `tokio::time::timeout` and `select!` around it are
-//! fine. What to tell a refused HTTP client is in [`Refusal::retry_after_secs`].
+//! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same queue.
+//! A wait can be dropped at any time, so `tokio::time::timeout` and `select!` around it are fine.
 //!
-//! # Who pays for a large request
+//! # Three recipes
 //!
-//! With Guava's two policies, the next caller. A request is granted as soon as the one before it is
-//! paid for, whatever its size: at 5 per second `acquire_many(100)` returns at once on an idle
-//! limiter, and the **next** caller waits 20 s. It is better to do the work than to idle first. It
-//! also means that one request can close the limiter for a long time, so check sizes that come from
-//! outside. With all other policies a request waits until all its permits are there, and more than
-//! fit are refused: [`Refusal::ExceedsLimit`].
+//! **A client that must never see 429.** Space the calls evenly, and pause when the server says so.
+//! All tasks share the limiter.
 //!
-//! # Choosing a policy
+//! ```
+//! use std::time::Duration;
+//! use tidegate::{Rate, RateLimiter, SmoothBursty};
 //!
-//! | policy | at most, in any span *d* | a decision costs | choose it |
-//! |---|---|---|---|
-//! | [`SmoothBursty`] | `1 + rate * (d + max_burst)` | one 64-bit compare-and-swap | for a steady rate; with `max_burst` zero, to space calls evenly |
-//! | [`SmoothWarmingUp`] | `1 + rate * d` | one of 128 bits | for a service that is slow when cold |
-//! | [`TokenBucket`] | `burst + rate * d` | one of 64 bits | for a burst and then a rate, as most APIs allow it |
-//! | [`LeakyBucket`] | `1 + nodelay + rate * d` | one of 64 bits | for a constant outflow, with a bounded queue |
-//! | [`FixedWindow`] | `limit * (d / window + 2)` | one of 128 bits | for a service that counts by the minute or the day |
-//! | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window | one of 128 bits | for nearly any span, in little memory |
-//! | [`SlidingEstimate`] | `2 * limit - 1` in a window | one of 128 bits | for about any span, in least memory |
-//! | [`SlidingLog`] | `limit` in any window, exactly | one of 128 bits and a store | where nothing more may pass, ever |
-//! | [`CountingLimit`] | so many at the same time | a fair semaphore | for calls in flight; also with a rate |
-//! | [`AllOf`] | what all its members allow | two looks at each member | for several of these at once |
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() {
+//! # async fn call() -> Option<Duration> { None }
+//! let policy = SmoothBursty::new(Rate::per_second(20));
+//! let limiter = RateLimiter::new(policy.max_burst(Duration::ZERO));
+//! // In each task:
+//! limiter.acquire().await;
+//! let retry_after = call().await;
+//! if let Some(wait) = retry_after {
+//!     limiter.pause_for(wait); // holds up all tasks
+//! }
+//! # }
+//! ```
 //!
-//! [`algorithms`] has the whole table, pictures, and what to ask yourself. [`AnyPolicy`] is any of
-//! them, from a configuration.
+//! **A server that refuses per user, with `Retry-After`.** Memory is bounded, and needs no sweeping.
 //!
-//! With Guava's two and the leaky bucket, requests of up to *n* permits at once make it *n* in
-//! place of 1. Awaiting permits that come in at a rate adds `rate * catch_up` to the bound, 10 ms
-//! worth unless [set](RateLimiter::set_catch_up): the price of an exact average with late timers.
+#![cfg_attr(feature = "keyed", doc = "```")]
+#![cfg_attr(not(feature = "keyed"), doc = "```ignore")]
+//! use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
 //!
-//! # Several limits at once
+//! let policy = TokenBucket::new(Rate::per_second(5), 10);
+//! let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 100_000);
+//! // In the handler:
+//! # let user = "alice";
+//! if let Err(refusal) = users.try_acquire(user) {
+//!     match refusal.retry_after_secs() {
+//!         Some(secs) => println!("HTTP 429, Retry-After: {secs}"),
+//!         None => println!("HTTP 503"), // no room for a new user
+//!     }
+//! }
+//! ```
 //!
-//! [`AllOf`] asks several limiters in one call, and gets what it asks for from all of them or from
-//! none: so many per second *and* per minute *and* at a time, a user's limit *and* that of all
-//! users. Each member can weigh a request differently, and what it really cost can be settled
-//! afterwards, as LLM APIs count tokens. A refusal names the tightest limit, and a dropped wait
-//! leaves no trace in any.
+//! **An LLM API of requests and tokens.** Reserve an estimate of all limits at once, and settle it
+//! when the cost is known.
 //!
 //! ```
 //! use tidegate::{AllOf, AllRefusal, CountingLimit, Rate, RateLimiter, TokenBucket};
@@ -78,9 +94,11 @@
 //! let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(60), 10));
 //! let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(10_000), 10_000));
 //! let calls = CountingLimit::new(4);
-//! let api = AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("calls", &calls);
+//! let api = AllOf::new("requests", &requests)
+//!     .with("tokens", &tokens)
+//!     .with_counting("calls", &calls);
 //!
-//! let mut place = api.reserve([1, 4000, 1])?; // an estimate
+//! let mut place = api.reserve([1, 4000, 1])?;
 //! (&mut place).await?;
 //! // ... the call: it took 1200 tokens
 //! place.settle(&[1, 1200, 1])?;
@@ -90,76 +108,102 @@
 //! # }
 //! ```
 //!
-//! # A limit for each key
+//! # Which policy
 //!
-//! With the feature `keyed`, [`KeyedRateLimiter`] keeps one state for each user, address or token,
-//! in bounded memory: a key whose bucket is full again takes no place: later calls use it again. A
-//! flood of new keys pushes out no key that is limited, and takes no more memory. One call gives
-//! all keys another rate or burst.
+//! | you | policy | most permits in any span *d* |
+//! |---|---|---|
+//! | call a service that must not be called too often | [`SmoothBursty`] with `max_burst` zero | `1 + rate * (d + max_burst)` |
+//! | limit a burst and then a rate, as most APIs do | [`TokenBucket`] | `burst + rate * d` |
+//! | call a service that counts by the minute or the day | [`FixedWindow`] | `limit * (d / window + 2)` |
+//! | may never have one more than the limit in any window | [`SlidingLog`] | `limit`, if *d* is the window |
+//! | want nearly that, in little memory | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window |
+//! | want about that, in least memory | [`SlidingEstimate`] | `2 * limit - 1`, if *d* is the window |
+//! | delay requests to an even outflow, in a bounded queue | [`LeakyBucket`] | `1 + nodelay + rate * d` |
+//! | call a service that is slow when cold | [`SmoothWarmingUp`] | `1 + rate * d` |
+//! | limit calls in flight, and not calls per second | [`CountingLimit`] | |
+//! | have several of these at the same time | [`AllOf`] | as all its members allow |
+//! | read the policy from a configuration | [`AnyPolicy`] | |
 //!
-#![cfg_attr(feature = "keyed", doc = "```")]
-#![cfg_attr(not(feature = "keyed"), doc = "```ignore")]
-//! use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
+//! [`algorithms`] compares them, with pictures and prices. Two additions to the bounds:
 //!
-//! let users: KeyedRateLimiter<String> =
-//! KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(5), 10), 100_000); if let Err(refusal) =
-//! users.try_acquire("alice") {
-//!     println!("HTTP 429, Retry-After: {}", refusal.retry_after_secs().unwrap_or(60));
-//! }
-//! ```
+//! - With [`SmoothBursty`], [`SmoothWarmingUp`] and [`LeakyBucket`], if one request may ask for *n*
+//!   permits, replace the `1` by *n*.
+//! - A late grant is charged as of its due time, at most the [catch-up](RateLimiter::set_catch_up)
+//!   earlier, 10 ms unless set. So add that much to *d*. This keeps the average exact although
+//!   timers are late.
+//!
+//! # Who pays for a large request
+//!
+//! With Guava's two policies, [`SmoothBursty`] and [`SmoothWarmingUp`], the next caller pays. A
+//! request is granted as soon as the one before it is paid for, whatever its size. At 5 per second,
+//! `acquire_many(100)` returns at once on an idle limiter, and the next caller waits 20 s. So one
+//! request can close the limiter for a long time: check sizes that come from outside.
+//!
+//! With all other policies, a request waits until all its permits are there. A request that can
+//! never fit is refused: [`Refusal::ExceedsLimit`].
 //!
 //! # Under control
 //!
 //! | to | call |
 //! |---|---|
-//! | say how important a request is, and how long it waits | any call with a [`Request`] in place of a number |
-//! | keep a share of the burst for the important | [`keep_for_priority`](RateLimiter::keep_for_priority) |
-//! | bound the queue, and say who makes room | [`set_queue_bounds`](RateLimiter::set_queue_bounds) and [`QueueBounds`] |
+//! | set a priority or a longest wait, or exempt a call | any call with a [`Request`] in place of a number |
+//! | keep a share of the burst for a priority | [`keep_for_priority`](RateLimiter::keep_for_priority) |
+//! | bound the queue | [`set_queue_bounds`](RateLimiter::set_queue_bounds) |
 //! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause_until`](RateLimiter::pause_until), [`resume`](RateLimiter::resume) |
-//! | believe what a server counted | [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund) |
-//! | begin anew | [`reset`](RateLimiter::reset) |
-//! | see what a limit would do | [`set_shadow`](RateLimiter::set_shadow) |
-//! | let somebody pass in any case | [`Request::exempt`] |
-//! | count, or be told | [`watch`](RateLimiter::observe) with [`Statistics`], or with [`Events`] of your own |
+//! | match the limiter to a server's count | [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
+//! | change the rate, the burst or the window | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change) |
+//! | see what a limit would refuse | [`set_shadow`](RateLimiter::set_shadow) |
+//! | count or log calls | [`observe`](RateLimiter::observe) with [`Statistics`] or your own [`Events`] |
+//! | hand a refused call to a second limiter | `first.try_acquire().or_else(\|_\| second.try_acquire())` |
 //!
-//! All of these work at run time, from any clone, and at once for those who wait. What is not used costs nothing: a decision is the same
-//! instructions as without.
+//! All of these work at run time and from any clone, and move waiters at once. Features you do not
+//! use cost nothing.
 //!
 //! ```
-//! use std::sync::Arc; use std::time::Duration; use tidegate::{ManualClock, QueueBounds, Rate,
-//! RateLimiter, Refusal, Request, SmoothBursty, Statistics, WhenFull};
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//! use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request};
+//! use tidegate::{SmoothBursty, Statistics, WhenFull};
 //!
-//! let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)),
-//! ManualClock::new()); let statistics = Arc::new(Statistics::new());
+//! let policy = SmoothBursty::new(Rate::per_second(10));
+//! let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+//! let statistics = Arc::new(Statistics::new());
 //! limiter.observe(statistics.clone());
-//! limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1000).when_full(WhenFull::DropLeastImportant));
-//! limiter.keep_for_priority(2, 1); limiter.try_acquire_many(Request::permits(1).priority(1))?;
+//! let bounds = QueueBounds::UNBOUNDED.max_waiters(1000);
+//! limiter.set_queue_bounds(bounds.when_full(WhenFull::DropLeastImportant));
+//! limiter.keep_for_priority(2, 1);
+//! limiter.try_acquire_many(Request::permits(1).priority(1))?;
+//!
 //! limiter.pause_for(Duration::from_secs(30)); // the server said so
-//! assert!(limiter.try_acquire().is_err()); assert_eq!(statistics.snapshot().refused(), 1);
+//! assert!(limiter.try_acquire().is_err());
+//! assert_eq!(statistics.snapshot().refused(), 1);
 //! # Ok::<(), Refusal>(())
 //! ```
 //!
-//! # What is promised
+//! # Promises
 //!
 //! | | promise |
 //! |---|---|
-//! | P1 bound | in any span no more permits are granted than the policy states above |
-//! | P2 a dropped wait leaves no trace | dropping a waiting future, at any time, costs nothing: no permit lost, none invented, no debt, and those behind move up |
-//! | P3 first come, first served | waiters are served in order of arrival, whatever their size; nobody overtakes, but who is [more important](Request::priority) |
-//! | P4 nobody holds up the rest | a future that is polled once and then forgotten delays nobody beyond its own turn |
-//! | P5 changes act now | a new rate, a refund, a debit or a pause moves those who already wait; what was granted before is still paid at the old price |
-//! | P6 exact average | what is awaited comes within 0.5 % of the rate, though timers are late |
-//! | P7 exact rate | the arithmetic is never above the set rate, and at most 65 ppm below it up to 1 M/s |
-//! | P8 lock-free decision | while nobody waits: no lock, no allocation, and a refusal writes nothing (policies of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do). A [`KeyedRateLimiter`] shares the lock of a part of its table with all who look |
-//! | P9 virtual time | everything, waiting included, runs on a [`ManualClock`] and on tokio's paused time |
-//! | P10 never free | overflow, clocks that jump, NaN, zero and huge arguments end in an error or in "limited", perhaps for ever |
+//! | P1 bound | In any span a limiter grants no more permits than its policy states above. |
+//! | P2 a dropped wait leaves no trace | Dropping a waiting future, at any time, costs nothing: no permit is lost or invented, no debt remains, and the waiters behind it move up. |
+//! | P3 first come, first served | Waiters are served in order of arrival, whatever their size. Only a request of a higher [priority](Request::priority) may overtake. |
+//! | P4 no waiter holds up the rest | A future that is polled once and then forgotten delays the waiters behind it by its own turn and no more. |
+//! | P5 changes act now | A new rate, a refund, a debit or a pause moves all waiters. Permits granted before are paid at the old price. |
+//! | P6 exact average | Awaited permits come within 0.5 % of the rate, although timers are late. |
+//! | P7 exact rate | The arithmetic never exceeds the set rate, and stays within 65 ppm of it up to 1 M/s. |
+//! | P8 lock-free decision | While no request waits, a decision takes no lock and allocates nothing, and a refusal writes nothing. Policies with a state of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do. A [`KeyedRateLimiter`] reads under the shared lock of a part of its table. |
+//! | P9 virtual time | Everything, waiting included, runs on a [`ManualClock`] and on tokio's paused time. |
+//! | P10 never free | Overflow, clocks that jump, NaN, zero and huge arguments end in an error or in a refusal, never in "unlimited". |
+//! | P11 told times are true | `retry_after`, `due_in` and `within` are met to the nanosecond if nothing changes. Behind more than 4,096 requests of mixed sizes they may be too late, and are never too early. |
+//! | P12 bounded costs | No call holds a lock for long beside a million waiters. Wakers, observers, keys and clocks may panic, block or call back. |
 //!
-//! Each is tested, most are model-checked with loom.
+//! Each promise is tested, and most are model-checked with loom.
 //!
 //! # Testing code that waits
 //!
-//! Pass a [`ManualClock`] and advance it, or a [`TokioClock`] in a test with paused time. Or enable the feature `test-util` for your
-//! tests, and every limiter made without a clock follows tokio's:
+//! Make the limiter with a [`ManualClock`] and advance it, or with a [`TokioClock`] in a test with
+//! paused time. With the feature `test-util` in dev-dependencies, every limiter made without a clock
+//! follows tokio's time:
 //!
 //! ```
 //! use std::time::Duration;
@@ -167,16 +211,18 @@
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() {
-//! let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_hour(1)), TokioClock::new());
+//! let policy = SmoothBursty::new(Rate::per_hour(1));
+//! let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 //! limiter.acquire().await;
-//! assert_eq!(limiter.acquire().await, Duration::from_secs(3600)); // and no time has passed
+//! // An hour of paused time passes at once.
+//! assert_eq!(limiter.acquire().await, Duration::from_secs(3600));
 //! # }
 //! ```
 //!
-//! Blocking calls on other threads follow the paused time of the runtime in which the limiter's clock was
-//! made; see [`TokioClock`].
+//! Blocking calls on other threads follow the paused time of the runtime in which the limiter's
+//! clock was made; see [`TokioClock`].
 //!
-//! A type that stores a limiter and is to be tested with a [`ManualClock`] takes the clock as a parameter:
+//! A type that stores a limiter and is tested with a [`ManualClock`] takes the clock as a parameter:
 //!
 //! ```
 //! use std::time::Duration;
@@ -196,16 +242,17 @@
 //!
 //! # Features
 //!
-//! | feature | what it does | what it costs |
+//! | feature | adds | costs |
 //! |---|---|---|
 //! | `keyed` | [`KeyedRateLimiter`]: a limit for each key | hashbrown, crossbeam-utils |
-//! | `serde` | [`Rate`] and [`PolicyConfig`] can be read from and written to configuration files | serde |
-//! | `test-util` | [`DefaultClock`] is [`TokioClock`], paused or not, instead of [`SystemClock`]; name it `DefaultClock` in signatures | tokio's `test-util`; a slower clock reading. For dev-dependencies |
+//! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
+//! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
 //! # Runtimes
 //!
-//! Awaiting needs tokio with its time driver. One limiter can be shared by several runtimes and by plain threads: none of them waits for
-//! another's event loop. `try_acquire` and the blocking calls need no runtime.
+//! Awaiting needs tokio with its time driver. Several runtimes and plain threads can share one
+//! limiter, and none of them waits for the event loop of another. `try_acquire` and the blocking
+//! calls need no runtime.
 //!
 //! # Minimum supported Rust version
 //!

@@ -91,7 +91,7 @@ impl Default for Request {
 ///
 /// A call that returns no error cannot be refused: [`acquire`](crate::RateLimiter::acquire) and
 /// [`blocking_acquire`](crate::RateLimiter::blocking_acquire) count towards the bounds, but wait
-/// also beyond them, and are never dropped. All others are refused with [`Refusal::QueueFull`].
+/// also beyond them, and are never dropped. All others are refused with [`Refusal::QueueFull`](crate::Refusal::QueueFull).
 /// Only those who would have to wait are: a permit that is there is granted, also with no room at
 /// all.
 ///
@@ -122,7 +122,7 @@ pub struct QueueBounds {
 /// What happens to a request that would have to wait when the queue is full.
 ///
 /// Nobody is dropped for a newcomer that is refused anyway, nor for a less important one. Who was
-/// dropped gets [`Refusal::Displaced`]; those behind it move up. A newcomer looks for requests to
+/// dropped gets [`Refusal::Displaced`](crate::Refusal::Displaced); those behind it move up. A newcomer looks for requests to
 /// be dropped among 4,096; where those of them that can be dropped do not make room, it is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {

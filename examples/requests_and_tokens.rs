@@ -1,0 +1,30 @@
+//! An LLM API that allows so many requests and so many tokens a minute, and
+//! four calls at a time. A call is charged by an estimate, then settled.
+//!
+//! `cargo run --example requests_and_tokens`
+
+use std::time::Instant;
+
+use tidegate::{AllOf, AllRefusal, CountingLimit, Rate, RateLimiter, TokenBucket};
+
+#[tokio::main]
+async fn main() -> Result<(), AllRefusal> {
+    let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(600), 10));
+    let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(60_000), 1_000));
+    let in_flight = CountingLimit::new(4);
+    let api =
+        AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("in flight", &in_flight);
+
+    let begin = Instant::now();
+    for call in 1..=5 {
+        // At most 800 tokens, of which a call uses 200 to 400.
+        let mut place = api.reserve([1, 800, 1])?;
+        let waited = (&mut place).await?;
+        let used = 200 + 40 * call;
+        println!("{:>4} ms  call {call} waited {waited:?} and used {used}", begin.elapsed().as_millis());
+        // The rest comes back, and the call is no longer in flight.
+        place.settle(&[1, used, 1])?;
+    }
+    println!("{} of 1000 tokens are left", tokens.status().available);
+    Ok(())
+}
