@@ -207,6 +207,17 @@ fn a_log_whose_clock_went_back_tells_when_the_next_lap_is() -> Result<(), Box<dy
 }
 
 #[test]
+fn a_log_whose_clock_went_back_is_full_now_if_it_was_full_at_the_latest_time() -> Result<(), Refusal> {
+    let policy = SlidingLog::new(Rate::per_second(2));
+    let state = policy.start(Nanos::ZERO);
+    policy.try_acquire(&state, secs(1), 1)?;
+    let undone = policy.try_acquire(&state, secs(2), 1)?;
+    policy.undo(&state, secs(2), undone, u64::MAX);
+    assert_eq!(policy.status(&state, ms(1500)).full_at, ms(1500));
+    Ok(())
+}
+
+#[test]
 fn a_log_tells_that_a_permit_is_due_after_its_last_time_never() -> Result<(), Refusal> {
     const SECOND: u64 = 1_000_000_000;
     const LAST: u64 = (1 << 62) - (1 << 60) - 1;
