@@ -73,6 +73,7 @@ fn resets_are_read_by_their_form() {
         ("6m0s", 360.0),
         ("1m13.588s", 73.588),
         ("12ms", 0.012),
+        ("999.5µs", 0.000_999_5),
         ("1h0m2s", 3602.0),
         ("30 seconds", 30.0),
         ("00:00:30", 30.0),
@@ -241,8 +242,21 @@ fn milliseconds_do_not_pause_for_hours() {
     assert_eq!(only(&pairs).reset, seconds(0.5));
     // No quota lasts for three years.
     assert_eq!(reset("86400000"), seconds(86_400.0));
+    // The server tells the wait a second time.
+    let pairs = [("retry-after", "60"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "59993")];
+    assert_eq!(read(429, &pairs).limits[0].reset, seconds(59.993));
     // A quota of a month does.
     assert_eq!(reset("2591999"), seconds(2_591_999.0));
+}
+
+#[test]
+fn windows_in_milliseconds_are_no_hours() {
+    for (window, seconds) in
+        [("60000", 60), ("3600000", 3600), ("86400", 86_400), ("2592000", 2_592_000), ("604800", 604_800)]
+    {
+        let limit = only(&[("x-ratelimit-limit", "5"), ("x-ratelimit-window", window)]);
+        assert_eq!(limit.window, Some(Duration::from_secs(seconds)), "{window}");
+    }
 }
 
 #[test]
@@ -250,6 +264,7 @@ fn chosen_numbers_are_not_guessed() {
     let pairs = headers(&[("x-ratelimit-remaining", "5"), ("x-ratelimit-reset", "1792567710"), DATE]);
     let reset = |reader: Reader| reader.read(StatusCode::OK, &pairs).limits[0].reset;
     assert_eq!(reset(Reader::vendor(Vendor::GitHub)), seconds(30.0));
+    assert_eq!(reset(Reader::vendor(Vendor::SmartThings)), seconds(1_792_567.710));
     assert_eq!(reset(Reader::auto().numbers(Numbers::Seconds)), seconds(1_792_567_710.0));
     assert_eq!(reset(Reader::auto().numbers(Numbers::Milliseconds)), seconds(1_792_567.710));
     assert_eq!(reset(Reader::auto().numbers(Numbers::UnixMilliseconds)), seconds(0.0));

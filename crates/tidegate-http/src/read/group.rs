@@ -67,9 +67,10 @@ impl Groups {
         self.groups[at].add(&name, value.trim(), numbers, clock);
     }
 
-    /// Makes the limits.
-    pub(super) fn finish(self) -> Vec<ServerLimit> {
-        let Groups { groups, numbers, clock } = self;
+    /// Makes the limits. `retry_after` is the time to come again that the answer tells.
+    pub(super) fn finish(self, retry_after: Option<When>) -> Vec<ServerLimit> {
+        let Groups { groups, numbers, mut clock } = self;
+        clock.retry_after = retry_after;
         // The name of the resource or bucket names the limit that has no label.
         let named: Vec<(String, String)> =
             groups.iter().filter_map(|g| Some((g.family.clone(), g.name.clone()?))).collect();
@@ -168,8 +169,10 @@ impl Group {
         } else if let Some(limit) = draft::pairs(value, numbers, clock).or_else(|| draft::sentence(value)) {
             self.states.push(limit);
         } else if self.label.is_empty() {
+            // Salesforce separates its fractions by semicolons.
+            let value = if value.contains('/') { value.replace(';', ",") } else { value.to_owned() };
             let (used, limits): (Vec<_>, Vec<_>) =
-                number::counts(value).into_iter().partition(|count| count.out_of.is_some());
+                number::counts(&value).into_iter().partition(|count| count.out_of.is_some());
             self.used.extend(used);
             self.limits.extend(limits);
         }

@@ -72,6 +72,9 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("x-trial-endpoint-call-remaining", "x-trial-ratelimit-remaining"),
     // Crossref
     ("x-concurrency-limit", "x-ratelimit-concurrency-limit"),
+    // ElevenLabs
+    ("current-concurrent-requests", "x-ratelimit-used-concurrent-requests"),
+    ("maximum-concurrent-requests", "x-ratelimit-limit-concurrent-requests"),
     // Etsy
     ("x-limit-per-day", "x-ratelimit-limit-day"),
     ("x-limit-per-second", "x-ratelimit-limit-second"),
@@ -165,8 +168,8 @@ fn retry(words: &[&str]) -> Option<Name> {
     };
     // AWS counts in milliseconds without saying so.
     let aws = words.contains(&"amz");
-    let unit = rest.first().map_or(Some(if aws { MILLISECOND } else { SECOND }), |w| unit_of(w));
-    Some(Name { unit: Some(unit?), from_now: true, ..Name::of(Field::Retry) })
+    let unit = rest.first().and_then(|w| unit_of(w)).unwrap_or(if aws { MILLISECOND } else { SECOND });
+    Some(Name { unit: Some(unit), from_now: true, ..Name::of(Field::Retry) })
 }
 
 /// Splits at `ratelimit`, `rate-limit`, or `quota` before another word of a field.
@@ -245,7 +248,10 @@ fn classify(words: &[&str]) -> Option<Name> {
             "time" if words.get(i + 1) == Some(&"remaining") => label.push("time"),
             "at" | "time" | "timestamp" | "epoch" | "unix" | "utc" | "date" | "per" | "this" | "of"
             | "for" => {}
-            word if timed && unit_of(word).is_some() && word != "second" => name.unit = unit_of(word),
+            // `reset-after-seconds`, but not `reset-audio-seconds`.
+            word if timed && (i == at + 1 || is_link(words[i.saturating_sub(1)])) && is_unit(word) => {
+                name.unit = unit_of(word);
+            }
             word => label.push(word),
         }
     }
@@ -296,8 +302,8 @@ fn field_of(word: &str) -> Field {
         "policy" => Field::Policy,
         "name" | "bucket" | "resource" | "group" => Field::Name,
         "scope" => Field::Scope,
-        "reason" | "problem" | "error" | "exceeded" | "breached" | "global" | "throttled" | "status"
-        | "state" => Field::Mark,
+        "reason" | "problem" | "error" | "exceeded" | "breached" | "global" | "limited" | "throttled"
+        | "status" | "state" => Field::Mark,
         _ => Field::Whole,
     }
 }
@@ -313,6 +319,16 @@ fn without_field(words: &[&str]) -> Option<Name> {
         name.field = Field::Limit;
     }
     Some(name)
+}
+
+/// Words between a field and its unit.
+fn is_link(word: &str) -> bool {
+    matches!(word, "after" | "in" | "time")
+}
+
+/// Units of times. `second` is a window: `reset-second`.
+fn is_unit(word: &str) -> bool {
+    word != "second" && unit_of(word).is_some()
 }
 
 /// The unit of a time that a word of a name tells.

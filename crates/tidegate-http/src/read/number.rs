@@ -123,6 +123,8 @@ fn parse_count(text: &str) -> Option<Count> {
         return Some(Count { window: window.filter(|w| !w.is_zero()), ..count });
     }
     if let Some(after) = rest.strip_prefix('/') {
+        // `17/250(appName=x)`
+        let after = after.split('(').next().unwrap_or(after).trim();
         let out_of = decimal(after).and_then(Decimal::count);
         let window = if out_of.is_none() { Some(window(after)?) } else { None };
         return Some(Count { window, out_of, ..count });
@@ -134,10 +136,12 @@ fn parse_count(text: &str) -> Option<Count> {
     Some(Count { window: window(period), ..count })
 }
 
-/// Reads a window: `60`, `1m`, `5 second`, `hour`, `daily`.
+/// Reads a window: `60`, `1m`, `5 second`, `hour`, `daily`. Whole minutes in milliseconds are no
+/// hours, days or weeks in seconds.
 pub(super) fn window(text: &str) -> Option<Duration> {
     let text = text.trim();
     let duration = match decimal(text) {
+        Some(number) if number.whole.is_multiple_of(60_000) => number.times(time::MILLISECOND),
         Some(number) => number.times(time::SECOND),
         None => unit_of_time(text).or_else(|| time::parse_duration(text)),
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::header::{AGE, DATE, RETRY_AFTER};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::answer::Answer;
 use super::group::Groups;
@@ -72,7 +72,7 @@ impl Reader {
     /// Reads an answer.
     #[must_use]
     pub fn read(&self, status: StatusCode, headers: &HeaderMap) -> Answer {
-        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let text = |name| headers.get(name).and_then(text_of);
         let vendor = self.vendor.or_else(|| Vendor::guess(headers));
         let numbers = self.numbers.or(vendor.map(Vendor::numbers)).unwrap_or_default();
         let clock = Clock::of(text(DATE));
@@ -85,7 +85,7 @@ impl Reader {
         let mut names = 0;
         for (header, value) in headers {
             // Bytes that are no text tell nothing.
-            let Some(value) = value.to_str().ok().filter(|v| v.len() <= LONGEST_VALUE) else { continue };
+            let Some(value) = text_of(value).filter(|v| v.len() <= LONGEST_VALUE) else { continue };
             limits.extend(usage::limits(header.as_str(), value));
             marked |= is_mark(header.as_str(), value);
             if names == MOST_NAMES && header != RETRY_AFTER {
@@ -113,7 +113,7 @@ impl Reader {
                 }
             }
         }
-        limits.append(&mut groups.finish());
+        limits.append(&mut groups.finish(retry_after));
         limits.truncate(MOST_LIMITS);
 
         let exhausted = limits.iter().any(super::ServerLimit::is_exhausted);
@@ -127,6 +127,11 @@ impl Reader {
         let back_off = self.back_off.or(vendor.map(Vendor::back_off)).unwrap_or_default();
         Answer { limits, retry_after, refused, reason, scope, trusted: !cached && !redirect, back_off }
     }
+}
+
+/// UTF-8, since Go writes `µs`; the crate `http` takes a value for text only if it is ASCII.
+fn text_of(value: &HeaderValue) -> Option<&str> {
+    std::str::from_utf8(value.as_bytes()).ok()
 }
 
 /// Reads a `Retry-After`: one time, or several numbers that were joined to one line.
@@ -155,7 +160,8 @@ fn is_mark(header: &str, value: &str) -> bool {
             ["Throttl", "TooManyRequests", "LimitExceeded", "SlowDown"].iter().any(|w| value.contains(w))
         }
         "x-envoy-ratelimited" | "x-throttled" => is_true(value),
-        _ => header.starts_with("x-ms-throttle-") && header.ends_with("-reason"),
+        "x-ms-throttle-information" | "x-ms-throttle-scope" => is_true(value),
+        _ => false,
     }
 }
 

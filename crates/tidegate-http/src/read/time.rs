@@ -39,7 +39,9 @@ pub enum Numbers {
 /// The time of the answer, by the clock of the server.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clock {
-    pub(super) date: Option<Timestamp>,
+    date: Option<Timestamp>,
+    /// A time to come again that the answer tells beside its resets.
+    pub(super) retry_after: Option<When>,
 }
 
 impl Clock {
@@ -47,7 +49,7 @@ impl Clock {
     pub(super) fn of(date: Option<&str>) -> Self {
         // A server without a clock sends 1970; no answer of HTTP is older than 1991.
         let plausible = |date: &Timestamp| date.as_second() > 662_688_000;
-        Self { date: date.and_then(|text| parse_date(text.trim())).filter(plausible) }
+        Self { date: date.and_then(|text| parse_date(text.trim())).filter(plausible), retry_after: None }
     }
 
     /// Counts a time from `Date` if there is one.
@@ -93,7 +95,10 @@ impl Clock {
                 let misread = number.whole >= 100
                     && seconds > longest.saturating_add(2 * SECOND)
                     && milliseconds <= longest;
-                within(if misread { MILLISECOND } else { SECOND })
+                // A number that is right beside `Retry-After` in milliseconds is milliseconds.
+                let beside = matches!(self.retry_after, Some(When::In(wait))
+                    if number.whole >= 1000 && milliseconds.abs_diff(wait) <= SECOND);
+                within(if misread || beside { MILLISECOND } else { SECOND })
             }
         }
     }

@@ -12,8 +12,14 @@ use crate::When;
 /// `X-Business-Use-Case-Usage`, which has lists of such objects by account. A limit is 100
 /// percent of a count that Meta does not tell, so its unit is unknown.
 pub(super) fn limits(header: &str, value: &str) -> Vec<ServerLimit> {
-    if !matches!(header, "x-app-usage" | "x-ad-account-usage" | "x-page-usage" | "x-business-use-case-usage")
-    {
+    if !matches!(
+        header,
+        "x-app-usage"
+            | "x-ad-account-usage"
+            | "x-page-usage"
+            | "x-fb-ads-insights-throttle"
+            | "x-business-use-case-usage"
+    ) {
         return Vec::new();
     }
     match serde_json::from_str(value) {
@@ -32,7 +38,7 @@ fn percents(usage: &Map<String, Value>) -> Vec<ServerLimit> {
     let regain = (minutes > 0).then(|| Duration::from_secs(minutes.min(1_000_000) * 60));
     let reset = regain.or_else(|| Some(SECOND * u32::try_from(seconds?).ok()?)).map(When::In);
     let percent = |(name, value): (&String, &Value)| {
-        let share = ["call_count", "total_time", "total_cputime", "acc_id_util_pct"];
+        let share = ["call_count", "total_time", "total_cputime", "acc_id_util_pct", "app_id_util_pct"];
         let used = value.as_f64().filter(|used| used.is_finite() && *used >= 0.0)?;
         share.contains(&name.as_str()).then(|| ServerLimit {
             name: Some(name.clone()),

@@ -29,6 +29,8 @@ pub enum Vendor {
     HubSpot,
     /// Jira: dates without seconds, and the fields of the IETF draft after `Beta-`.
     Jira,
+    /// KuCoin: `gw-ratelimit-*`, resets in milliseconds from now.
+    KuCoin,
     /// Linear: requests and complexity, resets in Unix milliseconds.
     Linear,
     /// Okta: resets in Unix seconds.
@@ -57,7 +59,7 @@ impl Vendor {
                 Numbers::UnixSeconds
             }
             Vendor::Linear => Numbers::UnixMilliseconds,
-            Vendor::SmartThings => Numbers::Milliseconds,
+            Vendor::KuCoin | Vendor::SmartThings => Numbers::Milliseconds,
             Vendor::Cloudflare | Vendor::Reddit => Numbers::Seconds,
             // Numbers of Azure are seconds, but were milliseconds at times.
             Vendor::Anthropic
@@ -82,10 +84,8 @@ impl Vendor {
 
     /// Recognises an API whose headers are not understood without the documentation.
     pub(super) fn guess(headers: &HeaderMap) -> Option<Vendor> {
-        // Others that tell the current use tell a Unix time, which has ten digits.
-        let reset = headers.get("x-ratelimit-reset").is_some_and(|value| value.len() < 10);
-        if reset && headers.contains_key("x-ratelimit-current") {
-            return Some(Vendor::SmartThings);
+        if headers.contains_key("gw-ratelimit-reset") {
+            return Some(Vendor::KuCoin);
         }
         let github =
             headers.contains_key("x-github-request-id") || headers.contains_key("x-github-media-type");
