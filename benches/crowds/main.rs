@@ -7,6 +7,7 @@
 
 mod composites;
 mod line;
+mod log;
 mod loops;
 #[path = "../turns/median.rs"]
 mod median;
@@ -72,6 +73,7 @@ fn main() {
     println!("{:<28} {:<30} {:>13} {:>15}", "case", "call", "median", "99 of 100");
     line::all(&options);
     settle::all(&options);
+    log::all(&options);
     composites::all(&options);
     loops::all(&options);
 }

@@ -1,0 +1,118 @@
+//! What is the worst that one call costs a sliding log to which permits are given back: one by one,
+//! 50,000 at once, and when many undone permits are over at once?
+//!
+//! Processor time of the thread, so that a neighbour on the machine does not count. Reading it takes
+//! half a microsecond, which is part of each number.
+
+use std::hint::black_box;
+
+use cpu_time::ThreadTime;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::policy::{LogCharge, LogState, Policy};
+use tidegate::{Nanos, Rate, SlidingLog};
+
+use crate::Options;
+
+const LIMITS: [usize; 3] = [100_000, 1_000_000, 16_000_000];
+const MINUTE: u64 = 60_000_000_000;
+
+pub(crate) fn all(options: &Options) {
+    for limit in options.sizes(&LIMITS) {
+        let case = |what: &str| Some(format!("log/{what}/{limit}")).filter(|case| options.wants(case));
+        let limit = u32::try_from(*limit).expect("a limit");
+        for outstanding in [20, limit / 2] {
+            if let Some(case) = case(&format!("singles of {outstanding}")) {
+                give_back(&case, limit, 0, 1, outstanding as usize, 4_000_000.min(2 * limit));
+            }
+        }
+        for kept in [0, limit / 2] {
+            if let Some(case) = case(&format!("50,000 beside {kept}")) {
+                give_back(&case, limit, kept, 50_000, 0, 300);
+            }
+        }
+        if let Some(case) = case("over") {
+            over(&case, limit);
+        }
+    }
+}
+
+struct Log {
+    policy: SlidingLog,
+    state: LogState,
+    now: u64,
+}
+
+impl Log {
+    fn new(limit: u32) -> Log {
+        let policy = SlidingLog::new(Rate::per_minute(limit.into()));
+        let state = policy.start(Nanos::ZERO);
+        Log { policy, state, now: 0 }
+    }
+
+    fn take(&self, n: u32) -> Option<LogCharge> {
+        self.policy.try_acquire(&self.state, Nanos::new(self.now), n).ok()
+    }
+
+    fn undo(&self, charge: LogCharge) {
+        self.policy.undo(&self.state, Nanos::new(self.now), charge, u64::MAX);
+    }
+}
+
+fn time<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
+    let start = ThreadTime::now();
+    let value = black_box(call());
+    times.push(start.elapsed().as_nanos() as f64 / 1e3);
+    value
+}
+
+fn print(case: &str, call: &str, mut times: Vec<f64>) {
+    let first = times[0];
+    times.sort_by(f64::total_cmp);
+    let (most, slow) = (times[times.len() - 1], times[(times.len() - 1) * 999 / 1000]);
+    println!("{case:<34} {call:<8} first {first:>9.1} us  999 of 1000 {slow:>9.1} us  most {most:>9.1} us");
+}
+
+/// Beside `kept` single permits, takes `n` at a time and gives them back in random order, so that
+/// so many grants are outstanding.
+fn give_back(case: &str, limit: u32, kept: u32, n: u32, outstanding: usize, rounds: u32) {
+    let (mut log, mut random) = (Log::new(limit), SmallRng::seed_from_u64(7));
+    for _ in 0..kept {
+        log.now += 10;
+        log.take(1).expect("room");
+    }
+    let (mut taking, mut undoing, mut charges) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        log.now += 10;
+        charges.push(time(&mut taking, || log.take(n)).expect("room"));
+        if charges.len() > outstanding {
+            let charge = charges.swap_remove(random.random_range(0..charges.len()));
+            time(&mut undoing, || log.undo(charge));
+        }
+    }
+    print(case, "take", taking);
+    print(case, "undo", undoing);
+}
+
+/// Of a limit that was taken within half a minute, a twentieth is undone and taken by others. Then
+/// half of the first ones are over.
+fn over(case: &str, limit: u32) {
+    let mut log = Log::new(limit);
+    let charges: Vec<_> = (0..limit)
+        .map(|_| {
+            log.now += MINUTE / 2 / u64::from(limit);
+            log.take(1).expect("room")
+        })
+        .collect();
+    charges.into_iter().step_by(20).for_each(|charge| log.undo(charge));
+    while log.take(1).is_some() {}
+    log.now += MINUTE / 4 * 3;
+    let (mut refused, mut take, mut undo) = (Vec::new(), Vec::new(), Vec::new());
+    time(&mut refused, || log.take(limit));
+    let charge = time(&mut take, || log.take(1)).expect("room");
+    log.now += MINUTE / 8;
+    time(&mut undo, || log.undo(charge));
+    print(case, "refused", refused);
+    print(case, "take", take);
+    print(case, "undo", undo);
+}
