@@ -263,8 +263,8 @@ fn windows_in_milliseconds_are_no_hours() {
 fn chosen_numbers_are_not_guessed() {
     let pairs = headers(&[("x-ratelimit-remaining", "5"), ("x-ratelimit-reset", "1792567710"), DATE]);
     let reset = |reader: Reader| reader.read(StatusCode::OK, &pairs).limits[0].reset;
-    assert_eq!(reset(Reader::vendor(Vendor::GitHub)), seconds(30.0));
-    assert_eq!(reset(Reader::vendor(Vendor::SmartThings)), seconds(1_792_567.710));
+    assert_eq!(reset(Reader::of(Vendor::GitHub)), seconds(30.0));
+    assert_eq!(reset(Reader::of(Vendor::SmartThings)), seconds(1_792_567.710));
     assert_eq!(reset(Reader::auto().numbers(Numbers::Seconds)), seconds(1_792_567_710.0));
     assert_eq!(reset(Reader::auto().numbers(Numbers::Milliseconds)), seconds(1_792_567.710));
     assert_eq!(reset(Reader::auto().numbers(Numbers::UnixMilliseconds)), seconds(0.0));
@@ -272,7 +272,9 @@ fn chosen_numbers_are_not_guessed() {
 
 #[test]
 fn sentinels_are_unknown_and_not_exhausted() {
-    for sentinel in ["-1", "", "unlimited", "-5", "18446744073709551615", "null"] {
+    for sentinel in
+        ["-1", "", "unlimited", "-5", "18446744073709551615", "999999999999999.9999999999", "null"]
+    {
         let answer = read(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", sentinel)]);
         assert_eq!((answer.limits[0].limit, answer.limits[0].remaining), (Some(100.0), None), "{sentinel}");
         assert_eq!(pause(&answer), Pause::None, "{sentinel}");
@@ -484,6 +486,16 @@ fn lines_of_two_layers_are_two_limits() {
     let limit =
         only(&[("X-RateLimit-Limit", "60"), ("X-RateLimit-Remaining", "9"), ("X-RateLimit-Remaining", "3")]);
     assert_eq!((limit.limit, limit.remaining), (Some(60.0), Some(3.0)));
+}
+
+#[test]
+fn a_policy_on_a_line_of_its_own_is_no_second_limit() {
+    let pairs = [("ratelimit-limit", "10"), ("ratelimit-limit", "10;w=1"), ("ratelimit-remaining", "9")];
+    let limit = only(&pairs);
+    assert_eq!(
+        (limit.limit, limit.remaining, limit.window),
+        (Some(10.0), Some(9.0), Some(Duration::from_secs(1)))
+    );
 }
 
 #[test]

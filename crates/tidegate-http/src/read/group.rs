@@ -146,15 +146,10 @@ impl Group {
 
     /// `100`, `600,30000`, `10, 10;w=1` of drafts up to -03, `100;w=21600` of Docker Hub.
     fn limit(&mut self, value: &str) {
-        let mut counts = number::counts(value).into_iter();
-        let Some(first) = counts.next() else { return };
-        if first.out_of.is_some() {
-            self.used.push(first);
-            return;
-        }
-        self.limits.push(first);
-        for count in counts {
-            if count.is_policy {
+        for count in number::counts(value) {
+            if count.out_of.is_some() {
+                self.used.push(count);
+            } else if count.is_policy && !self.limits.is_empty() {
                 self.numbered.push(draft::numbered(count));
             } else {
                 self.limits.push(count);

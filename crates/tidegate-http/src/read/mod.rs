@@ -19,7 +19,8 @@
 //! a number above 10^9 a Unix time in seconds, above 10^12 in milliseconds, and a smaller number
 //! counts seconds from now. [`Numbers`] sets it where this guess is wrong. Times of the calendar
 //! count from the `Date` of the answer. A time that is past counts as zero; a negative one, `-1`
-//! and other text that is no time are ignored.
+//! and other text that is no time are ignored. [`Reader::of`] an API whose numbers are known does
+//! not guess.
 //!
 //! # Examples
 //!

@@ -25,8 +25,8 @@ impl Decimal {
     fn count(self) -> Option<f64> {
         // Counts are far below 2^53, where a float is exact.
         #[expect(clippy::cast_precision_loss)]
-        let whole = self.whole as f64;
-        (whole <= 1e15).then_some(whole + f64::from(self.nanos) / 1e9)
+        let count = self.whole as f64 + f64::from(self.nanos) / 1e9;
+        (count < 1e15).then_some(count)
     }
 }
 

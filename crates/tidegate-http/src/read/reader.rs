@@ -50,7 +50,7 @@ impl Reader {
 
     /// Creates a reader of one API.
     #[must_use]
-    pub fn vendor(vendor: Vendor) -> Self {
+    pub fn of(vendor: Vendor) -> Self {
         Self { vendor: Some(vendor), ..Self::default() }
     }
 
