@@ -22,6 +22,8 @@ struct Group {
     used: Vec<Count>,
     resets: Vec<Reset>,
     window: Option<Duration>,
+    /// The window is a number whose name tells no unit.
+    plain_window: bool,
     name: Option<String>,
     scope: Option<String>,
     states: Vec<ServerLimit>,
@@ -105,7 +107,10 @@ impl Group {
             Field::Remaining => self.remaining.extend(number::counts(value)),
             Field::Used => self.used.extend(number::counts(value)),
             Field::Reset if self.resets.len() < 16 => self.add_resets(name, value),
-            Field::Window => self.window = self.window.or(draft::window(value, name.unit)),
+            Field::Window if self.window.is_none() => {
+                self.window = draft::window(value, name.unit);
+                self.plain_window = name.unit.is_none() && number::decimal(value).is_some();
+            }
             Field::Name => self.name = Some(value.to_owned()).filter(|n| !n.is_empty() && n.len() <= 128),
             Field::Scope => self.scope = Some(value.to_owned()).filter(|n| !n.is_empty() && n.len() <= 128),
             Field::Policy => {
@@ -116,7 +121,7 @@ impl Group {
                 self.policies.extend(policies);
             }
             Field::Whole => self.whole(value, numbers, clock),
-            Field::Reset | Field::Retry | Field::Mark => {}
+            Field::Reset | Field::Window | Field::Retry | Field::Mark => {}
         }
         // A header that is repeated without end adds no more.
         for counts in [&mut self.limits, &mut self.remaining, &mut self.used] {
@@ -146,6 +151,10 @@ impl Group {
 
     /// `100`, `600,30000`, `10, 10;w=1` of drafts up to -03, `100;w=21600` of Docker Hub.
     fn limit(&mut self, value: &str) {
+        if number::counts(value).is_empty() {
+            // AspNetCoreRateLimit tells the window as the limit: `1m`.
+            self.window = self.window.or(number::window(value));
+        }
         for count in number::counts(value) {
             if count.out_of.is_some() {
                 self.used.push(count);
@@ -207,7 +216,8 @@ impl Group {
         let limit = |i: usize| {
             let [limit, remaining, used] = lists.map(|list| list.get(i));
             let window = [limit, remaining, used].into_iter().flatten().find_map(|count| count.window);
-            let window = window.or(self.window).or_else(|| label_window(&self.label)).or_else(|| self.rate());
+            let window =
+                window.or(self.own_window()).or_else(|| label_window(&self.label)).or_else(|| self.rate());
             let most = limit.map(|c| c.value).or(used.and_then(|c| c.out_of));
             // Lists that do not belong together: the fewest left is the careful reading.
             let fewest = || self.remaining.iter().map(|c| c.value).reduce(f64::min);
@@ -225,6 +235,15 @@ impl Group {
             }
         };
         (0..members).map(limit).collect()
+    }
+
+    /// The window of a header of its own. It is in milliseconds if the reset is.
+    fn own_window(&self) -> Option<Duration> {
+        let in_milliseconds =
+            |reset: &Reset| reset.text.len() == 13 && number::decimal(&reset.text).is_some();
+        let window = self.window?;
+        let plain = self.plain_window && window >= 1000 * SECOND;
+        Some(if plain && self.resets.iter().any(in_milliseconds) { window / 1000 } else { window })
     }
 
     fn unit(&self) -> Option<Unit> {

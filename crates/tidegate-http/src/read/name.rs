@@ -62,6 +62,9 @@ pub(super) struct Name {
 
 /// Names outside the grammar, each with a name inside it of equal meaning.
 const SYNONYMS: &[(&str, &str)] = &[
+    // Beds24
+    ("x-five-min-limit-remaining", "x-ratelimit-remaining-credits-5m"),
+    ("x-five-min-limit-resets-in", "x-ratelimit-resets-in-credits-5m"),
     // Bybit
     ("x-bapi-limit", "x-bapi-ratelimit-limit"),
     ("x-bapi-limit-status", "x-bapi-ratelimit-remaining"),
@@ -87,8 +90,6 @@ const SYNONYMS: &[(&str, &str)] = &[
     // Pingdom
     ("req-limit-long", "x-ratelimit-long"),
     ("req-limit-short", "x-ratelimit-short"),
-    // Pipedrive
-    ("x-daily-requests-left", "x-ratelimit-remaining-daily"),
     // Salesforce
     ("sforce-limit-info", "sforce-ratelimit"),
     // Recharge
@@ -96,14 +97,13 @@ const SYNONYMS: &[(&str, &str)] = &[
     // Shopify
     ("x-shopify-shop-api-call-limit", "x-shopify-ratelimit"),
     ("http-x-shopify-shop-api-call-limit", "x-shopify-ratelimit"),
-    // The Odds API
-    ("x-requests-remaining", "x-ratelimit-remaining"),
-    ("x-requests-used", "x-ratelimit-used"),
     // Traefik
     ("x-retry-in", "x-retry-after"),
     // Walmart
     ("x-current-token-count", "x-ratelimit-remaining"),
     ("x-next-replenishment-time", "x-ratelimit-reset"),
+    // WeatherAPI
+    ("x-weatherapi-qpm-left", "x-weatherapi-ratelimit-remaining-rpm"),
     // Xero
     ("x-appminlimit-remaining", "x-app-ratelimit-remaining-minute"),
     ("x-daylimit-remaining", "x-ratelimit-remaining-day"),
@@ -131,7 +131,7 @@ impl Name {
             let (rest, to) = PREFIXES.iter().find_map(|(from, to)| Some((name.strip_prefix(from)?, to)))?;
             Some(format!("{to}{rest}"))
         };
-        let name = synonym.or_else(prefixed).unwrap_or(name);
+        let name = synonym.or_else(prefixed).or_else(|| counted(&name)).unwrap_or(name);
 
         let mut words: Vec<&str> = name.split(['-', '.']).filter(|w| !w.is_empty()).collect();
         if words.starts_with(&["http", "x"]) {
@@ -155,6 +155,30 @@ impl Name {
         }
         Some(parsed)
     }
+}
+
+/// Names without `ratelimit` that count something: `x-daily-requests-left`, `x-24-hour-usage`,
+/// `x-credits-remaining`. Returns a name inside the grammar: `x-ratelimit-remaining-daily`.
+fn counted(name: &str) -> Option<String> {
+    let (before, field) = name.rsplit_once('-')?;
+    let (before, noun) = before.rsplit_once('-').unwrap_or(("", before));
+    let (before, noun) = match (field, noun) {
+        ("remaining" | "left" | "used" | "limit", "calls" | "requests") => (before, ""),
+        ("remaining" | "left" | "used" | "limit", "credits") => (before, "-credits"),
+        // Apollo; `x-app-usage` is another matter.
+        ("usage", _) if window_of(noun).is_some() => (&name[..name.len() - "-usage".len()], ""),
+        _ => return None,
+    };
+    if before.split('-').any(|w| matches!(w, "ratelimit" | "rate" | "quota" | "anthropic")) {
+        return None;
+    }
+    let is_window =
+        |w: &&str| w.bytes().all(|b| b.is_ascii_digit()) || *w == "monthly" || window_of(w).is_some();
+    let words = before.split('-').filter(|w| !w.is_empty());
+    let (windows, family): (Vec<_>, Vec<_>) = words.partition(is_window);
+    let family: String = family.into_iter().filter(|w| *w != "x").map(|w| format!("{w}-")).collect();
+    let windows: String = windows.into_iter().map(|w| format!("-{w}")).collect();
+    Some(format!("{family}ratelimit-{field}{noun}{windows}"))
 }
 
 /// `retry-after`, `x-ms-retry-after-ms`, `x-ratelimit-retry-after-seconds`, ...
@@ -311,7 +335,9 @@ fn field_of(word: &str) -> Field {
 /// `ratelimit-daily: 250000` is a limit, `zendesk-ratelimit-tickets: total=100; ...` is whole.
 fn without_field(words: &[&str]) -> Option<Name> {
     let mark = words.iter().any(|w| field_of(w) == Field::Mark);
-    let window = words.iter().all(|w| window_of(w).is_some());
+    // `ratelimit-daily`, `rate-limit-24-hour`
+    let is_number = |w: &str| w.bytes().all(|b| b.is_ascii_digit());
+    let window = words.iter().all(|w| is_number(w) || window_of(w).is_some());
     let field = if mark { Field::Mark } else { Field::Whole };
     let mut name = Name::of(field);
     name.label = words.join("-");
