@@ -384,12 +384,14 @@ fn window_of(word: &str) -> Option<Duration> {
 
 /// The window that a label tells: `minute`, `req-10-second`, `1m`.
 pub(super) fn label_window(label: &str) -> Option<Duration> {
-    let mut number = 1;
+    let mut number = None;
     for word in label.split('-') {
-        if let Some(window) = window_of(word) {
-            return window.checked_mul(number).filter(|w| !w.is_zero());
+        // `audio-seconds` are a unit; `30-seconds` are a window.
+        let is_unit = number.is_none() && matches!(word, "seconds" | "minutes" | "hours" | "days");
+        if let Some(window) = window_of(word).filter(|_| !is_unit) {
+            return window.checked_mul(number.unwrap_or(1)).filter(|w| !w.is_zero());
         }
-        number = word.parse().unwrap_or(1);
+        number = word.parse().ok();
     }
     None
 }

@@ -44,7 +44,8 @@ pub(super) fn decimal(text: &str) -> Option<Decimal> {
 }
 
 pub(super) fn unquoted(text: &str) -> &str {
-    text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text)
+    let inner = text.strip_prefix('"').and_then(|t| t.strip_suffix('"'));
+    inner.filter(|t| !t.contains('"')).unwrap_or(text)
 }
 
 /// Reads a plain count.
@@ -68,6 +69,7 @@ pub(super) struct Count {
 
 /// Reads the counts of a value, split at commas. Members that are none are left out.
 pub(super) fn counts(text: &str) -> Vec<Count> {
+    let text = unquoted(text.trim());
     if let Some(count) = thousands(text) {
         return vec![plain(count)];
     }
