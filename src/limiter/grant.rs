@@ -26,13 +26,13 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
     fn settle(mut self: Box<Self>, used: u32) {
         let Some((charge, begun)) = self.part.take() else { return };
         let Share { shared, n, .. } = &*self;
+        if used < *n
+            && let Some(unused) = shared.rule.unspent(charge, *n, used)
+        {
+            shared.undo(unused, begun);
+            return;
+        }
         shared.visit(|line, visit| {
-            if used < *n
-                && let Some(unused) = shared.rule.unspent(charge, *n, used)
-            {
-                line.undo(visit, unused, begun);
-                return;
-            }
             line.end(begun);
             if used > *n {
                 shared.rule.debit(line.latest(), used - *n);

@@ -20,7 +20,6 @@ use crate::limiter::events::{Events, Watchers};
 use crate::limiter::gate_word::{GateWord, LATE, SHADOW};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
-use crate::line::Line;
 use crate::line::deferred::{Deferred, run_in_drop};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
@@ -29,6 +28,7 @@ use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::{Rule, Single};
 use crate::line::visit::{Demand, Visit};
+use crate::line::{Line, counts};
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::request::Request;
 use crate::status::Status;
@@ -390,6 +390,23 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let paused_for = self.paused_for();
         let available = if paused_for.is_zero() { status.available } else { 0 };
         Status { available, waiting: in_line + seats, paused_for, ..status }
+    }
+
+    /// Undoes a grant, or a part of one, that is tracked by this mark, and serves the waiters.
+    ///
+    /// A policy that counts undoes before the lock is taken, since a log takes a while for many
+    /// permits. No request overtakes meanwhile: while a waiter is in line, every other request takes
+    /// the lock, and the holder of the lock serves the waiters first.
+    pub(crate) fn undo(&self, charge: R::Charge, begun: u64) {
+        let moved = self.rule.moved(&charge);
+        if !counts(moved) {
+            self.visit(|line, visit| line.undo(visit, charge, begun));
+            return;
+        }
+        let latest = lock(&self.line).latest();
+        let mut deferred = Deferred::new();
+        let level = self.rule.undo(latest, charge, u64::MAX, &mut deferred);
+        self.visit(|line, _| line.undone(&self.rule, moved, begun, level));
     }
 
     /// Permits come later than those in line were told, or weigh something else: moves all, also

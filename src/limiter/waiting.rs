@@ -332,10 +332,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn leave(&self, wait: &mut Waiting<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {
-            let now = self.locked(|line, visit| {
-                line.remove(visit, key);
-                visit.now
-            });
+            let (now, grant) = self.locked(|line, visit| (visit.now, line.remove(visit, key)));
+            if let Some(grant) = grant {
+                self.undo(grant.charge, grant.begun);
+            }
             let waited = now.saturating_since(wait.since).as_duration();
             self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));
         });

@@ -154,10 +154,10 @@ enum State<Charge> {
 
 /// A grant that was not seen yet.
 #[derive(Debug)]
-struct Grant<Charge> {
-    charge: Charge,
+pub(crate) struct Grant<Charge> {
+    pub(crate) charge: Charge,
     /// What it is ended or undone with.
-    begun: u64,
+    pub(crate) begun: u64,
     /// The round in which it is counted as unseen.
     epoch: u32,
 }
@@ -532,6 +532,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.undo_log.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
 
+    /// Notes that a grant which [moved](crate::Policy::moved) the state by so much was undone
+    /// without the lock, and left this level.
+    pub(crate) fn undone(&mut self, rule: &R, moved: (u64, u64), begun: u64, level: u64) {
+        self.memo.set(None);
+        self.undo_log.undo(begun, moved, rule.full_level(self.latest), |_| level);
+    }
+
     /// Undoes a grant that was made without the lock, after the [`number`](Line::number) was read
     /// as `since`.
     pub(crate) fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
@@ -568,8 +575,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
-    /// it is undone.
-    pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) {
+    /// it is undone. Returns a grant of a policy that [counts](counts), which is to be undone without
+    /// the lock.
+    pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) -> Option<Grant<R::Charge>> {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(visit, key);
         }
@@ -578,9 +586,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             State::Waiting(waker) => visit.deferred.discard.extend(waker),
             State::Granted(grant) => {
                 self.was_collected(woken_by, &grant);
+                if counts(visit.rule.moved(&grant.charge)) {
+                    return Some(grant);
+                }
                 self.undo(visit, grant.charge, grant.begun);
             }
             State::Passed(_) | State::Refused(_) => {}
         }
+        None
     }
+}
+
+/// Whether the policy of a grant that [moved](crate::Policy::moved) the state so counts: it loses
+/// nothing by being full, so undoing the grant needs nothing that the line knows.
+pub(crate) fn counts(moved: (u64, u64)) -> bool {
+    moved == (0, u64::MAX)
 }
