@@ -371,3 +371,20 @@ fn a_crowd_of_no_requests_or_without_a_limit_delays_no_request() -> Result<(), B
     }
     Ok(())
 }
+
+#[test]
+fn a_window_foresees_the_whole_limit_and_never_more() -> Result<(), Box<dyn Error>> {
+    for text in ["fixed_window 5/s", "sliding_window 5/s cells 4", "sliding_estimate 5/s", "sliding_log 5/s"]
+    {
+        let policy: AnyPolicy = text.parse()?;
+        let state = policy.start(secs(10));
+        policy.try_acquire(&state, secs(10), 1)?;
+        for n in [5, 6] {
+            let due = policy.ready_at(&state, secs(10), 0, n);
+            let mut forecast = policy.forecast(&state, secs(10));
+            assert_eq!(policy.foresee(&state, &mut forecast, n), due, "{text}, {n} permits");
+            assert_eq!(due == Nanos::MAX, n > 5, "{text}, {n} permits");
+        }
+    }
+    Ok(())
+}
