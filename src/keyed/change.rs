@@ -1,37 +1,38 @@
-//! A change of the terms of all keys.
+//! Changes the terms of all keys while requests run.
 //!
 //! # How
 //!
-//! From shard to shard. In one exclusive section of each:
+//! The change goes from shard to shard. In one exclusive section of each shard it changes:
 //!
-//! | changes | by | so that |
+//! | what | how | reason |
 //! |---|---|---|
-//! | each line, unless it has terms of its own | [`Policy::change`] on its copy of the policy, under its line's lock | who waits is moved, and what the line leaves behind can be taken for a state of the shard |
-//! | each known state | the same, on a clone of the shard's policy | no request finds it with the other policy |
-//! | the policy | the same, on a clone that takes its place | a key that is added has the terms of its shard |
+//! | each line, unless the key has terms of its own | [`Policy::change`] on the line's copy of the policy, under the line's lock | the requests that wait in the line are moved; a line that is settled later leaves a state that fits the shard |
+//! | each known state | [`Policy::change`] on a clone of the shard's policy | no request finds a changed state with the old policy |
+//! | the policy | [`Policy::change`] on a clone, which replaces the policy | a new key gets the terms of its shard |
 //!
-//! All at one time by the clock, since that may become a part of the terms: at no rate a bucket
-//! knows since when nothing comes in.
+//! One clock reading serves the whole shard, because the time may become part of the terms: a
+//! bucket at rate zero records when its refill stopped.
 //!
-//! **No permit is granted twice.** A request takes state and policy under the shared lock, so it
-//! finds both from before or both from after. A line can be taken from while it changes; then it is
-//! as when a plain limiter changes.
+//! **No permit is granted twice.** A request reads state and policy under the shared lock, so both
+//! are from before the change or both are from after it. A request may take from a line while the
+//! line changes, exactly as a request may while a plain limiter changes.
 //!
-//! **No line is missed.** Lines are made, found and settled under the lock of the shard. One that
-//! is in the table has the terms of its shard, or terms of its own.
+//! **No line is missed.** A line is made, found and settled under the lock of its shard. So every
+//! line in the table has the terms of its shard, or terms of its own.
 //!
-//! **One change after the other.** A mutex lets one change go through all shards before the next
-//! one begins.
+//! **Changes do not interleave.** A mutex lets one change pass through all shards before the next
+//! change begins.
 //!
-//! **Locks.** The mutex, then a shard, then a line; never another way round. Wakers and alarms are
-//! foreign code. They are left in a [`Deferred`], which is worked off when no lock is held.
+//! **Lock order.** The mutex, then a shard, then a line. Wakers and timers are foreign code: they
+//! are left in a [`Deferred`], which runs them when no lock is held.
 //!
-//! **Panics.** A policy is foreign code, and its panic goes on when all is done. One that panics
-//! for a state or a line does not keep the others from their change. One that panics for the policy
-//! of a shard leaves that shard as it was.
+//! **Panics.** A policy is foreign code. Its panic is caught and resumed when the change is
+//! complete. A policy that panics for one state or one line does not keep the other keys from the
+//! change. A policy that panics while it changes itself leaves its shard as it was.
 //!
-//! **Checked by** `loom-tests/keyed/table.rs`, with twins that change the states, the policy or the lines
-//! in a section apart; and by `tests/keyed/change.rs`, against a plain limiter for each key.
+//! **Checked by** `loom-tests/keyed/table.rs`, with twins that change the states, the policy or the
+//! lines in a separate section, and by `tests/keyed/change.rs`, against a plain limiter for each
+//! key.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -54,15 +55,15 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Changes the policy of all keys that have none of their own, and each state with it.
+    /// Changes the policy of every key without terms of its own, and each state with it.
     ///
-    /// Those who wait are woken when all are changed: wakers and alarms are foreign code, which may
-    /// come back here.
+    /// Waiters are woken after all shards have changed, because wakers and timers are foreign code
+    /// and may call this limiter again.
     pub(crate) fn change_all(&self, change: Change) -> Result<(), PolicyError> {
         let mut deferred = Deferred::new();
         {
             let _one_at_a_time = lock(&self.changing);
-            // First at a state of nobody: an error changes nothing.
+            // A trial on a new state: if the policy refuses the change, nothing has changed yet.
             let (policy, now) = (self.policy(), self.clock.now());
             policy.change(&policy.start(now), now, change)?;
             for shard in &self.shards {
@@ -74,20 +75,20 @@ where
         Ok(())
     }
 
-    /// The same for the keys of one shard, at one time.
+    /// Changes the keys of one shard, with one clock reading.
     fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, deferred: &mut Deferred<C>) {
         let shard = &mut *write(lock);
         let (at, old) = (self.clock.now(), shard.policy.clone());
-        // A policy changes itself together with one state, so each state needs one that was not
-        // changed yet. It was tried before whether this is an error.
+        // `Policy::change` changes a policy and one state together, so each state needs a clone of
+        // the unchanged policy. The trial in `change_all` showed that the change is no error.
         let changed = |state: &P::State| {
             let policy = P::clone(&old);
             let _ = policy.change(state, at, change);
             policy
         };
-        // A policy that panics here leaves its shard as it is.
+        // If the policy panics here, the shard stays as it was.
         let Some(new) = deferred.run(|| changed(&old.start(at))) else { return };
-        // They go first, since permits are taken from them meanwhile.
+        // Lines change first: requests take permits from a line without the shard's lock.
         for (_, line) in shard.all_lines() {
             deferred.run_with(|deferred| line.shared().follow(change, at, deferred));
         }
@@ -100,10 +101,10 @@ where
 }
 
 impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
-    /// Goes along with a change for all keys, made at `at`, unless the key has terms of its own.
+    /// Applies a change of all keys, made at `at`, unless the key has terms of its own.
     ///
-    /// As [`change`](Shared::change), but for a caller that holds a lock: what runs foreign code is
-    /// left to be done after that.
+    /// Like [`change`](Shared::change), but the caller holds the lock of a shard: foreign code is
+    /// left in `deferred`.
     pub(crate) fn follow(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred<C>) {
         let Single { policy, state } = &self.rule;
         let mut line = lock(&self.line);
@@ -118,7 +119,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
             self.retime(&mut line, visit);
         }
         if line.serve(visit).is_some() {
-            // Somebody waits, and no alarm is set to the new time.
+            // A request waits, and its alarm is not yet set to its new time.
             deferred.rechecks.push(self.clone());
         }
         self.tell_others(&line);

@@ -1,34 +1,36 @@
-//! The ways out of the table: when a key is forgotten, and when a line becomes a known key again.
+//! How a key leaves the table, and how a line becomes a known key again.
 //!
 //! # When a key is forgotten
 //!
-//! A key may be forgotten once its state is [fresh](crate::policy::Policy::is_fresh): as good as
-//! new. It is forgotten
+//! A key may be forgotten once its state is [fresh](crate::policy::Policy::is_fresh): a new key
+//! would get no more permits than this key has. A fresh key is forgotten
 //!
-//! - when a new key finds no room: [`SEARCH`] places are looked at, and all fresh keys among them
-//!   go;
-//! - after it was fresh for [`LINGER`]: each new key looks at [`SWEEP`] places of its shard;
+//! - when a new key finds no room: it searches [`SEARCH`] places, and forgets every fresh key among
+//!   them;
+//! - after it has been fresh for [`LINGER`]: each new key looks at [`SWEEP`] places of its shard;
 //! - by `sweep`, and by `remove`.
 //!
-//! A fresh key that stays is no worse than a limited one: the table has room for it. A key that
-//! is far from its limit is fresh at each of its requests. If it were forgotten each time, each of
-//! its requests would add it anew, under the exclusive lock.
+//! Fresh keys stay while there is room, because a key far below its limit is fresh at each of its
+//! requests. If it were forgotten each time, each of its requests would add it again, under the
+//! exclusive lock.
 //!
 //! # When a line becomes a known key again
 //!
-//! A line is idle when the table alone has it, no request waits in it, and nothing was set that the
-//! policy of all keys does not say. An idle line is settled: its state goes back into the table,
+//! A line is idle when only the table holds it, no request waits in it, and it has no settings that
+//! differ from the policy of all keys. An idle line is settled: its state goes back into the table,
 //! and its limiter is dropped.
 //!
-//! - Each call that used a line looks at it when it ends. Calls leave a line one after the other: a
-//!   call first gives up its handle, then looks. Both touch one counter, so the call that gives up
-//!   its handle last finds that the table's handle is the only one.
-//! - A handle that a user keeps, or a reservation, ends without a look. What it leaves is settled
-//!   by later calls: each new key, and each new line, looks at [`SWEEP`] lines of its shard.
+//! - Each call that used a line looks at it when the call ends. A call first gives up its handle,
+//!   then looks. The handles share one reference count, so the call that gives up its handle last
+//!   finds that only the table holds the line.
+//! - A handle or a reservation that a user keeps ends without a look. Its line is settled by a
+//!   later call for its key, or by a new key or new line of its shard: each looks at [`SWEEP`]
+//!   lines.
 //!
-//! A table of lines that has become nearly empty is made smaller.
+//! A table of lines that is nearly empty is made smaller.
 //!
-//! **Checked by** `loom-tests/keyed/table.rs`, with a twin that looks before it gives up its handle.
+//! **Checked by** `loom-tests/keyed/table.rs`, with a twin that looks before it gives up its
+//! handle.
 
 use std::hash::Hash;
 
@@ -42,14 +44,14 @@ use crate::policy::Policy;
 use crate::sync::{Ordering, read, write};
 use crate::time::Nanos;
 
-/// How many places each new key looks at, for keys and for lines that are not needed.
+/// How many places each new key examines, for fresh keys and again for idle lines.
 const SWEEP: usize = 4;
 
-/// How long a key stays fresh before a new key of its shard forgets it although there is room:
-/// one minute. A key that is asked for more often is better kept.
+/// How long a key may stay fresh before a new key of its shard forgets it although there is room:
+/// one minute. A key that is used more often than that is cheaper to keep.
 const LINGER: Nanos = Nanos::new(60_000_000_000);
 
-/// How many places [`sweep_all`](Table::sweep_all) looks at before it lets go of the lock.
+/// How many places [`sweep_all`](Table::sweep_all) examines before it releases the lock once.
 const SLICE: usize = 4096;
 
 impl<K, P, C> Table<K, P, C>
@@ -58,7 +60,7 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Forgets the fresh keys of some places. Returns whether there was one.
+    /// Forgets the fresh keys at some places. Returns whether it forgot one.
     fn forget(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -81,7 +83,7 @@ where
         forgot
     }
 
-    /// What each new key does for the memory of its shard, at the places behind its own.
+    /// Settles idle lines and forgets fresh keys at a few places, for each new key.
     pub(super) fn forget_some(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -96,7 +98,7 @@ where
         }
     }
 
-    /// What each new line does, too.
+    /// Settles idle lines at a few places, for each new key and each new line.
     pub(super) fn settle_some(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -111,14 +113,14 @@ where
         }
     }
 
-    /// Whether a line can become a known key again, or be forgotten.
+    /// Returns whether a line can become a known key again, or be forgotten.
     fn can_settle(line: &Line<P, C>, now: Nanos) -> bool {
         line.is_idle()
             && !line.policy().is_own()
             && (line.policy().shares_states() || line.policy().is_fresh(line.state(), now))
     }
 
-    /// Settles the idle lines of some places. Returns whether a key was forgotten.
+    /// Settles the idle lines at some places. Returns whether a key was forgotten.
     fn settle(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -141,7 +143,7 @@ where
                 }
                 continue;
             }
-            // All that may panic comes before the state moves.
+            // `Hash` may panic, so it runs before the state moves.
             let hash = self.hash_of(key);
             known.reserve(|known| self.hash_of(known));
             lines.replace_at(place, |key, line| match line.into_state() {
@@ -150,14 +152,15 @@ where
                     removed.rests.push(rest);
                     None
                 }
-                // Its alarm is ringing just now.
+                // Another handle exists at this moment: that of a ringing alarm.
                 Err(line) => Some((key, line)),
             });
         }
         forgot
     }
 
-    /// A call has given up its handle to the line with this number.
+    /// Settles the line with this number if it is idle. A call runs this after it gave up its
+    /// handle.
     pub(crate) fn leave(&self, hash: u64, number: u64) {
         let lock = self.shard(hash);
         let place = |shard: &Shard<K, P, C>, now| {
@@ -166,18 +169,21 @@ where
             Self::can_settle(&lines.at(place)?.1, now).then_some(place)
         };
         let now = self.clock.now();
+        // The shared lock comes first: most lines are still in use, and then no exclusive lock is
+        // needed.
         if place(&read(lock), now).is_none() {
             return;
         }
         let mut removed = Removed::new();
         let mut shard = write(lock);
+        // The line may have moved, or may be in use again, since the shared lock was released.
         let place = place(&shard, now);
         self.settle(&mut shard, place.into_iter(), now, &mut removed);
         shard.shrink_lines(|key| self.hash_of(key));
     }
 
-    /// Where a new key without room looks for it: in the shards from one on, until they have
-    /// enough places, each from the same place on.
+    /// Returns the shards that a new key without room searches: from one shard on, until they have
+    /// enough places. Also returns the first place to search, which is equal in each shard.
     fn search(&self, turn: usize) -> (impl Iterator<Item = &Locked<K, P, C>>, usize) {
         let mut places = 0;
         let shards = self.all_from(turn).take_while(move |lock| {
@@ -185,11 +191,12 @@ where
             places += read(lock).known.places().clamp(1, SEARCH);
             !enough
         });
-        // Each shard is the first one of as many turns as it has times so many places.
+        // `turn` counts searches. Each time every shard has been the first one, the first place
+        // moves on by `SEARCH`.
         (shards, (turn / self.shards.len()).wrapping_mul(SEARCH))
     }
 
-    /// Whether a shard has something that a search for room can change.
+    /// Returns whether a search can free a place in this shard.
     fn may_have_room(shard: &Shard<K, P, C>, first: usize, now: Nanos) -> bool {
         let fresh = |place| shard.known.at(place).is_some_and(|(_, state)| shard.policy.is_fresh(state, now));
         let idle = |lines: &Slots<K, Line<P, C>>| {
@@ -199,17 +206,21 @@ where
         shard.known.places_from(first, SEARCH).any(fresh) || shard.lines().is_some_and(idle)
     }
 
-    /// Whether the next new key would find room by forgetting others. Changes nothing.
+    /// Returns whether the next new key would find room by forgetting others. Changes nothing.
     pub(super) fn can_make_room(&self, now: Nanos) -> bool {
+        // Relaxed: the hand only chooses where to look. A stale value costs nothing but accuracy.
         let (mut shards, first) = self.search(self.hand.load(Ordering::Relaxed));
         shards.any(|lock| Self::may_have_room(&read(lock), first, now))
     }
 
-    /// Looks around for keys that may be forgotten, and forgets them. Returns whether there was
-    /// one.
+    /// Searches for keys that may be forgotten, and forgets them. Returns whether it forgot one.
     pub(super) fn make_room(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
+        // Relaxed: `fetch_add` gives each search its own turn at any ordering, and publishes
+        // nothing.
         let (shards, first) = self.search(self.hand.fetch_add(1, Ordering::Relaxed));
         for lock in shards {
+            // The shared lock is enough to see that there is nothing to free, and does not block
+            // requests.
             if !Self::may_have_room(&read(lock), first, now) {
                 continue;
             }
@@ -226,11 +237,11 @@ where
         matches!(self.when_full, WhenKeysFull::ForgetFreshest) && self.forget_freshest(hash, now, removed)
     }
 
-    /// Forgets the key that is closest to fresh, of some that stand next to each other. Returns
-    /// whether there was one.
+    /// Forgets the key that is closest to fresh among [`SEARCH`] neighbouring places. Returns
+    /// whether it forgot one.
     ///
-    /// They stand in the shard of the new key, unless that has none, so that shards stay as full as
-    /// they are.
+    /// The places are in the shard of the new key, so that the shards stay equally full. If that
+    /// shard has no known key, other shards are tried.
     fn forget_freshest(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         for lock in std::iter::once(self.shard(hash)).chain(self.all_from(0)) {
             let mut shard = write(lock);
@@ -250,13 +261,13 @@ where
         false
     }
 
-    /// All shards, from one on.
+    /// Returns all shards, from `first` on.
     fn all_from(&self, first: usize) -> impl Iterator<Item = &Locked<K, P, C>> {
         let (before, deferred) = self.shards.split_at(first % self.shards.len());
         deferred.iter().chain(before)
     }
 
-    /// Forgets all keys that are as good as new, and gives memory back.
+    /// Forgets all fresh keys, and frees memory.
     pub(crate) fn sweep_all(&self) {
         for lock in &self.shards {
             let lines = |shard: &Shard<K, P, C>| shard.lines().map_or(0, Slots::places);
@@ -273,7 +284,7 @@ where
         }
     }
 
-    /// Works through all places of a shard, and lets go of the lock in between.
+    /// Works through all places of a shard, and releases the lock after every [`SLICE`] places.
     fn in_slices(
         &self,
         lock: &Locked<K, P, C>,
@@ -295,9 +306,10 @@ where
     }
 }
 
-/// The place of a key, or near it: as good as one by chance, and its cache line is needed anyway.
+/// Returns the hash as a place. It is the key's own place or near it, whose cache line the request
+/// needs anyway.
 fn home(hash: u64) -> usize {
-    // The lowest bits say the place.
+    // Truncation is harmless: the lowest bits choose the place.
     #[allow(clippy::cast_possible_truncation)]
     let place = hash as usize;
     place

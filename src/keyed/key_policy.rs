@@ -1,4 +1,4 @@
-//! The policy of one key: that of all keys, until it is changed for this one.
+//! The policy of one key: a copy of the policy of all keys, until it is changed for this key.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use crate::rate::Rate;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
 
-/// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter): that of all keys,
-/// whatever that is [changed](crate::KeyedRateLimiter::change_all) to, until it is
-/// [changed](crate::RateLimiter::change) for this key.
+/// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter). It follows each
+/// [change of all keys](crate::KeyedRateLimiter::change_all), until it is
+/// [changed](crate::RateLimiter::change) for this key alone.
 #[derive(Debug)]
 pub struct KeyPolicy<P> {
-    /// A copy from the start: whoever asks while it is changed must find the one that is changed.
+    /// A copy from the start, so that requests that run during a change read the policy that
+    /// changes.
     policy: P,
-    /// Whether it went through a change that the policy of all keys did not. Then a state may mean
-    /// something else to it, by the time at which nothing came in any more, or by the number of a
-    /// window's terms.
+    /// Whether this policy was changed through its own line. A state may then mean something else
+    /// to it than to the shard's policy: both may differ in the time at which a refill stopped, or
+    /// in the version of a window's terms.
     apart: AtomicBool,
-    /// Whether it has terms of its own, and goes along with no change for all keys any more.
+    /// Whether this policy has terms of its own, and no longer follows changes of all keys.
     own: AtomicBool,
 }
 
@@ -35,15 +36,18 @@ impl<P> KeyPolicy<P> {
         &self.policy
     }
 
-    /// Whether it was given terms for this key: a rate, a burst or what else there is.
+    /// Returns whether this key was given terms of its own, such as a rate or a burst.
     #[must_use]
     pub fn is_own(&self) -> bool {
-        // It is set under the queue's lock, and whoever relies on it has that or had it.
+        // Relaxed: it is stored under the line's lock. A reader that relies on the value holds that
+        // lock, or has synchronized with the last holder.
         self.own.load(Ordering::Relaxed)
     }
 
-    /// Whether a state means the same to it as to the policy of all keys.
+    /// Returns whether this policy and the policy of all keys read a state alike.
     pub(crate) fn shares_states(&self) -> bool {
+        // Relaxed: a caller first asks `is_idle`, which takes the line's lock, under which the flag
+        // is stored.
         !self.apart.load(Ordering::Relaxed)
     }
 }
@@ -111,6 +115,7 @@ impl<P: Policy> Policy for KeyPolicy<P> {
 
     fn change(&self, state: &P::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let level = self.policy.change(state, at, change)?;
+        // Relaxed: the line's lock orders both stores for readers that rely on them.
         self.apart.store(true, Ordering::Relaxed);
         if change.has_terms() {
             self.own.store(true, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! Lines: making a limiter for a key, and using it for one call.
+//! Makes a line, which is a limiter for one key, and lends it to one call.
 //!
-//! `keyed/forget.rs` tells when a line becomes a known key again.
+//! `keyed/forget.rs` describes when a line becomes a known key again.
 
 use std::borrow::Borrow;
 use std::hash::Hash;
@@ -18,10 +18,10 @@ use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::sync::read;
 
-/// A line that a call uses. When the call ends, and nothing else needs the line, its key becomes a
-/// known one again.
+/// A line that a call uses. When the call ends and the line is idle, its key becomes a known key
+/// again.
 pub(crate) struct Visit<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
-    /// It is dropped first.
+    /// Dropped first: `_leave` must see the table's handle as the only one.
     line: Line<P, C>,
     _leave: Leave<'a, K, P, C>,
 }
@@ -53,13 +53,13 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// A call that uses a line of the table, or the shared one.
+    /// Lends a line of the table, or the shared line, to a call.
     pub(super) fn visit(&self, hash: u64, line: Line<P, C>) -> Visit<'_, K, P, C> {
         let number = line.shared().number;
         Visit { line, _leave: Leave { table: self, hash, number } }
     }
 
-    /// The limiter of a key, or the one that all without room share.
+    /// Returns the limiter of a key, or the shared limiter if there is no room.
     pub(crate) fn line<Q>(&self, key: &Q) -> Result<Line<P, C>, Refusal>
     where
         K: Borrow<Q>,
@@ -68,7 +68,7 @@ where
         self.or_shared(self.own_line(key), |shared| shared)
     }
 
-    /// The limiter of a key for one call.
+    /// Returns the limiter of a key for one call.
     pub(crate) fn line_of_a_call<Q>(&self, key: &Q) -> Result<Visit<'_, K, P, C>, Refusal>
     where
         K: Borrow<Q>,
@@ -77,8 +77,8 @@ where
         Ok(self.visit(self.hash_of(key), self.line(key)?))
     }
 
-    /// The limiter in which a request for `n` permits of a key waits. One that can never be granted
-    /// leaves no trace.
+    /// Returns the limiter in which a request for `n` permits of a key waits. A request that can
+    /// never be granted makes no line.
     #[cold]
     pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Visit<'_, K, P, C>, Refusal>
     where
@@ -86,6 +86,8 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hash_of(key);
+        // A block, so that the shard's lock is released before a line is made, which needs it
+        // exclusively.
         let found = {
             let shard = read(self.shard(hash));
             match shard.line(hash, key) {
@@ -104,7 +106,7 @@ where
         }
     }
 
-    /// The limiter of a key, which has one of its own from then on.
+    /// Returns the limiter of a key, which has a line from then on.
     pub(crate) fn own_line<Q>(&self, key: &Q) -> Result<Line<P, C>, Refusal>
     where
         K: Borrow<Q>,
@@ -123,7 +125,7 @@ where
             }
             self.settle_some(shard, hash, now, removed);
             let known = shard.known.place(hash, key);
-            // All that may panic comes before the state moves.
+            // Foreign code that may panic runs before the state moves.
             let lines = shard.lines.get_or_insert_with(|| Box::new(Slots::new()));
             lines.reserve(|known| self.hash_of(known));
             let counted = match known {
@@ -150,7 +152,7 @@ where
     }
 }
 
-/// A limiter that goes on with a state. Runs no foreign code.
+/// Makes a limiter that continues with a state. Runs no foreign code.
 pub(super) fn new_line<P, C>(
     policy: P,
     state: P::State,

@@ -28,93 +28,76 @@ use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
 
-/// A limiter for each key: the same policy for all, a state of its own for each, and never more
-/// than so many keys.
+/// One limiter per key: one policy for all keys, a state of its own for each key, and at most
+/// `max_keys` keys.
 ///
-/// A key is known from its first request on, and begins as a new limiter would. Once it is as good
-/// as new again, full and with nothing owed or counted, it may be forgotten. It is forgotten when a
+/// A key is known from its first request on, and starts as a new limiter does. A key is *as good as
+/// new* when it is full, owes nothing and has nothing counted. Such a key may be forgotten: when a
 /// new key needs its place, or when it has been as good as new for a minute and new keys come. A
-/// key that is limited is never forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest).
-/// Forgetting is done by the calls themselves, a few places of the table at each new key: there is
-/// no thread, no timer, and nothing to call.
+/// limited key is never forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest). The calls
+/// themselves forget keys, a few places of the table at each new key: there is no thread, no timer,
+/// and no method that you have to call.
 ///
-/// A key that comes back after it was forgotten never has more than if it had stayed. With a policy
-/// that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), it starts empty again. With
-/// [`SmoothWarmingUp`](crate::SmoothWarmingUp) each key starts cold, also if the policy would
+/// A key that returns after it was forgotten never has more permits than if it had stayed. With a
+/// policy that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), it starts empty again.
+/// With [`SmoothWarmingUp`](crate::SmoothWarmingUp) each key starts cold, even if the policy would
 /// [start warm](crate::SmoothWarmingUp::start_warm).
 ///
-/// | call | permits not due now |
+/// | call | if the permits are not due now |
 /// |---|---|
 /// | [`try_acquire`](KeyedRateLimiter::try_acquire), [`try_acquire_many`](KeyedRateLimiter::try_acquire_many) | refuses at once |
-/// | [`acquire`](KeyedRateLimiter::acquire), [`acquire_many`](KeyedRateLimiter::acquire_many) | waits, in a line for this key |
-/// | [`try_acquire_within`](KeyedRateLimiter::acquire_within), … | waits if it takes no longer |
-/// | [`limiter`](KeyedRateLimiter::limiter) | everything that a [`RateLimiter`] can do, for one key |
+/// | [`acquire`](KeyedRateLimiter::acquire), [`acquire_many`](KeyedRateLimiter::acquire_many) | waits in a queue for this key |
+/// | [`acquire_within`](KeyedRateLimiter::acquire_within) | waits if they are due within a given time, else refuses |
+/// | [`limiter`](KeyedRateLimiter::limiter) | returns a [`RateLimiter`] for one key |
 ///
 /// | call | changes |
 /// |---|---|
-/// | [`change_all`](KeyedRateLimiter::change_all), [`set_rate_all`](KeyedRateLimiter::set_rate_all) | the terms of all keys |
-/// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which keeps it |
-/// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | what a key can have, as those of a limiter |
-/// | [`remove`](KeyedRateLimiter::remove) | a key begins anew |
+/// | [`change_all`](KeyedRateLimiter::change_all), [`set_rate_all`](KeyedRateLimiter::set_rate_all) | the rate or burst of all keys |
+/// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which then keeps it |
+/// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | the permits of one key |
+/// | [`remove`](KeyedRateLimiter::remove) | one key, which starts anew |
 ///
-/// All calls for all keys together can be [watched](KeyedRateLimiter::observed_by), and counted by
-/// [`Statistics`](crate::Statistics).
+/// An observer can [watch](KeyedRateLimiter::observed_by) the calls for all keys.
+/// [`Statistics`](crate::Statistics) is an observer that counts them.
 ///
-/// Clones share one table; a clone costs a reference count.
+/// Clones share one table. Cloning costs a reference count.
 ///
-/// The number of keys is bounded, and the number of those who wait for a key is not, unless its
-/// [`limiter`](KeyedRateLimiter::limiter) is given [bounds](RateLimiter::set_queue_bounds): where
-/// callers are not trusted, refuse instead of waiting, or wait [within a
+/// The number of keys is bounded. The number of requests that wait for one key is not, unless its
+/// [`limiter`](KeyedRateLimiter::limiter) is given [bounds](RateLimiter::set_queue_bounds). If you
+/// do not trust your callers, refuse instead of waiting, or wait [within a
 /// time](KeyedRateLimiter::acquire_within).
 ///
 /// # Cost
 ///
-/// A known key costs its state and itself, with what the table has free in between: about 21 bytes
-/// for a `u64` and a [`TokenBucket`] when the limiter is full, up to twice that before. A key for
-/// which somebody waits, or of which somebody has the [`limiter`](KeyedRateLimiter::limiter), costs
-/// a limiter, some 2200 bytes. The last wait that ends gives them back. What a
-/// [`limiter`](KeyedRateLimiter::limiter) or a reservation leaves is given back by the next call
-/// for that key, or step by step by new keys.
+/// A known key costs the memory of its key and its state, plus free places in the table: for a
+/// `u64` and a [`TokenBucket`] about 21 bytes when the limiter is full, and up to twice that
+/// before. A key costs a whole limiter, some 2200 bytes, while a request waits for it or a caller
+/// holds its [`limiter`](KeyedRateLimiter::limiter). The last wait that ends frees this memory. If
+/// a [`limiter`](KeyedRateLimiter::limiter) or a reservation was the last user, the next call for
+/// that key frees it, or new keys do, a few at a time.
 ///
-/// A request for a known key takes the shared side of the lock of a small part of the table, where
-/// those who look do not disturb each other. It waits only while a key is added to that part or
-/// forgotten, well below a microsecond, or while [all change](KeyedRateLimiter::change_all). The
-/// permit itself is taken by compare-and-swap, as in a plain limiter.
+/// A request for a known key takes a read lock on a small part of the table, and readers do not
+/// slow each other down. The request waits only while a key is added to that part or forgotten,
+/// well below a microsecond, or while [all keys change](KeyedRateLimiter::change_all). The permit
+/// itself is taken by compare-and-swap, as in a plain limiter.
 ///
-/// Calls take a key as it is borrowed: a `&str` for a `String`. What is borrowed must know how to
-/// become a key (`ToOwned`), since a key that is new is kept; for an `Arc<str>` that is a
-/// `&Arc<str>`.
+/// Calls take the key by reference, in its borrowed form: a `&str` for a `String`. The borrowed
+/// form must implement `ToOwned`, because a new key is stored. For an `Arc<str>` it is `&Arc<str>`.
 ///
-/// A policy of your own is cloned: for each key that waits, and for each known key when [all
+/// A policy of your own is cloned for each key that waits, and for each known key when [all keys
 /// change](KeyedRateLimiter::change_all). A clone must read an existing state exactly as the
 /// original does.
 ///
-/// # A user's limit and that of all users
-///
-/// ```
-/// use tidegate::{AllOf, AllRefusal, KeyedRateLimiter, Rate, RateLimiter, TokenBucket};
-///
-/// async fn call(users: &KeyedRateLimiter<String>, all: &RateLimiter<TokenBucket>, user: &str) -> Result<(), AllRefusal> {
-///     let limits = AllOf::new("user", &users.limiter(user)?).with("everybody", all);
-///     let _permits = limits.acquire().await?;
-///     // ... the call
-///     Ok(())
-/// }
-/// # let users = KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(5), 10), 1000);
-/// # let all = RateLimiter::new(TokenBucket::new(Rate::per_second(100), 100));
-/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(call(&users, &all, "alice")).unwrap();
-/// ```
-///
 /// # Keys
 ///
-/// Keys are hashed with a seed of its own for each limiter. `Eq` of a key, `Hash` of the keys that
-/// are known, and `Clone` when they are [listed](KeyedRateLimiter::iter) run while a part of the
-/// table is locked, and must not call the limiter. `Drop` of a key may. Any of them may panic: the
-/// panic reaches the call that ran it, and no key is lost or counted twice.
+/// Each limiter hashes keys with a seed of its own. `Eq` of a key, `Hash` of the known keys, and
+/// `Clone` of the keys that are [listed](KeyedRateLimiter::iter) run while a part of the table is
+/// locked, and must not call the limiter. `Drop` of a key may. If one of them panics, the panic
+/// reaches the call that ran it, and no key is lost or counted twice.
 ///
 /// # Fairness
 ///
-/// First come, first served, for each key. Keys do not know of each other.
+/// Requests for one key are served first come, first served. Keys do not affect each other.
 ///
 /// # Examples
 ///
@@ -124,34 +107,61 @@ use crate::status::Status;
 ///
 /// let clock = ManualClock::new();
 /// let policy = TokenBucket::new(Rate::per_second(5), 2);
-/// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 100_000, clock.clone());
+/// let users: KeyedRateLimiter<String, _, _> =
+///     KeyedRateLimiter::with_clock(policy, 100_000, clock.clone());
 /// users.try_acquire("alice")?;
 /// users.try_acquire("alice")?;
-/// assert_eq!(users.try_acquire("alice"), Err(Refusal::Limited { retry_after: Duration::from_millis(200).into() }));
+/// let retry_after = Duration::from_millis(200).into();
+/// let refused = users.try_acquire("alice");
+/// assert_eq!(refused, Err(Refusal::Limited { retry_after }));
 /// users.try_acquire("bob")?;
 /// assert_eq!(users.len(), 2);
 /// # Ok::<(), Refusal>(())
+/// ```
+///
+/// A limit per user, and a limit for all users together:
+///
+/// ```
+/// use tidegate::{AllOf, AllRefusal, KeyedRateLimiter};
+/// use tidegate::{Rate, RateLimiter, TokenBucket};
+///
+/// async fn call(
+///     users: &KeyedRateLimiter<String>,
+///     all: &RateLimiter<TokenBucket>,
+///     user: &str,
+/// ) -> Result<(), AllRefusal> {
+///     let limits = AllOf::new("user", &users.limiter(user)?).with("all", all);
+///     let _permits = limits.acquire().await?;
+///     // ... the call
+///     Ok(())
+/// }
+/// # let policy = TokenBucket::new(Rate::per_second(5), 10);
+/// # let users = KeyedRateLimiter::new(policy, 1000);
+/// # let all = RateLimiter::new(TokenBucket::new(Rate::per_second(100), 100));
+/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
+/// # let runtime = runtime.enable_time().build().unwrap();
+/// # runtime.block_on(call(&users, &all, "alice")).unwrap();
 /// ```
 pub struct KeyedRateLimiter<K, P: Policy + Clone = TokenBucket, C: Timer = DefaultClock> {
     table: Arc<Table<K, P, C>>,
 }
 
-/// What becomes of a new key when the table is full of keys that are limited.
+/// Decides about a new key when the table is full of limited keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenKeysFull {
-    /// Its requests are refused: [`Refusal::TooManyKeys`]. During a flood this refuses honest new
-    /// keys as well, so choose `max_keys` well above the number of keys that are limited at the
-    /// same time. An HTTP server answers 503 rather than 429: it is not this client who asked too
-    /// much.
+    /// Requests of the new key are refused with [`Refusal::TooManyKeys`]. During a flood of keys
+    /// this refuses honest new keys as well, so choose `max_keys` well above the number of keys
+    /// that are limited at one time. An HTTP server answers 503 rather than 429, since this client
+    /// did not ask for too much.
     #[default]
     RefuseNew,
-    /// All that find no room share one limiter with the same policy.
+    /// All keys without room share one limiter with the policy of all keys.
     ShareOne,
-    /// It takes the place of the key that is closest to fresh, of some that stand next to each
-    /// other in the table. That key can then have more than its limit: whoever has enough keys can
-    /// free any. Choose it where losing count is better than refusing. Keys that somebody waits for
-    /// or that have settings of their own are not forgotten; if there are no others, the new key is
-    /// refused.
+    /// The new key replaces the key that is closest to as good as new, among some neighbours in the
+    /// table. The replaced key can then get more than its limit, and an attacker with enough keys
+    /// can free any key from its limit. Choose this where a wrong count is better than a refusal. A
+    /// key with waiting requests or with settings of its own is not replaced. If there are no other
+    /// keys, the new key is refused.
     ForgetFreshest,
 }
 
@@ -160,10 +170,10 @@ where
     K: Hash + Eq,
     P: Policy + Clone,
 {
-    /// At most `max_keys` keys, each with this policy, on the default clock.
+    /// Creates a limiter of at most `max_keys` keys, each with this policy, on the default clock.
     ///
-    /// When that many are limited at the same time, new ones are refused; for another choice see
-    /// [`when_full`](KeyedRateLimiter::when_full). With 0 there is room for none. Memory is taken
+    /// When `max_keys` keys are limited at one time, new keys are refused; choose otherwise with
+    /// [`when_full`](KeyedRateLimiter::when_full). With 0 every key is refused. Memory is allocated
     /// as keys come.
     #[must_use]
     pub fn new(policy: P, max_keys: usize) -> Self {
@@ -177,15 +187,15 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// At most `max_keys` keys, each with this policy, on this clock.
+    /// Creates a limiter of at most `max_keys` keys, each with this policy, on this clock.
     #[must_use]
     pub fn with_clock(policy: P, max_keys: usize, clock: C) -> Self {
         let table = Table::new(policy, max_keys, WhenKeysFull::default(), clock);
         KeyedRateLimiter { table: Arc::new(table) }
     }
 
-    /// A new, empty limiter with another choice for when it is full. Keys known so far are not
-    /// carried over, so call it before the first request.
+    /// Returns a new, empty limiter with another choice for when it is full. Known keys are not
+    /// carried over, so call this before the first request.
     ///
     /// # Examples
     ///
@@ -193,7 +203,8 @@ where
     /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket, WhenKeysFull};
     ///
     /// let policy = TokenBucket::new(Rate::per_minute(1), 1);
-    /// let limiter = KeyedRateLimiter::with_clock(policy, 1, ManualClock::new()).when_full(WhenKeysFull::ShareOne);
+    /// let limiter = KeyedRateLimiter::with_clock(policy, 1, ManualClock::new())
+    ///     .when_full(WhenKeysFull::ShareOne);
     /// limiter.try_acquire(&1)?;
     /// // No room: 2 and 3 share a limiter.
     /// limiter.try_acquire(&2)?;
@@ -207,18 +218,18 @@ where
         KeyedRateLimiter { table: Arc::new(table.observed_by(events.clone())) }
     }
 
-    /// A new, empty limiter whose calls are told to `events`, for any key. Keys known so far are
-    /// not carried over, so call it before the first request.
+    /// Returns a new, empty limiter that reports its calls for all keys to `events`. Known keys are
+    /// not carried over, so call this before the first request.
     ///
-    /// What is told is what a [`RateLimiter`] tells [who watches it](RateLimiter::observe), once for
-    /// each call: grants with the time waited, refusals, also for [want of
-    /// room](Refusal::TooManyKeys), waits that were dropped, and what is done to a key through its
-    /// [`limiter`](KeyedRateLimiter::limiter). The key is not told. Whoever watches the limiter of
-    /// one key is told of its calls as well, after this one. A key that is watched only so can be
-    /// forgotten as before.
+    /// The observer gets the events of a [`RateLimiter`](RateLimiter::observe), once for each call:
+    /// grants with the time waited, refusals, including [`TooManyKeys`](Refusal::TooManyKeys),
+    /// waits that were dropped, and changes made through the [`limiter`](KeyedRateLimiter::limiter)
+    /// of a key. An event does not name its key. If the limiter of one key has an observer of its
+    /// own, that observer is told after this one. Observing all keys does not keep a key from being
+    /// forgotten.
     ///
-    /// A second one takes the place of the first. A limiter that is not watched compares once more
-    /// for each call.
+    /// A second observer replaces the first. A limiter without an observer pays one comparison for
+    /// each call.
     ///
     /// # Examples
     ///
@@ -228,14 +239,16 @@ where
     ///
     /// let statistics = Arc::new(Statistics::new());
     /// let policy = TokenBucket::new(Rate::per_second(5), 1);
-    /// let users = KeyedRateLimiter::with_clock(policy, 2, ManualClock::new()).observed_by(statistics.clone());
+    /// let users = KeyedRateLimiter::with_clock(policy, 2, ManualClock::new())
+    ///     .observed_by(statistics.clone());
     /// for user in ["alice", "alice", "bob", "carol"] {
     ///     if let Err(refusal) = users.try_acquire(&user) {
     ///         println!("{user}: {refusal}");
     ///     }
     /// }
     /// let snapshot = statistics.snapshot();
-    /// assert_eq!((snapshot.granted, snapshot.limited, snapshot.too_many_keys), (2, 1, 1));
+    /// assert_eq!((snapshot.granted, snapshot.limited), (2, 1));
+    /// assert_eq!(snapshot.too_many_keys, 1);
     /// ```
     #[must_use]
     pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
@@ -248,7 +261,7 @@ where
     ///
     /// # Errors
     ///
-    /// - [`Refusal::Limited`] if no permit of this key is due, or others wait for it.
+    /// - [`Refusal::Limited`] if no permit of this key is due, or other requests wait for it.
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
     #[inline]
     pub fn try_acquire<Q>(&self, key: &Q) -> Result<(), Refusal>
@@ -259,7 +272,7 @@ where
         self.table.try_acquire(key, &Request::permits(1))
     }
 
-    /// Takes what a [`Request`] asks for of a key now, or refuses. The request may be just a
+    /// Takes the permits of a [`Request`] from a key now, or refuses. The request may be a plain
     /// number.
     ///
     /// # Errors
@@ -277,15 +290,15 @@ where
         self.table.try_acquire(key, &request.into())
     }
 
-    /// Waits for one permit of a key. Returns the time waited, zero if it was there.
+    /// Waits for one permit of a key. Returns the time waited: zero if the permit was due.
     ///
     /// # Fairness
     ///
-    /// First polled, first served, for each key.
+    /// Futures for one key are served in the order of their first poll.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves no trace.
+    /// Dropping the future withdraws the request and costs no permits.
     ///
     /// # Errors
     ///
@@ -300,7 +313,8 @@ where
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), tidegate::Refusal> {
     /// let policy = TokenBucket::new(Rate::per_second(5), 1);
-    /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1000, TokioClock::new());
+    /// let users: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 1000, TokioClock::new());
     /// assert_eq!(users.acquire("alice").await?, Duration::ZERO);
     /// assert_eq!(users.acquire("alice").await?, Duration::from_millis(200));
     /// # Ok(())
@@ -314,8 +328,8 @@ where
         self.acquire_many(key, 1).await
     }
 
-    /// Waits for what a [`Request`] asks for of a key, which may be just a number. Returns the time
-    /// waited.
+    /// Waits for the permits of a [`Request`] from a key. The request may be a plain number.
+    /// Returns the time waited.
     ///
     /// # Errors
     ///
@@ -333,8 +347,8 @@ where
         }
     }
 
-    /// Waits for one permit of a key if it is due within a time, else refuses at once and spends
-    /// nothing.
+    /// Waits for one permit of a key if it is due within a given time. Otherwise refuses at once
+    /// and takes no permit.
     ///
     /// # Errors
     ///
@@ -361,10 +375,10 @@ where
         self.blocking_acquire_many(key, 1)
     }
 
-    /// Blocks the calling thread until it has what a [`Request`] asks for of a key, which may be
-    /// just a number. Returns the time waited.
+    /// Blocks the calling thread until it has the permits of a [`Request`] from a key. The request
+    /// may be a plain number. Returns the time waited.
     ///
-    /// Threads and tasks wait in one line. Do not call it from a task: it blocks the executor's
+    /// Threads and tasks wait in one queue. Do not call this from a task: it blocks the executor's
     /// thread.
     ///
     /// # Errors
@@ -382,8 +396,7 @@ where
         }
     }
 
-    /// Takes a place in the line of a key now for what a [`Request`] asks for, and tells when it is
-    /// due.
+    /// Takes a place in the queue of a key for a [`Request`], and tells when the permits are due.
     ///
     /// # Errors
     ///
@@ -401,23 +414,23 @@ where
         self.table.line_for(key, request.permits)?.reserve(request)
     }
 
-    /// The limiter of a key, with everything that a [`RateLimiter`] can do: pausing it, giving it
-    /// another rate, combining it.
+    /// Returns the limiter of a key, with every method of a [`RateLimiter`]: pause it, give it
+    /// another rate, combine it with other limiters.
     ///
-    /// As long as you keep it the key is not forgotten. What is set through it holds for this key
-    /// until the key is [removed](KeyedRateLimiter::remove), and until then the key is not
-    /// forgotten either and keeps its place among `max_keys`: a rate or burst of its own, a bound,
-    /// a share that is kept, shadow, who watches. A pause ends by itself, and a
-    /// [reset](RateLimiter::reset) is over when the key is as good as new.
+    /// While you hold this limiter, its key is not forgotten. Settings made through it hold for
+    /// this key until the key is [removed](KeyedRateLimiter::remove): a rate or burst of its own, a
+    /// queue bound, a reserved share, shadow mode, an observer. Until then the key is not forgotten
+    /// and counts towards `max_keys`. A pause ends by itself, and a [reset](RateLimiter::reset) is
+    /// over when the key is as good as new.
     ///
-    /// A key that is new has the permits of a new key. A larger burst does not fill by itself:
-    /// [`Keep::Ratio`](crate::Keep::Ratio) makes what is full stay full.
+    /// A new key has the permits of a new key. A larger burst does not fill at once: use
+    /// [`Keep::Ratio`](crate::Keep::Ratio) to keep a full key full.
     ///
     /// # Errors
     ///
     /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it. With
-    /// [`WhenKeysFull::ShareOne`] you get the limiter that all without room share, and what you set
-    /// there is set for all of them.
+    /// [`WhenKeysFull::ShareOne`] this returns the limiter that all keys without room share, and a
+    /// setting made there holds for all of them.
     ///
     /// # Examples
     ///
@@ -425,7 +438,8 @@ where
     /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket};
     ///
     /// let policy = TokenBucket::new(Rate::per_second(5), 5);
-    /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
+    /// let users: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
     /// users.limiter("alice")?.set_rate(Rate::per_second(50));
     /// assert_eq!(users.status("alice").available, 5);
     /// assert_eq!(users.limiter("alice")?.rate(), Rate::per_second(50));
@@ -439,9 +453,9 @@ where
         self.table.line(key)
     }
 
-    /// Gives a key a rate of its own, until the key is [removed](KeyedRateLimiter::remove). What it
-    /// owes or has in stock stays, by the policy's rule. For a burst of its own, too,
-    /// [`change`](RateLimiter::change) its [`limiter`](KeyedRateLimiter::limiter).
+    /// Gives a key a rate of its own, until the key is [removed](KeyedRateLimiter::remove). The
+    /// policy decides how debt and stored permits carry over. To give it a burst of its own as
+    /// well, [`change`](RateLimiter::change) its [`limiter`](KeyedRateLimiter::limiter).
     ///
     /// # Errors
     ///
@@ -455,31 +469,30 @@ where
         Ok(())
     }
 
-    /// Changes the rate, the burst or both of all keys, and chooses what becomes of the permits: a
-    /// new configuration, while the program runs. For a rate alone there is
+    /// Changes the rate, the burst or both for all keys while the program runs, and chooses what
+    /// happens to stored permits. To change only the rate, use
     /// [`set_rate_all`](KeyedRateLimiter::set_rate_all).
     ///
-    /// What a known key has in stock, counted or owed is carried over as by
-    /// [`RateLimiter::change`]. New keys begin with the new terms, and so do those that were
-    /// forgotten because they were as good as new. Those who wait are moved before this returns. A
-    /// key that was given [a rate](KeyedRateLimiter::set_rate) or a burst of its own keeps all its
-    /// terms until it is [removed](KeyedRateLimiter::remove); other settings of a key do not matter
-    /// here.
+    /// Stored permits, counts and debt of a known key carry over as in [`RateLimiter::change`]. New
+    /// keys start with the new terms, and so do keys that return after they were forgotten. Waiting
+    /// requests are rescheduled before this returns. A key with a
+    /// [rate](KeyedRateLimiter::set_rate) or a burst of its own keeps all its terms until it is
+    /// [removed](KeyedRateLimiter::remove); its other settings make no difference here.
     ///
-    /// A request that overlaps with it is decided by the old terms or by the new ones, with a state
-    /// that goes with them; that of a key for which somebody waits as when a [`RateLimiter`]
-    /// changes. Two changes at the same time come one after the other.
+    /// A request that overlaps with the change is decided by the old terms or by the new ones, with
+    /// a matching state. If requests wait for its key, it is decided as when a [`RateLimiter`]
+    /// changes. Two concurrent changes come one after the other.
     ///
     /// # Cost
     ///
-    /// About 0.1 µs for each known key, a few times as much with a policy of many words, 1 µs for a
-    /// key that is a limiter of its own, and more for each who waits. One part of the table changes
-    /// after the other, of 64 at most, and the requests for its keys wait meanwhile: 3 ms with a
-    /// million keys.
+    /// About 0.1 µs for each known key, a few times as much for a policy with a state of many
+    /// words, 1 µs for a key with a limiter of its own, and more for each waiting request. The
+    /// table has at most 64 parts, which change one after the other. Requests for the keys of a
+    /// part wait while it changes: 3 ms with a million keys.
     ///
     /// # Errors
     ///
-    /// A [`PolicyError`] if the policy cannot have such a burst; then nothing was changed.
+    /// A [`PolicyError`] if the policy cannot have such a burst; then no key has changed.
     ///
     /// # Examples
     ///
@@ -488,10 +501,12 @@ where
     /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket};
     ///
     /// let policy = TokenBucket::new(Rate::per_second(5), 10);
-    /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
+    /// let users: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
     /// users.try_acquire_many("alice", 8)?;
     /// users.change_all(Change::rate(Rate::per_second(50)).burst(100))?;
-    /// assert_eq!(users.status("alice").available, 2); // a larger bucket, not more permits
+    /// // A larger bucket, not more permits.
+    /// assert_eq!(users.status("alice").available, 2);
     /// assert_eq!(users.status("bob").available, 100);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -499,14 +514,14 @@ where
         self.table.change_all(change)
     }
 
-    /// Changes the rate of all keys that have none of their own, also for those who wait, as
-    /// [`change_all`](KeyedRateLimiter::change_all) does.
+    /// Changes the rate of all keys without a rate of their own. Waiting requests are rescheduled,
+    /// as by [`change_all`](KeyedRateLimiter::change_all).
     pub fn set_rate_all(&self, rate: Rate) {
-        // A rate alone is never an error.
+        // No policy refuses a change of the rate alone.
         let _ = self.table.change_all(Change::rate(rate));
     }
 
-    /// Charges `n` permits of a key, whether they are there or not: [`RateLimiter::debit`].
+    /// Charges a key `n` permits, even if it does not have them: see [`RateLimiter::debit`].
     ///
     /// # Errors
     ///
@@ -520,9 +535,9 @@ where
         Ok(())
     }
 
-    /// Gives back `n` permits of a key that were acquired and not used. Nothing if the key is not
-    /// known: then it is full. A key that has no room and [shares](WhenKeysFull::ShareOne) gives
-    /// back to those it shares with.
+    /// Gives back `n` permits of a key that were acquired and not used. Does nothing if the key is
+    /// not known: an unknown key is full. A key without room that [shares](WhenKeysFull::ShareOne)
+    /// a limiter gives its permits back to that limiter.
     pub fn refund<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,
@@ -539,9 +554,9 @@ where
         }
     }
 
-    /// What a key could have now, and how many wait for it. A key that is not known is as a new
-    /// one, or as those that [share](WhenKeysFull::ShareOne) if there is no room for it. It does
-    /// not become known.
+    /// Returns what a key could take now, and how many requests wait for it. An unknown key has the
+    /// status of a new key, or of the [shared](WhenKeysFull::ShareOne) limiter if there is no room
+    /// for it. This call does not add the key.
     #[must_use]
     pub fn status<Q>(&self, key: &Q) -> Status
     where
@@ -551,11 +566,10 @@ where
         self.table.status(key)
     }
 
-    /// Forgets a key, with what it owes and with a rate of its own. Returns whether it was known.
+    /// Forgets a key, its debt and a rate of its own. Returns whether the key was known.
     ///
-    /// Those who wait for it, or have its [`limiter`](KeyedRateLimiter::limiter), keep the old one
-    /// to themselves: they are served as if nothing had happened, while the next request of this
-    /// key begins anew.
+    /// Waiting requests and holders of its [`limiter`](KeyedRateLimiter::limiter) keep the old
+    /// limiter and are served as before. The next request of this key starts anew.
     pub fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -564,9 +578,9 @@ where
         self.table.remove(key)
     }
 
-    /// All keys, and what each could have: a snapshot of one part of the table after the other.
+    /// Returns all keys with their status: a snapshot of one part of the table after the other.
     ///
-    /// Keys that come or go meanwhile may be missed. No lock is held between two items.
+    /// Keys that are added or forgotten meanwhile may be missed. No lock is held between two items.
     pub fn iter(&self) -> impl Iterator<Item = (K, Status)> + '_
     where
         K: Clone,
@@ -579,31 +593,32 @@ where
         self.table.shards().flat_map(move |keys| keys.into_iter().filter_map(status))
     }
 
-    /// Forgets all keys that are as good as new, at once, and gives memory back. There is no need
-    /// to: new keys take their places.
+    /// Forgets all keys that are as good as new, and frees memory. You never have to call this,
+    /// because new keys reuse their places.
     pub fn sweep(&self) {
         self.table.sweep_all();
     }
 
-    /// How many keys are known, those included that are as good as new and were not forgotten yet.
+    /// Returns the number of known keys, including keys that are as good as new and not yet
+    /// forgotten.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether no key is known.
+    /// Returns whether no key is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The most keys that can be known.
+    /// Returns the maximum number of known keys.
     #[must_use]
     pub fn max_keys(&self) -> usize {
         self.table.max_keys
     }
 
-    /// A copy of the policy of all keys that have none of their own.
+    /// Returns a copy of the policy of all keys without one of their own.
     #[must_use]
     pub fn policy(&self) -> P {
         self.table.policy()

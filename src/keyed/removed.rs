@@ -1,8 +1,8 @@
-//! What leaves the table under a lock, and is dropped without it.
+//! Collects entries that leave the table under a lock, and drops them without it.
 //!
 //! `Drop` of a key, a state, a policy, a clock or a waker is foreign code, which may block, panic
-//! or call the limiter. So a section that takes something out of the table puts it here, and the
-//! call drops it when no lock is held and its own request is decided.
+//! or call the limiter. A section that takes an entry out of the table moves it here. The call
+//! drops it when no lock is held and the call's own request is decided.
 
 use super::key_policy::KeyPolicy;
 use super::table::Line;
@@ -11,11 +11,12 @@ use crate::limiter::Rest;
 use crate::line::deferred::{go_on, run};
 use crate::policy::Policy;
 
-/// Things to be dropped without a lock. Declare it before the guard of the lock.
+/// Entries to drop without a lock. Declare it before the guard of the lock, so that it is dropped
+/// after the guard.
 pub(crate) struct Removed<K, P: Policy, C: Timer> {
     pub(crate) known: Vec<(K, P::State)>,
     pub(crate) lines: Vec<(K, Line<P, C>)>,
-    /// Lines whose key and state are known again.
+    /// The remains of settled lines, whose key and state are back in the table.
     pub(crate) rests: Vec<Rest<KeyPolicy<P>, C>>,
 }
 
@@ -24,7 +25,7 @@ impl<K, P: Policy, C: Timer> Removed<K, P, C> {
         Removed { known: Vec::new(), lines: Vec::new(), rests: Vec::new() }
     }
 
-    /// Drops a known key later, or now if that runs no code.
+    /// Keeps a known key to drop it later. Drops it now if its drop runs no code.
     pub(crate) fn key(&mut self, known: (K, P::State)) {
         if std::mem::needs_drop::<(K, P::State)>() {
             self.known.push(known);
@@ -36,7 +37,7 @@ impl<K, P: Policy, C: Timer> Drop for Removed<K, P, C> {
     fn drop(&mut self) {
         let Removed { known, lines, rests } = self;
         let mut panic = None;
-        // Each by itself: one that panics must not keep the others.
+        // Each drop is caught by itself, so that a panic does not leak the remaining entries.
         for item in known.drain(..) {
             run(&mut panic, || drop(item));
         }

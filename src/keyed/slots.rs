@@ -1,30 +1,30 @@
-//! A hash table of keys that stays whole whatever the keys' code does.
+//! A hash table that stays consistent even if the code of its keys panics.
 //!
-//! `Hash`, `Eq` and `Drop` of a key are foreign code, which may panic. Each method either calls
-//! foreign code before it changes the table, or calls none.
+//! `Hash`, `Eq` and `Drop` of a key are foreign code, which may panic. Each method calls foreign
+//! code only before it changes the table, or not at all.
 //!
 //! | method | foreign code | when |
 //! |---|---|---|
-//! | [`find`](Slots::find), [`place`](Slots::place) | `Eq` | it changes nothing |
+//! | [`find`](Slots::find), [`place`](Slots::place) | `Eq` | the table does not change |
 //! | [`reserve`](Slots::reserve), [`shrink`](Slots::shrink) | `Hash`, of each key | before the table is replaced |
 //! | [`insert`](Slots::insert), after `reserve` | none | |
 //! | [`remove_at`](Slots::remove_at), [`replace_at`](Slots::replace_at) | none: the caller drops the entry | |
 //!
-//! hashbrown alone would hash keys while it moves them, and drop the keys that it has not moved
-//! when that panics.
+//! hashbrown by itself hashes keys while it moves them. If a hash panics, it drops the keys that it
+//! has not moved yet.
 
 use std::borrow::Borrow;
 
 use hashbrown::HashTable;
 
-/// A table that is used up by the places of forgotten keys is made anew, instead of twice as large,
-/// if that frees so many places.
+/// If a rebuild at the present size frees at least this many places of forgotten keys, the table is
+/// rebuilt at that size and not doubled.
 const SPARE: usize = 64;
 
-/// A table with fewer places is never made smaller.
+/// A table with at most this many places is never made smaller.
 const SMALL: usize = 64;
 
-/// Keys, and what each of them has.
+/// Maps each key to its value.
 pub(crate) struct Slots<K, T> {
     table: HashTable<(K, T)>,
 }
@@ -38,7 +38,7 @@ impl<K, T> Slots<K, T> {
         self.table.is_empty()
     }
 
-    /// The places, used or not.
+    /// The number of places, used or empty.
     pub(crate) fn places(&self) -> usize {
         self.table.num_buckets()
     }
@@ -56,7 +56,7 @@ impl<K, T> Slots<K, T> {
         self.table.find(hash, |(known, _)| known.borrow() == key).map(|(_, value)| value)
     }
 
-    /// The place of a key.
+    /// Returns the place of a key.
     pub(crate) fn place<Q>(&self, hash: u64, key: &Q) -> Option<usize>
     where
         K: Borrow<Q>,
@@ -65,7 +65,7 @@ impl<K, T> Slots<K, T> {
         self.table.find_bucket_index(hash, |(known, _)| known.borrow() == key)
     }
 
-    /// The place of the value that `is` accepts, which runs no code of keys.
+    /// Returns the place of the value that `is` accepts. Runs no code of a key.
     pub(crate) fn place_of(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<usize> {
         self.table.find_bucket_index(hash, |(_, value)| is(value))
     }
@@ -78,35 +78,36 @@ impl<K, T> Slots<K, T> {
         self.table.get_bucket_entry(place).ok().map(|entry| entry.remove().0)
     }
 
-    /// Makes room for one entry more, so that the next [`insert`](Slots::insert) moves none.
+    /// Makes room for one more entry, so that the next [`insert`](Slots::insert) moves no entry.
     pub(crate) fn reserve(&mut self, hash_of: impl Fn(&K) -> u64) {
         let len = self.table.len();
         if len < self.table.capacity() {
             return;
         }
-        // hashbrown fills 7 of 8 places at most.
+        // hashbrown fills at most 7 of 8 places.
         let most = self.places() / 8 * 7;
         self.rebuild(if len + SPARE <= most { most } else { most.max(len) + 1 }, hash_of);
     }
 
-    /// Adds a key that is not there. Call [`reserve`](Slots::reserve) before it.
+    /// Adds a key that is not in the table. Call [`reserve`](Slots::reserve) before it.
     pub(crate) fn insert(&mut self, hash: u64, key: K, value: T) {
         debug_assert!(self.table.len() < self.table.capacity(), "room was reserved");
         self.table.insert_unique(hash, (key, value), |_| hash);
     }
 
-    /// Gives memory back if nearly all keys went.
+    /// Frees memory if nearly all keys are gone.
     pub(crate) fn shrink(&mut self, hash_of: impl Fn(&K) -> u64) {
         let len = self.table.len();
-        // As many keys come or go before the entries move again.
+        // Room for three times the keys, so that as many keys come or go before the entries move
+        // again.
         if self.places() > SMALL && len < self.places() / 16 {
             self.rebuild(len * 3 + 1, hash_of);
         }
     }
 
-    /// Moves all entries into a table for so many.
+    /// Moves all entries into a table of this capacity.
     fn rebuild(&mut self, capacity: usize, hash_of: impl Fn(&K) -> u64) {
-        // All that may panic comes first.
+        // Hashing may panic, so it comes before the first entry moves.
         let hash_at = |place| Some((place, hash_of(&self.at(place)?.0)));
         let hashes: Vec<(usize, u64)> = (0..self.places()).filter_map(hash_at).collect();
         let mut old = std::mem::replace(&mut self.table, HashTable::with_capacity(capacity));
@@ -117,7 +118,7 @@ impl<K, T> Slots<K, T> {
         }
     }
 
-    /// Takes the entry of a place out, and puts back the one that `work` returns, if any.
+    /// Takes out the entry of a place, and puts back the entry that `work` returns, if any.
     pub(crate) fn replace_at(&mut self, place: usize, work: impl FnOnce(K, T) -> Option<(K, T)>) {
         if let Ok(entry) = self.table.get_bucket_entry(place) {
             let ((key, value), vacant) = entry.remove();
@@ -127,7 +128,7 @@ impl<K, T> Slots<K, T> {
         }
     }
 
-    /// So many places from one on, each once.
+    /// Returns `count` places from `first` on, each once.
     pub(crate) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
         let all = self.places();
         (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)

@@ -1,70 +1,72 @@
-//! The keys: which there are, which may be forgotten, and what becomes of one that has to wait.
+//! The table of keys: it finds, adds and forgets keys, and gives a key its own limiter when one is
+//! needed.
 //!
 //! # States of a key
 //!
-//! | where | it costs | becomes |
+//! | state | cost | next state |
 //! |---|---|---|
-//! | nowhere | nothing | known, by its first request |
-//! | known: a state in the table | its state and the key | a line, when somebody has to wait or asks for its limiter; nowhere, when it is as good as new |
-//! | a line: a whole limiter | a limiter | known or nowhere again, when nobody waits, nobody has the limiter, and nothing was set for this key |
+//! | unknown: not in the table | nothing | known, by its first request |
+//! | known: a state in the table | the state and the key | a line, when a request has to wait or a caller asks for the key's limiter; unknown, when its state is as good as new |
+//! | a line: a limiter of its own | a limiter | known or unknown again, when no request waits, no caller holds the limiter, and nothing was set for this key |
 //!
 //! `keyed/forget.rs` has the ways back: when a key is forgotten, and when a line becomes a known
 //! key again.
 //!
-//! The state itself moves from the table into the line and back. So there is one state per key at
-//! any time, and whoever has a line needs no look into the table.
+//! The policy state itself moves from the table into the line and back. So a key has exactly one
+//! state at any time, and a caller that holds a line does not look into the table.
 //!
 //! # Locks
 //!
-//! The table is cut into shards by the keys' hashes, each under a lock of its own that is shared by
-//! those who only look.
+//! The table is divided into shards by the hash of the key. Each shard has its own reader-writer
+//! lock.
 //!
 //! | operation | lock | why |
 //! |---|---|---|
-//! | take from a known state | shared, until the state is written | the state is neither moved nor forgotten meanwhile |
-//! | find a line | shared; then used without | it lives as long as anybody has it |
-//! | add, forget, make a line of a known key, and back | exclusive | nobody is taking |
-//! | change the policy of all keys | exclusive, one shard after the other | a state and its policy change as one |
+//! | take from a known state | shared, until the state is written | the state is not moved or forgotten meanwhile |
+//! | find a line | shared, released before the line is used | the line lives while any handle to it exists |
+//! | add a key, forget a key, make a line, settle a line | exclusive | no request takes from the state meanwhile |
+//! | change the policy of all keys | exclusive, one shard after the other | a state and its policy change together |
 //!
-//! **No permit is lost or doubled by forgetting.** A key is judged and forgotten in one exclusive
-//! section. A grant before it is in the state that is judged; a request after it does not find the
-//! key and adds it anew, as good as it was.
+//! **Forgetting neither loses nor doubles a permit.** A key is judged fresh and forgotten in one
+//! exclusive section. A grant before that section is in the state that is judged. A request after
+//! it does not find the key and adds it again, with a state as good as the forgotten one.
 //!
 //! **Two first requests of a key.** The second request looks again under the exclusive lock, and
 //! finds the key.
 //!
-//! **Nobody overtakes.** A waiter's line is in the table before its first poll returns. A request
-//! that begins later takes the shard's lock later, finds the line, and goes behind by the promise
-//! of the limiter.
+//! **No request overtakes a waiter.** A waiter's line is in the table before the waiter's first
+//! poll returns. A request that begins later takes the shard's lock later, finds the line, and
+//! waits behind: the limiter promises that order.
 //!
-//! **A state and its policy belong together.** Each shard has the policy of its keys, and both are
-//! looked at under one shared lock. How they change as one tells `keyed/change.rs`.
+//! **A state is read by its own policy.** Each shard has the policy of its keys, and a request
+//! reads state and policy under one shared lock. `keyed/change.rs` describes how both change
+//! together.
 //!
-//! **Bound.** The count of keys is raised before one is added and lowered after one is removed, so
-//! there are never more than allowed.
+//! **The number of keys is bounded.** The count is raised before a key is added and lowered after
+//! one is removed, so the table never holds more keys than `max_keys`.
 //!
-//! **Readers do not disturb each other.** The lock is crossbeam's `ShardedLock`: a thread that
-//! looks writes to a line of its own. `docs/DESIGN.md` has the comparison with other maps.
+//! **Readers do not contend.** The lock is crossbeam's `ShardedLock`: a reader writes only to a
+//! cache line of its own thread. `docs/DESIGN.md` compares it with other maps.
 //!
 //! **Foreign code.** The table calls the code of its keys, its policy, its clock and its observer.
 //!
 //! | code | runs under a lock | if it panics |
 //! |---|---|---|
-//! | `Hash` of the key that is asked for, `Clone` of a new key | no | nothing has changed |
-//! | `Drop` of a key, a state, a limiter | no: `keyed/removed.rs` | the others are dropped, then the panic goes on |
+//! | `Hash` of a request's key, `Clone` of a new key | no | nothing has changed |
+//! | `Drop` of a key, a state, a limiter | no: `keyed/removed.rs` | the other entries are dropped, then the panic goes on |
 //! | `Eq` of keys; `Clone` of keys by `iter` | of a shard | nothing has changed |
 //! | `Hash` of the known keys, when their table grows | of a shard, exclusive | nothing has changed: `keyed/slots.rs` |
 //! | policies, clocks | of a shard | a key that was not added is not counted |
 //! | wakers, timers, observers | no | the panic goes on |
 //!
-//! So an entry that is in a table is counted once, and one that is not is not counted: the count
-//! is raised just before an entry goes in and lowered as soon as it is out, with no foreign code
-//! between that a guard does not answer for.
+//! So each entry in a table is counted exactly once: the count is raised just before an entry goes
+//! in, and lowered as soon as it is out. Foreign code that runs in between is covered by a guard,
+//! [`Counted`].
 //!
-//! A queue's lock is taken while a shard is locked, and never the other way round.
+//! A line's lock is taken while a shard is locked, never the other way round.
 //!
-//! **Checked by** `loom-tests/keyed/table.rs`, with twins that judge and forget in two sections, that do
-//! not look again, that leave the state where it was.
+//! **Checked by** `loom-tests/keyed/table.rs`, with twins that judge and forget in two sections,
+//! that do not look again under the exclusive lock, or that leave a copy of the state in the table.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -88,18 +90,18 @@ use crate::status::Status;
 use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
 use crate::time::Nanos;
 
-/// The places of a shard when all keys are there, at least: growing a table of so many stops nobody
+/// The least number of places of a full shard. A table of this size grows without blocking requests
 /// for long.
 const PLACES: usize = 4096;
 
-/// The most shards. More would be locks that are not in the processor's nearest cache; fewer,
-/// larger ones take longer to grow.
+/// The most shards. More locks would not fit the processor's nearest cache; fewer, larger shards
+/// take longer to grow.
 const MOST_SHARDS: usize = 64;
 
-/// How many places are searched for a key that may be forgotten, when there is no room.
+/// How many places are searched for a fresh key when there is no room.
 pub(super) const SEARCH: usize = 64;
 
-/// How often a request makes room before it gives up, if other requests take the room each time.
+/// How often a request makes room before it gives up, if other requests take that room each time.
 const TRIES: usize = 8;
 
 /// The keys of one limiter.
@@ -107,24 +109,24 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) clock: C,
     pub(super) hasher: DefaultHashBuilder,
     pub(crate) shards: Box<[Locked<K, P, C>]>,
-    /// How many keys there are, those included that are being added.
+    /// The number of keys, including keys that are being added.
     pub(super) count: AtomicUsize,
     pub(crate) max_keys: usize,
     pub(crate) when_full: WhenKeysFull,
-    /// How often a new key without room looked around: so the next one looks elsewhere.
+    /// The number of searches for room so far. Each search starts at another place.
     pub(super) hand: AtomicUsize,
-    /// Of all keys without room, if they share one.
+    /// The limiter that all keys without room share, with `ShareOne`.
     pub(super) overflow: Line<P, C>,
-    /// Held by whoever changes the policy of all keys: so each shard goes through the same changes
-    /// in the same order.
+    /// Held while the policy of all keys changes, so that each shard goes through all changes in
+    /// one order.
     pub(super) changing: Mutex<()>,
-    /// Told of every call, if anybody watches.
+    /// The observer of all calls, if there is one.
     pub(crate) events: Option<Arc<dyn Events>>,
 }
 
-/// How many shards there are for so many keys: as many as it takes for their tables to be as full
-/// as hashbrown fills one (7 of 8 places), less what random shares deviate, when all keys are
-/// there. So no table has to double for the last of them.
+/// Returns the number of shards for a number of keys. When all keys are there, each table is as
+/// full as hashbrown fills one (7 of 8 places), less the random spread of hashes. So no table
+/// doubles for the last few keys.
 fn shards(max_keys: usize) -> usize {
     let with = |places: usize| max_keys.div_ceil(places / 5 * 4);
     let places = std::iter::successors(Some(PLACES), |places| places.checked_mul(2));
@@ -135,38 +137,40 @@ fn shards(max_keys: usize) -> usize {
 
 /// Where a key is.
 pub(crate) enum Found<T, L> {
-    /// Its state was used.
+    /// The key is known, and its state was used.
     Known(T),
-    /// It has a limiter of its own, or shares that of all without room.
+    /// The key has a line, or shares the limiter of all keys without room.
     Line(L),
-    /// It is not there.
+    /// The key is not in the table.
     Nowhere,
 }
 
 pub(crate) type Line<P, C> = RateLimiter<KeyPolicy<P>, C>;
 
-/// What a request was told, or the line that it has to ask.
+/// The answer to a request, or the line that has to answer it.
 type Asked<P, C> = Found<Result<(), Refusal>, Line<P, C>>;
 
-/// A key, and what it could have or whom to ask.
+/// A key, and its status or the line that knows its status.
 type StatisticsSnapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
 
-/// How far a request that may need a place for its key got under the lock.
+/// How far a request for a place got under the lock.
 pub(super) enum Step<T> {
     Done(T),
-    /// It needs a key to keep, which is cloned without the lock.
+    /// It needs a key to keep. The key is cloned without the lock.
     Key,
-    /// It needs a place.
+    /// The table is full.
     Room,
 }
 
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
-    /// How many keys there are.
+    /// Returns the number of keys.
     pub(crate) fn len(&self) -> usize {
+        // Relaxed: a snapshot. `count_one` decides by compare-and-swap whether a key may be added.
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The policy of all keys that have none of their own; while it changes, of some of them.
+    /// Returns the policy of all keys without one of their own. During a change it is the policy of
+    /// the first shard.
     pub(crate) fn policy(&self) -> P {
         P::clone(&read(&self.shards[0]).policy)
     }
@@ -189,6 +193,7 @@ where
         clock: C,
         shards: usize,
     ) -> Self {
+        // All shards share one policy until a change gives each its own.
         let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
         let overflow = new_line(P::clone(&policy), state, clock.clone(), None);
@@ -206,7 +211,7 @@ where
         }
     }
 
-    /// The same table, still empty, with somebody who is told of every call.
+    /// Returns this table, still empty, with an observer of all calls.
     pub(crate) fn observed_by(self, events: Option<Arc<dyn Events>>) -> Self {
         let policy = self.policy();
         let state = policy.start(self.clock.now());
@@ -218,18 +223,18 @@ where
         self.hasher.hash_one(key)
     }
 
-    /// The shard of a hash. Its tables take the lowest bits for places and the highest seven for
-    /// tags, so this takes those between.
+    /// Returns the shard of a hash. hashbrown takes the lowest bits for places and the highest
+    /// seven for tags, so this takes the bits between.
     #[inline]
     pub(super) fn shard(&self, hash: u64) -> &Locked<K, P, C> {
         let middle = (hash >> 20) & u64::from(u32::MAX);
-        // Below the number of shards.
+        // Truncation is harmless: the index is below the number of shards.
         #[allow(clippy::cast_possible_truncation)]
         let index = ((middle * self.shards.len() as u64) >> 32) as usize;
         &self.shards[index]
     }
 
-    /// Takes what a request asks for, of a key.
+    /// Takes what a request asks for from a key.
     #[inline]
     pub(crate) fn try_acquire<Q>(&self, key: &Q, request: &Request) -> Result<(), Refusal>
     where
@@ -247,14 +252,14 @@ where
         }
     }
 
-    /// Takes `n` permits of a key if it is known, and its shard has no lines. Tells nobody.
+    /// Takes `n` permits of a key if the key is known and its shard has no lines. Reports nothing.
     #[inline]
     fn try_known<Q>(&self, hash: u64, key: &Q, n: u32) -> Option<Result<(), Refusal>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        // Before the lock, so that the processor does both at the same time.
+        // The clock is read before the lock, so that the processor overlaps both.
         let now = self.clock.now();
         let shard = read(self.shard(hash));
         if shard.lines.is_some() {
@@ -264,7 +269,7 @@ where
         Some(take(&shard.policy, state, now, n))
     }
 
-    /// The same for a key that is new, or in a shard with lines.
+    /// Takes what a request asks for if the key is new or its shard has lines.
     #[cold]
     fn try_slow<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<(), Refusal>
     where
@@ -277,7 +282,7 @@ where
         }
     }
 
-    /// Takes what a request asks for, of a key, or returns the line to wait in.
+    /// Takes what a request asks for from a key, or returns the line to wait in.
     pub(crate) fn take_or_line<Q>(
         &self,
         key: &Q,
@@ -297,13 +302,13 @@ where
         };
         match answer {
             Ok(Some(line)) => Ok(Some(line)),
-            // It is told when it was served.
+            // Not reported: the line reports when the request is served or refused.
             Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Some),
             answer => self.tell(n, answer.map(drop)).map(|()| None),
         }
     }
 
-    /// Lets an exempt request pass. It takes nothing, so a key that is new stays unknown.
+    /// Lets an exempt request pass. It takes no permits, so a new key stays unknown.
     #[cold]
     fn pass_exempt<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<(), Refusal>
     where
@@ -317,7 +322,7 @@ where
         Ok(())
     }
 
-    /// Tells the observer how a request ended that no line was asked for: a line tells by itself.
+    /// Reports a request that was decided without a line. A line reports for itself.
     #[cold]
     pub(super) fn tell(&self, n: u32, answer: Result<(), Refusal>) -> Result<(), Refusal> {
         self.report(|events| match &answer {
@@ -327,20 +332,21 @@ where
         answer
     }
 
-    /// Tells the observer, if there is one. Not under the lock of a shard.
+    /// Reports an event to the observer, if there is one. The caller holds no lock of a shard.
     fn report(&self, event: impl FnOnce(&dyn Events)) {
         if let Some(events) = &self.events {
             report(&**events, event);
         }
     }
 
-    /// What the keys without room share, if they do and a new key would find no room.
+    /// Returns the limiter of the keys without room, if they share one and a new key would find no
+    /// room.
     pub(crate) fn shared(&self) -> Option<&Line<P, C>> {
         let shares = self.when_full == WhenKeysFull::ShareOne && !self.has_room();
         (shares && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
     }
 
-    /// Takes `n` permits of a key that may be new, or returns the line to ask. Tells nobody.
+    /// Takes `n` permits of a key that may be new, or returns the line to ask. Reports nothing.
     fn ask<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Option<Visit<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
@@ -354,12 +360,12 @@ where
         match found {
             Found::Known(answer) => answer.map(|()| None),
             Found::Line(line) => Ok(Some(self.visit(hash, line))),
-            // It was added.
+            // Unreachable: `add` never returns `Nowhere`.
             Found::Nowhere => Err(self.no_room()),
         }
     }
 
-    /// Looks for a key, and if it is known does something with its state.
+    /// Looks a key up. If it is known, runs `work` on its state.
     pub(crate) fn find<Q, T>(
         &self,
         key: &Q,
@@ -392,7 +398,8 @@ where
         }
     }
 
-    /// What a key could have. One that is not known is as a new one, or as those that share.
+    /// Returns the status of a key. An unknown key has the status of a new key, or of the shared
+    /// limiter.
     pub(crate) fn status<Q>(&self, key: &Q) -> Status
     where
         K: Borrow<Q>,
@@ -412,7 +419,7 @@ where
         }
     }
 
-    /// Adds a key, unless another request did meanwhile, and takes `n` permits.
+    /// Adds a key, unless another request has added it meanwhile, and takes `n` permits.
     fn add<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Asked<P, C>, Refusal>
     where
         K: Borrow<Q>,
@@ -426,7 +433,7 @@ where
             if let Some(state) = shard.known.find(hash, key) {
                 return Step::Done(Found::Known(take(&shard.policy, state, self.clock.now(), n)));
             }
-            // A request that can never be granted leaves no trace.
+            // A request that can never be granted adds no key.
             if let Err(never) = shard.policy.check(n) {
                 return Step::Done(Found::Known(Err(never)));
             }
@@ -438,7 +445,7 @@ where
             let state = shard.policy.start_again(now);
             let answer = take(&shard.policy, &state, self.clock.now(), n);
             shard.known.reserve(|known| self.hash_of(known));
-            // From here on nothing can panic.
+            // From here on nothing can panic, so the key is counted exactly if it is inserted.
             if let Some(key) = new.take() {
                 shard.known.insert(hash, key, state);
                 counted.keep();
@@ -448,7 +455,7 @@ where
         self.or_shared(added, Found::Line)
     }
 
-    /// What was found, or for a key without room the line that all of them share, if they do.
+    /// Returns what was found. A key without room gets the shared limiter, with `ShareOne`.
     pub(super) fn or_shared<T>(
         &self,
         found: Result<T, Refusal>,
@@ -460,8 +467,9 @@ where
         })
     }
 
-    /// Does what may need a place and a key to keep in it, under the lock of a shard. Makes a place
-    /// until there is one, or none can be made.
+    /// Runs `work` under the exclusive lock of a shard. If `work` needs a place, makes room and
+    /// runs it again, until it succeeds or no room can be made. If it needs a key to keep, clones
+    /// the key without the lock.
     pub(super) fn with_room<Q, T>(
         &self,
         hash: u64,
@@ -479,14 +487,15 @@ where
             let step = work(&mut write(self.shard(hash)), now, &mut new, &mut removed);
             match step {
                 Step::Done(done) => {
-                    // Before the answer is in the caller's hands: an answer that is being returned
-                    // when a drop panics is leaked, and a limiter's handle with it.
+                    // Drop before returning: if a drop panics while the answer is being returned,
+                    // the answer leaks, and with it a handle to a limiter.
                     drop(removed);
                     return Ok(done);
                 }
                 Step::Key => new = Some(key.to_owned()),
                 Step::Room if !self.make_room(hash, now, &mut removed) => break,
-                // Other requests may take the room that this one makes, but not always.
+                // Other requests may take the room that this request makes, so the tries are
+                // bounded.
                 Step::Room => tries += 1,
             }
         }
@@ -497,24 +506,27 @@ where
         Refusal::TooManyKeys { limit: self.max_keys }
     }
 
-    /// Whether a key can be added without forgetting another one.
+    /// Returns whether a key can be added without forgetting another one.
     pub(super) fn has_room(&self) -> bool {
         self.len() < self.max_keys
     }
 
-    /// Counts a key that is about to be added, if it may be.
+    /// Counts a key that is about to be added, if the bound allows it.
     pub(super) fn count_one(&self) -> Option<Counted<'_>> {
         let more = |count: usize| (count < self.max_keys).then(|| count + 1);
+        // Relaxed: the compare-and-swap reads the latest count at any ordering, so the bound holds.
+        // The shard's lock publishes the entry.
         let counted = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         counted.ok().map(|_| Counted(&self.count))
     }
 
+    /// Uncounts a key that has left the table.
     pub(super) fn uncount(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Forgets a key and what it owes. Returns whether it was known. A caller that has its limiter
-    /// keeps that.
+    /// Forgets a key and what it owes. Returns whether it was known. A caller that holds the key's
+    /// limiter keeps it.
     pub(crate) fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -538,25 +550,26 @@ where
     }
 }
 
-/// Takes `n` permits of a state.
+/// Takes `n` permits from a state.
 #[inline]
 fn take<P: Policy>(policy: &Arc<P>, state: &P::State, now: Nanos, n: u32) -> Result<(), Refusal> {
-    // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place
-    // first.
+    // `?` leaves the charge where it is. `map(drop)` would first copy charge and refusal to one
+    // place.
     policy.try_acquire(state, now, n)?;
     Ok(())
 }
 
-/// What could be had of a state for which nobody waits.
+/// Returns the status of a state for which no request waits.
 fn status<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> Status {
     Status::new(policy.status(state, now), now, 0)
 }
 
-/// A key is counted. If it is not added after all, because foreign code panics, it is no more.
+/// Guards a counted key until it is added. If foreign code panics before that, the drop uncounts
+/// the key.
 pub(super) struct Counted<'a>(&'a AtomicUsize);
 
 impl Counted<'_> {
-    /// It was added.
+    /// Keeps the count: the key was added.
     pub(super) fn keep(self) {
         std::mem::forget(self);
     }
@@ -574,7 +587,7 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// The keys of one shard after the other.
+    /// Returns the keys, one shard after the other.
     pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<StatisticsSnapshot<K, P, C>>> {
         self.shards.iter().map(|lock| {
             let (shard, now) = (read(lock), self.clock.now());
