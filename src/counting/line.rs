@@ -1,46 +1,47 @@
-//! The state of a counting limit: one word in front, and a line behind it.
+//! The state of a counting limit: one atomic word for requests that need not wait, and a line
+//! behind a lock.
 //!
 //! # State
 //!
 //! `word` is twice the number of free permits, plus 1 while the line has an entry. The number is
-//! negative while more permits are out than a lowered limit allows: what is given back pays that
-//! debt first, so a lower limit needs no list of permits that are to be kept back.
+//! negative while more permits are out than a lowered limit allows. Permits that are given back pay
+//! that debt first, so a lowered limit needs no list of permits to withhold.
 //!
-//! | entry of the line | what happens at the front | what those behind it do |
+//! | entry of the line | at the front it | entries behind it |
 //! |---|---|---|
 //! | a waiter | takes its permits, and is woken with the answer | wait |
-//! | a place that stands | rings its composite, and takes nothing | wait, until the composite takes, parks or leaves |
+//! | a place that stands | notifies its composite, and takes nothing | wait until the composite takes, parks or leaves |
 //!
-//! | a place of a composite | in the line | holds |
+//! | place of a composite | in the line | permits held |
 //! |---|---|---|
-//! | parked, since the composite waits for something else | no, but it keeps its number | nothing |
-//! | stands, since the composite waits for this limit | yes, at its number | nothing |
+//! | parked: the composite waits for another member | no, but it keeps its number | none |
+//! | stands: the composite waits for this limit | yes, at its number | none |
 //!
-//! A waiter of more permits than the limit is refused under the same lock as the limit is lowered.
-//! It is found by size, wherever it stands, so it holds up no other waiter.
+//! A waiter for more permits than the limit is refused under the lock under which the limit is
+//! lowered. It is found by size, wherever it stands, so it delays no other waiter.
 //!
 //! # Ordering
 //!
 //! | operation | ordering | pairs with | what it protects |
 //! |---|---|---|---|
-//! | permits are taken: an exchange of `word` | Acquire | giving back | what the last holder did with its permit happens before |
-//! | permits are given back: an addition to `word` | Release | taking | the same |
-//! | the flag is raised and lowered, under the lock | Relaxed | | see below |
+//! | take permits: an exchange of `word` | Acquire | give back | the last holder's actions happen before the next holder's |
+//! | give permits back: an addition to `word` | Release | take | as above |
+//! | raise and lower the flag, under the lock | Relaxed | | see below |
 //! | `limit` and `lowered`, written under the lock | Relaxed | | `limit` gives refusals their reason; `word` alone decides |
-//! | the line | under the lock | | |
+//! | the line | the lock | | |
 //!
-//! **No lost wake-up.** The bad execution: a waiter finds no permit and joins the line, a permit is
-//! given back in between, and its giver finds no line. The waiter raises the flag before it looks
-//! for the last time, and both are operations on `word`, as giving back is. All read-modify-write
-//! operations on one word have one order. If the permit is given back before the flag is raised,
-//! the waiter's look finds it. If it is given back after, its giver reads the flag, takes the lock
-//! and serves the line.
+//! **No wake-up is lost.** The bad execution: a waiter finds no permit and joins the line, a permit
+//! is given back in between, and its giver sees no line. The waiter raises the flag before its last
+//! look at the free permits. Raising, looking and giving back are all operations on `word`, and
+//! read-modify-write operations on one word have one order. If the permit is given back before the
+//! flag is raised, the waiter's last look finds it. If it is given back after, its giver reads the
+//! flag, takes the lock and serves the line.
 //!
-//! **No overtaking.** A request that begins after a waiter has joined reads the flag, at any
-//! ordering, by coherence; then it is refused or joins behind. **No permit too many.** An exchange
-//! succeeds only on the latest word. The limit is checked first, by a reading that may be old; but
-//! the free permits never exceed the limit that `word` was last changed to, so a request above it
-//! fails at the exchange.
+//! **No request overtakes.** A request that begins after a waiter has joined reads the flag, at any
+//! ordering, by coherence. Then it is refused or joins behind. **No permit too many is granted.**
+//! An exchange succeeds only on the latest word. The limit is checked first, by a read that may be
+//! stale. But the free permits never exceed the limit that `word` was last changed to, so a request
+//! above that limit fails at the exchange.
 //!
 //! **Why not more.** Two words, one for permits and one for the flag, would need sequential
 //! consistency.
@@ -62,15 +63,16 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 /// The flag of `word`: the line has an entry.
 pub(crate) const LINE: u64 = 1;
 
-/// So many entries are answered before the lock is let go for a moment: less than a millisecond.
+/// The number of entries answered before the lock is released for a moment: less than a millisecond
+/// of work.
 const SLICE: usize = 1024;
 
-/// What permits weigh in `word`.
+/// What `n` permits add to `word`.
 pub(crate) const fn weight(n: u32) -> u64 {
     (n as u64) << 1
 }
 
-/// The free permits that `word` tells of.
+/// Returns the number of free permits in `word`.
 const fn free(word: u64) -> i64 {
     word.cast_signed() >> 1
 }
@@ -78,17 +80,18 @@ const fn free(word: u64) -> i64 {
 pub(crate) struct Pool {
     pub(crate) word: AtomicU64,
     limit: AtomicU32,
-    /// How often the limit was lowered.
+    /// How often the limit was lowered. A composite compares it to learn that its request may be
+    /// too large.
     lowered: AtomicU64,
     line: Mutex<Waiters>,
 }
 
-/// Numbers of entries and places are given in order of arrival, from 1 on.
+/// The line. Entries and places are numbered in order of arrival, from 1 on.
 struct Waiters {
     entries: BTreeMap<u64, Entry>,
-    /// The waiters of more than one permit, by size: a lower limit refuses the largest.
+    /// Waiters for more than one permit, by size: a lowered limit refuses the largest first.
     large: BTreeSet<(u32, u64)>,
-    /// The answers that were not seen yet.
+    /// Answers that their waiters have not taken yet.
     answers: BTreeMap<u64, Result<(), Refusal>>,
     /// All places, parked or in the line.
     places: BTreeMap<u64, Place>,
@@ -103,13 +106,13 @@ enum Entry {
 }
 
 struct Place {
-    /// Whether its composite knows that its permits are there. Cleared when they are not.
+    /// Whether its composite was notified that its permits are free. Cleared when they are not.
     rung: bool,
     composite: Weak<dyn Recheck>,
 }
 
 impl Waiters {
-    /// Whether no entry is before this number.
+    /// Returns whether no entry comes before this number.
     fn is_first(&self, number: u64) -> bool {
         self.entries.first_key_value().is_none_or(|(first, _)| *first >= number)
     }
@@ -148,32 +151,37 @@ impl Pool {
     }
 
     pub(super) fn limit(&self) -> u32 {
+        // Relaxed: the limit only chooses a refusal; `word` decides.
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// How often the limit was lowered.
+    /// Returns how often the limit was lowered.
     pub(super) fn lowered(&self) -> u64 {
+        // Relaxed: the thread that lowers the limit runs the rechecks of the composites afterwards.
         self.lowered.load(Ordering::Relaxed)
     }
 
-    /// How many permits a request would find now: none while others wait.
+    /// Returns how many permits a request would find now: none while other requests wait.
     pub(super) fn available(&self) -> u32 {
         let word = self.word.load(Ordering::Relaxed);
         if word & LINE != 0 { 0 } else { u32::try_from(free(word).max(0)).unwrap_or(u32::MAX) }
     }
 
-    /// Takes permits unless others wait for them. No lock.
+    /// Takes permits unless other requests wait for them. Takes no lock.
     #[inline]
     pub(super) fn try_take(&self, n: u32) -> bool {
         self.take_if(n, |word| word & LINE == 0)
     }
 
-    /// Takes permits if they are there, and `may` says so of the word.
+    /// Takes permits if they are free and `may` accepts the word.
     #[inline]
     fn take_if(&self, n: u32, may: impl Fn(u64) -> bool) -> bool {
+        // Relaxed: the exchange checks the value.
         let mut word = self.word.load(Ordering::Relaxed);
         while may(word) && free(word) >= i64::from(n) {
             let less = word.wrapping_sub(weight(n));
+            // Acquire pairs with the Release of `give_back`. On failure nothing is taken, so
+            // Relaxed is enough.
             match self.word.compare_exchange_weak(word, less, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => word = now,
@@ -182,9 +190,11 @@ impl Pool {
         false
     }
 
-    /// Gives permits back. No lock unless others wait for them.
+    /// Gives permits back. Takes no lock unless other requests wait for them.
     #[inline]
     pub(super) fn give_back(&self, n: u32) {
+        // Release: the next holder sees what this holder did. One operation adds and reads the
+        // flag: a flag read before the addition could miss a waiter that joins in between.
         if self.word.fetch_add(weight(n), Ordering::Release) & LINE != 0 {
             self.serve_line();
         }
@@ -200,17 +210,18 @@ impl Pool {
         self.with_line(&mut Later::new(), |line, deferred| {
             let before = self.limit.swap(limit, Ordering::Relaxed);
             let more = i64::from(limit) - i64::from(before);
+            // Relaxed: a change of the limit publishes nothing; `word` alone decides.
             self.word.fetch_add(more.cast_unsigned() << 1, Ordering::Relaxed);
             if more < 0 {
-                // Before the composites are rung, which compare it.
+                // Counted before the composites are notified, because they compare the count.
                 self.lowered.fetch_add(1, Ordering::Relaxed);
                 deferred.rechecks.extend(line.places.values().filter_map(|place| place.composite.upgrade()));
             }
         });
     }
 
-    /// Runs `work` with the line and serves it. Foreign code is left in `deferred`, which runs
-    /// without the lock.
+    /// Runs `work` with the line, then serves the line. Foreign code is left in `deferred`, which
+    /// runs without the lock.
     fn with_line<C: Timer, T>(
         &self,
         deferred: &mut Deferred<C>,
@@ -219,6 +230,8 @@ impl Pool {
         let mut line = lock(&self.line);
         let result = work(&mut line, deferred);
         while !self.serve(&mut line, deferred) {
+            // The lock is released after each slice, so that a long line does not block other
+            // threads.
             drop(line);
             std::thread::yield_now();
             line = lock(&self.line);
@@ -226,8 +239,8 @@ impl Pool {
         result
     }
 
-    /// Refuses all that exceed the limit, and grants in order what is there. Returns whether that
-    /// is done, or a slice of it.
+    /// Refuses waiters above the limit, and grants the others in order while permits are free.
+    /// Returns `false` if it stopped after a slice.
     fn serve<C: Timer>(&self, line: &mut MutexGuard<'_, Waiters>, deferred: &mut Deferred<C>) -> bool {
         self.raise_flag(line);
         let limit = self.limit();
@@ -242,6 +255,7 @@ impl Pool {
             match line.entries.first_key_value() {
                 None => {
                     if std::mem::take(&mut line.flag) {
+                        // Relaxed: the flag is changed only under the lock, and the line is empty.
                         self.word.fetch_and(!LINE, Ordering::Relaxed);
                     }
                     return true;
@@ -266,10 +280,12 @@ impl Pool {
         false
     }
 
-    /// Before the last look at the free permits: from then on, giving back takes the lock.
+    /// Raises the flag if the line has an entry. Call it before the last look at the free permits:
+    /// from then on, giving back takes the lock.
     fn raise_flag(&self, line: &mut Waiters) {
         if !line.flag && !line.entries.is_empty() {
             line.flag = true;
+            // Relaxed: the order of operations on `word` is enough; see "No wake-up is lost".
             self.word.fetch_or(LINE, Ordering::Relaxed);
         }
     }
@@ -279,10 +295,10 @@ impl Pool {
     }
 }
 
-/// Waiters.
+/// Methods for waiters.
 impl Pool {
-    /// Takes permits, or joins the line behind all others with a waker that is called with the
-    /// answer. The error is its number.
+    /// Takes permits, or joins the line behind all others with a waker that is called when the
+    /// answer is there. The error is the waiter's number.
     pub(super) fn join(&self, n: u32, waker: Waker, deferred: &mut Later) -> Result<(), u64> {
         self.with_line(deferred, |line, deferred| {
             if line.entries.is_empty() && self.take_if(n, |_| true) {
@@ -292,14 +308,15 @@ impl Pool {
             let number = line.number();
             line.entries.insert(number, Entry::Waiter { n, waker });
             if n > 1 {
-                // One permit is never refused: another limit may allow it.
+                // Waiters for one permit are left out: they are never refused, because the limit
+                // may be raised later.
                 line.large.insert((n, number));
             }
             Err(number)
         })
     }
 
-    /// Takes the answer of a waiter, or leaves it another waker.
+    /// Takes the answer of a waiter, or leaves another waker for it.
     pub(super) fn look(&self, number: u64, waker: Waker, deferred: &mut Later) -> Poll<Result<(), Refusal>> {
         self.with_line(deferred, |line, deferred| {
             let unused = match line.entries.get_mut(&number) {
@@ -314,7 +331,8 @@ impl Pool {
         })
     }
 
-    /// Drops a waiter at any stage. A grant of `n` permits that it has not seen is given back.
+    /// Removes a waiter at any stage. A grant of `n` permits that its future has not seen is given
+    /// back.
     pub(super) fn leave(&self, number: u64, n: u32) {
         self.with_line(&mut Later::new(), |line, deferred| {
             if let Some(Entry::Waiter { waker, .. }) = line.entries.remove(&number) {
@@ -322,16 +340,17 @@ impl Pool {
                 deferred.discard.push(waker);
             }
             if let Some(Ok(())) = line.answers.remove(&number) {
+                // Release, as in `give_back`. `with_line` serves the line afterwards.
                 self.word.fetch_add(weight(n), Ordering::Release);
             }
         });
     }
 }
 
-/// Places of composites. Called with the composite's lock held, which comes before this
-/// one.
+/// Methods for the places of composites. The caller holds the composite's lock, which is taken
+/// before this lock.
 impl Pool {
-    /// Takes a place behind all others, parked. Its composite is rung when a limit is lowered.
+    /// Adds a parked place behind all others. Its composite is notified when the limit is lowered.
     pub(super) fn sit(&self, composite: Weak<dyn Recheck>) -> u64 {
         let mut line = lock(&self.line);
         let number = line.number();
@@ -339,7 +358,7 @@ impl Pool {
         number
     }
 
-    /// Whether `n` permits are there for the place. Number 0 is a newcomer.
+    /// Returns whether `n` permits are free for the place. Number 0 is a newcomer.
     pub(super) fn has_turn(&self, number: u64, n: u32) -> bool {
         match number {
             0 => self.available() >= n,
@@ -347,7 +366,7 @@ impl Pool {
         }
     }
 
-    /// Takes `n` permits at the turn of the place.
+    /// Takes `n` permits if it is the turn of the place.
     pub(super) fn take_turn(&self, number: u64, n: u32) -> bool {
         match number {
             0 => self.try_take(n),
@@ -355,11 +374,12 @@ impl Pool {
         }
     }
 
-    /// Puts the place in the line, for `n` permits. Returns whether they are there; if not, the
-    /// composite is rung when they are.
+    /// Puts the place in the line for `n` permits. Returns whether they are free. If not, the
+    /// composite is notified when they are.
     pub(super) fn stand<C: Timer>(&self, number: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
         self.with_line(deferred, |line, _| {
             line.entries.insert(number, Entry::Place { n });
+            // Before the look, so that a permit given back after it is noticed.
             self.raise_flag(line);
             let turn = line.is_first(number) && self.has_free(n);
             if let Some(place) = line.places.get_mut(&number) {
@@ -369,12 +389,12 @@ impl Pool {
         })
     }
 
-    /// Takes the place out of the line; it keeps its number.
+    /// Takes the place out of the line. It keeps its number.
     pub(super) fn park<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
         self.with_line(deferred, |line, _| line.entries.remove(&number));
     }
 
-    /// Gives the place up.
+    /// Removes the place.
     pub(super) fn rise<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
         self.with_line(deferred, |line, _| {
             line.entries.remove(&number);
@@ -383,5 +403,6 @@ impl Pool {
     }
 }
 
-/// What is left for when the lock is gone. A counting limit has no alarms, so any clock will do.
+/// Foreign code that runs when the lock is released. A counting limit has no alarms, so any clock
+/// type will do.
 pub(super) type Later = Deferred<crate::clock::ManualClock>;

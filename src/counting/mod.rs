@@ -1,4 +1,4 @@
-//! [`CountingLimit`]: so many at the same time, however long each takes.
+//! [`CountingLimit`]: limits how many permits are out at one time, however long each is held.
 
 pub(crate) mod line;
 
@@ -16,29 +16,31 @@ use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
 use crate::policy::Policy;
 
-/// At most so many at the same time: connections, calls in flight, jobs. A permit is given back
-/// when it is dropped.
+/// Limits how many permits are out at one time: connections, calls in flight, jobs. Dropping a
+/// permit gives it back.
 ///
-/// It knows no time, so a refusal cannot tell when to retry. It is a fair semaphore with the calls
-/// of this crate, and its limit can be changed while permits are out. To limit the rate as well,
-/// see [`acquire_with`](CountingLimit::acquire_with), or [`AllOf`](crate::AllOf) for several.
+/// A counting limit is a fair semaphore whose limit can be changed while permits are out. It has no
+/// rate, so a refusal cannot say when to retry. To limit the rate as well, see
+/// [`acquire_with`](CountingLimit::acquire_with), or [`AllOf`](crate::AllOf) for several limits.
 ///
-/// While no request waits, taking and giving back are one atomic operation each. What a holder does
-/// before it gives a permit back happens before anything that the next holder of it does.
+/// While no request waits, taking and giving back are one atomic operation each. A holder's actions
+/// before it gives a permit back happen before all actions of that permit's next holder.
 ///
 /// Clones share one limit.
 ///
 /// # Fairness
 ///
-/// First come, first served, whatever the size: a request is never overtaken. A request for more
-/// permits than a lowered limit has is refused at once, and those behind it go on.
+/// Requests are served first come, first served, whatever their size: no request is overtaken. If
+/// the limit is lowered below the size of a request, that request is refused at once, and the
+/// requests behind it go on.
 ///
-/// A wait is granted whether its future is polled or not, and holds its permits from then on: drop
-/// futures that are no longer wanted.
+/// A waiting future is granted its permits even if it is not polled, and holds them from then on:
+/// drop futures that you no longer need.
 ///
 /// # Cancel safety
 ///
-/// Dropping a wait leaves no trace.
+/// Dropping a waiting future withdraws its request. If the request was granted already, its permits
+/// are given back.
 ///
 /// # Examples
 ///
@@ -62,7 +64,7 @@ pub struct CountingLimit {
     pub(crate) pool: Arc<Pool>,
 }
 
-/// Permits of a [`CountingLimit`]: given back when dropped.
+/// Permits of a [`CountingLimit`]. Dropping this value gives them back.
 #[must_use = "dropping it gives the permits back"]
 pub struct CountingPermit {
     pool: Arc<Pool>,
@@ -73,7 +75,8 @@ impl CountingLimit {
     /// The largest limit.
     pub const MAX_LIMIT: u32 = u32::MAX;
 
-    /// At most `limit` permits at the same time. With 0 there are none, until the limit is changed.
+    /// Creates a limit of `limit` permits out at one time. With 0 no permit is available until the
+    /// limit is changed.
     #[must_use]
     pub fn new(limit: u32) -> CountingLimit {
         CountingLimit { pool: Arc::new(Pool::new(limit)) }
@@ -83,7 +86,8 @@ impl CountingLimit {
     pub async fn acquire(&self) -> CountingPermit {
         match self.wait(1).await {
             Ok(permit) => permit,
-            // One permit is never refused: another limit may allow it.
+            // Unreachable: a request for one permit is never refused, because the limit may be
+            // raised later.
             Err(_) => std::future::pending().await,
         }
     }
@@ -104,7 +108,7 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if none is free, or others wait for it.
+    /// [`Refusal::InUse`] if no permit is free, or other requests wait.
     pub fn try_acquire(&self) -> Result<CountingPermit, Refusal> {
         self.try_acquire_many(1)
     }
@@ -113,7 +117,7 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if they are not free, or others wait for them; and those of
+    /// [`Refusal::InUse`] if they are not free, or other requests wait; and the errors of
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub fn try_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
@@ -125,12 +129,12 @@ impl CountingLimit {
 
     /// Waits for one permit, but no longer than `within`, by tokio's clock.
     ///
-    /// Nobody knows when a permit is given back, so unlike with a rate this cannot be refused at
-    /// once.
+    /// The time at which a permit is given back is unknown, so unlike a rate limiter this cannot
+    /// refuse at once.
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if none was free in time.
+    /// [`Refusal::InUse`] if no permit was free in time.
     ///
     /// # Panics
     ///
@@ -139,11 +143,11 @@ impl CountingLimit {
         self.acquire_many_within(1, within).await
     }
 
-    /// [`acquire_within`](CountingLimit::acquire_within) for `n` permits at once.
+    /// Waits for `n` permits at once, but no longer than `within`, by tokio's clock.
     ///
     /// # Errors
     ///
-    /// As [`acquire_within`](CountingLimit::acquire_within) and
+    /// The errors of [`acquire_within`](CountingLimit::acquire_within) and
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub async fn acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
@@ -151,13 +155,13 @@ impl CountingLimit {
         in_time.unwrap_or_else(|_| Err(Refusal::InUse { limit: self.limit() }))
     }
 
-    /// Waits for one permit of this limit, and then for one of a rate: so many at the same time
-    /// *and* so many per second.
+    /// Waits for one permit of this limit, and then for one permit of a rate limiter. This bounds
+    /// both the calls in flight and the calls per second.
     ///
-    /// In this order, so that no permit of the rate is spent on a call that cannot begin: those who
-    /// wait for the rate hold a permit of this limit meanwhile. It cannot refuse, so it waits
-    /// outside of a [`LeakyBucket`](crate::LeakyBucket). Dropping the wait leaves no trace in
-    /// either.
+    /// The rate comes second, so that a call that cannot begin spends no permit of the rate. A
+    /// request that waits for the rate holds a permit of this limit meanwhile. This method cannot
+    /// refuse, so with a [`LeakyBucket`](crate::LeakyBucket) it waits even when the bucket is at
+    /// its capacity. Dropping the future takes nothing from either limiter.
     ///
     /// # Examples
     ///
@@ -166,7 +170,8 @@ impl CountingLimit {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
-    /// let (in_flight, rate) = (CountingLimit::new(20), RateLimiter::smooth_bursty(Rate::per_second(100)));
+    /// let in_flight = CountingLimit::new(20);
+    /// let rate = RateLimiter::smooth_bursty(Rate::per_second(100));
     /// let permit = in_flight.acquire_with(&rate).await;
     /// // ... the call ...
     /// drop(permit);
@@ -178,11 +183,11 @@ impl CountingLimit {
         permit
     }
 
-    /// Takes one permit of this limit and one of a rate now, or neither.
+    /// Takes one permit of this limit and one permit of a rate limiter now, or neither.
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`], or what the rate says.
+    /// [`Refusal::InUse`], or the refusal of the rate limiter.
     pub fn try_acquire_with<P: Policy, C: Timer>(
         &self,
         rate: &RateLimiter<P, C>,
@@ -192,23 +197,24 @@ impl CountingLimit {
         Ok(permit)
     }
 
-    /// The limit.
+    /// Returns the limit.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.pool.limit()
     }
 
-    /// How many permits a request would find now: 0 while other requests wait.
+    /// Returns how many permits a request would find now: 0 while other requests wait.
     #[must_use]
     pub fn available(&self) -> u32 {
         self.pool.available()
     }
 
-    /// Changes the limit, at once for requests that wait: a request for more than one permit and
-    /// for more than the new limit is refused with [`Refusal::ExceedsLimit`], and the others go on.
+    /// Changes the limit, with immediate effect on waiting requests. A request for more than one
+    /// permit and for more than the new limit is refused with [`Refusal::ExceedsLimit`]. The other
+    /// requests go on.
     ///
-    /// Permits that are out stay out: after the limit was lowered there may be more than it for a
-    /// while.
+    /// Permits that are out stay out. After the limit was lowered, more permits than the limit may
+    /// be out for a while.
     ///
     /// # Examples
     ///
@@ -228,7 +234,7 @@ impl CountingLimit {
         self.pool.set_limit(limit);
     }
 
-    /// Where it is in memory: the same for all clones.
+    /// Returns its address, which all clones share. Composites sort their members by it.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.pool).addr()
     }
@@ -237,7 +243,7 @@ impl CountingLimit {
         let limit = self.limit();
         match n {
             0 => Err(Refusal::ZeroPermits),
-            // One permit can be had some day, at another limit if not at this one.
+            // One permit is never refused here: the limit may be raised later.
             1 => Ok(()),
             _ if n > limit => Err(Refusal::ExceedsLimit { requested: n, limit }),
             _ => Ok(()),
@@ -253,10 +259,10 @@ impl CountingLimit {
     }
 }
 
-/// For composites, which hold a place in the line; see `counting/line.rs`. A place with the number
-/// 0 is a newcomer.
+/// Methods for composites, which hold a place in the line; see `counting/line.rs`. Place number 0
+/// means a newcomer without a place.
 impl CountingLimit {
-    /// How often the limit was lowered.
+    /// Returns how often the limit was lowered.
     pub(crate) fn lowered(&self) -> u64 {
         self.pool.lowered()
     }
@@ -286,11 +292,11 @@ impl CountingLimit {
     }
 }
 
-/// A wait for permits.
+/// A future that waits for permits.
 struct Turn<'a> {
     limit: &'a CountingLimit,
     n: u32,
-    /// Its number in the line, from its first poll to its answer.
+    /// The request's number in the line, from its first poll until its answer.
     number: Option<u64>,
 }
 
@@ -303,7 +309,7 @@ impl Future for Turn<'_> {
         if number.is_none() && pool.try_take(*n) {
             return Poll::Ready(Ok(limit.permit(*n)));
         }
-        // Cloned without the lock: it is foreign code.
+        // Cloned before the lock is taken, because a waker is foreign code.
         let (waker, mut deferred) = (context.waker().clone(), Later::new());
         let answer = match *number {
             Some(number) => ready!(pool.look(number, waker, &mut deferred)),
@@ -316,9 +322,10 @@ impl Future for Turn<'_> {
             },
         };
         *number = None;
+        // The permit exists from here on, so a panic below gives it back.
         let answer = answer.map(|()| limit.permit(*n));
-        // Other waiters' wakers run here. One that panics finds the number and the permit where
-        // they belong.
+        // The wakers of other waiters run here. If one panics, the number is cleared and the permit
+        // is dropped.
         drop(deferred);
         Poll::Ready(answer)
     }
@@ -333,7 +340,7 @@ impl Drop for Turn<'_> {
 }
 
 impl CountingPermit {
-    /// How many permits these are.
+    /// Returns the number of permits.
     #[must_use]
     pub fn permits(&self) -> u32 {
         self.n
