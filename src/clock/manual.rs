@@ -1,4 +1,4 @@
-//! A clock that moves when it is told to.
+//! A clock that moves only when a caller moves it.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -12,14 +12,13 @@ use crate::time::Nanos;
 
 /// A clock for tests and simulations: it stands still until it is advanced.
 ///
-/// Clones share the time. [`advance`](ManualClock::advance) goes from one due time to the next, so
-/// that everything that waits happens at its own time, as it would in reality, and by the time it
-/// returns, permits that came due have been granted. [`jump`](ManualClock::jump) skips the times
-/// between, as a stalled machine does.
+/// Clones share the time. [`advance`](ManualClock::advance) moves from one due time to the next, so
+/// that each timer fires at its own time. When it returns, permits that came due have been granted.
+/// [`jump`](ManualClock::jump) skips the times between, like a machine that stalled.
 ///
-/// Works with any executor, and with blocking calls from other threads. A task's own code runs when
-/// its executor runs it, which is after `advance` has returned. To be sure that another task or
-/// thread waits before you advance, look at [`status().waiting`](crate::RateLimiter::status).
+/// It works with any executor, and with blocking calls from other threads. A task's own code runs
+/// when its executor runs it, which is after `advance` has returned. To be sure that another task
+/// or thread waits before you advance, check [`status().waiting`](crate::RateLimiter::status).
 ///
 /// # Examples
 ///
@@ -39,20 +38,20 @@ pub struct ManualClock {
 #[derive(Debug, Default)]
 struct Shared {
     now: Nanos,
-    /// Who sleeps until when. The second part of the key tells sleeps of the same time apart, in
-    /// order.
+    /// The waker of each sleep, by its due time. The second part of the key is a number in order of
+    /// registration, so that sleeps with equal times stay apart.
     sleepers: BTreeMap<(Nanos, u64), Waker>,
     next_id: u64,
 }
 
 impl ManualClock {
-    /// A clock that stands at zero.
+    /// Creates a clock that stands at zero.
     #[must_use]
     pub fn new() -> ManualClock {
         ManualClock::default()
     }
 
-    /// A clock that stands at `now`.
+    /// Creates a clock that stands at `now`.
     #[must_use]
     pub fn starting_at(now: Nanos) -> ManualClock {
         let clock = ManualClock::default();
@@ -60,28 +59,29 @@ impl ManualClock {
         clock
     }
 
-    /// Moves forward by `span`, stopping at each time that somebody waits for.
+    /// Moves forward by `span`, stopping at each time at which a sleep is due.
     ///
-    /// Call it from one thread at a time: where two threads advance at once, one may pass a time
-    /// before the other has served those who are due at it, and they are served late.
+    /// Call it from one thread at a time. If two threads advance at once, one may pass a time
+    /// before the other has woken the sleeps that are due at it, and their requests are served
+    /// late.
     pub fn advance(&self, span: Duration) {
         let target = self.now().saturating_add(Nanos::from_duration(span));
         while let Some(waker) = self.next_due(target) {
-            // Not under the lock: the waker may read this clock or sleep again.
+            // The lock is released: the waker may read this clock or register another sleep.
             waker.wake();
         }
         let mut shared = self.lock();
         shared.now = shared.now.max(target);
     }
 
-    /// Moves forward by `span` in one step, then wakes everybody who is due: a machine that stood
-    /// still.
+    /// Moves forward by `span` in one step, then wakes every sleep that is due, like a machine that
+    /// stood still.
     pub fn jump(&self, span: Duration) {
         let target = self.now().saturating_add(Nanos::from_duration(span));
         self.set(target);
     }
 
-    /// Sets the time, also back, and wakes everybody who is due.
+    /// Sets the time, forward or back, and wakes every sleep that is due.
     pub fn set(&self, now: Nanos) {
         self.lock().now = now;
         while let Some(waker) = self.next_due(now) {
@@ -89,7 +89,8 @@ impl ManualClock {
         }
     }
 
-    /// Moves to the next time at or before `target` that somebody waits for, and returns its waker.
+    /// Moves to the next time, at or before `target`, at which a sleep is due, and returns that
+    /// sleep's waker.
     fn next_due(&self, target: Nanos) -> Option<Waker> {
         let mut shared = self.lock();
         let due = shared.sleepers.first_entry().filter(|first| first.key().0 <= target)?;
@@ -142,24 +143,24 @@ impl Wake for Unpark {
     }
 }
 
-/// What [`ManualClock`] sleeps with.
+/// The [`Sleep`] of a [`ManualClock`].
 #[derive(Debug)]
 pub struct ManualSleep {
     clock: ManualClock,
     at: Nanos,
-    /// The key under which the clock keeps the waker.
+    /// The key of this sleep's waker in the clock.
     registered: Option<(Nanos, u64)>,
 }
 
 impl ManualSleep {
-    /// Takes the waker out of the clock.
+    /// Removes this sleep's waker from the clock.
     fn unregister(&mut self) -> Option<Waker> {
         let key = self.registered.take()?;
         self.clock.lock().sleepers.remove(&key)
     }
 
-    /// Leaves the waker with the clock, or hands it back if it is time already. One look under one
-    /// lock: no advance can slip in between.
+    /// Registers the waker with the clock, or returns it if the sleep is already due. One lock
+    /// covers the check and the registration, so no advance can happen between them.
     fn register(&mut self, waker: Waker) -> Option<Waker> {
         let mut shared = self.clock.lock();
         if self.at <= shared.now {

@@ -1,4 +1,4 @@
-//! The system's monotonic clock, read the cheapest way, with tokio's timer.
+//! The default clock: the system's monotonic clock, read at the lowest cost, with tokio's timer.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::clock::tokio::{TokioSleep, park_for};
 use crate::clock::{Clock, Timer, unix_time};
 use crate::time::Nanos;
 
-/// Reads the processor's time stamp counter where it is steady, else the operating system's
+/// Reads the processor's time stamp counter where it is steady, otherwise the operating system's
 /// monotonic clock.
 ///
 /// A reading costs about 8 ns, a third of `std::time::Instant` (`benches/README.md` has the
@@ -21,13 +21,13 @@ use crate::time::Nanos;
 #[derive(Clone, Debug)]
 pub struct SystemClock {
     clock: quanta::Clock,
-    /// The counter's value at the beginning.
+    /// The counter's value at this clock's beginning.
     start: u64,
     unix_time: Duration,
 }
 
 impl SystemClock {
-    /// A clock that begins now.
+    /// Creates a clock that begins now.
     #[must_use]
     pub fn new() -> SystemClock {
         let clock = quanta::Clock::new();
@@ -45,7 +45,7 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Nanos {
-        // Zero if the counter went back, as it may between processors.
+        // Zero if the counter went back, which can happen when a thread moves between processors.
         Nanos::new(self.clock.delta_as_nanos(self.start, self.clock.raw()))
     }
 

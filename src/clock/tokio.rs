@@ -1,4 +1,4 @@
-//! tokio's clock and timer.
+//! A clock and a sleep on tokio's time.
 
 mod runtime;
 mod unpark;
@@ -24,15 +24,15 @@ const TICK: Nanos = Nanos::new(1_000_000);
 ///
 /// With the feature `test-util` this is the clock of every limiter made without one, so that
 /// `#[tokio::test(start_paused = true)]` works. Without the feature, pass it to
-/// [`RateLimiter::with_clock`](crate::RateLimiter::with_clock). It costs about three times as much
-/// as the system clock.
+/// [`RateLimiter::with_clock`](crate::RateLimiter::with_clock). A reading costs about three times
+/// as much as one of the system clock.
 ///
 /// tokio's paused time moves in whole milliseconds.
 ///
 /// Paused time belongs to one runtime. A call inside a runtime sees the time of that runtime. A
 /// call on a thread outside of any runtime sees the time of the runtime in which the clock was
-/// made. So blocking calls are served by `advance` as tasks are, and a runtime that has nothing to
-/// do advances to the time at which they are due.
+/// made. So `advance` serves blocking calls as it serves tasks, and an idle runtime advances to the
+/// time at which they are due.
 ///
 /// A clock that was made outside of any runtime shows real time to a thread outside of any runtime.
 /// Under paused time, make the limiter inside the runtime, or let the thread enter the runtime with
@@ -40,8 +40,8 @@ const TICK: Nanos = Nanos::new(1_000_000);
 /// time with it: use [`spawn_blocking`](tokio::task::spawn_blocking) or a thread.
 ///
 /// When its runtime has ended, the clock goes on at the pace of real time. Pause time before a
-/// thread blocks: a thread that is blocked already looks at the clock again after the real time it
-/// had left.
+/// thread blocks. A thread that is already blocked wakes after the real time it had left, and reads
+/// the clock again.
 ///
 /// # Examples
 ///
@@ -51,7 +51,8 @@ const TICK: Nanos = Nanos::new(1_000_000);
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() {
-/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
+/// let policy = SmoothBursty::new(Rate::per_second(5));
+/// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// assert_eq!(limiter.acquire().await, Duration::ZERO);
 /// assert_eq!(limiter.acquire().await, Duration::from_millis(200));
 /// # }
@@ -60,13 +61,13 @@ const TICK: Nanos = Nanos::new(1_000_000);
 pub struct TokioClock {
     start: Instant,
     unix_time: Duration,
-    /// The runtime in which it was made, if the time of that runtime can be paused. Not a handle: a
-    /// clock can be copied.
+    /// The runtime in which this clock was made, if that runtime's time can be paused. It is an id
+    /// and not a handle, so that the clock is `Copy`.
     home: Option<Id>,
 }
 
 impl TokioClock {
-    /// A clock that begins now.
+    /// Creates a clock that begins now.
     #[must_use]
     pub fn new() -> TokioClock {
         TokioClock { start: Instant::now(), unix_time: unix_time(), home: runtime::home() }
@@ -110,8 +111,9 @@ impl Timer for TokioClock {
     fn park_until(&self, at: Nanos) {
         let now = self.now();
         match self.unpark_at(at) {
-            // With a limit in real time, too: the calling thread may be the runtime's own. The
-            // limit is a tick of tokio's timer at least, or a thread would spin while time stands.
+            // A limit in real time as well, because the calling thread may be the runtime's own.
+            // The limit is at least one tick of tokio's timer, or the thread would spin while time
+            // is paused.
             Some(_unpark) => park_for(at.max(now.saturating_add(TICK)), now),
             None => park_for(at, now),
         }
@@ -119,8 +121,7 @@ impl Timer for TokioClock {
 }
 
 impl TokioClock {
-    /// Sees that the calling thread is unparked at `at`, if the time of its runtime is not real
-    /// time.
+    /// Has the calling thread unparked at `at`, if the time of its runtime is not real time.
     fn unpark_at(&self, at: Nanos) -> Option<Unpark> {
         if at == Nanos::MAX {
             return None;
@@ -140,12 +141,12 @@ pub(super) fn park_for(at: Nanos, now: Nanos) {
     }
 }
 
-/// What [`Timer::sleep_until`] makes for clocks that wait with tokio's timer.
+/// The [`Sleep`] of clocks that wait with tokio's timer.
 #[derive(Debug)]
 pub struct TokioSleep<C = TokioClock> {
     clock: C,
     runtime: Arc<Runtime>,
-    /// Boxed so that this future can move: there is one per event loop, not one per waiter.
+    /// Boxed so that this future is `Unpin`. There is one per event loop, not one per waiter.
     sleep: Pin<Box<tokio::time::Sleep>>,
 }
 
@@ -157,9 +158,9 @@ impl<C: Clock> TokioSleep<C> {
     }
 }
 
-/// The instant in tokio's time at which `clock` will say `at`.
+/// Returns the instant in tokio's time at which `clock` will say `at`.
 fn deadline(clock: &impl Clock, at: Nanos) -> Instant {
-    // tokio itself takes 30 years for "far in the future".
+    // tokio uses 30 years for "far in the future".
     let far = Nanos::from_duration(Duration::from_secs(30 * 365 * 86_400));
     Instant::now() + at.saturating_since(clock.now()).min(far).as_duration()
 }
@@ -173,9 +174,11 @@ impl<C: Clock + Unpin> Future for TokioSleep<C> {
         if !*runs {
             return Poll::Pending;
         }
-        // A task that has used up its budget must still be able to arm the alarm for all who wait.
+        // The cooperative budget does not apply: a task that has used up its budget must still arm
+        // the alarm for all waiters.
         let mut unlimited = std::pin::pin!(coop::unconstrained(sleep.as_mut()));
         let poll = unlimited.as_mut().poll(context);
+        // Held until here: while the sleep is polled, the runtime's timer cannot be shut down.
         drop(runs);
         poll
     }
@@ -184,7 +187,7 @@ impl<C: Clock + Unpin> Future for TokioSleep<C> {
 impl<C: Clock + Unpin> Sleep for TokioSleep<C> {
     fn reset(mut self: Pin<&mut Self>, at: Nanos) {
         let deadline = deadline(&self.clock, at);
-        // Allowed after the runtime has ended, too: then the sleep ends at once.
+        // tokio allows this after the runtime has ended: then the sleep ends at once.
         self.sleep.as_mut().reset(deadline);
     }
 

@@ -1,19 +1,19 @@
-//! Whether a tokio runtime still runs, so that none of its sleeps is polled when it does not; and
-//! what time it has, for threads outside of it.
+//! Tracks tokio runtimes: whether a runtime still runs, so that no sleep is polled after its end,
+//! and what time it has, for threads outside of it.
 //!
-//! tokio panics when a sleep is polled after its runtime's timer has been shut down, and cannot be
-//! asked beforehand. A waiter that was leaked, or that belongs to another runtime, would meet that
+//! tokio panics if a sleep is polled after its runtime's timer was shut down, and has no call that
+//! tells beforehand. A waiter that was leaked, or that belongs to another runtime, would meet that
 //! panic, which ends the process where panics abort. But a runtime drops its tasks before it shuts
-//! its timer down. So each runtime in which a limiter sleeps has one task of ours, which only
-//! waits. When it is dropped, the runtime is ending.
+//! its timer down. So this module spawns one task in each runtime in which a limiter sleeps. The
+//! task only waits. When the task is dropped, the runtime is ending.
 //!
-//! A sleep is polled under the lock of `runs`, and the task's drop takes the same lock. So while a
-//! sleep is polled the drop has not returned, and the timer is not shut down.
+//! A sleep is polled under the lock of `runs`, and the task's drop takes that lock too. So while a
+//! sleep is polled, the drop has not returned and the timer is not shut down.
 //!
 //! tokio's paused time belongs to one runtime, and a thread outside of it sees real time. So a
 //! clock remembers the runtime in which it was made, and a thread outside of any runtime reads the
-//! time there. A runtime whose time had left real time behind leaves its last time when it ends.
-//! The clock goes on from that time at the pace of real time, so it does not go back.
+//! time of that runtime. If a runtime's time differs from real time when it ends, its last time is
+//! kept. The clock goes on from that time at the pace of real time, so it does not go back.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -22,14 +22,14 @@ use std::time::Instant as RealInstant;
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::time::Instant;
 
-/// The runtimes in which limiters sleep or clocks were made. A runtime leaves when it ends, unless
-/// its time was not real time.
+/// The runtimes in which limiters sleep or clocks were made. A runtime is removed when it ends,
+/// unless its time differed from real time.
 static RUNTIMES: LazyLock<Mutex<HashMap<Id, Known>>> = LazyLock::new(Mutex::default);
 
-/// What is known of a runtime.
+/// A runtime that runs, or the last time of one that has ended.
 enum Known {
     Runs(Arc<Runtime>),
-    /// Its time was `last` when it ended, at `real`.
+    /// The runtime's time was `last` when it ended, at `real`.
     Ended {
         last: Instant,
         real: RealInstant,
@@ -40,11 +40,11 @@ enum Known {
 #[derive(Debug)]
 pub(super) struct Runtime {
     handle: Handle,
-    /// False from when it drops its tasks.
+    /// Set to false when the runtime drops its tasks.
     pub(super) runs: Mutex<bool>,
 }
 
-/// What the task of ours holds.
+/// Held by the task in each runtime. Its drop marks the runtime as ending.
 struct Ends {
     id: Id,
     runtime: Arc<Runtime>,
@@ -55,7 +55,8 @@ impl Drop for Ends {
         *lock(&self.runtime.runs) = false;
         let last = own_time(&self.runtime.handle);
         let mut runtimes = lock(&RUNTIMES);
-        // Where two threads came first at once, only one of them is there.
+        // If two threads registered this runtime at once, only one entry was kept, perhaps not this
+        // one.
         let known = match runtimes.get(&self.id) {
             Some(Known::Runs(runtime)) => Arc::ptr_eq(runtime, &self.runtime),
             Some(Known::Ended { .. }) | None => false,
@@ -74,11 +75,11 @@ impl Drop for Ends {
 }
 
 impl Runtime {
-    /// The runtime of the calling thread.
+    /// Returns the runtime of the calling thread.
     ///
     /// # Panics
     ///
-    /// Where there is none, as tokio does.
+    /// Panics outside of a runtime, as tokio does.
     pub(super) fn current() -> Arc<Runtime> {
         let handle = Handle::current();
         let id = handle.id();
@@ -87,12 +88,14 @@ impl Runtime {
         }
         let runtime = Arc::new(Runtime { handle: handle.clone(), runs: Mutex::new(true) });
         let ends = Ends { id, runtime: runtime.clone() };
-        // Without a lock: a runtime that is ending drops the task here.
+        // No lock is held: a runtime that is ending drops the task here, and the drop takes both
+        // locks.
         drop(handle.spawn(async move {
             let _ends = ends;
             std::future::pending::<()>().await;
         }));
         let mut runtimes = lock(&RUNTIMES);
+        // Checked under the lock of `RUNTIMES`: a runtime that ends after this removes its entry.
         if *lock(&runtime.runs) {
             if let Some(Known::Runs(first)) = runtimes.get(&id) {
                 return first.clone();
@@ -103,17 +106,17 @@ impl Runtime {
     }
 }
 
-/// The calling thread's runtime, if its time can be paused.
+/// Returns the calling thread's runtime, if its time can be paused.
 pub(super) fn home() -> Option<Id> {
     let handle = Handle::try_current().ok()?;
-    // tokio pauses the time of no other.
+    // tokio can pause the time of current-thread runtimes only.
     (handle.runtime_flavor() == RuntimeFlavor::CurrentThread).then(|| {
         Runtime::current();
         handle.id()
     })
 }
 
-/// The time of the runtime `home`, for a thread outside of any runtime.
+/// Returns the time of the runtime `home`, for a thread outside of any runtime.
 pub(super) fn time_of(home: Id) -> Instant {
     let handle = match lock(&RUNTIMES).get(&home) {
         Some(Known::Runs(runtime)) => runtime.handle.clone(),
@@ -124,8 +127,8 @@ pub(super) fn time_of(home: Id) -> Instant {
     Instant::now()
 }
 
-/// The handle of the calling thread's runtime; outside of any runtime, that of `home` while it
-/// runs.
+/// Returns the handle of the calling thread's runtime. Outside of any runtime, returns the handle
+/// of `home` while that runtime runs.
 pub(super) fn current_or(home: Option<Id>) -> Option<Handle> {
     Handle::try_current().ok().or_else(|| match lock(&RUNTIMES).get(&home?) {
         Some(Known::Runs(runtime)) => Some(runtime.handle.clone()),
@@ -133,9 +136,9 @@ pub(super) fn current_or(home: Option<Id>) -> Option<Handle> {
     })
 }
 
-/// The time of a runtime, if it is not real time: it is paused, or was.
+/// Returns the time of a runtime, if it differs from real time: it is paused, or was.
 pub(super) fn own_time(handle: &Handle) -> Option<Instant> {
-    // Where this thread's locals are gone, no runtime can be entered.
+    // When this thread's locals are destroyed, no runtime can be entered.
     if Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed()) {
         return None;
     }
@@ -146,8 +149,7 @@ pub(super) fn own_time(handle: &Handle) -> Option<Instant> {
     (!real.contains(&time.into_std())).then_some(time)
 }
 
-/// Locks, and goes on after a panic in another holder: there is nothing that could be left half
-/// done.
+/// Locks, and ignores poisoning: no section under these locks leaves its data half changed.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

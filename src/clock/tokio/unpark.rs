@@ -1,4 +1,4 @@
-//! Unparks a thread at a time of a runtime whose time is not real time.
+//! Unparks a thread at a time of a runtime whose time differs from real time.
 
 use std::thread::Thread;
 
@@ -6,11 +6,11 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-/// A task that unparks the thread that made it. It ends when this is dropped.
+/// A task that unparks the thread that made it. Dropping this value ends the task.
 #[derive(Debug)]
 pub(super) struct Unpark(JoinHandle<()>);
 
-/// Unparks a thread when it is dropped.
+/// Unparks a thread in its drop, so also when the runtime drops the task.
 struct InDrop(Thread);
 
 impl Drop for InDrop {
