@@ -1,4 +1,4 @@
-//! Every public error, and the refusal.
+//! The public errors: [`Refusal`] and [`PolicyError`].
 
 use std::error::Error;
 use std::fmt;
@@ -7,9 +7,10 @@ use std::time::Duration;
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-/// Why a request got no permit.
+/// The reason why a request got no permits.
 ///
-/// A refusal is an ordinary outcome: small, `Copy`, made without allocation. Nothing was taken.
+/// A refusal is an ordinary outcome: it is small and `Copy`, and needs no allocation. A refused
+/// request takes nothing.
 ///
 /// # Examples
 ///
@@ -18,10 +19,11 @@ use crate::time::Nanos;
 /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SmoothBursty};
 ///
 /// let clock = ManualClock::new();
-/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock.clone());
+/// let policy = SmoothBursty::new(Rate::per_second(5));
+/// let limiter = RateLimiter::with_clock(policy, clock.clone());
 /// limiter.try_acquire()?;
 /// let refusal = limiter.try_acquire().unwrap_err();
-/// assert_eq!(refusal, Refusal::Limited { retry_after: Duration::from_millis(200).into() });
+/// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(200)));
 /// clock.advance(Duration::from_millis(200));
 /// limiter.try_acquire()?;
 /// # Ok::<(), Refusal>(())
@@ -29,63 +31,63 @@ use crate::time::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Not now, perhaps later: no permit is due, or others wait for it.
+    /// The permits are not due now, or other requests wait for them. The request may succeed later.
     Limited {
-        /// If nobody else comes, the same call succeeds this much later, and not a nanosecond
-        /// earlier. [`Nanos::MAX`] means never within the clock's time, which is 34 years.
+        /// The time after which this call succeeds, and not a nanosecond earlier, if no other
+        /// request comes. [`Nanos::MAX`] means never within the clock's time, which is 34 years.
         ///
-        /// Where a sum of permits does not tell the time, as in a window behind requests of
-        /// different sizes, it is exact behind 4,096 requests. Behind more of them it may be too
-        /// late, and is never too early.
+        /// The time is exact if at most 4,096 requests wait, or if the due time depends only on the
+        /// sum of their permits. It may be too late, but never too early, behind more requests of
+        /// different sizes at a policy such as a window.
         ///
-        /// A request that is more important than the waiters does not count them, and a refused
-        /// request keeps no place. If a waiter comes due meanwhile, it takes its permits, and the
-        /// time was too early. A request that has to go first waits, for example with
-        /// `acquire_many`.
+        /// A request of higher priority than the waiters does not count them, and a refused request
+        /// keeps no place. If a waiter comes due before the retry, the waiter takes its permits,
+        /// and the time was too early. A request that must be served first should wait, for example
+        /// with `acquire_many`.
         ///
-        /// [`Nanos`], not a [`Duration`]: a `Duration` keeps seconds apart, and most refused callers do not need the
-        /// division that this takes. [`retry_after`](Refusal::retry_after) makes one.
+        /// This is [`Nanos`] and not a [`Duration`], since a `Duration` costs a division that most
+        /// refused callers do not need. [`retry_after`](Refusal::retry_after) converts it.
         retry_after: Nanos,
     },
-    /// Never: the request is larger than the policy can ever give at once. Waiting does not help.
+    /// The request is larger than the policy can ever grant at once. Waiting does not help.
     ExceedsLimit {
-        /// The permits asked for.
+        /// The number of permits requested.
         requested: u32,
         /// The most permits that one request can have.
         limit: u32,
     },
-    /// All permits are in use; nobody knows when one is given back. Only from a
+    /// All permits are in use. It is unknown when one is given back. Only from a
     /// [`CountingLimit`](crate::CountingLimit).
     InUse {
-        /// How many can be in use at the same time.
+        /// The number of permits that can be in use at one time.
         limit: u32,
     },
     /// The key is new and there is no room for it. Only from a
     /// [`KeyedRateLimiter`](crate::KeyedRateLimiter).
     #[cfg(feature = "keyed")]
     TooManyKeys {
-        /// The most keys that can be known.
+        /// The maximum number of known keys.
         limit: usize,
     },
-    /// The queue is full: the request would have had to wait, and there was no place. See
+    /// The request would have had to wait, and the queue had no place for it. See
     /// [`QueueBounds`](crate::QueueBounds).
     QueueFull {
-        /// If nobody else comes, the same call is accepted this much later: by then there is room
-        /// for it, or it need not wait. [`Nanos::MAX`] means never within the clock's time, or that
-        /// this limiter cannot tell, since the requests in line wait for a
+        /// The time after which this call is accepted if no other request comes: by then the queue
+        /// has room for it, or it need not wait. [`Nanos::MAX`] means never within the clock's
+        /// time, or that the time is unknown, because the waiting requests wait for a
         /// [`CountingLimit`](crate::CountingLimit).
         retry_after: Nanos,
     },
-    /// It waited, and was dropped from a full queue to make room for another; see
+    /// The request waited, and was dropped from a full queue to make room for another request; see
     /// [`WhenFull`](crate::WhenFull).
     Displaced,
-    /// Zero permits were asked for, which is neither granted nor refused by any rule: ask for at
-    /// least one.
+    /// The request asked for zero permits. Ask for at least one.
     ZeroPermits,
 }
 
 impl Refusal {
-    /// How long to wait before the same call can succeed; `None` if it never can, or nobody knows.
+    /// Returns how long to wait before this call can succeed, or `None` if it never can or the time
+    /// is unknown.
     ///
     /// # Examples
     ///
@@ -93,7 +95,8 @@ impl Refusal {
     /// use std::time::Duration;
     /// use tidegate::Refusal;
     ///
-    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1100).into() };
+    /// let retry_after = Duration::from_millis(1100).into();
+    /// let refusal = Refusal::Limited { retry_after };
     /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(1100)));
     /// assert_eq!(Refusal::ZeroPermits.retry_after(), None);
     /// ```
@@ -110,7 +113,8 @@ impl Refusal {
         }
     }
 
-    /// The same in whole seconds, rounded up, as HTTP's `Retry-After` takes it.
+    /// Returns [`retry_after`](Refusal::retry_after) in whole seconds, rounded up, as HTTP's
+    /// `Retry-After` takes it.
     ///
     /// # Examples
     ///
@@ -118,7 +122,8 @@ impl Refusal {
     /// use std::time::Duration;
     /// use tidegate::Refusal;
     ///
-    /// let refusal = Refusal::Limited { retry_after: Duration::from_millis(1100).into() };
+    /// let retry_after = Duration::from_millis(1100).into();
+    /// let refusal = Refusal::Limited { retry_after };
     /// assert_eq!(refusal.retry_after_secs(), Some(2));
     /// ```
     ///
@@ -131,8 +136,8 @@ impl Refusal {
         Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)))
     }
 
-    /// Whether the same request may be granted another time: `false` only if it asks for no
-    /// permits, or for more than can ever be had at once.
+    /// Returns whether this request may be granted another time: `false` only if it asks for no
+    /// permits, or for more than can ever be granted at once.
     #[must_use]
     pub fn may_retry(self) -> bool {
         !matches!(self, Refusal::ExceedsLimit { .. } | Refusal::ZeroPermits)
@@ -162,7 +167,7 @@ impl fmt::Display for Refusal {
 
 impl Error for Refusal {}
 
-/// Why a policy could not be made.
+/// The reason why a policy could not be made or changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -170,14 +175,14 @@ pub enum PolicyError {
     MaxBurst {
         /// The time given.
         max_burst: Duration,
-        /// The longest possible.
+        /// The longest time possible.
         limit: Duration,
     },
     /// The warm-up period is longer than the limit.
     WarmUp {
         /// The period given.
         warm_up: Duration,
-        /// The longest possible.
+        /// The longest period possible.
         limit: Duration,
     },
     /// A burst in permits was given to a policy that has none.
@@ -190,18 +195,18 @@ pub enum PolicyError {
         /// The capacity given.
         capacity: u32,
     },
-    /// A longest wait was given to a policy that has none.
+    /// A maximum wait was given to a policy that has none.
     NoMaxWait {
         /// The time given.
         max_wait: Duration,
     },
-    /// The bucket takes longer to fill than a state can tell.
+    /// At this rate the bucket takes longer to fill than a state can represent.
     Fill {
         /// The burst given.
         burst: u32,
         /// The rate given.
         rate: Rate,
-        /// The longest time.
+        /// The longest time to fill.
         limit: Duration,
     },
     /// The rate of a policy that counts is not a whole number of permits, at most `u32::MAX`, in a
@@ -210,27 +215,27 @@ pub enum PolicyError {
         /// The rate given.
         rate: Rate,
     },
-    /// A sliding log of more permits than it can have room for.
+    /// The sliding log would be longer than the limit.
     Log {
         /// The number of permits given.
         permits: u32,
-        /// The largest possible.
+        /// The largest number possible.
         limit: u32,
     },
-    /// A sliding window of no cells.
+    /// A sliding window was given zero cells.
     NoCells,
-    /// More permits than the bucket holds.
+    /// More permits to start with were given than the bucket holds.
     Stock {
         /// The number given.
         permits: u32,
-        /// What the bucket holds.
+        /// The burst, which is what the bucket holds.
         burst: u32,
     },
     /// The cold factor is not a number between 1 and the limit.
     ColdFactor {
         /// The factor given.
         cold_factor: f64,
-        /// The largest possible.
+        /// The largest factor possible.
         limit: f64,
     },
 }
@@ -283,7 +288,7 @@ impl fmt::Display for PolicyError {
 
 impl Error for PolicyError {}
 
-/// A span that is too long for seconds to say much.
+/// A span in years, for spans too long to read in seconds.
 struct Years(Duration);
 
 impl fmt::Display for Years {

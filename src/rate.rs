@@ -1,4 +1,4 @@
-//! [`Rate`]: permits per period, kept exactly as written.
+//! [`Rate`]: a number of permits per period, stored exactly as written.
 
 use std::error::Error;
 use std::fmt;
@@ -16,10 +16,10 @@ const UNITS: [(&str, u64); 7] =
 
 /// A number of permits per period of time: "5 per second", "1000 per 100 ms".
 ///
-/// A rate is exact. It is stored as written, a decimal number of permits and a whole number of
-/// nanoseconds, so the rate read back from a limiter is the rate that was given. For the same
-/// reason two rates are equal only if both numbers are: `300/min` is as fast as `5/s`, but a policy
-/// that counts over a period treats them differently, so they are not equal. To compare speeds, use
+/// A rate is exact. It is stored as written: a decimal number of permits and a whole number of
+/// nanoseconds. So the rate read back from a limiter is the rate that was given. Two rates are
+/// equal only if both numbers are equal: `300/min` is as fast as `5/s`, but not equal to it,
+/// because a policy that counts over a period treats them differently. To compare speeds, use
 /// [`as_per_second`](Rate::as_per_second).
 ///
 /// # Examples
@@ -32,20 +32,21 @@ const UNITS: [(&str, u64); 7] =
 /// assert_eq!(rate.to_string(), "1000/100ms");
 /// assert_eq!("1000/100ms".parse::<Rate>()?, rate);
 /// assert_eq!("2.5/s".parse::<Rate>()?.as_per_second(), 2.5);
-/// assert_eq!("0/s".parse::<Rate>().unwrap_err().to_string(), "rate 0/s is not above zero");
+/// let error = "0/s".parse::<Rate>().unwrap_err();
+/// assert_eq!(error.to_string(), "rate 0/s is not above zero");
 /// # Ok::<(), tidegate::RateError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rate {
-    /// Digits of the number of permits. Zero only in `UNLIMITED` and `ZERO`.
+    /// The digits of the number of permits. Zero only in `UNLIMITED` and `ZERO`.
     digits: u64,
-    /// Power of ten by which `digits` are multiplied; zero for a whole number of permits.
+    /// The power of ten by which `digits` is multiplied; zero for a whole number of permits.
     exponent: i16,
-    /// Nanoseconds, at least 1 and at most `MAX_PERIOD`. Zero only in `UNLIMITED`.
+    /// The period in nanoseconds, at least 1 and at most `MAX_PERIOD`. Zero only in `UNLIMITED`.
     period: u64,
 }
 
-/// Why a [`Rate`] could not be made.
+/// The reason why a [`Rate`] could not be made.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RateError {
@@ -102,20 +103,21 @@ impl Rate {
     /// The longest period of a rate: 2^60 ns, about 36.5 years.
     pub const MAX_PERIOD: Duration = Duration::from_nanos(1 << 60);
 
-    /// No limit. A limiter with this rate grants everything at once, as soon as a debt made before
+    /// No limit. A limiter with this rate grants every request at once, as soon as its earlier debt
     /// is paid.
     ///
-    /// This is a value of its own. No number overflows into it: an infinite `f64` is an error.
+    /// Only this constant means "no limit". No number overflows into it: an infinite `f64` is an
+    /// error.
     pub const UNLIMITED: Rate = Rate { digits: 0, exponent: 0, period: 0 };
 
-    /// No permits at all, until the rate is changed. What a bucket has in stock can still be had
-    /// from it.
+    /// No permits, until the rate is changed. A bucket at this rate still grants its stored
+    /// permits.
     ///
-    /// This is a value of its own, too: a number that is zero by mistake is an error. As text it is
-    /// `zero`.
+    /// Only this constant, or the text `zero`, means "no permits": a number that is zero by mistake
+    /// is an error.
     pub const ZERO: Rate = Rate { digits: 0, exponent: 0, period: SECOND };
 
-    /// `permits` per second.
+    /// Creates a rate of `permits` per second.
     ///
     /// # Panics
     ///
@@ -127,7 +129,7 @@ impl Rate {
         Rate::per(permits, SECOND)
     }
 
-    /// `permits` per minute.
+    /// Creates a rate of `permits` per minute.
     ///
     /// # Panics
     ///
@@ -138,7 +140,7 @@ impl Rate {
         Rate::per(permits, MINUTE)
     }
 
-    /// `permits` per hour.
+    /// Creates a rate of `permits` per hour.
     ///
     /// # Panics
     ///
@@ -155,7 +157,7 @@ impl Rate {
         Rate { digits: permits, exponent: 0, period }
     }
 
-    /// `permits` per `period`.
+    /// Creates a rate of `permits` per `period`.
     ///
     /// # Errors
     ///
@@ -171,11 +173,11 @@ impl Rate {
         }
     }
 
-    /// `permits` per second, from a float: any finite number above zero.
+    /// Creates a rate of `permits` per second from a float: any finite number above zero.
     ///
-    /// The float is taken as the shortest decimal that reads back as the same float, so `0.1` is
-    /// one permit per ten seconds exactly, and [`as_per_second`](Rate::as_per_second) returns the
-    /// very number given.
+    /// The float is read as the shortest decimal that parses to it. So `0.1` is exactly one permit
+    /// per ten seconds, and [`as_per_second`](Rate::as_per_second) returns the float that was
+    /// given.
     ///
     /// # Errors
     ///
@@ -197,7 +199,7 @@ impl Rate {
         Rate::from_float(permits, Duration::from_secs(1))
     }
 
-    /// `permits` per `period`, from a float.
+    /// Creates a rate of `permits` per `period` from a float.
     fn from_float(permits: f64, period: Duration) -> Result<Rate, RateError> {
         if !permits.is_finite() {
             return Err(RateError::NotFinite { permits });
@@ -206,8 +208,8 @@ impl Rate {
             return Err(RateError::NotPositive { permits, period });
         }
         let period = nanos_of(period).ok_or(RateError::Period { period })?;
-        // The standard library writes the shortest decimal that reads back the same: at most 17
-        // digits, so they fit, and an exponent between -340 and 308.
+        // The standard library writes the shortest decimal that reads back as this float: at most
+        // 17 digits, which fit, and an exponent between -340 and 308.
         let shortest = format!("{permits:e}");
         let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -217,8 +219,7 @@ impl Rate {
         Ok(Rate { digits, exponent, period }.plain())
     }
 
-    /// Writes a whole number without an exponent, where it fits, so that `5.0` and `5` are the same
-    /// rate.
+    /// Removes the exponent of a whole number that fits, so that `5.0` and `5` are equal rates.
     fn plain(self) -> Rate {
         let whole = u32::try_from(self.exponent)
             .ok()
@@ -230,50 +231,52 @@ impl Rate {
         }
     }
 
-    /// Whether this is [`Rate::UNLIMITED`].
+    /// Returns whether this is [`Rate::UNLIMITED`].
     #[must_use]
     pub const fn is_unlimited(self) -> bool {
         self.period == 0
     }
 
-    /// Whether this is [`Rate::ZERO`].
+    /// Returns whether this is [`Rate::ZERO`].
     #[must_use]
     pub const fn is_zero(self) -> bool {
         self.digits == 0 && self.period > 0
     }
 
-    /// The permits per second as a float, for display and statistics: infinity if unlimited.
+    /// Returns the permits per second as a float, for display and statistics: infinity if
+    /// unlimited.
     ///
-    /// A rate made by [`from_per_second`](Rate::from_per_second) gives back the same float.
+    /// A rate made by [`from_per_second`](Rate::from_per_second) returns the float that it was made
+    /// from.
     #[must_use]
     pub fn as_per_second(self) -> f64 {
         if self.is_unlimited() {
             return f64::INFINITY;
         }
         let permits = self.permits();
-        // No operation for a period of one second: what came from a float goes back unchanged.
+        // A period of one second needs no arithmetic, so a float comes back unchanged.
         if self.period == SECOND { permits } else { permits * (SECOND as f64 / self.period as f64) }
     }
 
-    /// The period, or zero if the rate is unlimited.
+    /// Returns the period, or zero if the rate is unlimited.
     #[must_use]
     pub const fn period(self) -> Duration {
         Duration::from_nanos(self.period)
     }
 
-    /// The permits of one period as the nearest float.
+    /// Returns the permits of one period as the nearest float.
     fn permits(self) -> f64 {
-        // Reading the decimal is correctly rounded; a product of floats would not be.
+        // Parsing the decimal rounds correctly; a product of floats would not.
         format!("{}e{}", self.digits, self.exponent).parse().unwrap_or(f64::INFINITY)
     }
 
-    /// The rate as a whole number of permits in a period: `2.5/s` is 5 in 2 s. `None` if there is
-    /// no such period, or the number does not fit.
+    /// Returns the rate as a whole number of permits in a period of nanoseconds: `2.5/s` is 5 in 2
+    /// s. Returns `None` if there is no such period, or a number does not fit.
     pub(crate) fn whole(self) -> Option<(u32, u64)> {
         let power = 10u64.checked_pow(u32::from(self.exponent.unsigned_abs()))?;
         let (mut permits, mut period) = (self.digits, self.period);
         if self.exponent < 0 {
-            // By no more than is needed.
+            // Lengthens the period by the smallest whole factor.
             let needed = power / gcd(permits, power).max(1);
             permits /= power / needed;
             period = period
@@ -285,25 +288,25 @@ impl Rate {
         Some((u32::try_from(permits).ok()?, period))
     }
 
-    /// The nearest rate below with whole permits in a period that fit: fewer permits, or one in a
-    /// longer period.
+    /// Returns a rate of whole permits in a period, as near as possible to this rate and never
+    /// faster: fewer permits, or one permit in a longer period.
     pub(crate) fn whole_or_less(self) -> (u32, u64) {
         let permits = self.permits();
         if permits >= 1.0 || permits == 0.0 {
-            // Cut, and at most the largest number.
+            // The cast truncates, and saturates at `u32::MAX`.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             return (permits as u32, self.period);
         }
-        // Above zero, and what is too large for the type becomes its largest number.
+        // The value is above zero, and the cast saturates at `u64::MAX`.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let period = (self.period as f64 / permits).ceil() as u64;
-        // The period, the permits and the quotient are each off by half a 2^-52th at most: made
-        // good, so that it is never too short. Slower than once in the longest period is not told
-        // apart from that.
+        // The period, the permits and the quotient are each off by at most one part in 2^53. The
+        // additions make up for that, so the period is never too short. A rate slower than one
+        // permit in the longest period becomes that rate.
         (1, period.saturating_add(period >> 50).saturating_add(1).min(1 << 60))
     }
 
-    /// Digits, power of ten and nanoseconds, for whoever computes with them. All zero if unlimited.
+    /// Returns digits, power of ten and nanoseconds. All are zero if the rate is unlimited.
     pub(crate) const fn parts(self) -> (u64, i16, u64) {
         (self.digits, self.exponent, self.period)
     }
@@ -313,9 +316,9 @@ impl Rate {
         [self.digits, u64::from(self.exponent.cast_unsigned()), self.period]
     }
 
-    /// The reverse of [`to_words`](Rate::to_words).
+    /// Unpacks the words of [`to_words`](Rate::to_words).
     pub(crate) fn from_words([digits, exponent, period]: [u64; 3]) -> Rate {
-        // Only the low 16 bits were ever set.
+        // Only the low 16 bits are ever set.
         #[allow(clippy::cast_possible_truncation)]
         Rate { digits, exponent: (exponent as u16).cast_signed(), period }
     }
@@ -328,7 +331,7 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-/// The nanoseconds of a period, if it is one that a rate can have.
+/// Returns the nanoseconds of a period, or `None` if a rate cannot have this period.
 const fn nanos_of(period: Duration) -> Option<u64> {
     let nanos = period.as_nanos();
     if nanos == 0 || nanos > Rate::MAX_PERIOD.as_nanos() {
@@ -352,7 +355,7 @@ impl fmt::Display for Rate {
         let places = usize::from(self.exponent.unsigned_abs());
         match self.exponent {
             0 => write!(f, "{}", self.digits)?,
-            // A fraction of a few places is written out, anything stranger in scientific notation.
+            // Up to 20 decimal places are written out. Other exponents use scientific notation.
             -20..0 => {
                 let digits = format!("{:0width$}", self.digits, width = places + 1);
                 let (whole, fraction) = digits.split_at(digits.len() - places);
@@ -367,7 +370,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A span as a whole number of the largest unit.
+/// Returns a span as a whole number of the largest unit that divides it.
 pub(crate) fn span_in_units(nanos: u64) -> (u64, &'static str) {
     if nanos == 0 {
         return (0, "s");
@@ -376,7 +379,7 @@ pub(crate) fn span_in_units(nanos: u64) -> (u64, &'static str) {
     (nanos / unit, name)
 }
 
-/// Reads a span: a whole number and a unit, or the unit alone for one of it.
+/// Reads a span: a whole number and a unit, or a unit alone for one of that unit.
 pub(crate) fn read_span(text: &str) -> Option<Duration> {
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let count = match &text[..text.len() - unit.len()] {
@@ -415,8 +418,7 @@ impl FromStr for Rate {
         match permits.parse::<u64>() {
             Ok(permits) => Rate::new(permits, period),
             Err(_) => {
-                // A float accepts words like "inf" and "NaN"; from_float names them as what they
-                // are.
+                // `f64` parses words like "inf" and "NaN"; `from_float` reports them.
                 let permits = permits.parse::<f64>().map_err(|_| syntax())?;
                 Rate::from_float(permits, period)
             }
@@ -424,7 +426,7 @@ impl FromStr for Rate {
     }
 }
 
-/// As the text that [`Display`](fmt::Display) writes.
+/// Serializes the rate as the text that [`Display`](fmt::Display) writes.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Rate {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -432,7 +434,7 @@ impl serde::Serialize for Rate {
     }
 }
 
-/// From the text that [`FromStr`] reads.
+/// Deserializes a rate from the text that [`FromStr`] reads.
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Rate {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Rate, D::Error> {
@@ -467,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_rate_that_is_not_whole_is_rounded_to_less() {
-        // 2^53 ns and more cannot be told apart by a float to the nanosecond.
+        // A float cannot represent every nanosecond above 2^53 ns.
         for (text, shortest) in [("87e-11/s", 1_149_425_287_356_321_840), ("3e-8/s", 33_333_333_333_333_334)]
         {
             let (permits, period) = text.parse().map(Rate::whole_or_less).unwrap_or_default();

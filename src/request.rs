@@ -1,8 +1,8 @@
-//! Everything that a call may say about what it wants.
+//! [`Request`]: what a call asks for; and [`QueueBounds`]: how many requests may wait.
 
 use std::time::Duration;
 
-/// What a call asks for: how many permits, how important it is, how long it waits.
+/// What a call asks for: the number of permits, a priority, and a maximum wait.
 ///
 /// Every call that takes a number of permits takes a request as well: `acquire_many(3)` is
 /// `acquire_many(Request::permits(3))`.
@@ -15,10 +15,13 @@ use std::time::Duration;
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Refusal> {
-/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
+/// let policy = SmoothBursty::new(Rate::per_second(10));
+/// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// limiter.acquire().await;
 /// let low = limiter.acquire_many(Request::permits(1).priority(-1));
-/// let high = limiter.acquire_many(Request::permits(1).priority(1).within(Duration::from_secs(1)));
+/// let within = Duration::from_secs(1);
+/// let high = Request::permits(1).priority(1).within(within);
+/// let high = limiter.acquire_many(high);
 /// let (low, high) = tokio::join!(low, high);
 /// assert_eq!(high?, Duration::from_millis(100));
 /// assert_eq!(low?, Duration::from_millis(200));
@@ -35,39 +38,39 @@ pub struct Request {
 }
 
 impl Request {
-    /// Asks for `n` permits at once, at priority 0, for as long as it takes.
+    /// Asks for `n` permits at once, at priority 0, without a maximum wait.
     pub const fn permits(n: u32) -> Request {
         Request { permits: n, priority: 0, within: None, exempt: false }
     }
 
-    /// How important the request is: the higher, the sooner. 0 unless set.
+    /// Sets the priority. A request of higher priority is served sooner. The default is 0.
     ///
     /// # Fairness
     ///
-    /// A request of a higher priority goes before all waiting requests of a lower one. Requests of
-    /// one priority are served in the order in which they came. Requests of a low priority may
-    /// wait for ever, if requests of a higher one take every permit: waiting does not raise a
-    /// priority. A request [`within`](Request::within) a time is refused as soon as requests of a
-    /// higher priority make it too late. A limiter of its own keeps important traffic from taking
-    /// everything.
+    /// A request of higher priority goes before all waiting requests of lower priority. Requests of
+    /// one priority are served in the order in which they came. Waiting does not raise a priority:
+    /// a request of low priority may wait for ever if requests of higher priority take every
+    /// permit. A request [`within`](Request::within) a time is refused as soon as requests of
+    /// higher priority make it too late. To keep important traffic from taking every permit, give
+    /// it a limiter of its own.
     ///
-    /// Adding a request of a high priority takes time proportional to the number of waiters that
-    /// have a deadline and a lower priority: each that is too late by then is refused at once.
+    /// Adding a request of high priority takes time proportional to the number of waiters with a
+    /// deadline and a lower priority: each waiter that is now too late is refused at once.
     pub const fn priority(self, priority: i8) -> Request {
         Request { priority, ..self }
     }
 
-    /// The request waits no longer than this. It is refused at once if its permits are due later,
-    /// and refused while it waits as soon as they turn out to be.
+    /// Sets the maximum wait. The request is refused at once if its permits are due later. A
+    /// waiting request is refused as soon as its permits turn out to be due later.
     ///
-    /// The first poll decides, for the place in line that the request would get. The time at which
-    /// the permits are due counts, not the time at which a late timer tells. A call that never
+    /// The first poll decides, by the place that the request gets in the queue. The time at which
+    /// the permits are due counts, not the time at which a late timer fires. A call that never
     /// waits ignores this.
     pub const fn within(self, within: Duration) -> Request {
         Request { within: Some(within), ..self }
     }
 
-    /// The request passes at once and takes nothing: for callers that no limit is meant for.
+    /// Lets the request pass at once without taking permits, for callers that are not limited.
     /// [Observers](crate::RateLimiter::observe) are told.
     ///
     /// An exempt request passes a [pause](crate::RateLimiter::pause_for) as well, and may ask for
@@ -83,24 +86,27 @@ impl Default for Request {
     }
 }
 
-/// How many may wait, how many permits they may wait for, and what happens to one more.
+/// How many requests may wait, for how many permits together, and what happens when one more comes.
 ///
-/// Unbounded unless told otherwise: a place in line takes about a hundred bytes, and the newest
-/// waits for all others. Give it to
+/// The default is unbounded. A waiting request takes about a hundred bytes, and the newest request
+/// waits for all others. Set bounds with
 /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
 ///
-/// A call that returns no error cannot be refused: [`acquire`](crate::RateLimiter::acquire) and
-/// [`blocking_acquire`](crate::RateLimiter::blocking_acquire) count towards the bounds, but wait
-/// also beyond them, and are never dropped. All others are refused with [`Refusal::QueueFull`](crate::Refusal::QueueFull).
-/// Only those who would have to wait are: a permit that is there is granted, also with no room at
-/// all.
+/// Bounds apply only to requests that have to wait: a request whose permits are due is granted even
+/// if no request may wait. A request beyond the bounds is refused with
+/// [`Refusal::QueueFull`](crate::Refusal::QueueFull). Two calls cannot return an error:
+/// [`acquire`](crate::RateLimiter::acquire) and
+/// [`blocking_acquire`](crate::RateLimiter::blocking_acquire). Their requests count towards the
+/// bounds, but wait even beyond them and are never dropped.
 ///
 /// # Examples
 ///
 /// ```
-/// use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SmoothBursty};
+/// use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter};
+/// use tidegate::{Refusal, SmoothBursty};
 ///
-/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+/// let policy = SmoothBursty::new(Rate::per_second(5));
+/// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
 /// limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
 /// limiter.try_acquire()?;
 /// let places = (limiter.reserve(1)?, limiter.reserve(1)?);
@@ -111,29 +117,31 @@ impl Default for Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueBounds {
-    /// The most requests that wait. Zero: nobody waits.
+    /// The most requests that may wait. With zero no request waits.
     pub waiters: usize,
-    /// The most permits that they wait for, all together. A request for more than this never waits.
+    /// The most permits that all waiting requests may ask for together. A request for more than
+    /// this never waits.
     pub permits: u64,
-    /// Who makes room.
+    /// Which request makes room when the queue is full.
     pub when_full: WhenFull,
 }
 
-/// What happens to a request that would have to wait when the queue is full.
+/// What happens to a request that has to wait when the queue is full.
 ///
-/// Nobody is dropped for a newcomer that is refused anyway, nor for a less important one. Who was
-/// dropped gets [`Refusal::Displaced`](crate::Refusal::Displaced); those behind it move up. A newcomer looks for requests to
-/// be dropped among 4,096; where those of them that can be dropped do not make room, it is refused.
+/// A waiting request is dropped only for a newcomer that gets its place, never for one of lower
+/// priority. The dropped request gets [`Refusal::Displaced`](crate::Refusal::Displaced), and the
+/// requests behind it move up. At most 4,096 waiting requests are searched for requests to drop. If
+/// dropping all that may be dropped does not make room, the newcomer is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {
     /// The newcomer is refused.
     #[default]
     RefuseNewcomer,
-    /// Whoever has waited longest among the least important is dropped, if it is no more important
-    /// than the newcomer. For work that loses its worth while it waits.
+    /// The request of lowest priority that has waited longest is dropped, unless the newcomer has a
+    /// lower priority. Choose this for work that loses its value while it waits.
     DropOldest,
-    /// The newest of the least important is dropped, if it is less important than the newcomer.
-    /// Else the newcomer is refused.
+    /// The newest request of lowest priority is dropped, if its priority is lower than the
+    /// newcomer's. Otherwise the newcomer is refused.
     DropLeastImportant,
 }
 
@@ -142,25 +150,25 @@ impl QueueBounds {
     pub const UNBOUNDED: QueueBounds =
         QueueBounds { waiters: usize::MAX, permits: u64::MAX, when_full: WhenFull::RefuseNewcomer };
 
-    /// At most `waiters` requests wait.
+    /// Allows at most `waiters` waiting requests.
     #[must_use]
     pub const fn max_waiters(self, waiters: usize) -> QueueBounds {
         QueueBounds { waiters, ..self }
     }
 
-    /// The requests that wait ask for at most `permits` permits in total.
+    /// Allows waiting requests for at most `permits` permits in total.
     #[must_use]
     pub const fn max_permits(self, permits: u64) -> QueueBounds {
         QueueBounds { permits, ..self }
     }
 
-    /// Who makes room.
+    /// Chooses which request makes room when the queue is full.
     #[must_use]
     pub const fn when_full(self, when_full: WhenFull) -> QueueBounds {
         QueueBounds { when_full, ..self }
     }
 
-    /// Whether there is room for one more of so many permits.
+    /// Returns whether the queue has room for one more request, for `more` permits.
     pub(crate) fn fit(&self, waiting: usize, permits: u128, more: u64) -> bool {
         waiting < self.waiters && permits.saturating_add(more.into()) <= self.permits.into()
     }
@@ -172,7 +180,7 @@ impl Default for QueueBounds {
     }
 }
 
-/// That many permits at once, at priority 0, for as long as it takes.
+/// Asks for that many permits at once, at priority 0, without a maximum wait.
 impl From<u32> for Request {
     fn from(permits: u32) -> Request {
         Request::permits(permits)

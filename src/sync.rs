@@ -1,4 +1,4 @@
-//! The one place that chooses between the real atomics and locks and loom's.
+//! Chooses between the standard atomics and locks and loom's, for the whole crate.
 
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::hint::spin_loop;
@@ -30,17 +30,17 @@ pub(crate) use std::thread_local;
 
 use std::sync::TryLockError;
 
-/// How often to look again for what somebody else is about to finish: as often as a mutex of the
-/// standard library, before it sleeps.
+/// How often a thread spins for a step that another thread is about to finish. The standard
+/// library's mutex spins as often before it sleeps.
 pub(crate) const LOOKS: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100 };
 
-/// Locks, and goes on after a panic in another holder: every section leaves its data whole at each
-/// point where foreign code could unwind.
+/// Locks, and ignores poisoning: every section leaves its data consistent at each point where
+/// foreign code could unwind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Locks if that needs no waiting. Goes on after a panic in another holder, as [`lock`] does.
+/// Locks if the lock is free. Ignores poisoning, as [`lock`] does.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -49,7 +49,7 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// The lock of a shard: many look at the same time, one changes.
+/// The reader-writer lock of a shard.
 #[cfg(all(feature = "keyed", not(all(test, tidegate_loom))))]
 pub(crate) use crossbeam_utils::sync::{
     ShardedLock as ShardLock, ShardedLockReadGuard, ShardedLockWriteGuard,
@@ -59,14 +59,14 @@ pub(crate) use loom::sync::{
     RwLock as ShardLock, RwLockReadGuard as ShardedLockReadGuard, RwLockWriteGuard as ShardedLockWriteGuard,
 };
 
-/// Locks for looking. Goes on after a panic in another holder, as [`lock`] does.
+/// Locks for reading. Ignores poisoning, as [`lock`] does.
 #[cfg(feature = "keyed")]
 #[inline]
 pub(crate) fn read<T>(lock: &ShardLock<T>) -> ShardedLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Locks for changing. Goes on after a panic in another holder, as [`lock`] does.
+/// Locks for writing. Ignores poisoning, as [`lock`] does.
 #[cfg(feature = "keyed")]
 pub(crate) fn write<T>(lock: &ShardLock<T>) -> ShardedLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -76,9 +76,9 @@ pub(crate) fn write<T>(lock: &ShardLock<T>) -> ShardedLockWriteGuard<'_, T> {
 mod twin {
     use super::Ordering;
 
-    /// Loom has no 128-bit atomic. A mutex around the value explores every interleaving of loads
-    /// and exchanges, but not what a relaxed ordering could show to other memory; see
-    /// `loom-tests/README.md`.
+    /// Stands in for the 128-bit atomic, which loom does not have. A mutex around the value
+    /// explores every interleaving of loads and exchanges. It does not show what a relaxed ordering
+    /// permits for other memory; see `loom-tests/README.md`.
     #[derive(Debug)]
     pub(crate) struct AtomicU128(loom::sync::Mutex<u128>);
 

@@ -1,11 +1,11 @@
-//! Time as the policies see it: whole nanoseconds since a clock's own beginning.
+//! The time type of clocks and policies: whole nanoseconds since a clock's beginning.
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
-/// A point in time, or a span of it, in whole nanoseconds since the [`Clock`](crate::Clock)'s
-/// beginning.
+/// A point in time, in whole nanoseconds since the [`Clock`](crate::Clock)'s beginning, or a span
+/// of time.
 ///
 /// A `u64` of nanoseconds lasts 584 years. All arithmetic saturates: [`Nanos::MAX`] means "never".
 ///
@@ -48,26 +48,26 @@ impl Nanos {
         if nanos > u64::MAX as u128 { Nanos::MAX } else { Nanos(nanos as u64) }
     }
 
-    /// The number of nanoseconds.
+    /// Returns the number of nanoseconds.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// The same span as a [`Duration`]. [`Nanos::MAX`] becomes [`Duration::MAX`].
+    /// Returns this span as a [`Duration`]. [`Nanos::MAX`] becomes [`Duration::MAX`].
     #[must_use]
     pub const fn as_duration(self) -> Duration {
         if self.0 == u64::MAX { Duration::MAX } else { Duration::from_nanos(self.0) }
     }
 
-    /// This time plus a span; [`Nanos::MAX`] instead of an overflow.
+    /// Returns this time plus a span, or [`Nanos::MAX`] instead of an overflow.
     #[must_use]
     pub const fn saturating_add(self, span: Nanos) -> Nanos {
         Nanos(self.0.saturating_add(span.0))
     }
 
-    /// The span from `earlier` to this time; zero if `earlier` is later. "Never" minus anything is
-    /// "never".
+    /// Returns the span from `earlier` to this time, or zero if `earlier` is later. "Never" minus
+    /// any time is "never".
     #[must_use]
     pub const fn saturating_since(self, earlier: Nanos) -> Nanos {
         if self.0 == u64::MAX { Nanos::MAX } else { Nanos(self.0.saturating_sub(earlier.0)) }
@@ -86,7 +86,7 @@ impl From<Duration> for Nanos {
     }
 }
 
-/// [`Nanos::MAX`] equals [`Duration::MAX`] and nothing else.
+/// [`Nanos::MAX`] equals [`Duration::MAX`] and no other duration.
 impl PartialEq<Duration> for Nanos {
     fn eq(&self, other: &Duration) -> bool {
         self.as_duration() == *other
