@@ -90,6 +90,8 @@ fn resets_are_read_by_their_form() {
         ("Wed, 21 Oct 2026 07:28:30 GMT", 30.0),
         ("Wed, 21 Oct 2026 07:28:30 UTC", 30.0),
         ("Wed, 21 Oct 2026 09:28:30 +0200", 30.0),
+        ("wed, 21 oct 2026 07:28:30 gmt", 30.0),
+        ("Wed, 1 Nov 2026 07:28:00 GMT", 950_400.0),
         // The day of the week is wrong.
         ("Mon, 21 Oct 2026 07:28:30 GMT", 30.0),
         ("Wednesday, 21-Oct-26 07:28:30 GMT", 30.0),
@@ -458,6 +460,20 @@ fn two_spellings_of_one_limit_are_one_limit() {
         DATE,
     ]);
     assert_eq!((express.name.as_deref(), express.reset), (Some("100-in-1min"), seconds(60.0)));
+}
+
+#[test]
+fn of_two_resets_of_one_limit_the_later_counts() {
+    let limit = only(&[
+        ("X-RateLimit-Limit", "100"),
+        ("X-RateLimit-Remaining", "0"),
+        ("X-RateLimit-Reset", "1792567740"),
+        ("RateLimit-Limit", "100"),
+        ("RateLimit-Remaining", "0"),
+        ("RateLimit-Reset", "30"),
+        DATE,
+    ]);
+    assert_eq!(limit.reset, seconds(60.0));
 }
 
 #[test]

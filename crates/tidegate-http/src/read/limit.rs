@@ -43,17 +43,20 @@ impl ServerLimit {
         self.limit.is_some() || self.remaining.is_some() || self.reset.is_some()
     }
 
-    /// Whether both can be one limit: no field contradicts the other's.
+    /// Whether both can be one limit: no field contradicts the other's. Resets contradict each
+    /// other only where the counts do not show that the limit is one.
     pub(super) fn agrees(&self, other: &ServerLimit) -> bool {
         fn same<T: PartialEq>(a: Option<&T>, b: Option<&T>) -> bool {
             a.is_none() || b.is_none() || a == b
         }
+        let counted = self.limit.is_some() && self.remaining.is_some();
+        let equal = counted && self.limit == other.limit && self.remaining == other.remaining;
         let resets = match (self.reset, other.reset) {
             // Two spellings of one reset differ by what was rounded.
             (Some(When::In(a)), Some(When::In(b))) => a.abs_diff(b) <= Duration::from_secs(2),
             _ => true,
         };
-        resets
+        (resets || equal)
             && self.unit == other.unit
             && same(self.limit.as_ref(), other.limit.as_ref())
             && same(self.remaining.as_ref(), other.remaining.as_ref())

@@ -159,8 +159,8 @@ fn parse_date(text: &str) -> Option<Timestamp> {
         return None;
     }
     // Some servers name the zone of RFC 9110 by another name, and Go writes the zone twice.
-    let text = text.strip_suffix(" UTC").unwrap_or(text);
-    let no_zone = text.strip_suffix(" GMT").unwrap_or(text);
+    let text = without_zone(text, " UTC");
+    let no_zone = without_zone(text, " GMT");
     // No date depends on the day of the week, and some servers send a wrong one.
     let no_day = no_zone.split_once([',', ' ']).map_or(no_zone, |(_, rest)| rest.trim_start());
     let utc = |format, text| strtime::parse(format, text).and_then(|t| t.to_datetime()).ok();
@@ -189,6 +189,14 @@ fn parse_date(text: &str) -> Option<Timestamp> {
     let date = DateTime::from_parts(pieces.date(), pieces.time().unwrap_or(Time::midnight()));
     // A time without an offset is in UTC: the server does not know the place of the client.
     pieces.to_numeric_offset().unwrap_or(Offset::UTC).to_timestamp(date).ok()
+}
+
+fn without_zone<'t>(text: &'t str, zone: &str) -> &'t str {
+    let at = text.len().saturating_sub(zone.len());
+    match text.split_at_checked(at) {
+        Some((date, end)) if end.eq_ignore_ascii_case(zone) => date,
+        _ => text,
+    }
 }
 
 /// Bounds the work for a value. The longest form is that of JavaScript.
