@@ -5,8 +5,8 @@
 //! A key may be forgotten once its state is [fresh](crate::policy::Policy::is_fresh): a new key
 //! would get no more permits than this key has. A fresh key is forgotten
 //!
-//! - when a new key finds no room: it searches [`SEARCH`] places, and forgets every fresh key among
-//!   them;
+//! - when a new key finds no room: it searches [`SEARCH`] places, or all of a small table, and
+//!   forgets every fresh key among them;
 //! - after it has been fresh for [`LINGER`]: each new key looks at [`SWEEP`] places of its shard;
 //! - by `sweep`, and by `remove`.
 //!
@@ -187,7 +187,7 @@ where
     fn search(&self, turn: usize) -> (impl Iterator<Item = &Locked<K, P, C>>, usize) {
         let mut places = 0;
         let shards = self.all_from(turn).take_while(move |lock| {
-            let enough = places >= SEARCH;
+            let enough = places >= self.search;
             places += read(lock).known.places().clamp(1, SEARCH);
             !enough
         });
@@ -197,20 +197,20 @@ where
     }
 
     /// Returns whether a search can free a place in this shard.
-    fn may_have_room(shard: &Shard<K, P, C>, first: usize, now: Nanos) -> bool {
+    fn may_have_room(&self, shard: &Shard<K, P, C>, first: usize, now: Nanos) -> bool {
         let fresh = |place| shard.known.at(place).is_some_and(|(_, state)| shard.policy.is_fresh(state, now));
         let idle = |lines: &Slots<K, Line<P, C>>| {
             let idle = |place| lines.at(place).is_some_and(|(_, line)| Self::can_settle(line, now));
-            lines.places_from(first, SEARCH).any(idle)
+            lines.places_from(first, self.search).any(idle)
         };
-        shard.known.places_from(first, SEARCH).any(fresh) || shard.lines().is_some_and(idle)
+        shard.known.places_from(first, self.search).any(fresh) || shard.lines().is_some_and(idle)
     }
 
     /// Returns whether the next new key would find room by forgetting others. Changes nothing.
     pub(super) fn can_make_room(&self, now: Nanos) -> bool {
         // Relaxed: the hand only chooses where to look. A stale value costs nothing but accuracy.
         let (mut shards, first) = self.search(self.hand.load(Ordering::Relaxed));
-        shards.any(|lock| Self::may_have_room(&read(lock), first, now))
+        shards.any(|lock| self.may_have_room(&read(lock), first, now))
     }
 
     /// Searches for keys that may be forgotten, and forgets them. Returns whether it forgot one.
@@ -221,13 +221,13 @@ where
         for lock in shards {
             // The shared lock is enough to see that there is nothing to free, and does not block
             // requests.
-            if !Self::may_have_room(&read(lock), first, now) {
+            if !self.may_have_room(&read(lock), first, now) {
                 continue;
             }
             let mut shard = write(lock);
-            let lines = shard.lines().map(|lines| lines.places_from(first, SEARCH));
+            let lines = shard.lines().map(|lines| lines.places_from(first, self.search));
             let forgot_line = self.settle(&mut shard, lines.into_iter().flatten(), now, removed);
-            let known = shard.known.places_from(first, SEARCH);
+            let known = shard.known.places_from(first, self.search);
             let forgot_key = self.forget(&mut shard, known, now, removed);
             shard.shrink_lines(|key| self.hash_of(key));
             if forgot_key || forgot_line {

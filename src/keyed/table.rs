@@ -101,6 +101,10 @@ const MOST_SHARDS: usize = 64;
 /// How many places are searched for a fresh key when there is no room.
 pub(super) const SEARCH: usize = 64;
 
+/// A table for no more keys than this is searched as a whole: a part of so few places may hold no
+/// fresh key by chance.
+const SMALL: usize = 8 * SEARCH;
+
 /// How often a request makes room before it gives up, if other requests take that room each time.
 const TRIES: usize = 8;
 
@@ -113,6 +117,8 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(super) count: AtomicUsize,
     pub(crate) max_keys: usize,
     pub(crate) when_full: WhenKeysFull,
+    /// How many places a new key without room searches, at most.
+    pub(super) search: usize,
     /// The number of searches for room so far. Each search starts at another place.
     pub(super) hand: AtomicUsize,
     /// The limiter that all keys without room share, with `ShareOne`.
@@ -151,7 +157,7 @@ pub(crate) type Line<P, C> = RateLimiter<KeyPolicy<P>, C>;
 type Asked<P, C> = Found<Result<(), Refusal>, Line<P, C>>;
 
 /// A key, and its status or the line that knows its status.
-type StatisticsSnapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
+type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
 
 /// How far a request for a place got under the lock.
 pub(super) enum Step<T> {
@@ -204,6 +210,7 @@ where
             count: AtomicUsize::new(0),
             max_keys,
             when_full,
+            search: if max_keys <= SMALL { usize::MAX } else { SEARCH },
             hand: AtomicUsize::new(0),
             overflow,
             changing: Mutex::new(()),
@@ -588,7 +595,7 @@ where
     C: Timer + Clone,
 {
     /// Returns the keys, one shard after the other.
-    pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<StatisticsSnapshot<K, P, C>>> {
+    pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<Snapshot<K, P, C>>> {
         self.shards.iter().map(|lock| {
             let (shard, now) = (read(lock), self.clock.now());
             let known = shard

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change, SmoothWarmingUp};
-use tidegate::{KeyedRateLimiter, ManualClock, Rate, RateLimiter, WhenKeysFull};
+use tidegate::{KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, TokenBucket, WhenKeysFull};
 
 type Keys = KeyedRateLimiter<u64, AnyPolicy, ManualClock>;
 
@@ -193,5 +193,26 @@ proptest! {
             tight.press();
             prop_assert!(granted <= plainly, "{text}: {granted} of {plainly} after {act:?}");
         }
+    }
+}
+
+/// The search for room looked at 64 places, so that one fresh key among many limited ones was
+/// found by chance alone.
+#[test]
+fn a_new_key_finds_the_one_fresh_key_of_a_small_table() {
+    for max_keys in [1, 2, 100, 512] {
+        let clock = ManualClock::new();
+        let policy = TokenBucket::new(Rate::per_second(1), 1);
+        let keys: KeyedRateLimiter<u32, _, _> =
+            KeyedRateLimiter::with_clock(policy, max_keys, clock.clone()).when_full(WhenKeysFull::RefuseNew);
+        assert_eq!(keys.try_acquire(&0), Ok(()));
+        clock.advance(Duration::from_secs(1));
+        let number = |key: usize| u32::try_from(key).expect("a small number");
+        for key in 1..max_keys {
+            assert_eq!(keys.try_acquire(&number(key)), Ok(()));
+        }
+        assert_eq!(keys.try_acquire(&number(max_keys)), Ok(()), "of {max_keys} keys one is fresh");
+        let full = Err(Refusal::TooManyKeys { limit: max_keys });
+        assert_eq!(keys.try_acquire(&number(max_keys + 1)), full, "of {max_keys} keys none is fresh");
     }
 }
