@@ -9,8 +9,8 @@
 //! - words for the unit of the value: `ms`, `seconds`, `after`;
 //! - the *label*, which is all other words: `requests`, `minute`, `input-tokens`.
 //!
-//! Headers of one family and label tell one limit. Names without these words stand in a
-//! table of synonyms.
+//! Headers of one family and label tell one limit. A name without `ratelimit` is translated into
+//! this grammar: by a table of synonyms, or by what it counts (`x-daily-requests-left`).
 
 use std::time::Duration;
 
@@ -258,7 +258,7 @@ fn classify(words: &[&str]) -> Option<Name> {
         return None;
     }
     let strong = words.iter().enumerate().position(|(i, w)| is_strong(w, words.get(i + 1)));
-    let weak = || words.iter().rposition(|w| is_limit(w));
+    let weak = || words.iter().rposition(|w| field_of(w) == Field::Limit);
     let Some(at) = strong.or_else(weak) else {
         return without_field(words);
     };
@@ -280,19 +280,15 @@ fn classify(words: &[&str]) -> Option<Name> {
         }
     }
     name.field_first = at == 0;
-    match name.field {
-        // `x-rate-limit-remaining-seconds` is a time, `remaining-audio-seconds` is a count.
-        Field::Remaining
-            if matches!(label[..], ["seconds" | "secs" | "sec" | "ms" | "milliseconds" | "time"]) =>
-        {
-            name.field = Field::Reset;
-            name.unit = unit_of(label[0]).or(Some(SECOND));
-            name.from_now = true;
-            label.clear();
-        }
-        _ => {}
+    // `x-rate-limit-remaining-seconds` is a time, `remaining-audio-seconds` is a count.
+    let is_time = matches!(label[..], ["seconds" | "secs" | "sec" | "ms" | "milliseconds" | "time"]);
+    if name.field == Field::Remaining && is_time {
+        name.field = Field::Reset;
+        name.unit = unit_of(label[0]).or(Some(SECOND));
+        name.from_now = true;
+        label.clear();
     }
-    // `limit-remaining` says no more than `remaining`; `burst-capacity` no more than `burst`.
+    // `limit-remaining` says no more than `remaining`.
     if label == ["limit"] {
         label.clear();
     }
@@ -307,10 +303,6 @@ fn is_strong(word: &str, next: Option<&&str>) -> bool {
         "usage" => next != Some(&"based"),
         _ => !matches!(field_of(word), Field::Limit | Field::Mark | Field::Whole),
     }
-}
-
-fn is_limit(word: &str) -> bool {
-    field_of(word) == Field::Limit
 }
 
 /// The field that a word means; [`Field::Whole`] if it means none.

@@ -159,7 +159,7 @@ fn is_mark(header: &str, value: &str) -> bool {
         "x-amzn-errortype" => {
             ["Throttl", "TooManyRequests", "LimitExceeded", "SlowDown"].iter().any(|w| value.contains(w))
         }
-        "x-envoy-ratelimited" | "x-throttled" => is_true(value),
+        "x-envoy-ratelimited" | "x-local-rate-limit" | "x-throttled" => is_true(value),
         "x-ms-throttle-information" | "x-ms-throttle-scope" => is_true(value),
         _ => false,
     }
