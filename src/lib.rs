@@ -299,8 +299,7 @@ pub use limiter::{
 };
 pub use policy::{
     AnyPolicy, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
-    PolicyKind, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket,
-    Unlimited,
+    SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
 };
 pub use rate::{Rate, RateError};
 pub use request::{QueueBounds, Request, WhenFull};

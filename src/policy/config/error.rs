@@ -1,0 +1,105 @@
+//! What is wrong with a configuration.
+
+use std::error::Error;
+use std::fmt;
+
+use super::KINDS;
+use crate::error::PolicyError;
+use crate::rate::RateError;
+
+/// Why a configuration does not make a policy.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// No kind of policy has this name.
+    Policy {
+        /// The name given.
+        name: Box<str>,
+    },
+    /// A field that is needed is missing.
+    Missing {
+        /// The field.
+        field: &'static str,
+        /// The kind of policy that needs it.
+        policy: &'static str,
+    },
+    /// A field that the kind of policy does not have.
+    Surplus {
+        /// The name given.
+        field: Box<str>,
+        /// The kind of policy.
+        policy: &'static str,
+    },
+    /// A field that is set twice, or that excludes another field.
+    Twice {
+        /// The field.
+        field: &'static str,
+        /// The other field.
+        other: &'static str,
+    },
+    /// A word of a line that is to be written in another form.
+    Form {
+        /// The word given.
+        given: Box<str>,
+        /// What to write.
+        write: Box<str>,
+    },
+    /// A value that cannot be read.
+    Value {
+        /// The field.
+        field: &'static str,
+        /// The value given.
+        value: Box<str>,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// The rate cannot be read.
+    Rate(RateError),
+    /// A number is out of range.
+    Number(PolicyError),
+}
+
+impl From<PolicyError> for ConfigError {
+    fn from(error: PolicyError) -> ConfigError {
+        ConfigError::Number(error)
+    }
+}
+
+/// "only a, b and c".
+fn list(words: impl Iterator<Item = &'static str>) -> String {
+    let words: Vec<_> = words.collect();
+    match words.split_last() {
+        None => "no fields".into(),
+        Some((last, [])) => format!("only {last}"),
+        Some((last, others)) => format!("only {} and {last}", others.join(", ")),
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConfigError::Policy { name } => {
+                let names = list(KINDS.iter().map(|kind| kind.name));
+                write!(f, "{name:?} is not a policy: there are {names}")
+            }
+            ConfigError::Missing { field: "rate", policy } => {
+                write!(f, "{policy} needs a rate, such as 100/s")
+            }
+            ConfigError::Missing { field, policy } => write!(f, "{policy} needs {field}"),
+            ConfigError::Surplus { field, policy } => {
+                let fields = KINDS.iter().filter(|kind| kind.name == *policy).flat_map(|kind| kind.fields);
+                let names = fields.map(|(name, _)| *name).filter(|name| *name != "rate");
+                write!(f, "{field}: {policy} has {}", list(names))
+            }
+            ConfigError::Twice { field, other } if field == other => write!(f, "{field} is set twice"),
+            ConfigError::Twice { field, other } => write!(f, "{field} and {other} exclude each other"),
+            ConfigError::Form { given, write } => write!(f, "{given}: write {write}"),
+            ConfigError::Value { field, value, .. } if value.is_empty() => write!(f, "{field} needs a value"),
+            ConfigError::Value { field, value, allowed } => write!(f, "{field} {value:?} is not {allowed}"),
+            ConfigError::Rate(error) => error.fmt(f),
+            ConfigError::Number(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for ConfigError {}

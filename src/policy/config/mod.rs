@@ -1,0 +1,251 @@
+//! A policy as a configuration: a line of text, or with serde.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::policy::kinds::kinds;
+use crate::policy::{
+    AnyPolicy, DenyAll, FixedWindow, LeakyBucket, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
+    SmoothWarmingUp, TokenBucket, Unlimited,
+};
+use crate::rate::Rate;
+
+mod error;
+mod field;
+#[cfg(feature = "serde")]
+mod with_serde;
+
+pub use error::ConfigError;
+use field::{Field, Value};
+
+macro_rules! define {
+    ([] $($kind:ident {
+        $name:literal
+        fields { $($(#[$docs:meta])* $field:ident: $type:ty,)* }
+        build $build:block
+    })*) => {
+        /// What a configuration says of a policy: the fields of its kind.
+        ///
+        /// It is read from a [line](PolicyConfig#text) or, with the feature `serde`, from a
+        /// [configuration file](PolicyConfig#serde), written to both, and made a policy by
+        /// [`AnyPolicy::try_from`]. A policy that a program itself chooses needs no configuration:
+        /// call its constructor. Its methods have the names of the fields.
+        ///
+        /// A field that is not set is as in the policy's own constructor. A field that the kind
+        /// does not have is an error, so that nothing is silently ignored. New versions may add
+        /// kinds and fields.
+        ///
+        /// # Text
+        ///
+        /// The name of the kind in lower case, the rate without spaces, and then each field with
+        /// its value, in any order: `token_bucket 100/s burst 20`. A field that is a `bool`, such
+        /// as `from_first_grant`, is true where it is named, and has no value. Spans are whole
+        /// numbers with a unit: `500ms`, `8h`. `unlimited` and `deny_all` have no rate and no
+        /// fields.
+        ///
+        /// # serde
+        ///
+        /// A map: the name of the kind as `policy`, and each field by its name. Rates and spans
+        /// are strings as in a line. The format must tell its types, as JSON, TOML and YAML do.
+        /// An [`AnyPolicy`] can be read, too: then a policy that cannot be made is an error of the
+        /// format's.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// use tidegate::policy::{AnyPolicy, PolicyConfig};
+        ///
+        /// let config: PolicyConfig = "token_bucket 100/s burst 20".parse()?;
+        /// assert!(matches!(config, PolicyConfig::TokenBucket { burst: 20, .. }));
+        /// let policy = AnyPolicy::try_from(config)?;
+        ///
+        /// let error = "sliding_log 5000/h burst 20".parse::<AnyPolicy>().unwrap_err();
+        /// assert_eq!(error.to_string(), "burst: sliding_log has only with_capacity");
+        /// # Ok::<(), tidegate::policy::ConfigError>(())
+        /// ```
+        #[derive(Clone, Debug)]
+        #[non_exhaustive]
+        pub enum PolicyConfig {
+            $(
+                #[doc = concat!("`", $name, "`: a [`", stringify!($kind), "`].")]
+                #[non_exhaustive]
+                $kind { $($(#[$docs])* $field: $type,)* },
+            )*
+        }
+
+        #[allow(unused_variables)] // A kind without fields asks for none.
+        const KINDS: &[Kind] = &[$(
+            Kind {
+                name: $name,
+                fields: &[$((stringify!($field), <$type as Field>::IS_FLAG)),*],
+                make: |given| Ok(PolicyConfig::$kind { $($field: given.field(stringify!($field))?),* }),
+            },
+        )*];
+
+        impl PolicyConfig {
+            /// The name of the kind.
+            fn name(&self) -> &'static str {
+                match self {
+                    $(PolicyConfig::$kind { .. } => $name,)*
+                }
+            }
+
+            /// The fields that are set.
+            fn fields(&self) -> Vec<(&'static str, Value)> {
+                let fields: Vec<(&'static str, Option<Value>)> = match self {
+                    $(PolicyConfig::$kind { $($field),* } => vec![$((stringify!($field), $field.value())),*],)*
+                };
+                fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+            }
+        }
+
+        impl TryFrom<PolicyConfig> for AnyPolicy {
+            type Error = ConfigError;
+
+            fn try_from(config: PolicyConfig) -> Result<AnyPolicy, ConfigError> {
+                Ok(match config {
+                    $(PolicyConfig::$kind { $($field),* } => AnyPolicy::$kind($build),)*
+                })
+            }
+        }
+    };
+}
+
+kinds!(define []);
+
+/// A kind of policy.
+struct Kind {
+    name: &'static str,
+    /// The fields in the order in which they are written, each with whether it is a flag.
+    fields: &'static [(&'static str, bool)],
+    make: fn(&Given) -> Result<PolicyConfig, ConfigError>,
+}
+
+impl Kind {
+    fn of(name: &str) -> Result<&'static Kind, ConfigError> {
+        KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| ConfigError::Policy { name: name.into() })
+    }
+
+    fn has(&self, field: &str) -> bool {
+        self.fields.iter().any(|(name, _)| *name == field)
+    }
+
+    fn has_flag(&self, field: &str) -> bool {
+        self.fields.contains(&(field, true))
+    }
+}
+
+/// The fields of a configuration as they were given, with their values as text.
+struct Given {
+    kind: &'static Kind,
+    values: Vec<(&'static str, String)>,
+}
+
+impl Given {
+    /// The configuration of a kind, before any of its fields is set.
+    fn of(kind: &str) -> Result<Given, ConfigError> {
+        Ok(Given { kind: Kind::of(kind)?, values: Vec::new() })
+    }
+
+    /// Sets a field. A value of `None` leaves it as it is where it is not set.
+    fn set(&mut self, name: &str, value: Option<&str>) -> Result<(), ConfigError> {
+        let Some((field, _)) = self.kind.fields.iter().find(|(field, _)| *field == name) else {
+            return Err(ConfigError::Surplus { field: name.into(), policy: self.kind.name });
+        };
+        if self.values.iter().any(|(other, _)| other == field) {
+            return Err(ConfigError::Twice { field, other: field });
+        }
+        self.values.extend(value.map(|value| (*field, value.into())));
+        Ok(())
+    }
+
+    fn field<T: Field>(&self, name: &'static str) -> Result<T, ConfigError> {
+        match self.values.iter().find(|(field, _)| *field == name) {
+            Some((_, value)) => T::read(name, value),
+            None => T::UNSET.ok_or(ConfigError::Missing { field: name, policy: self.kind.name }),
+        }
+    }
+
+    fn config(&self) -> Result<PolicyConfig, ConfigError> {
+        (self.kind.make)(self)
+    }
+}
+
+/// Reads a line such as `token_bucket 100/s burst 20`; see [Text](PolicyConfig#text).
+impl FromStr for PolicyConfig {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<PolicyConfig, ConfigError> {
+        let mut words = text.split_whitespace();
+        let mut given = Given::of(words.next().unwrap_or_default())?;
+        let kind = given.kind;
+        if kind.has("rate")
+            && let Some(rate) = words.next()
+        {
+            if kind.has(rate) {
+                let write = format!("the rate first, such as {} 100/s", kind.name);
+                return Err(ConfigError::Form { given: rate.into(), write: write.into() });
+            }
+            given.set("rate", Some(rate))?;
+        }
+        let mut before = "";
+        while let Some(word) = words.next() {
+            if kind.has_flag(word) {
+                given.set(word, Some("true"))?;
+            } else if kind.has(word) {
+                given.set(word, Some(words.next().unwrap_or_default()))?;
+            } else {
+                return Err(unknown(kind, before, word));
+            }
+            before = word;
+        }
+        given.config()
+    }
+}
+
+/// Says what is wrong with a word of a line where the name of a field is expected.
+fn unknown(kind: &Kind, before: &str, word: &str) -> ConfigError {
+    let form = |write: String| ConfigError::Form { given: word.into(), write: write.into() };
+    match word.split_once('=') {
+        Some((field, _)) if kind.has_flag(field) => form(field.into()),
+        Some((field, value)) if kind.has(field) => form(format!("{field} {value}")),
+        None if kind.has_flag(before) && word == "true" => form(format!("{before} without {word}")),
+        None if kind.has_flag(before) && word == "false" => form(format!("no {before}")),
+        _ => ConfigError::Surplus { field: word.into(), policy: kind.name },
+    }
+}
+
+/// Writes the line from which [`from_str`](PolicyConfig::from_str) reads an equal configuration.
+impl fmt::Display for PolicyConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        for (name, value) in self.fields() {
+            match value {
+                Value::Rate(rate) => write!(f, " {rate}")?,
+                Value::Flag => write!(f, " {name}")?,
+                value => write!(f, " {name} {value}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Two configurations are equal if they are written as equal lines. So a `cold_factor` that is not
+/// a number is equal to itself.
+impl PartialEq for PolicyConfig {
+    fn eq(&self, other: &PolicyConfig) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for PolicyConfig {}
+
+/// Reads a line such as `token_bucket 100/s burst 20`; see [`PolicyConfig`](PolicyConfig#text).
+impl FromStr for AnyPolicy {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<AnyPolicy, ConfigError> {
+        text.parse::<PolicyConfig>()?.try_into()
+    }
+}

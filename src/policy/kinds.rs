@@ -1,0 +1,196 @@
+//! The list of all policies. A new policy is added here, and nowhere else beside its own file and
+//! the exports of `policy/mod.rs`.
+
+/// Calls the macro `$define` with its arguments and the list of all kinds of policies.
+///
+/// An entry is the type of the policy, and in braces what a configuration says of it:
+///
+/// - the name in a text;
+/// - the fields, each of a type that implements `Field` in `policy/config/field.rs`. The rate is one of
+///   them; in a text it stands first and without its name;
+/// - a block that makes the policy of these fields. It may leave with a `ConfigError`.
+macro_rules! kinds {
+    ($define:ident $arguments:tt) => {
+        $define! { $arguments
+            SmoothBursty {
+                "smooth_bursty"
+                fields {
+                    /// The rate of permits.
+                    rate: Rate,
+                    /// For how long unused permits are saved: [`SmoothBursty::max_burst`].
+                    max_burst: Option<Duration>,
+                    /// Whether the stock is full at the start: [`SmoothBursty::start_full`].
+                    start_full: bool,
+                }
+                build {
+                    let mut policy = SmoothBursty::new(rate);
+                    if let Some(span) = max_burst {
+                        policy = policy.try_max_burst(span)?;
+                    }
+                    if start_full { policy.start_full() } else { policy }
+                }
+            }
+            SmoothWarmingUp {
+                "smooth_warming_up"
+                fields {
+                    /// The rate of permits.
+                    rate: Rate,
+                    /// How long it takes to warm up: [`SmoothWarmingUp::new`].
+                    warm_up: Duration,
+                    /// How many times a permit is dearer when cold, 3 unless it is set:
+                    /// [`SmoothWarmingUp::try_new`].
+                    cold_factor: Option<f64>,
+                    /// Whether the limiter starts warm: [`SmoothWarmingUp::start_warm`].
+                    start_warm: bool,
+                    /// Whether idle time cools at once: [`SmoothWarmingUp::cool_at_once`].
+                    cool_at_once: bool,
+                }
+                build {
+                    let mut policy = SmoothWarmingUp::try_new(rate, warm_up, cold_factor.unwrap_or(3.0))?;
+                    if start_warm {
+                        policy = policy.start_warm();
+                    }
+                    if cool_at_once { policy.cool_at_once() } else { policy }
+                }
+            }
+            TokenBucket {
+                "token_bucket"
+                fields {
+                    /// The rate at which permits come in.
+                    rate: Rate,
+                    /// The size of the bucket: [`TokenBucket::new`].
+                    burst: u32,
+                    /// The permits at the start: [`TokenBucket::start_with`].
+                    start_with: Option<u32>,
+                    /// Whether permits come in all at once: [`TokenBucket::interval_refill`].
+                    interval_refill: bool,
+                    /// How long after the periods of Unix time permits come in:
+                    /// [`TokenBucket::at_wall_clock`].
+                    at_wall_clock: Option<Duration>,
+                    /// By how much requests may come early: [`TokenBucket::tolerance`].
+                    tolerance: Option<Duration>,
+                }
+                build {
+                    let mut policy = TokenBucket::try_new(rate, burst)?;
+                    if let Some(span) = tolerance {
+                        policy = policy.tolerance(span)?;
+                    }
+                    if interval_refill {
+                        policy = policy.interval_refill()?;
+                    }
+                    if let Some(offset) = at_wall_clock {
+                        policy = policy.at_wall_clock(offset)?;
+                    }
+                    if let Some(permits) = start_with {
+                        policy = policy.start_with(permits)?;
+                    }
+                    policy
+                }
+            }
+            LeakyBucket {
+                "leaky_bucket"
+                fields {
+                    /// The rate at which permits leave.
+                    rate: Rate,
+                    /// How many permits leave without delay: [`LeakyBucket::nodelay`].
+                    nodelay: Option<u32>,
+                    /// How many permits may wait: [`LeakyBucket::capacity`].
+                    capacity: Option<u32>,
+                    /// How long a request may wait, in place of a capacity:
+                    /// [`LeakyBucket::max_wait`].
+                    max_wait: Option<Duration>,
+                }
+                build {
+                    let policy = LeakyBucket::new(rate).nodelay(nodelay.unwrap_or(0));
+                    match (capacity, max_wait) {
+                        (Some(_), Some(_)) => return Err(ConfigError::Twice { field: "max_wait", other: "capacity" }),
+                        (Some(permits), None) => policy.capacity(permits),
+                        (None, Some(span)) => policy.max_wait(span),
+                        (None, None) => policy,
+                    }
+                }
+            }
+            FixedWindow {
+                "fixed_window"
+                fields {
+                    /// The limit, and the length of the window.
+                    rate: Rate,
+                    /// How long after the periods of Unix time windows begin:
+                    /// [`FixedWindow::at_wall_clock`].
+                    at_wall_clock: Option<Duration>,
+                    /// Whether a window begins with its first grant, in place of a fixed time:
+                    /// [`FixedWindow::from_first_grant`].
+                    from_first_grant: bool,
+                }
+                build {
+                    let policy = FixedWindow::try_new(rate)?;
+                    match at_wall_clock {
+                        Some(_) if from_first_grant => {
+                            return Err(ConfigError::Twice { field: "from_first_grant", other: "at_wall_clock" });
+                        }
+                        Some(offset) => policy.at_wall_clock(offset),
+                        None if from_first_grant => policy.from_first_grant(),
+                        None => policy,
+                    }
+                }
+            }
+            SlidingWindow {
+                "sliding_window"
+                fields {
+                    /// The limit, and the length of the window.
+                    rate: Rate,
+                    /// The number of cells of a window: [`SlidingWindow::new`].
+                    cells: u16,
+                    /// How long after the periods of Unix time windows begin:
+                    /// [`SlidingWindow::at_wall_clock`].
+                    at_wall_clock: Option<Duration>,
+                }
+                build {
+                    let policy = SlidingWindow::try_new(rate, cells)?;
+                    match at_wall_clock {
+                        Some(offset) => policy.at_wall_clock(offset),
+                        None => policy,
+                    }
+                }
+            }
+            SlidingEstimate {
+                "sliding_estimate"
+                fields {
+                    /// The limit, and the length of the window.
+                    rate: Rate,
+                    /// How long after the periods of Unix time windows begin:
+                    /// [`SlidingEstimate::at_wall_clock`].
+                    at_wall_clock: Option<Duration>,
+                }
+                build {
+                    let policy = SlidingEstimate::try_new(rate)?;
+                    match at_wall_clock {
+                        Some(offset) => policy.at_wall_clock(offset),
+                        None => policy,
+                    }
+                }
+            }
+            SlidingLog {
+                "sliding_log"
+                fields {
+                    /// The limit, and the length of the window.
+                    rate: Rate,
+                    /// The largest limit that a later change may set:
+                    /// [`SlidingLog::with_capacity`].
+                    with_capacity: Option<u32>,
+                }
+                build {
+                    let policy = SlidingLog::try_new(rate)?;
+                    match with_capacity {
+                        Some(permits) => policy.with_capacity(permits)?,
+                        None => policy,
+                    }
+                }
+            }
+            Unlimited { "unlimited" fields {} build { Unlimited } }
+            DenyAll { "deny_all" fields {} build { DenyAll } }
+        }
+    };
+}
+
+pub(super) use kinds;
