@@ -1,7 +1,7 @@
 //! Reads recorded header blocks and compares what the reader understands with what it should.
 //!
 //! ```sh
-//! cargo run --release -p tidegate-http --example read_headers -- tests/golden/recorded.jsonl
+//! cargo run --release -p tidegate-http --example read_headers -- crates/tidegate-http/tests/golden/*.jsonl
 //! ```
 //!
 //! Prints a line for each block that fails, and how many passed. With `--show` it prints what
