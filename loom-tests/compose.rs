@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model, model_of_three};
+use super::support::{LoomClock, ONE, Woken, model, model_of_three};
 use crate::all_of::all::{All, Entry, Kind};
 use crate::all_of::member::{Handle, Member};
 use crate::all_of::weights::Weights;
@@ -15,6 +15,7 @@ use crate::error::Refusal;
 use crate::limiter::pending::{Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
+use crate::line::visit::Demand;
 use crate::policy::TokenBucket;
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -59,8 +60,8 @@ fn of_two_composites_one_gets_the_last_permits() {
         let clock = LoomClock::new();
         let (a, b) = (bucket(&clock), bucket(&clock));
         let (ab, ba) = (both([&a, &b], &clock), both([&b, &a], &clock));
-        let other = thread::spawn(move || ba.try_acquire(&ones()).is_ok());
-        let first = ab.try_acquire(&ones()).is_ok();
+        let other = thread::spawn(move || ba.try_acquire(Demand { ask: &ones(), priority: 0 }).is_ok());
+        let first = ab.try_acquire(Demand { ask: &ones(), priority: 0 }).is_ok();
         let second = other.join().expect("no panic");
         assert!(first != second, "one of them");
         assert!(!has_permit(&a) && !has_permit(&b), "and both permits");
@@ -97,7 +98,7 @@ fn composite_against_a_plain_taker(attempt: fn(&Bucket, &Bucket, &LoomClock) -> 
         let (a, b) = (bucket(&clock), bucket(&clock));
         let other = {
             let b = b.clone();
-            thread::spawn(move || b.try_acquire(&1).is_ok())
+            thread::spawn(move || b.try_acquire(ONE).is_ok())
         };
         let got_both = attempt(&a, &b, &clock);
         let taken = other.join().expect("no panic");
@@ -110,14 +111,16 @@ fn composite_against_a_plain_taker(attempt: fn(&Bucket, &Bucket, &LoomClock) -> 
 
 #[test]
 fn a_composite_takes_all_or_nothing() {
-    composite_against_a_plain_taker(|a, b, clock| both([a, b], clock).try_acquire(&ones()).is_ok());
+    composite_against_a_plain_taker(|a, b, clock| {
+        both([a, b], clock).try_acquire(Demand { ask: &ones(), priority: 0 }).is_ok()
+    });
 }
 
 /// The broken twin: takes one after the other, and forgets to put back.
 #[test]
 #[should_panic(expected = "all or nothing")]
 fn broken_a_composite_takes_all_or_nothing() {
-    composite_against_a_plain_taker(|a, b, _| a.try_acquire(&1).is_ok() && b.try_acquire(&1).is_ok());
+    composite_against_a_plain_taker(|a, b, _| a.try_acquire(ONE).is_ok() && b.try_acquire(ONE).is_ok());
 }
 
 /// A composite takes one of two permits and puts it back, while one is given back and both are
@@ -127,17 +130,17 @@ fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
     model(move || {
         let clock = LoomClock::new();
         let (a, b) = (bucket_of(2, &clock), bucket(&clock));
-        b.try_acquire(&1).expect("the only one");
+        b.try_acquire(ONE).expect("the only one");
         let other = {
             let a = a.clone();
             thread::spawn(move || {
                 a.refund(1);
-                if a.try_acquire(&2).is_ok() { 2 } else { 0 }
+                if a.try_acquire(Demand { ask: &2, ..ONE }).is_ok() { 2 } else { 0 }
             })
         };
         attempt(&a, &b, &clock);
         let taken = other.join().expect("no panic");
-        let left = (0..3).filter(|_| a.try_acquire(&1).is_ok()).count();
+        let left = (0..3).filter(|_| a.try_acquire(ONE).is_ok()).count();
         assert!(taken + left <= 2, "no permit is invented");
     });
 }
@@ -178,7 +181,7 @@ impl Request {
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
-        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
+        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 
     fn is_granted(&mut self) -> bool {
@@ -201,7 +204,7 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
     model(|| {
         let clock = LoomClock::new();
         let (a, b) = (bucket(&clock), bucket(&clock));
-        a.try_acquire(&1).expect("the only one");
+        a.try_acquire(ONE).expect("the only one");
         let ab = both([&a, &b], &clock);
         let mut request = Request::new(&ab);
         assert!(request.poll().is_pending());
@@ -212,8 +215,8 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
         drop(request);
         other.join().expect("no panic");
         for limiter in [&a, &b] {
-            assert!(limiter.gate_word.is_clear(), "no seat is left");
-            assert!(limiter.try_acquire(&1).is_ok() && limiter.try_acquire(&1).is_err());
+            assert!(limiter.gate_word.load().is_clear(), "no seat is left");
+            assert!(limiter.try_acquire(ONE).is_ok() && limiter.try_acquire(ONE).is_err());
         }
     });
 }
@@ -224,7 +227,7 @@ fn sitting_down_against_a_refund(refund: fn(&Bucket)) {
     model_of_three(move || {
         let clock = LoomClock::new();
         let (a, b) = (bucket(&clock), bucket(&clock));
-        a.try_acquire(&1).expect("the only one");
+        a.try_acquire(ONE).expect("the only one");
         let ab = both([&a, &b], &clock);
         let other = {
             let a = a.clone();
@@ -264,7 +267,7 @@ fn model_of_two_waits(model: impl Fn() + Send + Sync + 'static) {
 /// Two composites of the same members, written in opposite order, and a member that has no permit.
 fn two_that_wait(clock: &LoomClock) -> (Bucket, [Both; 2]) {
     let (a, b) = (bucket(clock), bucket_of(2, clock));
-    a.try_acquire(&1).expect("the only one");
+    a.try_acquire(ONE).expect("the only one");
     let two = [both([&a, &b], clock), both([&b, &a], clock)];
     (a, two)
 }
@@ -294,7 +297,7 @@ fn two_that_sit_down_together_are_served_one_by_one() {
         assert!(one != other, "one of them");
         clock.set(Nanos::new(2 * SECOND.as_u64()));
         assert_eq!(is_granted(), [true; 2], "and then the other one");
-        assert!(a.gate_word.is_clear(), "no seat is left");
+        assert!(a.gate_word.load().is_clear(), "no seat is left");
     });
 }
 
@@ -313,7 +316,7 @@ fn of_two_that_wait_one_leaves_and_the_other_is_served() {
         drop(first);
         other.join().expect("no panic");
         assert!(second.is_granted());
-        assert!(a.gate_word.is_clear(), "no seat is left");
+        assert!(a.gate_word.load().is_clear(), "no seat is left");
         drop(second);
     });
 }

@@ -7,12 +7,13 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicBool, Ordering as LoomOrdering};
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model};
+use super::support::{LoomClock, ONE, Woken, model};
 use crate::error::Refusal;
 use crate::limiter::pending::{Poller, Stage, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::rule::Single;
+use crate::line::visit::Demand;
 use crate::line::{NewWaiter, WokenBy};
 use crate::policy::{SmoothBursty, TokenBucket};
 use crate::rate::Rate;
@@ -47,7 +48,7 @@ impl Joining {
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
-        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
+        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 
     /// Whether it has its permit, without anybody's help.
@@ -71,14 +72,14 @@ fn pause_against_try(pause: fn(&TestLimiter)) {
             let (limiter, paused) = (limiter.clone(), paused.clone());
             thread::spawn(move || {
                 let after = paused.load(LoomOrdering::Acquire);
-                (after, limiter.try_acquire(&1).is_ok())
+                (after, limiter.try_acquire(ONE).is_ok())
             })
         };
         pause(&limiter);
         paused.store(true, LoomOrdering::Release);
         let (after, taken) = other.join().expect("no panic");
         assert!(!(after && taken), "nobody passes in a pause");
-        assert!(limiter.try_acquire(&1).is_err(), "nobody passes in a pause");
+        assert!(limiter.try_acquire(ONE).is_err(), "nobody passes in a pause");
     });
 }
 
@@ -111,8 +112,8 @@ fn a_pause_that_is_over_leaves_no_flag() {
         clock.set(SECOND);
         // It came after the pause, or left without a trace.
         let taken = other.join().expect("no panic");
-        assert!(taken != limiter.try_acquire(&1).is_ok());
-        assert!(limiter.gate_word.is_clear());
+        assert!(taken != limiter.try_acquire(ONE).is_ok());
+        assert!(limiter.gate_word.load().is_clear());
     });
 }
 
@@ -121,7 +122,7 @@ fn a_pause_that_is_over_leaves_no_flag() {
 fn pause_against_join(pause: fn(&TestLimiter)) {
     model(move || {
         let (limiter, clock) = limiter();
-        assert!(limiter.try_acquire(&1).is_ok());
+        assert!(limiter.try_acquire(ONE).is_ok());
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || pause(&limiter))
@@ -176,7 +177,7 @@ fn resuming_reaches_those_who_join_meanwhile() {
 fn two_join_one_place(join: fn(&mut Joining) -> bool) {
     model(move || {
         let (limiter, _clock) = limiter();
-        assert!(limiter.try_acquire(&1).is_ok());
+        assert!(limiter.try_acquire(ONE).is_ok());
         limiter.set_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
         let other = {
             let limiter = limiter.clone();
@@ -237,14 +238,14 @@ fn two_take_beside_what_is_kept(take: fn(&Shared<Single<TokenBucket>, LoomClock>
         let taken = take(&limiter);
         let other = other.join().expect("no panic");
         assert!(taken != other, "one is kept");
-        let important = Request::permits(1).priority(1);
-        assert!(limiter.try_acquire_with(&1, &important).is_ok());
+        let important = Demand { priority: 1, ..ONE };
+        assert!(limiter.try_acquire(important).is_ok());
     });
 }
 
 #[test]
 fn what_is_kept_is_not_taken_by_two_at_once() {
-    two_take_beside_what_is_kept(|limiter| limiter.try_acquire(&1).is_ok());
+    two_take_beside_what_is_kept(|limiter| limiter.try_acquire(ONE).is_ok());
 }
 
 /// The broken twin: looks how many would be left, and takes without the lock.
@@ -263,7 +264,7 @@ fn broken_what_is_kept_is_not_taken_by_two_at_once() {
 fn shadow_reaches_those_who_join_meanwhile() {
     model(|| {
         let (limiter, _clock) = limiter();
-        assert!(limiter.try_acquire(&1).is_ok());
+        assert!(limiter.try_acquire(ONE).is_ok());
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || limiter.set_shadow(true))

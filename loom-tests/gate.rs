@@ -7,7 +7,7 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicBool, Ordering as LoomOrdering};
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model, model_of_three};
+use super::support::{LoomClock, ONE, Woken, model, model_of_three};
 use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::pending::{Poller, Stage, Waiting};
@@ -15,6 +15,7 @@ use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
 use crate::line::rule::Single;
+use crate::line::visit::Demand;
 use crate::line::{NewWaiter, WokenBy};
 use crate::policy::{Policy, SmoothBursty};
 use crate::rate::Rate;
@@ -30,7 +31,7 @@ fn limiter() -> (TestLimiter, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
     let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-    limiter.try_acquire(&1).expect("the first");
+    limiter.try_acquire(ONE).expect("the first");
     (limiter, clock)
 }
 
@@ -47,7 +48,7 @@ impl Request {
     }
 
     fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
-        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|(waited, _)| waited)
+        self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 
     /// Whether the permit is there, without anybody's help: no clock moves, nobody else is served.
@@ -92,7 +93,7 @@ fn try_against_a_waiter(try_acquire: fn(&TestLimiter) -> bool) {
 
 #[test]
 fn a_try_never_overtakes_a_waiter() {
-    try_against_a_waiter(|limiter| limiter.try_acquire(&1).is_ok());
+    try_against_a_waiter(|limiter| limiter.try_acquire(ONE).is_ok());
 }
 
 /// The broken twin: a try that does not look whether somebody waits.
@@ -133,7 +134,7 @@ fn a_refund_reaches_those_who_join_meanwhile() {
 fn broken_a_refund_reaches_those_who_join_meanwhile() {
     join_against_refund(|limiter| {
         limiter.rule.policy.refund(&limiter.rule.state, Nanos::ZERO, 1);
-        if limiter.gate_word.has_waiters() {
+        if limiter.gate_word.load().has_waiters() {
             limiter.recheck();
         }
     });
@@ -203,7 +204,7 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
         let clock = LoomClock::new();
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
         let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-        limiter.try_acquire(&2).expect("the first two");
+        limiter.try_acquire(Demand { ask: &2, ..ONE }).expect("the first two");
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || limiter.refund(1))
@@ -233,7 +234,7 @@ fn drop_against_grant(leave: fn(&TestLimiter, &mut Waiting<u32>)) {
         other.join().expect("no panic");
         assert!(second.is_granted());
         // And there was one permit, not two.
-        assert!(limiter.try_acquire(&1).is_err());
+        assert!(limiter.try_acquire(ONE).is_err());
     });
 }
 
@@ -347,12 +348,12 @@ fn a_dropped_permit_is_neither_lost_nor_doubled() {
         };
         let taker = {
             let limiter = limiter.clone();
-            thread::spawn(move || limiter.try_acquire(&1).is_ok())
+            thread::spawn(move || limiter.try_acquire(ONE).is_ok())
         };
         drop(request);
         ringer.join().expect("no panic");
         let taken = taker.join().expect("no panic");
-        assert!(taken != limiter.try_acquire(&1).is_ok());
+        assert!(taken != limiter.try_acquire(ONE).is_ok());
     });
 }
 
@@ -364,7 +365,7 @@ fn a_ring_while_the_alarm_is_taken_is_not_lost() {
         let clock = LoomClock::new();
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
         let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
-        limiter.try_acquire(&2).expect("the first two");
+        limiter.try_acquire(Demand { ask: &2, ..ONE }).expect("the first two");
         let mut first = Request::new(&limiter);
         let mut second = Request::new(&limiter);
         assert!(first.poll().is_pending() && second.poll().is_pending());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model};
+use super::support::{LoomClock, ONE, Woken, model};
 use crate::limiter::gate_word::LATE;
 use crate::limiter::pending::{Poller, Waiting};
 use crate::limiter::shared::Shared;
@@ -30,12 +30,12 @@ fn late() -> (TestLimiter, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
     let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::from_secs(9)));
-    limiter.try_acquire(&1).expect("the first");
+    limiter.try_acquire(ONE).expect("the first");
     let mut wait = Waiting::new(1);
     assert!(limiter.poll(&mut wait, Poller::Task(Waker::noop())).is_pending());
     clock.set(at(25));
     assert!(limiter.poll(&mut wait, Poller::Task(Waker::noop())).is_ready());
-    assert_eq!(limiter.gate_word.load(), LATE);
+    assert!(limiter.gate_word.load().has_only(LATE) && limiter.gate_word.load().has(LATE));
     (limiter, clock)
 }
 
@@ -47,14 +47,14 @@ fn one_permit_that_came_in_meanwhile_is_granted_once() {
         let (limiter, clock) = late();
         let other = {
             let limiter = limiter.clone();
-            thread::spawn(move || limiter.try_acquire(&1).is_ok())
+            thread::spawn(move || limiter.try_acquire(ONE).is_ok())
         };
-        let one = limiter.try_acquire(&1).is_ok();
+        let one = limiter.try_acquire(ONE).is_ok();
         assert!(one != other.join().expect("no panic"), "one permit, one owner");
         clock.set(Nanos::new(3 * SECOND - 1));
-        assert!(limiter.try_acquire(&1).is_err());
+        assert!(limiter.try_acquire(ONE).is_err());
         clock.set(at(30));
-        assert!(limiter.try_acquire(&1).is_ok());
+        assert!(limiter.try_acquire(ONE).is_ok());
     });
 }
 
@@ -73,7 +73,7 @@ fn idle_against_a_waiter(take: fn(&TestLimiter)) {
         let waits = limiter.poll(&mut wait, Poller::Task(&waker)).is_pending();
         other.join().expect("no panic");
         if waits {
-            assert!(limiter.gate_word.has_waiters(), "a waiter is seen");
+            assert!(limiter.gate_word.load().has_waiters(), "a waiter is seen");
             limiter.leave(&mut wait);
         }
     });
@@ -81,7 +81,7 @@ fn idle_against_a_waiter(take: fn(&TestLimiter)) {
 
 #[test]
 fn taking_down_the_flag_hides_no_waiter() {
-    idle_against_a_waiter(|limiter| _ = limiter.try_acquire(&1));
+    idle_against_a_waiter(|limiter| _ = limiter.try_acquire(ONE));
 }
 
 /// The broken twin: the flag is taken down by a store.
@@ -91,7 +91,7 @@ fn broken_taking_down_the_flag_hides_no_waiter() {
     idle_against_a_waiter(|limiter| {
         let _ = limiter.rule.policy.try_acquire(&limiter.rule.state, at(90), 1);
         limiter.lateness.clear();
-        if limiter.gate_word.load() == LATE {
+        if limiter.gate_word.load().has_only(LATE) {
             limiter.gate_word.store_without_lock(0);
         }
     });

@@ -8,8 +8,12 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicBool, Ordering};
 
 use crate::clock::{Clock, Sleep, Timer};
+use crate::line::visit::Demand;
 use crate::sync::lock;
 use crate::time::Nanos;
+
+/// A request for one permit.
+pub(crate) const ONE: Demand<'_, u32> = Demand { ask: &1, priority: 0 };
 
 /// Runs a model of two threads in every interleaving, with no bound.
 pub(crate) fn model(model: impl Fn() + Send + Sync + 'static) {

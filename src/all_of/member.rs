@@ -39,6 +39,7 @@ use crate::limiter::grant::{Settle, Share};
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
+use crate::line::grant::{Tracked, Undoable};
 use crate::line::recheck::Recheck;
 use crate::line::rule::OneRule;
 use crate::line::seats::end_of;
@@ -172,7 +173,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
 impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
         let shared = &self.0;
-        if !shared.gate_word.has(SHARE_KEPT) {
+        if !shared.gate_word.load().has(SHARE_KEPT) {
             return shared.rule.check(&n);
         }
         let (line, now) = shared.reach();
@@ -213,10 +214,10 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     fn look(&self, n: u32, priority: i8) -> Nanos {
         let shared = &self.0;
         let word = shared.gate_word.load();
-        if word & SHADOW != 0 {
+        if word.has(SHADOW) {
             return Nanos::ZERO;
         }
-        let (due, now) = if word & !(OBSERVED | LATE) == 0 {
+        let (due, now) = if word.has_only(OBSERVED | LATE) {
             let now = shared.clock.now();
             (shared.rule.ready_at(now, &0, &n), now)
         } else {
@@ -235,35 +236,31 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     ) -> Result<(), Refusal> {
         let shared = &self.0;
         let word = shared.gate_word.load();
-        let without_lock = shared.is_free();
-        let taken = if without_lock {
+        let taken = if word.needs_no_lock() {
             let refunds = shared.refunds.load(Ordering::Acquire);
-            shared.take_free(shared.clock.now(), &n).map(|charge| (charge, refunds))
+            let charge = shared.take_without_lock(word, shared.clock.now(), &n);
+            charge.map(|charge| Undoable::Since(charge, refunds))
         } else {
             shared.visit(|line, visit| {
                 let charge = line.try_take(visit, Demand { ask: &n, priority })?;
-                let begun = line.begin(&shared.rule, &charge);
-                Ok((charge, begun))
+                Ok(Undoable::Tracked(line.track(visit.rule, charge)))
             })
         };
-        let (charge, since) = match taken {
+        let grant = match taken {
             Ok(taken) => taken,
             // It would have refused, and lets pass.
-            Err(_) if word & SHADOW != 0 => return rest(),
+            Err(_) if word.has(SHADOW) => return rest(),
             Err(refusal) => return Err(refusal),
         };
         // The rest may call foreign code, which may panic: then this is undone as well.
         let result = catch_unwind(AssertUnwindSafe(rest));
         if let Ok(Ok(())) = result {
-            if !without_lock {
-                lock(&shared.line).end(since);
+            if let Undoable::Tracked(Tracked { id, .. }) = grant {
+                lock(&shared.line).release(id);
             }
             return Ok(());
         }
-        shared.visit(|line, visit| match without_lock {
-            true => line.undo_since(visit, charge, since),
-            false => line.undo(visit, charge, since),
-        });
+        shared.visit(|line, visit| line.take_back(visit, grant));
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
@@ -351,16 +348,14 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             true => line.charge(visit, at, &n),
             false => Err(limited(due, now)),
         };
-        let part = match charge {
-            Ok(charge) => {
-                let begun = line.begin(&shared.rule, &charge);
-                Ok(Some((charge, begun)))
-            }
+        let grant = match charge {
+            Ok(charge) => Ok(Some(line.track(&shared.rule, charge))),
             // It would have refused, and lets pass.
             Err(_) if line.settings.shadow => Ok(None),
             Err(refusal) => Err(refusal),
         };
-        let taken = part.map(|part| Box::new(Share { shared: shared.clone(), n, part }) as Box<dyn Taken<C>>);
+        let taken =
+            grant.map(|grant| Box::new(Share { shared: shared.clone(), n, grant }) as Box<dyn Taken<C>>);
         // Those who were served just now are woken; whoever is next needs an alarm.
         shared.let_go(line, true, usize::from(seat > 0), deferred);
         taken
@@ -378,9 +373,9 @@ impl<R: OneRule<C>, C: Timer> Recheck for Handle<R, C> {
 
 impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     fn undo(mut self: Box<Self>, deferred: &mut Deferred<C>) {
-        let Some((charge, begun)) = self.part.take() else { return };
+        let Some(grant) = self.grant.take() else { return };
         let (mut line, now) = self.shared.reach();
-        line.undo(&mut self.shared.visit_at(now, deferred), charge, begun);
+        line.undo(&mut self.shared.visit_at(now, deferred), grant);
         self.shared.let_go(line, true, 0, deferred);
     }
 

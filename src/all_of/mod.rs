@@ -82,7 +82,9 @@ use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
+use crate::line::grant::{Answer, Granted};
 use crate::line::outcome::Outcome;
+use crate::line::visit::Demand;
 use crate::policy::Policy;
 use crate::status::Status;
 
@@ -387,7 +389,9 @@ impl<C: Timer> AllOf<C> {
         let ask = self.ask(&request)?;
         if request.request.exempt {
             let passed = self.shared.tell(&ask, Duration::ZERO, Ok(Outcome::Exempt));
-            return passed.map(|charge| granted(charge, Duration::ZERO)).map_err(AllRefusal::from);
+            return passed
+                .map(|granted| permits(Answer { waited: Duration::ZERO, granted }))
+                .map_err(AllRefusal::from);
         }
         self.attempt(&ask)
     }
@@ -480,7 +484,7 @@ impl<C: Timer> AllOf<C> {
         let request = request.into();
         let ask = self.ask(&request)?;
         match blocking::acquire(&self.shared, Waiting::with(&self.shared, ask.clone(), &request.request)) {
-            Ok((waited, charge, _)) => Ok(granted(charge, waited)),
+            Ok(answer) => Ok(permits(answer)),
             Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
         }
     }
@@ -542,15 +546,16 @@ impl<C: Timer> AllOf<C> {
     }
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
-        match self.shared.try_acquire_as(ask, ask.priority) {
-            Ok(charge) => Ok(granted(charge, Duration::ZERO)),
+        match self.shared.try_grant(Demand { ask, priority: ask.priority }) {
+            Ok(granted) => Ok(permits(Answer { waited: Duration::ZERO, granted })),
             Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
         }
     }
 }
 
-fn granted<C: Timer>(charge: Option<AllCharge<C>>, waited: Duration) -> AllPermits {
-    let AllCharge { taken, permits } = charge.unwrap_or_default();
+fn permits<C: Timer>(answer: Answer<AllCharge<C>>) -> AllPermits {
+    let Answer { waited, granted } = answer;
+    let AllCharge { taken, permits } = granted.map(Granted::into_charge).unwrap_or_default();
     // Nobody can undo it any more.
     drop(taken);
     AllPermits { permits, waited }
@@ -639,7 +644,7 @@ impl<C: Timer> Future for AcquireAll<C> {
             Err(refusal) => return Poll::Ready(Err(*refusal)),
         };
         Poll::Ready(match ready!(waiting.poll(Poller::Task(context.waker()))) {
-            Ok((waited, charge)) => Ok(granted(charge, waited)),
+            Ok(answer) => Ok(permits(answer)),
             Err(refusal) => Err(waiting.shared.rule.blame(waiting.ask(), refusal)),
         })
     }

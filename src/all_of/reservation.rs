@@ -14,6 +14,7 @@ use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
+use crate::line::grant::{Answer, Granted, Tracked};
 use crate::sync::lock;
 
 /// A place in the queue of an [`AllOf`](crate::AllOf), taken at once: made by
@@ -65,11 +66,12 @@ impl<C: Timer> AllReservation<C> {
     }
 
     /// Keeps what the grant took.
-    fn keep(&mut self, charge: Option<AllCharge<C>>) {
-        if charge.is_some() {
-            // The members' marks say what can be undone, so the mark of the `AllOf` ends here.
-            lock(&self.pending.shared.line).end(self.pending.wait.begun());
-        }
+    fn keep(&mut self, granted: Option<Granted<AllCharge<C>>>) {
+        let charge = granted.and_then(Granted::tracked).map(|Tracked { charge, id }| {
+            // Each member tracks its own grant.
+            lock(&self.pending.shared.line).release(id);
+            charge
+        });
         self.claimed = Some(charge.unwrap_or_default());
     }
 
@@ -91,8 +93,8 @@ impl<C: Timer> AllReservation<C> {
     /// Takes the permits if they are due. Returns whether they are the caller's, now or since an
     /// earlier claim.
     pub fn claim(&mut self) -> bool {
-        if let Some(Ok((_, charge))) = self.pending.claim() {
-            self.keep(charge);
+        if let Some(Ok(answer)) = self.pending.claim() {
+            self.keep(answer.granted);
         }
         self.claimed.is_some()
     }
@@ -111,9 +113,8 @@ impl<C: Timer> AllReservation<C> {
         }
         let wait = self.pending.release();
         match blocking::acquire(&self.pending.shared, wait) {
-            Ok((waited, charge, begun)) => {
-                self.pending.wait.begun = begun;
-                self.keep(charge);
+            Ok(Answer { waited, granted }) => {
+                self.keep(granted);
                 Ok(waited)
             }
             Err(refusal) => Err(self.blame(refusal)),
@@ -188,8 +189,8 @@ impl<C: Timer> Future for AllReservation<C> {
             return Poll::Ready(Ok(Duration::ZERO));
         }
         Poll::Ready(match ready!(this.pending.poll(Poller::Task(context.waker()))) {
-            Ok((waited, charge)) => {
-                this.keep(charge);
+            Ok(Answer { waited, granted }) => {
+                this.keep(granted);
                 Ok(waited)
             }
             Err(refusal) => Err(this.blame(refusal)),

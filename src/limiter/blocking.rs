@@ -1,12 +1,10 @@
-//! The same queue from a plain thread: poll, park, poll again.
+//! Waiting in a plain thread: poll, park, poll again.
 
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
-use std::time::Duration;
 
 use crate::clock::Timer;
-use crate::error::Refusal;
-use crate::limiter::pending::{Pending, Poller, Waiting};
+use crate::limiter::pending::{Answered, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Rule;
 use crate::sync::{Thread, current_thread};
@@ -20,8 +18,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Blocks the calling thread until a request has its answer: the time waited, what was taken, and
-/// what to end the grant with if it was [kept](Waiting::keeping).
+/// Blocks the calling thread until a request has its answer.
 ///
 /// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so
 /// it is not lost. Parking may end early for no reason; then the poll finds nothing and the thread
@@ -29,14 +26,12 @@ impl Wake for Unpark {
 pub(crate) fn acquire<R: Rule<C>, C: Timer>(
     shared: &Arc<Shared<R, C>>,
     wait: Waiting<R::Ask>,
-) -> Result<(Duration, Option<R::Charge>, u64), Refusal> {
+) -> Answered<R::Charge> {
     let mut this = Pending { shared, wait };
     let waker = Waker::from(Arc::new(Unpark(current_thread())));
     loop {
         match this.poll(Poller::Thread(&waker)) {
-            Poll::Ready(answer) => {
-                return answer.map(|(waited, charge)| (waited, charge, this.wait.begun()));
-            }
+            Poll::Ready(answer) => return answer,
             Poll::Pending => shared.clock.park_until(shared.looks_at(&this.wait)),
         }
     }

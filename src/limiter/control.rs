@@ -62,7 +62,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Whether everybody passes.
     pub(crate) fn is_shadow(&self) -> bool {
-        self.gate_word.has(SHADOW)
+        self.gate_word.load().has(SHADOW)
     }
 
     /// Bounds the line, for those who join it from now on.
@@ -80,7 +80,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// How long nobody passes.
     pub(crate) fn paused_for(&self) -> Duration {
-        if !self.gate_word.has(PAUSED) {
+        if !self.gate_word.load().has(PAUSED) {
             return Duration::ZERO;
         }
         self.visit(|line, visit| line.settings.opens.saturating_since(visit.now).as_duration())

@@ -80,7 +80,7 @@ impl<P: Policy, C: Timer> Future for Acquire<'_, P, C> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Duration> {
         let pending = &mut self.get_mut().pending;
         match pending.poll(Poller::Task(context.waker())) {
-            Poll::Ready(Ok((waited, _))) => Poll::Ready(waited),
+            Poll::Ready(Ok(answer)) => Poll::Ready(answer.waited),
             Poll::Ready(Err(_)) => {
                 // Only a policy that breaks its contract refuses one permit for good. It has none
                 // to give, so the request goes on waiting.
@@ -98,7 +98,7 @@ impl<P: Policy, C: Timer> Future for AcquireMany<'_, P, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = self.get_mut().pending.poll(Poller::Task(context.waker()));
-        answer.map_ok(|(waited, _)| waited)
+        answer.map_ok(|answer| answer.waited)
     }
 }
 
@@ -108,7 +108,7 @@ impl<P: Policy, C: Timer> Future for AcquireOwned<P, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = self.get_mut().pending.poll(Poller::Task(context.waker()));
-        answer.map_ok(|(waited, _)| waited)
+        answer.map_ok(|answer| answer.waited)
     }
 }
 

@@ -65,34 +65,14 @@ impl GateWord {
         GateWord(AtomicUsize::new(if observed { OBSERVED } else { 0 }))
     }
 
-    /// Whether a request may ask the policy, and nothing else is to be done.
     #[inline]
-    pub(crate) fn is_clear(&self) -> bool {
-        self.load() == 0
-    }
-
-    /// Whether a request may ask the policy without the lock.
-    pub(crate) fn needs_no_lock(&self) -> bool {
-        self.load() & !(OBSERVED | SHADOW | LATE) == 0
-    }
-
-    pub(crate) fn has(&self, flag: usize) -> bool {
-        self.load() & flag != 0
-    }
-
-    /// Whether a request is in line, or was granted a moment ago, or holds a seat.
-    pub(crate) fn has_waiters(&self) -> bool {
-        self.load() >= ONE
-    }
-
-    #[inline]
-    pub(crate) fn load(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+    pub(crate) fn load(&self) -> Word {
+        Word(self.0.load(Ordering::Relaxed))
     }
 
     /// Stores the word of the line. Under the lock.
     pub(crate) fn store<R: Rule<C>, C: Timer>(&self, line: &Line<R, C>, late: bool) {
-        self.0.store(word_of(line) | if late { LATE } else { 0 }, Ordering::Relaxed);
+        self.0.store(word_of(line).0 | if late { LATE } else { 0 }, Ordering::Relaxed);
     }
 
     /// Stores a word without the lock, as the broken twins of the models do.
@@ -102,12 +82,46 @@ impl GateWord {
     }
 }
 
+/// What the gate word said when a request came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Word(usize);
+
+impl Word {
+    /// Whether a request may ask the policy, and nothing else is to be done.
+    #[inline]
+    pub(crate) fn is_clear(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether the word has no flag beside these, and no request is in line.
+    #[inline]
+    pub(crate) fn has_only(self, flags: usize) -> bool {
+        self.0 & !flags == 0
+    }
+
+    /// Whether a request may ask the policy without the lock.
+    pub(crate) fn needs_no_lock(self) -> bool {
+        self.has_only(OBSERVED | SHADOW | LATE)
+    }
+
+    #[inline]
+    pub(crate) fn has(self, flag: usize) -> bool {
+        self.0 & flag != 0
+    }
+
+    /// Whether a request is in line, or was granted a moment ago, or holds a seat.
+    pub(crate) fn has_waiters(self) -> bool {
+        self.0 >= ONE
+    }
+}
+
 /// The word of a line, but for lateness.
-pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> usize {
+pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> Word {
     let flag = |is: bool, flag: usize| if is { flag } else { 0 };
-    line.present().saturating_mul(ONE)
+    let word = line.present().saturating_mul(ONE)
         | flag(line.is_paused(), PAUSED)
         | flag(line.settings.reserve.is_some(), SHARE_KEPT)
         | flag(line.settings.watched, OBSERVED)
-        | flag(line.settings.shadow, SHADOW)
+        | flag(line.settings.shadow, SHADOW);
+    Word(word)
 }

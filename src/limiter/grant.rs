@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
+use crate::line::grant::Tracked;
 use crate::line::rule::OneRule;
 use crate::sync::lock;
 
@@ -18,22 +19,22 @@ pub(crate) trait Settle: Send + Debug {
 pub(crate) struct Share<R: OneRule<C>, C: Timer> {
     pub(crate) shared: Arc<Shared<R, C>>,
     pub(crate) n: u32,
-    /// What it took, and what to end the grant with. `None` when it is final.
-    pub(crate) part: Option<(R::Charge, u64)>,
+    /// `None` when it is final.
+    pub(crate) grant: Option<Tracked<R::Charge>>,
 }
 
 impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
     fn settle(mut self: Box<Self>, used: u32) {
-        let Some((charge, begun)) = self.part.take() else { return };
+        let Some(Tracked { charge, id }) = self.grant.take() else { return };
         let Share { shared, n, .. } = &*self;
         if used < *n
-            && let Some(unused) = shared.rule.unspent(charge, *n, used)
+            && let Some(charge) = shared.rule.unspent(charge, *n, used)
         {
-            shared.undo(unused, begun);
+            shared.undo(Tracked { charge, id });
             return;
         }
         shared.visit(|line, visit| {
-            line.end(begun);
+            line.release(id);
             if used > *n {
                 shared.rule.debit(line.latest(), used - *n);
                 line.debited();
@@ -45,8 +46,8 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
 
 impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
     fn drop(&mut self) {
-        if let Some((_, begun)) = self.part.take() {
-            lock(&self.shared.line).end(begun);
+        if let Some(Tracked { id, .. }) = self.grant.take() {
+            lock(&self.shared.line).release(id);
         }
     }
 }

@@ -26,7 +26,9 @@ use crate::error::{PolicyError, Refusal};
 use crate::limiter::pending::Waiting;
 use crate::limiter::shared::Shared;
 use crate::line::lateness::CATCH_UP;
+use crate::line::outcome::Outcome;
 use crate::line::rule::Single;
+use crate::line::visit::Demand;
 use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::request::Request;
@@ -313,7 +315,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// without other calls, the same call succeeds that much later and not before.
     #[inline]
     pub fn try_acquire(&self) -> Result<(), Refusal> {
-        self.shared.try_acquire(&1)
+        self.shared.try_acquire(Demand { ask: &1, priority: 0 })
     }
 
     /// Takes what a [`Request`] asks for now, or refuses. The request may be just a number.
@@ -349,8 +351,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     #[inline]
     pub fn try_acquire_many(&self, request: impl Into<Request>) -> Result<(), Refusal> {
-        let request = request.into();
-        self.shared.try_acquire_with(&request.permits, &request)
+        let Request { ref permits, priority, exempt, .. } = request.into();
+        if exempt {
+            return self.shared.tell(permits, Duration::ZERO, Ok(Outcome::Exempt)).map(drop);
+        }
+        self.shared.try_acquire(Demand { ask: permits, priority })
     }
 
     /// Blocks the calling thread until it has one permit. Returns the time waited.
@@ -372,7 +377,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
             // One permit is never refused for good; a policy that does so breaks its contract, and
             // has none to give.
             match blocking::acquire(&self.shared, Waiting::new(1)) {
-                Ok((waited, ..)) => return waited,
+                Ok(answer) => return answer.waited,
                 Err(_) => std::thread::park(),
             }
         }
@@ -387,7 +392,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Duration, Refusal> {
         let request = request.into();
         let wait = Waiting::with(&self.shared, request.permits, &request);
-        blocking::acquire(&self.shared, wait).map(|(waited, ..)| waited)
+        blocking::acquire(&self.shared, wait).map(|answer| answer.waited)
     }
 
     /// Takes a place in the queue now for what a [`Request`] asks for, and tells when it is due.

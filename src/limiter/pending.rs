@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use crate::clock::Timer;
-use crate::limiter::shared::{Answer, Shared};
+use crate::error::Refusal;
+use crate::limiter::shared::Shared;
+use crate::line::grant::{Answer, GrantKind};
 use crate::line::rule::Rule;
 use crate::line::visit::Demand;
 use crate::request::Request;
@@ -25,9 +27,7 @@ pub(crate) struct Waiting<Ask> {
     pub(crate) within: Nanos,
     /// When it was first polled.
     pub(crate) since: Nanos,
-    /// Not 0 if its grant may be undone in part later: then what to end it with, when it has its
-    /// answer.
-    pub(crate) begun: u64,
+    pub(crate) kind: GrantKind,
 }
 
 #[derive(Debug)]
@@ -36,6 +36,9 @@ pub(crate) enum Stage {
     New,
     /// Not polled yet, and it passes anyway.
     Exempt,
+    /// Asked without the lock, and refused for now, or not to be asked so: it joins the line, where
+    /// the policy is asked again.
+    Joining,
     /// In the line, under this key.
     Queued(u32),
     /// It has its answer.
@@ -55,12 +58,12 @@ pub(crate) type OwnedPending<R, C> = Pending<R, C, Arc<Shared<R, C>>>;
 
 impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
     #[inline]
-    pub(crate) fn poll(&mut self, poller: Poller<'_>) -> Poll<Answer<R::Charge>> {
+    pub(crate) fn poll(&mut self, poller: Poller<'_>) -> Poll<Answered<R::Charge>> {
         self.shared.borrow().poll(&mut self.wait, poller)
     }
 
     /// Takes the answer if it is there.
-    pub(crate) fn claim(&mut self) -> Option<Answer<R::Charge>> {
+    pub(crate) fn claim(&mut self) -> Option<Answered<R::Charge>> {
         self.shared.borrow().claim(&mut self.wait)
     }
 
@@ -88,7 +91,10 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Drop for Pending<R, C, 
     }
 }
 
-/// Who polls.
+/// What a request is told.
+pub(crate) type Answered<Charge> = Result<Answer<Charge>, Refusal>;
+
+/// The caller that polls, with what wakes it.
 #[derive(Clone, Copy)]
 pub(crate) enum Poller<'a> {
     Task(&'a Waker),
@@ -99,7 +105,7 @@ impl<Ask> Waiting<Ask> {
     /// A request that waits for as long as it takes, and wherever there is no room.
     pub(crate) fn new(ask: Ask) -> Waiting<Ask> {
         let (stage, since) = (Stage::New, Nanos::ZERO);
-        Waiting { ask, priority: 0, bounded: false, stage, within: Nanos::MAX, since, begun: 0 }
+        Waiting { ask, priority: 0, bounded: false, stage, within: Nanos::MAX, since, kind: GrantKind::Final }
     }
 
     /// A request that waits no longer than it says, nor than the policy lets any request wait.
@@ -137,22 +143,12 @@ impl<Ask> Waiting<Ask> {
     pub(crate) fn take_key(&mut self) -> Option<u32> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Queued(key) => Some(key),
-            Stage::New | Stage::Exempt | Stage::Done => None,
+            Stage::New | Stage::Exempt | Stage::Joining | Stage::Done => None,
         }
     }
 
-    /// A request whose grant can be undone in part later: the grant has to be
-    /// [ended](crate::line::Queue::end) with [`begun`](Waiting::begun).
-    pub(crate) fn keeping(self) -> Waiting<Ask> {
-        Waiting { begun: u64::MAX, ..self }
-    }
-
-    /// What to end a grant with that was kept.
-    pub(crate) fn begun(&self) -> u64 {
-        self.begun
-    }
-
-    pub(crate) fn keeps(&self) -> bool {
-        self.begun != 0
+    /// This request, for a grant that can be undone in part later.
+    pub(crate) fn tracked(self) -> Waiting<Ask> {
+        Waiting { kind: GrantKind::Tracked, ..self }
     }
 }

@@ -16,6 +16,7 @@ use crate::limiter::blocking;
 use crate::limiter::grant::{Settle, Share};
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
+use crate::line::grant::{Answer, Granted};
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
 
@@ -98,10 +99,10 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     }
 
     /// Keeps what the grant took.
-    fn keep(&mut self, charge: Option<P::Charge>) {
+    fn keep(&mut self, granted: Option<Granted<P::Charge>>) {
         let Pending { shared, wait } = &self.pending;
-        let part = charge.map(|charge| (charge, wait.begun()));
-        self.claimed = Some(Share { shared: shared.clone(), n: *wait.ask(), part });
+        let grant = granted.and_then(Granted::tracked);
+        self.claimed = Some(Share { shared: shared.clone(), n: *wait.ask(), grant });
     }
 
     /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
@@ -123,8 +124,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// [within](crate::Request::within) its time, returns `false` for good. Awaiting it tells the
     /// refusal, if it was not claimed before.
     pub fn claim(&mut self) -> bool {
-        if let Some(Ok((_, charge))) = self.pending.claim() {
-            self.keep(charge);
+        if let Some(Ok(answer)) = self.pending.claim() {
+            self.keep(answer.granted);
         }
         self.claimed.is_some()
     }
@@ -142,9 +143,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
             return Ok(Duration::ZERO);
         }
         let wait = self.pending.release();
-        let (waited, charge, begun) = blocking::acquire(&self.pending.shared, wait)?;
-        self.pending.wait.begun = begun;
-        self.keep(charge);
+        let Answer { waited, granted } = blocking::acquire(&self.pending.shared, wait)?;
+        self.keep(granted);
         Ok(waited)
     }
 
@@ -205,8 +205,8 @@ impl<P: Policy, C: Timer> Future for Reservation<P, C> {
             return Poll::Ready(Ok(Duration::ZERO));
         }
         let answer = ready!(this.pending.poll(Poller::Task(context.waker())));
-        Poll::Ready(answer.map(|(waited, charge)| {
-            this.keep(charge);
+        Poll::Ready(answer.map(|Answer { waited, granted }| {
+            this.keep(granted);
             waited
         }))
     }

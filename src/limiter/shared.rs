@@ -17,10 +17,11 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
 use crate::limiter::events::{Events, Watchers};
-use crate::limiter::gate_word::{GateWord, LATE, SHADOW};
+use crate::limiter::gate_word::{GateWord, LATE, SHADOW, Word};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::deferred::{Deferred, run_in_drop};
+use crate::line::grant::{GrantKind, Granted, Tracked, Undoable};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
@@ -30,7 +31,6 @@ use crate::line::rule::{Rule, Single};
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Line, counts};
 use crate::policy::{Change, Policy, PolicyStatus};
-use crate::request::Request;
 use crate::status::Status;
 use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::Nanos;
@@ -57,9 +57,6 @@ pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     pub(crate) events: Watchers,
 }
 
-/// What a request is told: the time waited, and what it took, if anything.
-pub(crate) type Answer<Charge> = Result<(Duration, Option<Charge>), Refusal>;
-
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
         let line = Line::new(&rule);
@@ -68,7 +65,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             clock,
             number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             gate_word: GateWord::new(false),
-            refunds: AtomicU64::new(line.number()),
+            refunds: AtomicU64::new(line.refunds()),
             changes: AtomicU64::new(0),
             lateness: Lateness::new(catch_up),
             line: Mutex::new(line),
@@ -87,48 +84,57 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self
     }
 
-    /// Takes what is asked for now or not at all.
+    /// Takes permits now or not at all.
     #[inline]
-    pub(crate) fn try_acquire(&self, ask: &R::Ask) -> Result<(), Refusal> {
-        // `?` leaves a charge where it is. `map(drop)` would bring charge and refusal to one place
+    pub(crate) fn try_acquire(&self, demand: Demand<'_, R::Ask>) -> Result<(), Refusal> {
+        // `?` leaves the grant where it is. `map(drop)` would bring grant and refusal to one place
         // first.
-        if self.gate_word.is_clear() {
-            self.rule.try_take(self.clock.now(), ask)?;
-            return Ok(());
-        }
-        self.try_acquire_behind(ask, 0)?;
+        self.try_grant(demand)?;
         Ok(())
     }
 
-    /// The same for a request of this priority. Returns what it took, if anything.
+    /// Takes permits now or not at all. Returns what was taken, or `None` in shadow.
     #[inline]
-    pub(crate) fn try_acquire_as(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
-        if self.gate_word.is_clear() {
-            return self.rule.try_take(self.clock.now(), ask).map(Some);
+    pub(crate) fn try_grant(
+        &self,
+        demand: Demand<'_, R::Ask>,
+    ) -> Result<Option<Granted<R::Charge>>, Refusal> {
+        let word = self.gate_word.load();
+        if word.is_clear() {
+            let charge = self.take_without_lock(word, self.clock.now(), demand.ask)?;
+            return Ok(Some(Granted::Final(charge)));
         }
-        self.try_acquire_behind(ask, priority)
+        self.try_slowly(demand, GrantKind::Final)
     }
 
-    /// The same for a request that says more. How long it would wait does not matter.
-    pub(crate) fn try_acquire_with(&self, ask: &R::Ask, request: &Request) -> Result<(), Refusal> {
-        if request.exempt {
-            return self.tell(ask, Duration::ZERO, Ok(Outcome::Exempt)).map(drop);
-        }
-        if self.gate_word.is_clear() {
-            self.rule.try_take(self.clock.now(), ask)?;
-            return Ok(());
-        }
-        self.try_acquire_behind(ask, request.priority)?;
-        Ok(())
+    /// Takes permits now or not at all, while requests wait, or a flag is up, or a part of the
+    /// grant can be undone later.
+    #[cold]
+    pub(crate) fn try_slowly(
+        &self,
+        demand: Demand<'_, R::Ask>,
+        kind: GrantKind,
+    ) -> Result<Option<Granted<R::Charge>>, Refusal> {
+        let word = self.gate_word.load();
+        let answer = match kind {
+            GrantKind::Final if word.needs_no_lock() => {
+                self.take_without_lock(word, self.clock.now(), demand.ask).map(Granted::Final)
+            }
+            _ => self.try_in_line(demand, kind),
+        };
+        self.tell(demand.ask, Duration::ZERO, answer.map(Outcome::Granted))
     }
 
-    /// Takes what is asked for, now or as of when it was due, or not at all. Called where the
-    /// policy [may be asked](Shared::is_free).
-    pub(crate) fn take_free(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
-        if !self.gate_word.has(LATE) {
-            return self.rule.try_take(now, ask);
-        }
-        self.take_late(now, ask)
+    /// Takes permits without the lock, now or as of when they were due, or not at all: the one
+    /// place that does. Called where the gate word [lets](Word::needs_no_lock) it.
+    #[inline]
+    pub(crate) fn take_without_lock(
+        &self,
+        word: Word,
+        now: Nanos,
+        ask: &R::Ask,
+    ) -> Result<R::Charge, Refusal> {
+        if word.has(LATE) { self.take_late(now, ask) } else { self.rule.try_take(now, ask) }
     }
 
     #[cold]
@@ -160,29 +166,18 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.rule.try_take(now, ask)
     }
 
-    /// The same while others wait, or a flag is up.
-    #[cold]
-    fn try_acquire_behind(&self, ask: &R::Ask, priority: i8) -> Result<Option<R::Charge>, Refusal> {
-        let answer = if self.is_free() {
-            self.take_free(self.clock.now(), ask)
-        } else {
-            self.try_in_line(ask, priority)
-        };
-        self.tell(ask, Duration::ZERO, answer.map(Outcome::Granted))
-    }
-
-    /// Serves who is due, and takes only what nobody waits for who goes before this request.
-    pub(crate) fn try_in_line(&self, ask: &R::Ask, priority: i8) -> Result<R::Charge, Refusal> {
+    /// Serves the waiters that are due, and takes only what no request waits for that goes before
+    /// this one.
+    fn try_in_line(
+        &self,
+        demand: Demand<'_, R::Ask>,
+        kind: GrantKind,
+    ) -> Result<Granted<R::Charge>, Refusal> {
         let held = self.visit(|line, visit| {
-            let charge = line.try_take(visit, Demand { ask, priority })?;
-            Ok(Held::new(self, line, charge))
+            let charge = line.try_take(visit, demand)?;
+            Ok(Held::new(self, line.undoable(visit.rule, charge, kind)))
         });
         held.map(Held::keep)
-    }
-
-    /// Whether the policy may be asked without the lock.
-    pub(crate) fn is_free(&self) -> bool {
-        self.gate_word.needs_no_lock()
     }
 
     /// Tells who watches how a call ended, and turns a refusal into a pass where nobody is refused.
@@ -190,10 +185,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         &self,
         ask: &R::Ask,
         waited: Duration,
-        answer: Decision<R::Charge>,
-    ) -> Result<Option<R::Charge>, Refusal> {
+        answer: Decision<Granted<R::Charge>>,
+    ) -> Result<Option<Granted<R::Charge>>, Refusal> {
         let answer = match answer {
-            Err(refusal) if self.gate_word.has(SHADOW) => Ok(Outcome::Shadow(refusal)),
+            Err(refusal) if self.gate_word.load().has(SHADOW) => Ok(Outcome::Shadow(refusal)),
             answer => answer,
         };
         self.report(|events| {
@@ -205,7 +200,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 Err(refusal) => events.refused(permits, refusal),
             }
         });
-        answer.map(Outcome::charge)
+        answer.map(Outcome::granted)
     }
 
     /// Tells who watches, if anybody does. Not under the lock.
@@ -215,7 +210,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// How many wait in line, and how many of several limiters.
     pub(crate) fn waiting(&self) -> (usize, usize) {
-        if !self.gate_word.has_waiters() {
+        if !self.gate_word.load().has_waiters() {
             return (0, 0);
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
@@ -229,7 +224,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let now = self.clock.now();
         // A pause may be over, and no request came since.
         line.tell(now);
-        word_of(&line) & !OBSERVED == 0
+        word_of(&line).has_only(OBSERVED)
             // The next request may be charged as of an earlier time, and a state alone does not
             // tell.
             && !self.lateness.is_usable(now)
@@ -341,29 +336,19 @@ impl<R: Rule<C>, C: Timer> Recheck for Shared<R, C> {
 pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
     shared: &'a Shared<R, C>,
     /// `None` when the caller has it.
-    charge: Option<R::Charge>,
-    /// The [number](Line::number) when it was taken, if it is not to be undone in part later.
-    since: u64,
-    /// Not 0 if it may be undone in part later: then what to [end](Line::end) it with.
-    pub(crate) begun: u64,
+    grant: Option<Undoable<R::Charge>>,
 }
 
 impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
     /// What was taken just now, under the lock.
-    pub(crate) fn new(shared: &'a Shared<R, C>, line: &Line<R, C>, charge: R::Charge) -> Self {
-        Held { shared, charge: Some(charge), since: line.number(), begun: 0 }
-    }
-
-    /// The same for what may be undone in part later.
-    pub(crate) fn begin(shared: &'a Shared<R, C>, line: &mut Line<R, C>, charge: R::Charge) -> Self {
-        let begun = line.begin(&shared.rule, &charge);
-        Held { shared, charge: Some(charge), since: 0, begun }
+    pub(crate) fn new(shared: &'a Shared<R, C>, grant: Undoable<R::Charge>) -> Self {
+        Held { shared, grant: Some(grant) }
     }
 
     /// The caller has it.
-    pub(crate) fn keep(mut self) -> R::Charge {
-        match self.charge.take() {
-            Some(charge) => charge,
+    pub(crate) fn keep(mut self) -> Granted<R::Charge> {
+        match self.grant.take() {
+            Some(grant) => grant.granted(),
             None => unreachable!("only this takes it, and takes it with the rest"),
         }
     }
@@ -371,13 +356,8 @@ impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
 
 impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
-        let Some(charge) = self.charge.take() else { return };
-        run_in_drop(|| {
-            self.shared.locked(|line, visit| match self.begun {
-                0 => line.undo_since(visit, charge, self.since),
-                begun => line.undo(visit, charge, begun),
-            });
-        });
+        let Some(grant) = self.grant.take() else { return };
+        run_in_drop(|| self.shared.locked(|line, visit| line.take_back(visit, grant)));
     }
 }
 
@@ -392,21 +372,22 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         Status { available, waiting: in_line + seats, paused_for, ..status }
     }
 
-    /// Undoes a grant, or a part of one, that is tracked by this mark, and serves the waiters.
+    /// Undoes a grant, or a part of one, and serves the waiters.
     ///
     /// A policy that counts undoes before the lock is taken, since a log takes a while for many
     /// permits. No request overtakes meanwhile: while a waiter is in line, every other request takes
     /// the lock, and the holder of the lock serves the waiters first.
-    pub(crate) fn undo(&self, charge: R::Charge, begun: u64) {
-        let moved = self.rule.moved(&charge);
+    pub(crate) fn undo(&self, grant: Tracked<R::Charge>) {
+        let moved = self.rule.moved(&grant.charge);
         if !counts(moved) {
-            self.visit(|line, visit| line.undo(visit, charge, begun));
+            self.visit(|line, visit| line.undo(visit, grant));
             return;
         }
+        let Tracked { charge, id } = grant;
         let latest = lock(&self.line).latest();
         let mut deferred = Deferred::new();
         let level = self.rule.undo(latest, charge, u64::MAX, &mut deferred);
-        self.visit(|line, _| line.undone(&self.rule, moved, begun, level));
+        self.visit(|line, _| line.undone(&self.rule, moved, id, level));
     }
 
     /// Permits come later than those in line were told, or weigh something else: moves all, also
@@ -435,7 +416,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.tell_gate_word(line);
         // Whoever reads it finds in the policy's state what was given back before: see
         // `all_of/member.rs`.
-        self.refunds.store(line.number(), Ordering::Release);
+        self.refunds.store(line.refunds(), Ordering::Release);
     }
 }
 

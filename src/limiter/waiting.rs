@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::pending::{Pending, Poller, Stage, Waiting};
-use crate::limiter::shared::{Answer, Held, Shared};
+use crate::limiter::pending::{Answered, Pending, Poller, Stage, Waiting};
+use crate::limiter::shared::{Held, Shared};
 use crate::line::deferred::run_in_drop;
+use crate::line::grant::{Answer, GrantKind, Granted, Undoable};
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
@@ -30,69 +31,96 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self: &Arc<Self>,
         wait: &mut Waiting<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Answer<R::Charge>> {
+    ) -> Poll<Answered<R::Charge>> {
         if let Stage::New = wait.stage {
             wait.since = self.clock.now();
-            if self.gate_word.is_clear() && !wait.keeps() {
-                match self.rule.try_take(wait.since, &wait.ask) {
-                    Err(refusal) if refusal.may_retry() => {}
+            let word = self.gate_word.load();
+            if word.is_clear() && wait.kind == GrantKind::Final {
+                match self.take_without_lock(word, wait.since, &wait.ask) {
+                    Err(refusal) if refusal.may_retry() => wait.stage = Stage::Joining,
                     answer => {
                         wait.stage = Stage::Done;
-                        return Poll::Ready(answer.map(|charge| (Duration::ZERO, Some(charge))));
+                        return Poll::Ready(answer.map(|charge| Answer {
+                            waited: Duration::ZERO,
+                            granted: Some(Granted::Final(charge)),
+                        }));
                     }
                 }
             }
         }
-        self.poll_behind(wait, poller)
+        self.poll_slowly(wait, poller)
     }
 
-    /// The same while others wait, or a flag is up, or no permit is there.
-    fn poll_behind(
+    /// Polls a request that has to wait, or that comes while others wait or a flag is up.
+    fn poll_slowly(
         self: &Arc<Self>,
         wait: &mut Waiting<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Answer<R::Charge>> {
+    ) -> Poll<Answered<R::Charge>> {
+        if let Stage::New = wait.stage {
+            wait.stage = Stage::Joining;
+            let word = self.gate_word.load();
+            if word.needs_no_lock() && wait.kind == GrantKind::Final {
+                match self.take_without_lock(word, wait.since, &wait.ask) {
+                    Err(refusal) if refusal.may_retry() => {}
+                    answer => {
+                        let answer = answer.map(|charge| Outcome::Granted(Granted::Final(charge)));
+                        return Poll::Ready(self.answer(wait, Duration::ZERO, answer));
+                    }
+                }
+            }
+        }
         let (answer, waited) = match wait.stage {
             Stage::Exempt => (Ok(Outcome::Exempt), Duration::ZERO),
-            Stage::New => (ready!(self.enter(wait, poller)), Duration::ZERO),
+            Stage::New | Stage::Joining => (ready!(self.join(wait, poller)), Duration::ZERO),
             Stage::Queued(key) => {
                 let (answer, now) = ready!(self.look(wait, key, poller));
                 (answer, now.saturating_since(wait.since).as_duration())
             }
             Stage::Done => panic!("polled after it was ready"),
         };
-        // First, so that the drop after a panic of an observer finds nothing to leave.
-        wait.stage = Stage::Done;
-        if let Ok(Outcome::Granted(charge)) = &answer {
-            self.rule.seen(charge);
-        }
-        Poll::Ready(self.tell(&wait.ask, waited, answer).map(|charge| (waited, charge)))
+        Poll::Ready(self.answer(wait, waited, answer))
     }
 
-    /// Joins the line, unless a permit is there after all.
-    fn enter(self: &Arc<Self>, wait: &mut Waiting<R::Ask>, poller: Poller<'_>) -> Poll<Decision<R::Charge>> {
-        if self.is_free() && !wait.keeps() {
-            match self.take_free(wait.since, &wait.ask) {
-                Err(refusal) if refusal.may_retry() => {}
-                answer => return Poll::Ready(answer.map(Outcome::Granted)),
-            }
+    /// Ends a request with its answer.
+    fn answer(
+        &self,
+        wait: &mut Waiting<R::Ask>,
+        waited: Duration,
+        answer: Decision<Granted<R::Charge>>,
+    ) -> Answered<R::Charge> {
+        // First, so that the drop after a panic of an observer finds nothing to leave.
+        wait.stage = Stage::Done;
+        if let Ok(Outcome::Granted(granted)) = &answer {
+            self.rule.seen(granted.charge());
         }
+        self.tell(&wait.ask, waited, answer).map(|granted| Answer { waited, granted })
+    }
+
+    /// Joins the line, unless a permit is there by now.
+    fn join(
+        self: &Arc<Self>,
+        wait: &mut Waiting<R::Ask>,
+        poller: Poller<'_>,
+    ) -> Poll<Decision<Granted<R::Charge>>> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and dropped if it is not needed, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
         let held = self.visit(|line, visit| {
             let demand = wait.demand();
-            line.check(&self.rule, visit.now, demand)?;
-            let no_room = wait.bounded && !line.has_room(&self.rule, demand.ask);
-            // Where there is no room, even a permit that is there could not be waited for.
+            line.check(visit.rule, visit.now, demand)?;
+            let no_room = wait.bounded && !line.has_room(visit.rule, demand.ask);
+            // Asked again, with the lock: the permits may have come in between, and only a holder
+            // of the lock is told of those that come from now on. Where there is no room, even a
+            // permit that is there could not be waited for.
             if (line.uncollected() == 0 || no_room) && line.is_open(visit, demand) {
                 match line.take(visit, demand) {
                     Err(refusal) if refusal.may_retry() => {}
                     Err(refusal) => return Err(refusal),
-                    Ok(charge) if wait.keeps() => {
-                        return Ok(Some(Outcome::Granted(Held::begin(self, line, charge))));
+                    Ok(charge) => {
+                        let grant = line.undoable(visit.rule, charge, wait.kind);
+                        return Ok(Some(Outcome::Granted(Held::new(self, grant))));
                     }
-                    Ok(charge) => return Ok(Some(Outcome::Granted(Held::new(self, line, charge)))),
                 }
             }
             if line.settings.shadow {
@@ -103,8 +131,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => WokenBy::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(line, self.domain(), visit.now, 0),
             };
-            // After the timer, which may panic, so that nobody makes room for a request that does
-            // not come.
+            // After the timer, which may panic, so that no waiter makes room for a request that
+            // does not come.
             if no_room && let Err(refusal) = line.make_room(visit, demand) {
                 line.leave_alarm(woken_by, visit.deferred);
                 return Err(refusal);
@@ -121,12 +149,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         drop(waker);
         match held {
             Ok(None) => Poll::Pending,
-            Ok(Some(pass)) => Poll::Ready(Ok(pass.map(|held| {
-                if wait.keeps() {
-                    wait.begun = held.begun;
-                }
-                held.keep()
-            }))),
+            Ok(Some(outcome)) => Poll::Ready(Ok(outcome.map(Held::keep))),
             Err(refusal) => Poll::Ready(Err(refusal)),
         }
     }
@@ -148,7 +171,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         ask: R::Ask,
         request: &Request,
     ) -> Result<Waiting<R::Ask>, Refusal> {
-        let mut this = Pending { shared: self, wait: Waiting::with(self, ask, request).keeping() };
+        let mut this = Pending { shared: self, wait: Waiting::with(self, ask, request).tracked() };
         let wait = &mut this.wait;
         if request.exempt {
             return Ok(this.release());
@@ -212,7 +235,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         wait: &mut Waiting<R::Ask>,
         key: u32,
         poller: Poller<'_>,
-    ) -> Poll<(Decision<R::Charge>, Nanos)> {
+    ) -> Poll<(Decision<Granted<R::Charge>>, Nanos)> {
         let mut now = self.clock.now();
         let mut answer = self.collect(wait, key, now);
         if answer.is_none() {
@@ -232,12 +255,17 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// The entry leaves the line and the request forgets its key with no foreign code in between.
     /// If one of the others' wakers panicked in the same call after the entry had left, the key
     /// would be a newcomer's when the request is dropped.
-    fn collect(&self, wait: &mut Waiting<R::Ask>, key: u32, now: Nanos) -> Option<Decision<R::Charge>> {
+    fn collect(
+        &self,
+        wait: &mut Waiting<R::Ask>,
+        key: u32,
+        now: Nanos,
+    ) -> Option<Decision<Granted<R::Charge>>> {
         let mut line = lock(&self.line);
         if line.was_granted(key) {
             self.was_late(&line, now);
         }
-        let answer = line.collect(key, wait.keeps().then_some(&mut wait.begun))?;
+        let answer = line.collect(key, wait.kind)?;
         wait.stage = Stage::Done;
         self.tell_gate_word(&line);
         Some(answer)
@@ -308,9 +336,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Takes the answer of a reservation, if it has one.
-    pub(crate) fn claim(&self, wait: &mut Waiting<R::Ask>) -> Option<Answer<R::Charge>> {
+    pub(crate) fn claim(&self, wait: &mut Waiting<R::Ask>) -> Option<Answered<R::Charge>> {
         let (decision, waited) = match wait.stage {
-            Stage::New | Stage::Done => return None,
+            Stage::New | Stage::Joining | Stage::Done => return None,
             Stage::Exempt => {
                 wait.stage = Stage::Done;
                 (Ok(Outcome::Exempt), Duration::ZERO)
@@ -322,19 +350,20 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 (decision, now.saturating_since(wait.since).as_duration())
             }
         };
-        if let Ok(Outcome::Granted(charge)) = &decision {
-            self.rule.seen(charge);
-        }
-        Some(self.tell(&wait.ask, waited, decision).map(|charge| (waited, charge)))
+        Some(self.answer(wait, waited, decision))
     }
 
     /// Drops a request at any stage, and leaves no trace of it.
     pub(crate) fn leave(&self, wait: &mut Waiting<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {
-            let (now, grant) = self.locked(|line, visit| (visit.now, line.remove(visit, key)));
-            if let Some(grant) = grant {
-                self.undo(grant.charge, grant.begun);
+            let (now, held) = self.locked(|line, visit| {
+                let grant = line.remove(visit, key).map(Undoable::Tracked);
+                // Undone under the lock if another waiter's waker panics now.
+                (visit.now, grant.map(|grant| Held::new(self, grant)))
+            });
+            if let Some(grant) = held.and_then(|held| held.keep().tracked()) {
+                self.undo(grant);
             }
             let waited = now.saturating_since(wait.since).as_duration();
             self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));

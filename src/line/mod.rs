@@ -25,6 +25,7 @@ pub(crate) mod bounds;
 pub(crate) mod deferred;
 mod due;
 pub(crate) mod entries;
+pub(crate) mod grant;
 mod index;
 pub(crate) mod lateness;
 pub(crate) mod outcome;
@@ -48,6 +49,7 @@ use crate::error::Refusal;
 use crate::line::alarms::Alarms;
 use crate::line::due::Memo;
 use crate::line::entries::Entries;
+use crate::line::grant::{GrantId, GrantKind, Granted, Tracked, Undoable};
 use crate::line::index::{Index, LONG};
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::priorities::{NONE, Priorities};
@@ -146,19 +148,17 @@ pub(crate) enum WokenBy<RuntimeId> {
 #[derive(Debug)]
 enum State<Charge> {
     Waiting(Option<Waker>),
-    Granted(Grant<Charge>),
+    Granted(Uncollected<Charge>),
     /// It passes without a permit, and would have been told this.
     Passed(Refusal),
     Refused(Refusal),
 }
 
-/// A grant that was not seen yet.
+/// A grant that its future has not collected yet.
 #[derive(Debug)]
-pub(crate) struct Grant<Charge> {
-    pub(crate) charge: Charge,
-    /// What it is ended or undone with.
-    pub(crate) begun: u64,
-    /// The round in which it is counted as unseen.
+struct Uncollected<Charge> {
+    grant: Tracked<Charge>,
+    /// The epoch in which the line counts it as not collected.
     epoch: u32,
 }
 
@@ -307,15 +307,24 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         at: Nanos,
         ask: &R::Ask,
     ) -> Result<R::Charge, Refusal> {
-        let Visit { rule, now, .. } = *visit;
-        let (at, charge) = match rule.take(at, now, ask, visit.deferred) {
-            Err(refusal) if refusal.may_retry() && at < now => {
-                (now, rule.take(now, now, ask, visit.deferred)?)
-            }
+        let now = visit.now;
+        let (at, charge) = match self.charge_at(visit, at, ask) {
+            Err(refusal) if refusal.may_retry() && at < now => (now, self.charge_at(visit, now, ask)?),
             answer => (at, answer?),
         };
-        self.charged = self.charged.max(at);
         visit.lateness.used(now, at);
+        Ok(charge)
+    }
+
+    /// The one place where permits are taken under the lock.
+    fn charge_at(
+        &mut self,
+        visit: &mut Visit<'_, R, C>,
+        at: Nanos,
+        ask: &R::Ask,
+    ) -> Result<R::Charge, Refusal> {
+        let charge = visit.rule.take(at, visit.now, ask, visit.deferred)?;
+        self.charged = self.charged.max(at);
         Ok(charge)
     }
 
@@ -454,31 +463,31 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// The key is another entry's from then on, so no foreign code may run before the future has
     /// forgotten it.
     ///
-    /// With a place to `keep` what a grant is to be ended with, that is left to the caller.
-    pub(crate) fn collect(&mut self, key: u32, keep: Option<&mut u64>) -> Option<Decision<R::Charge>> {
+    /// A grant of the kind `Final` cannot be undone from then on.
+    pub(crate) fn collect(&mut self, key: u32, kind: GrantKind) -> Option<Decision<Granted<R::Charge>>> {
         if self.waits(key).is_some() {
             return None;
         }
         let Entry { woken_by, state, .. } = self.entries.remove(key as usize);
         match state {
             State::Waiting(_) => None,
-            State::Granted(grant) => {
-                self.was_collected(woken_by, &grant);
-                match keep {
-                    Some(begun) => *begun = grant.begun,
-                    None => self.undo_log.end(grant.begun),
-                }
-                Some(Ok(Outcome::Granted(grant.charge)))
+            State::Granted(Uncollected { grant, epoch }) => {
+                self.was_collected(woken_by, epoch);
+                Some(Ok(Outcome::Granted(self.hand_over(grant, kind))))
             }
             State::Passed(refusal) => Some(Ok(Outcome::Shadow(refusal))),
             State::Refused(refusal) => Some(Err(refusal)),
         }
     }
 
-    /// A grant is made that its future has still to see.
-    fn grant(&mut self, rule: &R, charge: R::Charge, woken_by: WokenBy<C::RuntimeId>) -> Grant<R::Charge> {
-        let begun = self.begin(rule, &charge);
-        let grant = Grant { charge, begun, epoch: self.epoch };
+    /// A grant is made that its future has still to collect.
+    fn grant(
+        &mut self,
+        rule: &R,
+        charge: R::Charge,
+        woken_by: WokenBy<C::RuntimeId>,
+    ) -> Uncollected<R::Charge> {
+        let grant = Uncollected { grant: self.track(rule, charge), epoch: self.epoch };
         if !matches!(woken_by, WokenBy::Nobody) {
             if self.uncollected == [0, 0] {
                 self.epoch_began = self.latest;
@@ -488,9 +497,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         grant
     }
 
-    /// A grant was seen, or given up.
-    fn was_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, grant: &Grant<R::Charge>) {
-        match self.epoch.wrapping_sub(grant.epoch) {
+    /// A grant of this epoch was collected, or given up.
+    fn was_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, epoch: u32) {
+        match self.epoch.wrapping_sub(epoch) {
             _ if matches!(woken_by, WokenBy::Nobody) => {}
             0 => self.uncollected[1] -= 1,
             1 => self.uncollected[0] -= 1,
@@ -512,36 +521,63 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.latest
     }
 
-    /// A grant is made that may be undone later. Returns what to [end](Line::end) or
-    /// [undo](Line::undo) it with.
-    pub(crate) fn begin(&mut self, rule: &R, charge: &R::Charge) -> u64 {
-        self.undo_log.begin(rule.moved(charge), rule.full_level(self.latest))
+    /// Keeps track of a grant that may be undone later.
+    pub(crate) fn track(&mut self, rule: &R, charge: R::Charge) -> Tracked<R::Charge> {
+        let id = self.undo_log.track(rule.moved(&charge), rule.full_level(self.latest));
+        Tracked { charge, id }
     }
 
     /// A grant is final.
-    pub(crate) fn end(&mut self, begun: u64) {
-        self.undo_log.end(begun);
+    pub(crate) fn release(&mut self, id: GrantId) {
+        self.undo_log.release(id);
     }
 
-    /// Undoes a grant, or the part of it that this charge says.
-    pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, begun: u64) {
-        let Visit { rule, deferred, .. } = visit;
+    /// What the caller of a waiter's grant has from now on.
+    fn hand_over(&mut self, grant: Tracked<R::Charge>, kind: GrantKind) -> Granted<R::Charge> {
+        match kind {
+            GrantKind::Tracked => Granted::Tracked(grant),
+            GrantKind::Final => {
+                self.release(grant.id);
+                Granted::Final(grant.charge)
+            }
+        }
+    }
+
+    /// A grant that its caller does not have yet: foreign code may panic before.
+    pub(crate) fn undoable(&mut self, rule: &R, charge: R::Charge, kind: GrantKind) -> Undoable<R::Charge> {
+        match kind {
+            GrantKind::Tracked => Undoable::Tracked(self.track(rule, charge)),
+            GrantKind::Final => Undoable::Since(charge, self.refunds()),
+        }
+    }
+
+    /// Undoes a grant that its caller does not have yet.
+    pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
+        match grant {
+            Undoable::Tracked(grant) => self.undo(visit, grant),
+            Undoable::Since(charge, refunds) => self.undo_since(visit, charge, refunds),
+        }
+    }
+
+    /// Undoes a grant, or the part of it that the charge says.
+    pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, grant: Tracked<R::Charge>) {
+        let (Visit { rule, deferred, .. }, Tracked { charge, id }) = (visit, grant);
         self.memo.set(None);
         // At the latest time: what overflowed by then is lost, also if the clock went back.
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.undo_log.undo(begun, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
+        self.undo_log.undo(id, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
 
     /// Notes that a grant which [moved](crate::Policy::moved) the state by so much was undone
     /// without the lock, and left this level.
-    pub(crate) fn undone(&mut self, rule: &R, moved: (u64, u64), begun: u64, level: u64) {
+    pub(crate) fn undone(&mut self, rule: &R, moved: (u64, u64), id: GrantId, level: u64) {
         self.memo.set(None);
-        self.undo_log.undo(begun, moved, rule.full_level(self.latest), |_| level);
+        self.undo_log.undo(id, moved, rule.full_level(self.latest), |_| level);
     }
 
-    /// Undoes a grant that was made without the lock, after the [`number`](Line::number) was read
-    /// as `since`.
-    pub(crate) fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
+    /// Undoes a grant that was made without the lock, after the number of [refunds](Line::refunds)
+    /// was read as `since`.
+    fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
         let Visit { rule, deferred, .. } = visit;
         self.memo.set(None);
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
@@ -549,7 +585,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// A number that is another one each time permits are given back.
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn refunds(&self) -> u64 {
         self.undo_log.number()
     }
 
@@ -577,19 +613,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
     /// it is undone. Returns a grant of a policy that [counts](counts), which is to be undone without
     /// the lock.
-    pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) -> Option<Grant<R::Charge>> {
+    pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) -> Option<Tracked<R::Charge>> {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(visit, key);
         }
         let Entry { woken_by, state, .. } = self.entries.remove(key as usize);
         match state {
             State::Waiting(waker) => visit.deferred.discard.extend(waker),
-            State::Granted(grant) => {
-                self.was_collected(woken_by, &grant);
+            State::Granted(Uncollected { grant, epoch }) => {
+                self.was_collected(woken_by, epoch);
                 if counts(visit.rule.moved(&grant.charge)) {
                     return Some(grant);
                 }
-                self.undo(visit, grant.charge, grant.begun);
+                self.undo(visit, grant);
             }
             State::Passed(_) | State::Refused(_) => {}
         }

@@ -4,8 +4,8 @@ use crate::error::Refusal;
 
 /// How a request passed.
 #[derive(Debug)]
-pub(crate) enum Outcome<Charge> {
-    Granted(Charge),
+pub(crate) enum Outcome<Grant> {
+    Granted(Grant),
     /// The limiter is in shadow. Otherwise the request would have been refused like this.
     Shadow(Refusal),
     /// The request is exempt: the policy was not asked.
@@ -13,21 +13,21 @@ pub(crate) enum Outcome<Charge> {
 }
 
 /// How a request ended.
-pub(crate) type Decision<Charge> = Result<Outcome<Charge>, Refusal>;
+pub(crate) type Decision<Grant> = Result<Outcome<Grant>, Refusal>;
 
-impl<Charge> Outcome<Charge> {
-    pub(crate) fn map<T>(self, map: impl FnOnce(Charge) -> T) -> Outcome<T> {
+impl<Grant> Outcome<Grant> {
+    pub(crate) fn map<T>(self, map: impl FnOnce(Grant) -> T) -> Outcome<T> {
         match self {
-            Outcome::Granted(charge) => Outcome::Granted(map(charge)),
+            Outcome::Granted(grant) => Outcome::Granted(map(grant)),
             Outcome::Shadow(refusal) => Outcome::Shadow(refusal),
             Outcome::Exempt => Outcome::Exempt,
         }
     }
 
     /// What the request took, if anything.
-    pub(crate) fn charge(self) -> Option<Charge> {
+    pub(crate) fn granted(self) -> Option<Grant> {
         match self {
-            Outcome::Granted(charge) => Some(charge),
+            Outcome::Granted(grant) => Some(grant),
             Outcome::Shadow(_) | Outcome::Exempt => None,
         }
     }

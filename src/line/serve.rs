@@ -101,9 +101,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
             // The clock may have gone back since it joined.
             let at = due.max(oldest).min(now);
-            match rule.take(at, now, &ask, visit.deferred) {
+            match self.charge_at(visit, at, &ask) {
                 Ok(charge) => {
-                    self.charged = self.charged.max(at);
                     let grant = self.grant(rule, charge, woken_by);
                     self.answer(visit, key, State::Granted(grant));
                 }

@@ -63,6 +63,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::line::grant::GrantId;
 use crate::policy::interval::Interval;
 
 /// So many looks are kept for grants that were made without the lock.
@@ -74,8 +75,7 @@ pub(crate) struct UndoLog {
     marks: BTreeMap<u64, Mark>,
     /// The room of the last mark, or a little more: see [`UndoLog::changed`].
     top: u64,
-    /// The number of what is noted next, a mark or a giving back. The first one is 1, so that no
-    /// grant begins with 0.
+    /// The number of what is noted next, a mark or a giving back. It begins above `forgotten`.
     next: u64,
     recent: usize,
     base: u64,
@@ -145,21 +145,20 @@ impl UndoLog {
         self.next
     }
 
-    /// A grant is made, at a time at which a full limiter has the level `full`. Returns what to ask
-    /// with.
-    pub(crate) fn begin(&mut self, (before, after): Moved, full: u64) -> u64 {
+    /// Tracks a grant that is made at a time at which a full limiter has the level `full`.
+    pub(crate) fn track(&mut self, (before, after): Moved, full: u64) -> GrantId {
         let room = self.look(full);
         if self.recent == 0 {
             self.base = before.min(after);
         }
         self.recent += 1;
         self.leave(room, 0, after);
-        self.next
+        GrantId(self.next)
     }
 
     /// A grant is final.
-    pub(crate) fn end(&mut self, begun: u64) {
-        let Some((&number, mark)) = self.marks.range_mut(begun..).next() else {
+    pub(crate) fn release(&mut self, GrantId(id): GrantId) {
+        let Some((&number, mark)) = self.marks.range_mut(id..).next() else {
             self.recent = self.recent.saturating_sub(1);
             return;
         };
@@ -186,14 +185,14 @@ impl UndoLog {
     /// to know, and returns the level it left.
     pub(crate) fn undo(
         &mut self,
-        begun: u64,
+        id: GrantId,
         (before, after): Moved,
         full: u64,
         put_back: impl FnOnce(u64) -> u64,
     ) {
-        let (price, alone) = (after.saturating_sub(before), self.touched < begun && self.level == after);
+        let (price, alone) = (after.saturating_sub(before), self.touched < id.0 && self.level == after);
         let room = self.look(full);
-        let back = if let Some((&number, _)) = self.marks.range(begun..).next() {
+        let back = if let Some((&number, _)) = self.marks.range(id.0..).next() {
             self.take(number, price)
         } else {
             let back = price.min(room);
@@ -201,8 +200,8 @@ impl UndoLog {
             self.level -= back;
             back
         };
-        self.end(begun);
-        self.lower_looks(begun, back);
+        self.lower_looks(id.0, back);
+        self.release(id);
         self.gave(room, back, put_back(if alone { u64::MAX } else { back }));
     }
 
@@ -415,7 +414,7 @@ mod tests {
                         level = before + number;
                         history.push((now, i64::try_from(number)?));
                         let (place, moved, told) = (history.len() - 1, (before, level), act == 2);
-                        let with = if told { room.begin(moved, full) } else { since };
+                        let with = if told { room.track(moved, full).0 } else { since };
                         if act < 4 {
                             grants.push(Grant { place, with, moved, told });
                         }
@@ -429,7 +428,7 @@ mod tests {
                     _ => {
                         let Grant { place, with, moved, told } = grants.swap_remove(index % grants.len());
                         if number == 0 && told {
-                            room.end(with);
+                            room.release(GrantId(with));
                         } else {
                             let put_back = |most: u64| {
                                 level -= most.min(moved.1 - moved.0).min(match most {
@@ -439,7 +438,7 @@ mod tests {
                                 level
                             };
                             match told {
-                                true => room.undo(with, moved, full, put_back),
+                                true => room.undo(GrantId(with), moved, full, put_back),
                                 false => room.undo_since(with, moved, full, put_back),
                             }
                             history[place].1 = 0;
