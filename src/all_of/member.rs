@@ -40,9 +40,9 @@ use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
 use crate::line::grant::{Tracked, Undoable};
+use crate::line::place::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::OneRule;
-use crate::line::seats::end_of;
 use crate::line::visit::Demand;
 use crate::policy::limited;
 use crate::status::Status;
@@ -277,11 +277,11 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             return Span::MIN;
         }
         let times = (time(now, begin), time(now, at.max(0)));
-        let due = match line.seats.due_in_seat(&shared.rule, times, seat, &n) {
+        let due = match line.seats.due_in_seat(&line.terms(&shared.rule), times, seat, &n) {
             Some(due) => due,
             None => {
                 let ahead = line.ahead(&shared.rule, priority).saturating_add(ahead);
-                line.seats.due(&shared.rule, times, (end_of(priority), own), &ahead, &n)
+                line.seats.due(&line.terms(&shared.rule), times, (end_of(priority), own), &ahead, &n)
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
@@ -301,10 +301,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let seat = if seat > 0 {
             seat
         } else {
-            let ahead = line.ahead(&shared.rule, priority);
-            line.seats.sit(&shared.rule, n, priority, ahead, waiter.clone())
+            line.sit(&shared.rule, Demand { ask: &n, priority }, waiter.clone())
         };
-        let (news, due) = line.seats.tell(&shared.rule, now, seat, &n, time(now, at));
+        let (news, due) = line.tell_seat(&shared.rule, now, seat, &n, time(now, at));
         let due = if line.settings.shadow { Span::MIN } else { span(due, now) };
         shared.let_go(line, news, 1, deferred);
         (seat, due)
@@ -335,7 +334,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let (mut line, now) = shared.reach();
         let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand { ask: &n, priority });
         line.serve(visit);
-        let due = match line.seats.due_in_seat(&shared.rule, (now, now), seat, &n) {
+        let due = match line.seats.due_in_seat(&line.terms(&shared.rule), (now, now), seat, &n) {
             Some(due) => due,
             None if line.is_open(visit, demand) => line.due_behind(visit, demand),
             None => Nanos::MAX,

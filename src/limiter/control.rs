@@ -10,6 +10,7 @@ use crate::limiter::events::Events;
 use crate::limiter::gate_word::{PAUSED, SHADOW};
 use crate::limiter::shared::Shared;
 use crate::line::rule::{Rule, Single};
+use crate::line::settings::KeptShare;
 use crate::policy::{Change, Policy};
 use crate::request::QueueBounds;
 use crate::time::Nanos;
@@ -30,7 +31,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             if until <= line.settings.opens.max(now) {
                 return None;
             }
-            line.pause_until(until);
+            line.settings.opens = until;
             // Nothing is charged as of a time before the end of the pause.
             self.lateness.clear();
             self.retime(line, visit);
@@ -48,7 +49,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Ends a pause. Returns whether there was one.
     pub(crate) fn resume(&self) -> bool {
-        let paused = self.visit(|line, visit| line.resume(visit.now));
+        let paused = self.visit(|line, visit| line.settings.resume(visit.now));
         if paused {
             self.report(|events| events.resumed());
         }
@@ -73,7 +74,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Keeps so many permits for requests of this priority or a higher one.
     pub(crate) fn keep_for_priority(&self, permits: u32, from: i8) {
         self.visit(|line, visit| {
-            line.keep_for_priority(Some((permits, from)).filter(|(n, from)| *n > 0 && *from > i8::MIN));
+            let kept = Some(KeptShare { permits, from });
+            line.settings.kept = kept.filter(|kept| kept.permits > 0 && kept.from > i8::MIN);
             self.retime(line, visit);
         });
     }
@@ -126,7 +128,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
         let resumed = self.visit(|line, visit| {
-            let resumed = line.resume(visit.now);
+            let resumed = line.settings.resume(visit.now);
             self.lateness.clear();
             // No policy refuses it.
             let _ = line.change(&self.rule, || policy.change(state, visit.now, Change::reset()));

@@ -120,7 +120,7 @@ pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> Word {
     let flag = |is: bool, flag: usize| if is { flag } else { 0 };
     let word = line.present().saturating_mul(ONE)
         | flag(line.is_paused(), PAUSED)
-        | flag(line.settings.reserve.is_some(), SHARE_KEPT)
+        | flag(line.settings.kept.is_some(), SHARE_KEPT)
         | flag(line.settings.watched, OBSERVED)
         | flag(line.settings.shadow, SHADOW);
     Word(word)

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::line::index::block_of;
+use crate::line::place::{end_of, priority_of};
 use crate::line::priorities::{Class, NONE};
 use crate::line::rule::Rule;
-use crate::line::seats::end_of;
-use crate::line::settings::Settings;
+use crate::line::settings::{KeptShare, Settings};
 use crate::line::sizes::Sizes;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State};
@@ -46,7 +46,7 @@ pub(super) struct Memo<Ahead> {
     permits: u64,
     weight: Ahead,
     /// The end of a pause, and what is kept.
-    terms: (Nanos, Option<(u32, i8)>),
+    terms: (Nanos, Option<KeptShare>),
 }
 
 impl<Ahead> Memo<Ahead> {
@@ -80,7 +80,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// When a request at this place is due, if those ahead go first, by their sum.
     pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
-        self.seats.due(rule, (now, now), (place, 0), ahead, ask)
+        let terms = self.terms(rule);
+        if self.seats.is_empty() {
+            return terms.due(now, priority_of(place), ahead, ask);
+        }
+        self.seats.due(&terms, (now, now), (place, 0), ahead, ask)
     }
 
     /// When a newcomer is due, behind those that go before it.
@@ -180,11 +184,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// How many of these have to be foreseen one by one, at most.
     fn steps(&self, rule: &R, priorities: &[Class<R::Ahead>]) -> usize {
-        if self.seats.len() > 0 || priorities.is_empty() {
+        if !self.seats.is_empty() || priorities.is_empty() {
             return 0;
         }
         // A request that has to leave some permits waits as one that asks for them.
-        let kept = self.settings.reserve.is_some();
+        let kept = self.settings.kept.is_some();
         rule.one_by_one(if kept { u32::MAX } else { largest(priorities) }).min(FORESEEN)
     }
 
@@ -199,18 +203,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ) -> Nanos {
         let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
         let Sums { mut crowd, mut weight } = sums;
-        let Settings { opens, reserve, .. } = self.settings;
+        let Settings { opens, kept, .. } = self.settings;
         if opens == Nanos::MAX {
             return opens;
         }
         // Of what comes in during a pause, the stock keeps what it has room for.
         let begin = rule.forecast(now.max(opens));
-        let memo = self.memo.take().filter(|memo| {
-            end == NONE && memo.terms == (opens, reserve) && memo.begin.finds_the_same(&begin)
-        });
+        let memo = self
+            .memo
+            .take()
+            .filter(|memo| end == NONE && memo.terms == (opens, kept) && memo.begin.finds_the_same(&begin));
         let mut memo = memo.unwrap_or_else(|| {
             let (forecast, weight) = (begin.clone(), R::Ahead::default());
-            let terms = (opens, reserve);
+            let terms = (opens, kept);
             Box::new(Memo { begin, forecast, next: self.head, requests: 0, permits: 0, weight, terms })
         });
         for _ in 0..steps {

@@ -29,6 +29,7 @@ pub(crate) mod grant;
 mod index;
 pub(crate) mod lateness;
 pub(crate) mod outcome;
+pub(crate) mod place;
 pub(crate) mod priorities;
 pub(crate) mod recheck;
 pub(crate) mod rule;
@@ -36,12 +37,14 @@ pub(crate) mod seats;
 mod serve;
 pub(crate) mod settings;
 pub(crate) mod sizes;
+pub(crate) mod terms;
 mod undo;
 pub(crate) mod visit;
 mod watch;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::sync::Weak;
 use std::task::Waker;
 
 use crate::clock::Timer;
@@ -52,10 +55,13 @@ use crate::line::entries::Entries;
 use crate::line::grant::{GrantId, GrantKind, Granted, Tracked, Undoable};
 use crate::line::index::{Index, LONG};
 use crate::line::outcome::{Decision, Outcome};
+use crate::line::place::{end_of, place_of};
 use crate::line::priorities::{NONE, Priorities};
+use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
-use crate::line::seats::{Seats, end_of};
+use crate::line::seats::Seats;
 use crate::line::settings::Settings;
+use crate::line::terms::Terms;
 use crate::line::undo::UndoLog;
 use crate::line::visit::{Demand, Visit};
 use crate::policy::limited;
@@ -77,6 +83,8 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     len: usize,
     /// How many permits those in line wait for.
     permits: u128,
+    /// How many places were given, to entries and to seats.
+    arrivals: u64,
     /// The entries in line that are refused if they are due too late, by the time at which that is.
     deadlines: BTreeSet<(Nanos, u32)>,
     /// The latest time that anybody told, also if the clock went back since.
@@ -172,6 +180,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             memo: Cell::new(None),
             len: 0,
             permits: 0,
+            arrivals: 0,
             deadlines: BTreeSet::new(),
             latest: Nanos::ZERO,
             charged: Nanos::ZERO,
@@ -222,23 +231,36 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.len + self.uncollected() + self.seats.len()
     }
 
-    /// Nobody passes before.
-    pub(crate) fn pause_until(&mut self, until: Nanos) {
-        self.settings.opens = until;
-        self.seats.opens = until;
+    /// What the limiter grants by.
+    pub(crate) fn terms<'a>(&'a self, rule: &'a R) -> Terms<'a, R> {
+        Terms { rule, settings: &self.settings }
     }
 
-    /// Ends a pause. Returns whether there was one.
-    pub(crate) fn resume(&mut self, now: Nanos) -> bool {
-        let paused = self.settings.resume(now);
-        self.seats.opens = self.settings.opens;
-        paused
+    /// A new place behind all others of a priority.
+    fn new_place(&mut self, priority: i8) -> u64 {
+        self.arrivals += 1;
+        place_of(priority, self.arrivals)
     }
 
-    /// Keeps so many permits for requests of a priority or a higher one.
-    pub(crate) fn keep_for_priority(&mut self, reserve: Option<(u32, i8)>) {
-        self.settings.reserve = reserve;
-        self.seats.reserve = reserve;
+    /// Takes a seat for a composite, behind all others of a priority. Returns its place.
+    pub(crate) fn sit(&mut self, rule: &R, demand: Demand<'_, R::Ask>, composite: Weak<dyn Recheck>) -> u64 {
+        let Demand { ask, priority } = demand;
+        let (place, ahead) = (self.new_place(priority), self.ahead(rule, priority));
+        self.seats.sit(rule, place, ask.clone(), ahead, composite);
+        place
+    }
+
+    /// Tells a seat what it is held for and until when. Returns whether that is news for those
+    /// behind, and when it is due here.
+    pub(crate) fn tell_seat(
+        &mut self,
+        rule: &R,
+        now: Nanos,
+        place: u64,
+        ask: &R::Ask,
+        at: Nanos,
+    ) -> (bool, Nanos) {
+        self.seats.tell(&Terms { rule, settings: &self.settings }, now, place, ask, at)
     }
 
     /// Whether nobody passes now.
@@ -251,7 +273,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn is_open(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> bool {
         !self.is_paused()
             && self.priorities.before(demand.priority).is_empty()
-            && (self.seats.len() == 0 || self.due_behind(visit, demand) <= visit.now)
+            && (self.seats.is_empty() || self.due_behind(visit, demand) <= visit.now)
     }
 
     /// Whether a request of this priority can ever be granted.
@@ -346,11 +368,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let previous = self.priorities.last_before(priority);
         let next = self.entries.get(previous as usize).map_or(self.head, |previous| previous.next);
         self.permits += u128::from(rule.permits(&ask));
+        let place = self.new_place(priority);
         let class = self.priorities.class(priority);
         rule.add(&mut class.ahead, &ask);
         rule.size(&ask).into_iter().for_each(|n| class.sizes.add(n));
-        let (place, state) = (self.seats.place(priority), State::Waiting(waker));
-        self.seats.joined(rule, place, &ask);
+        let state = State::Waiting(waker);
+        if !self.seats.is_empty() {
+            self.seats.joined(rule, place, &ask);
+        }
         let entry =
             Entry { ask, place, priority, droppable, previous, next, woken_by, since, deadline, state };
         // Four billion waiters at 64 bytes would not fit in memory.
@@ -400,7 +425,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let Entry { ref ask, place, priority, previous, next, woken_by, deadline, .. } =
             self.entries[key as usize];
         let n = rule.size(ask);
-        self.seats.left(rule, place, ask);
+        if !self.seats.is_empty() {
+            self.seats.left(rule, place, ask);
+        }
         self.memo.set(None);
         self.permits = self.permits.saturating_sub(rule.permits(ask).into());
         let class = self.priorities.class(priority);

@@ -43,38 +43,15 @@ use std::sync::Weak;
 
 use crate::clock::Timer;
 use crate::line::deferred::Deferred;
+use crate::line::place::{LAST_PLACE, priority_of};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
+use crate::line::terms::Terms;
 use crate::time::Nanos;
 
 /// Two times that were converted from one clock to another may differ by what passes between two
 /// readings.
 pub(crate) const UNSURE: Nanos = Nanos::new(100_000);
-
-/// The place behind everybody.
-pub(crate) const END: u64 = u64::MAX;
-
-/// A place is a priority and a number: the more important, the lower, and then the earlier it was
-/// taken.
-const NUMBER: u32 = 56;
-
-/// The first place of a priority. Zero is no place, nor is it one of the highest, since numbers
-/// begin with one.
-fn first_place(priority: i8) -> u64 {
-    (i8::MAX.abs_diff(priority) as u64) << NUMBER
-}
-
-/// The place behind all of a priority.
-pub(crate) fn end_of(priority: i8) -> u64 {
-    first_place(priority) | ((1 << NUMBER) - 1)
-}
-
-/// The priority of a place.
-pub(crate) fn priority_of(place: u64) -> i8 {
-    // Eight bits.
-    #[allow(clippy::cast_possible_truncation)]
-    i8::MAX.wrapping_sub_unsigned((place >> NUMBER) as u8)
-}
 
 /// So many seats that are away are judged one by one.
 const DEPTH: usize = 8;
@@ -99,12 +76,6 @@ pub(crate) struct Seats<R: Rule<C>, C: Timer> {
     bells: BTreeSet<(Nanos, u64)>,
     /// All that went before all seats and left, since the sums of the seats were made.
     gone: R::Ahead,
-    /// The number of the next place, of a seat or of an entry of the line.
-    next: u64,
-    /// Nobody passes before, neither those in seats nor others.
-    pub(crate) opens: Nanos,
-    /// So many permits are kept for requests of this priority or a higher one.
-    pub(crate) reserve: Option<(u32, i8)>,
 }
 
 struct Block<Ahead> {
@@ -136,10 +107,6 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             away: BTreeSet::new(),
             bells: BTreeSet::new(),
             gone: R::Ahead::default(),
-            // Zero is no place.
-            next: 1,
-            opens: Nanos::ZERO,
-            reserve: None,
         }
     }
 
@@ -147,10 +114,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         self.list.len()
     }
 
-    /// A place behind all others of a priority.
-    pub(crate) fn place(&mut self, priority: i8) -> u64 {
-        self.next += 1;
-        first_place(priority) | (self.next - 1)
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
     }
 
     /// An entry of the line, or a seat that is here, has joined the line.
@@ -182,7 +147,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// Hands down what the block of this place keeps. Returns where the next block begins, after
     /// the place at least.
     fn open_block(&mut self, rule: &R, place: u64) -> u64 {
-        let behind = self.blocks.range(place + 1..).next().map_or(END, |(behind, _)| *behind);
+        let behind = self.blocks.range(place + 1..).next().map_or(LAST_PLACE, |(behind, _)| *behind);
         if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back()
             && let Some((more, less)) = block.kept.take()
         {
@@ -276,59 +241,54 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// and no seat before it is held up. Leaves out the seat `own`.
     pub(crate) fn due(
         &self,
-        rule: &R,
+        terms: &Terms<'_, R>,
         times: (Nanos, Nanos),
         (place, own): (u64, u64),
         ahead: &R::Ahead,
         ask: &R::Ask,
     ) -> Nanos {
-        if self.list.is_empty() {
-            return self.due_among(rule, times, (place, own), ahead, ask);
-        }
+        let rule = terms.rule;
         let mut ahead = ahead.clone();
         rule.merge(&mut ahead, &self.here_before(rule, place));
         if let Some(own) = self.here.get(&own).filter(|_| own < place) {
             rule.subtract(&mut ahead, own);
         }
-        self.due_among(rule, times, (place, own), &ahead, ask)
+        self.due_among(terms, times, (place, own), &ahead, ask)
     }
 
     /// When a request in the seat at this place is due, not before `at`; `None` if there is no such
     /// seat.
     pub(crate) fn due_in_seat(
         &self,
-        rule: &R,
+        terms: &Terms<'_, R>,
         times: (Nanos, Nanos),
         place: u64,
         ask: &R::Ask,
     ) -> Option<Nanos> {
+        let rule = terms.rule;
         let mut ahead = self.list.get(&place)?.ahead.clone();
         if let Some((_, Block { kept: Some((more, less)), .. })) = self.blocks.range(..=place).next_back() {
             rule.merge(&mut ahead, more);
             rule.unmerge(&mut ahead, less);
         }
         rule.unmerge(&mut ahead, &self.gone);
-        Some(self.due_among(rule, times, (place, place), &ahead, ask))
+        Some(self.due_among(terms, times, (place, place), &ahead, ask))
     }
 
     /// The same behind all that are `ahead`, and among the seats that are away.
     fn due_among(
         &self,
-        rule: &R,
+        terms: &Terms<'_, R>,
         (now, at): (Nanos, Nanos),
         (place, own): (u64, u64),
         ahead: &R::Ahead,
         ask: &R::Ask,
     ) -> Nanos {
-        if self.opens == Nanos::MAX {
-            return Nanos::MAX;
-        }
-        // Of what comes in during a pause, the stock keeps what it has room for.
-        let now = now.max(self.opens);
-        let due = self.ready_at(rule, now, place, ahead, ask).max(self.opens);
-        if self.away.is_empty() {
+        let due = terms.due(now, priority_of(place), ahead, ask);
+        if self.away.is_empty() || due == Nanos::MAX {
             return due;
         }
+        let (rule, now) = (terms.rule, now.max(terms.settings.opens));
         let first = self.away.iter().take(DEPTH);
         let before = first.filter(|(_, other)| *other < place && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
@@ -343,7 +303,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         rule.add(&mut all, ask);
         for (seat, seat_at, seat_ask) in seats {
             let held_up = || {
-                let ready_at = |at, ahead| self.ready_at(rule, at, seat, ahead, seat_ask);
+                let ready_at = |at, ahead| terms.ready_at(at, priority_of(seat), ahead, seat_ask);
                 ready_at(now, &all).max(ready_at(due.max(now), &one)) > seat_at
             };
             if seat_at <= due.max(now) || held_up() {
@@ -353,7 +313,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
                 }
                 rule.add(&mut first, seat_ask);
                 rule.add(&mut last, seat_ask);
-                let ready_at = |at, ahead| self.ready_at(rule, at, place, ahead, ask);
+                let ready_at = |at, ahead| terms.ready_at(at, priority_of(place), ahead, ask);
                 due = due.max(ready_at(now, &first)).max(ready_at(begins, &last)).max(seat_at);
             }
             rule.add(&mut all, seat_ask);
@@ -361,54 +321,41 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         due
     }
 
-    /// When a request at this place is due behind all that are `ahead`, if there are no seats.
-    fn ready_at(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
-        let due = rule.ready_at(now, ahead, ask);
-        match self.reserve {
-            Some((kept, from)) if priority_of(place) < from => {
-                due.max(rule.ready_leaving(now, ahead, ask, kept))
-            }
-            Some(_) | None => due,
-        }
-    }
-
     /// Rings all of them.
     pub(crate) fn ring_all(&self, deferred: &mut Deferred<C>) {
         deferred.rechecks.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
     }
 
-    /// Takes a seat behind all of its priority, who are `ahead` without seats. Returns its place.
+    /// Takes a seat at this place, with all that are `ahead` of it without seats.
     pub(crate) fn sit(
         &mut self,
         rule: &R,
+        place: u64,
         ask: R::Ask,
-        priority: i8,
         mut ahead: R::Ahead,
         shared: Weak<dyn Recheck>,
-    ) -> u64 {
+    ) {
         if self.list.is_empty() {
             self.gone = R::Ahead::default();
         }
-        let place = self.place(priority);
         rule.merge(&mut ahead, &self.here_before(rule, place));
         rule.merge(&mut ahead, &self.gone);
         // Idle until it is told a time.
         self.insert(rule, place, Seat { ask, ahead, at: Nanos::MAX, due: Nanos::ZERO, shared });
-        place
     }
 
     /// Tells a seat what it is held for and until when. Returns whether that is news for those
     /// behind, and when it is due here.
     pub(crate) fn tell(
         &mut self,
-        rule: &R,
+        terms: &Terms<'_, R>,
         now: Nanos,
         place: u64,
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
-        let due = self.due_in_seat(rule, (now, now), place, ask).unwrap_or(Nanos::ZERO);
-        (self.file(rule, place, ask, (at, due)), due)
+        let due = self.due_in_seat(terms, (now, now), place, ask).unwrap_or(Nanos::ZERO);
+        (self.file(terms.rule, place, ask, (at, due)), due)
     }
 
     /// Keeps a seat as a place, for somebody who is not the first of those it is for. Returns
@@ -464,7 +411,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     }
 
     /// Rings those whose time has come, and the first of those that are here if it is due earlier.
-    pub(crate) fn ring(&mut self, rule: &R, now: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn ring(&mut self, terms: &Terms<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         let mut due = Vec::new();
         while let Some(bell) = self.bells.first().copied().filter(|(at, _)| *at <= now) {
             self.bells.remove(&bell);
@@ -474,7 +421,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         due.sort_unstable();
         deferred.rechecks.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };
-        let Some(due) = self.due_in_seat(rule, (now, now), place, ask) else { return };
+        let Some(due) = self.due_in_seat(terms, (now, now), place, ask) else { return };
         if let Some(seat) = self.list.get_mut(&place)
             && due < seat.due
             && seat.at > now

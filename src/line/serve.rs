@@ -3,8 +3,9 @@
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::due::FORESEEN;
+use crate::line::place::LAST_PLACE;
 use crate::line::rule::Rule;
-use crate::line::seats::END;
+use crate::line::terms::Terms;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State, WokenBy};
 use crate::policy::limited;
@@ -34,10 +35,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             self.pass_all(visit);
             due = (self.len() > 0).then_some(now);
         }
-        match self.seats.len() {
-            0 => {}
-            _ if self.settings.shadow => self.seats.ring_all(visit.deferred),
-            _ => self.seats.ring(visit.rule, now, visit.deferred),
+        if self.settings.shadow {
+            self.seats.ring_all(visit.deferred);
+        } else if !self.seats.is_empty() {
+            let terms = Terms { rule: visit.rule, settings: &self.settings };
+            self.seats.ring(&terms, now, visit.deferred);
         }
         let first = self.entries.get(self.head as usize).zip(due);
         let first = first.map(|(first, due)| (&first.ask, first.priority, due));
@@ -68,7 +70,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             // reservation that nothing looks at had its turn is told by the state as of the grant
             // before it.
             let unattended =
-                matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.len() == 0;
+                matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.is_empty();
             let as_of = if unattended { since.max(self.charged).min(now) } else { now };
             let due = self.due(rule, as_of, place, &none, &ask);
             if due == Nanos::MAX
@@ -148,7 +150,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
-        if self.seats.len() > 0 || !self.priorities.weigh(|sizes| rule.weigh(sizes)) {
+        if !self.seats.is_empty() || !self.priorities.weigh(|sizes| rule.weigh(sizes)) {
             return self.retime_all(visit);
         }
         let opens = self.settings.opens;
@@ -209,7 +211,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             }
             key = next;
         }
-        self.seats.reweigh(counted, END, &ahead);
+        self.seats.reweigh(counted, LAST_PLACE, &ahead);
         self.seats.end_reweighing(rule);
         for (priority, sum) in sums {
             self.priorities.class(priority).ahead = sum;

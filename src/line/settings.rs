@@ -11,9 +11,16 @@ pub(crate) struct Settings {
     pub(crate) watched: bool,
     /// Nobody is refused, and nobody waits.
     pub(crate) shadow: bool,
-    /// So many permits are kept for requests of this priority or a higher one.
-    pub(crate) reserve: Option<(u32, i8)>,
+    /// `None` if no permits are kept.
+    pub(crate) kept: Option<KeptShare>,
     pub(crate) bounds: QueueBounds,
+}
+
+/// Permits that are kept for requests of a priority or a higher one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeptShare {
+    pub(crate) permits: u32,
+    pub(crate) from: i8,
 }
 
 impl Settings {
@@ -22,7 +29,7 @@ impl Settings {
             opens: Nanos::ZERO,
             watched: false,
             shadow: false,
-            reserve: None,
+            kept: None,
             bounds: QueueBounds::UNBOUNDED,
         }
     }
@@ -41,9 +48,9 @@ impl Settings {
 
     /// How many permits a request of this priority has to leave.
     pub(crate) fn kept_from(&self, priority: i8) -> u32 {
-        match self.reserve {
-            Some((permits, from)) if priority < from => permits,
-            _ => 0,
+        match self.kept {
+            Some(KeptShare { permits, from }) if priority < from => permits,
+            Some(_) | None => 0,
         }
     }
 }
