@@ -435,8 +435,8 @@ impl<C: Timer> AllOf<C> {
         AcquireAll::new(self, &AllRequest::one_each())
     }
 
-    /// Waits for what an [`AllRequest`] asks for, which may be just a number for each member, in the
-    /// order in which they were added.
+    /// Waits for what an [`AllRequest`] asks for, which may be just a number for each member, in
+    /// the order in which they were added.
     ///
     /// # Errors
     ///

@@ -401,7 +401,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// reserve the estimate, await it, and [settle](Reservation::settle) it.
     ///
     /// Requests of a higher priority may still move it back. A
-    /// [bound](RateLimiter::set_queue_bounds) may refuse it a place, but never takes the place away.
+    /// [bound](RateLimiter::set_queue_bounds) may refuse it a place, but never takes the place
+    /// away.
     ///
     /// # Errors
     ///

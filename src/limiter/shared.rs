@@ -20,8 +20,9 @@ use crate::limiter::events::{Events, Watchers};
 use crate::limiter::gate_word::{GateWord, LATE, SHADOW, Word};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
+use crate::line::Line;
 use crate::line::deferred::{Deferred, run_in_drop};
-use crate::line::grant::{GrantKind, Granted, Tracked, Undoable};
+use crate::line::grant::{GrantKind, Granted, Tracked, Undoable, counts};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
@@ -29,7 +30,6 @@ use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::{Rule, Single};
 use crate::line::visit::{Demand, Visit};
-use crate::line::{Line, counts};
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::status::Status;
 use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
@@ -42,14 +42,13 @@ static GATES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0
 pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     pub(crate) rule: R,
     pub(crate) clock: C,
-    /// Its number among all limiters, by which those who take from several ask them in the same
-    /// order.
+    /// Its number among all limiters. Composites ask their members in the order of numbers.
     pub(crate) number: u64,
     pub(crate) gate_word: GateWord,
-    /// A number that is another one each time permits are given back, for those who undo a grant
-    /// that they made without the lock.
+    /// Counts refunds. A composite reads it before it takes without the lock, and undoes the grant
+    /// with it.
     pub(crate) refunds: AtomicU64,
-    /// How often those in line were moved, for those who wait for several limiters.
+    /// How often the waiters in line were moved. Composites weigh their requests anew by it.
     pub(crate) changes: AtomicU64,
     /// By how much the last grants were late.
     pub(crate) lateness: Lateness,
@@ -87,9 +86,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Takes permits now or not at all.
     #[inline]
     pub(crate) fn try_acquire(&self, demand: Demand<'_, R::Ask>) -> Result<(), Refusal> {
-        // `?` leaves the grant where it is. `map(drop)` would bring grant and refusal to one place
-        // first.
-        self.try_grant(demand)?;
+        let word = self.gate_word.load();
+        if word.is_clear() {
+            // `?` leaves the charge where it is. `map(drop)`, or `try_grant`, would bring charge
+            // and refusal to one place first.
+            self.take_without_lock(word, self.clock.now(), demand.ask)?;
+            return Ok(());
+        }
+        self.try_slowly(demand, GrantKind::Final)?;
         Ok(())
     }
 
@@ -180,7 +184,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         held.map(Held::keep)
     }
 
-    /// Tells who watches how a call ended, and turns a refusal into a pass where nobody is refused.
+    /// Tells the observers how a call ended, and turns a refusal into a pass in shadow.
     pub(crate) fn tell(
         &self,
         ask: &R::Ask,
@@ -203,7 +207,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         answer.map(Outcome::granted)
     }
 
-    /// Tells who watches, if anybody does. Not under the lock.
+    /// Tells the observers, if there are any. Not under the lock.
     pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
         self.events.report(event);
     }
@@ -217,7 +221,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.visit(|line, _| (line.len(), line.seats.len()))
     }
 
-    /// Whether nobody is in line, and nothing was set since it was made but who watches all keys.
+    /// Whether no request is in line, and nothing was set since the limiter was made but the
+    /// observer of all keys.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_plain(&self) -> bool {
         let mut line = lock(&self.line);
@@ -248,7 +253,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         this
     }
 
-    /// Runs `work` with the line, after those who are due were served.
+    /// Runs `work` with the line, after the waiters that are due were served.
     pub(crate) fn visit<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
         let mut work = Some(work);
         loop {
@@ -265,10 +270,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Runs `work` with the line, serves those who are due, and runs what is left for afterwards.
+    /// Runs `work` with the line, serves the waiters that are due, and runs the deferred work.
     ///
     /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
-    /// event loop, a waker that is called. Those who were served before it, and those behind, do
+    /// event loop, a waker that is called. Waiters that were served before it, and those behind, do
     /// not suffer, and then the panic goes on. It takes the result with it: an answer that was
     /// taken out of the line would be lost. So answers are taken in a section of their own
     /// ([`Line::collect`]), and permits are kept in a [`Held`].
@@ -291,11 +296,11 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         now
     }
 
-    /// Serves, stores the gate word, sees that somebody will look when the next one is due, and
+    /// Serves, stores the gate word, sees to the alarm for the next waiter that is due, and
     /// unlocks.
     ///
-    /// Wakers are called last, by whoever drops `deferred`: they are foreign code that may take its
-    /// time, come back here or panic.
+    /// Wakers are called last, when the caller drops `deferred`: they are foreign code that may
+    /// take its time, come back here or panic.
     fn finish<'a>(
         &'a self,
         mut line: MutexGuard<'a, Line<R, C>>,
@@ -375,8 +380,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Undoes a grant, or a part of one, and serves the waiters.
     ///
     /// A policy that counts undoes before the lock is taken, since a log takes a while for many
-    /// permits. No request overtakes meanwhile: while a waiter is in line, every other request takes
-    /// the lock, and the holder of the lock serves the waiters first.
+    /// permits. No request overtakes meanwhile: while a waiter is in line, every other request
+    /// takes the lock, and the holder of the lock serves the waiters first.
     pub(crate) fn undo(&self, grant: Tracked<R::Charge>) {
         let moved = self.rule.moved(&grant.charge);
         if !counts(moved) {
@@ -390,8 +395,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.visit(|line, _| line.undone(&self.rule, moved, id, level));
     }
 
-    /// Permits come later than those in line were told, or weigh something else: moves all, also
-    /// those who wait for other limiters as well.
+    /// Permits come later than the waiters were told, or weigh something else: moves all waiters,
+    /// composites too.
     pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
         self.changes.fetch_add(1, Ordering::Relaxed);
         line.retime(visit);
@@ -406,15 +411,15 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Tells those who come without the lock whether they have to take it.
+    /// Tells requests without the lock whether they have to take it.
     pub(crate) fn tell_gate_word(&self, line: &Line<R, C>) {
         self.gate_word.store(line, self.lateness.is_some());
     }
 
-    /// The same, and what was given back.
+    /// Stores the gate word, and the number of refunds.
     pub(crate) fn tell_others(&self, line: &Line<R, C>) {
         self.tell_gate_word(line);
-        // Whoever reads it finds in the policy's state what was given back before: see
+        // A reader of it finds in the policy's state what was given back before: see
         // `all_of/member.rs`.
         self.refunds.store(line.refunds(), Ordering::Release);
     }
@@ -430,7 +435,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         });
     }
 
-    /// Changes the rate or the burst, and with it the times of all who wait.
+    /// Changes the rate or the burst, and with it the times of all waiters.
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
         self.visit(|line, visit| {

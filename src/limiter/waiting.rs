@@ -253,7 +253,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Takes the answer of a queued request out of the line, if it has one.
     ///
     /// The entry leaves the line and the request forgets its key with no foreign code in between.
-    /// If one of the others' wakers panicked in the same call after the entry had left, the key
+    /// If another waiter's waker panicked in this call after the entry had left, the key
     /// would be a newcomer's when the request is dropped.
     fn collect(
         &self,
@@ -271,8 +271,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         Some(answer)
     }
 
-    /// Serves those who are due, and if this request is not among them, leaves the waker and sees
-    /// to its alarm.
+    /// Serves the waiters that are due. If this request is not among them, leaves the waker and
+    /// sees to its alarm.
     fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and the old one dropped, without the lock: both are foreign code.
@@ -315,7 +315,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         });
     }
 
-    /// What the same call would be told now, for one that was refused while it waited.
+    /// What a new call would be told now, for a request that was refused while it waited.
     fn refused_now(&self, wait: &Waiting<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest()) else { return refusal };
         self.visit(|line, visit| {

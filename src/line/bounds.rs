@@ -1,4 +1,4 @@
-//! A bound on those who wait, and who makes room when it is reached.
+//! Bounds on the line, and making room when they are reached.
 
 use crate::clock::Timer;
 use crate::error::Refusal;
@@ -11,7 +11,7 @@ use crate::request::WhenFull;
 use crate::time::Nanos;
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
-    /// Whether there is room in line, without dropping anybody.
+    /// Whether there is room in line, without dropping a waiter.
     pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
         self.settings.bounds.fit(self.len(), self.permits, rule.permits(ask))
     }
@@ -35,7 +35,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         Ok(())
     }
 
-    /// Whose leaving makes room for so many permits, if anybody's does.
+    /// The waiters to drop, so that there is room for so many permits; `None` if that makes no
+    /// room.
     fn victims(&self, rule: &R, n: u64, priority: i8) -> Option<Vec<u32>> {
         let bounds = self.settings.bounds;
         let oldest = match bounds.when_full {
@@ -76,8 +77,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.entries.get(before as usize).map_or(self.head, |last| last.next)
     }
 
-    /// When there will be room for a newcomer, or its permits, if nobody else comes. `Nanos::MAX`
-    /// if nobody knows.
+    /// When there will be room for a newcomer, or its permits, if no other request comes.
+    /// `Nanos::MAX` if no time is known.
     fn room_at(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> Nanos {
         let now = visit.now;
         let own = self.due_behind(visit, demand);

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use crate::clock::Timer;
+use crate::line::Line;
+use crate::line::rule::Rule;
+use crate::line::visit::Visit;
+
 /// A grant that the undo log keeps track of, until it is [released](crate::line::Line::release) or
 /// [undone](crate::line::Line::undo).
 #[derive(Debug)]
@@ -78,4 +83,101 @@ pub(crate) struct Answer<Charge> {
     /// `None` if the request passed without a permit: the limiter is in shadow, or the request is
     /// exempt.
     pub(crate) granted: Option<Granted<Charge>>,
+}
+
+impl<R: Rule<C>, C: Timer> Line<R, C> {
+    /// Keeps track of a grant that may be undone later.
+    pub(crate) fn track(&mut self, rule: &R, charge: R::Charge) -> Tracked<R::Charge> {
+        let id = self.undo_log.track(rule.moved(&charge), rule.full_level(self.latest));
+        Tracked { charge, id }
+    }
+
+    /// A grant is final.
+    pub(crate) fn release(&mut self, id: GrantId) {
+        self.undo_log.release(id);
+    }
+
+    /// What the caller of a waiter's grant has from now on.
+    pub(super) fn hand_over(&mut self, grant: Tracked<R::Charge>, kind: GrantKind) -> Granted<R::Charge> {
+        match kind {
+            GrantKind::Tracked => Granted::Tracked(grant),
+            GrantKind::Final => {
+                self.release(grant.id);
+                Granted::Final(grant.charge)
+            }
+        }
+    }
+
+    /// A grant that its caller does not have yet: foreign code may panic before.
+    pub(crate) fn undoable(&mut self, rule: &R, charge: R::Charge, kind: GrantKind) -> Undoable<R::Charge> {
+        match kind {
+            GrantKind::Tracked => Undoable::Tracked(self.track(rule, charge)),
+            GrantKind::Final => Undoable::Since(charge, self.refunds()),
+        }
+    }
+
+    /// Undoes a grant that its caller does not have yet.
+    pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
+        match grant {
+            Undoable::Tracked(grant) => self.undo(visit, grant),
+            Undoable::Since(charge, refunds) => self.undo_since(visit, charge, refunds),
+        }
+    }
+
+    /// Undoes a grant, or the part of it that the charge says.
+    pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, grant: Tracked<R::Charge>) {
+        let (Visit { rule, deferred, .. }, Tracked { charge, id }) = (visit, grant);
+        self.memo.set(None);
+        // At the latest time: what overflowed by then is lost, also if the clock went back.
+        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
+        self.undo_log.undo(id, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
+    }
+
+    /// Notes that a grant which [moved](crate::Policy::moved) the state by so much was undone
+    /// without the lock, and left this level.
+    pub(crate) fn undone(&mut self, rule: &R, moved: (u64, u64), id: GrantId, level: u64) {
+        self.memo.set(None);
+        self.undo_log.undo(id, moved, rule.full_level(self.latest), |_| level);
+    }
+
+    /// Undoes a grant that was made without the lock, after the number of [refunds](Line::refunds)
+    /// was read as `since`.
+    fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
+        let Visit { rule, deferred, .. } = visit;
+        self.memo.set(None);
+        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
+        self.undo_log.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
+    }
+
+    /// A number that is another one each time permits are given back.
+    pub(crate) fn refunds(&self) -> u64 {
+        self.undo_log.number()
+    }
+
+    /// Gives back permits by number, and notes the level that it leaves.
+    pub(crate) fn refund(&mut self, rule: &R, refund: impl FnOnce() -> u64) {
+        self.memo.set(None);
+        self.undo_log.refund(rule.full_level(self.latest), refund);
+    }
+
+    /// Changes the terms, and notes the level that it leaves.
+    pub(crate) fn change<E>(&mut self, rule: &R, change: impl FnOnce() -> Result<u64, E>) -> Result<(), E> {
+        self.memo.set(None);
+        let full = rule.full_level(self.latest);
+        let level = change()?;
+        self.undo_log.changed(full, rule.level_unit(), level);
+        Ok(())
+    }
+
+    /// Permits are charged that were not asked for.
+    pub(crate) fn debited(&mut self) {
+        self.memo.set(None);
+        self.undo_log.touch();
+    }
+}
+
+/// Whether the policy of a grant that [moved](crate::Policy::moved) the state so counts: it loses
+/// nothing by being full, so undoing the grant needs nothing that the line knows.
+pub(crate) fn counts(moved: (u64, u64)) -> bool {
+    moved == (0, u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! The line: who is next, when, and who is woken.
+//! The line: which request is next, when it is due, and which waiters are woken.
 //!
 //! The more important first, and of equals first come, first served. A waiter owes nothing until it
 //! is served; then it is charged as of the time its permits were due, and leaves the line. Its
@@ -10,10 +10,10 @@
 //! |---|---|---|---|
 //! | waiting | yes | no | [`serve`](Line::serve): granted or refused; [`remove`](Line::remove): its future was dropped |
 //! | granted | no | yes | its future sees it; or was dropped: the charge is undone |
-//! | passed | no | no | its future sees it, or was dropped: it was in line when nobody was to wait any more |
+//! | passed | no | no | its future sees it, or was dropped: it was in line when shadow began |
 //! | refused | no | no | its future sees it, or was dropped |
 //!
-//! Serving is in `line/serve.rs`, told times are in `line/due.rs`, and who looks when is in
+//! Serving is in `line/serve.rs`, told times are in `line/due.rs`, and the alarms are in
 //! `line/watch.rs`.
 //!
 //! All of this is plain data under one lock. Wakers and sleeps are collected in
@@ -37,6 +37,7 @@ pub(crate) mod seats;
 mod serve;
 pub(crate) mod settings;
 pub(crate) mod sizes;
+mod take;
 pub(crate) mod terms;
 mod undo;
 pub(crate) mod visit;
@@ -52,10 +53,10 @@ use crate::error::Refusal;
 use crate::line::alarms::Alarms;
 use crate::line::due::Memo;
 use crate::line::entries::Entries;
-use crate::line::grant::{GrantId, GrantKind, Granted, Tracked, Undoable};
+use crate::line::grant::{GrantKind, Granted, Tracked, counts};
 use crate::line::index::{Index, LONG};
 use crate::line::outcome::{Decision, Outcome};
-use crate::line::place::{end_of, place_of};
+use crate::line::place::place_of;
 use crate::line::priorities::{NONE, Priorities};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
@@ -64,7 +65,6 @@ use crate::line::settings::Settings;
 use crate::line::terms::Terms;
 use crate::line::undo::UndoLog;
 use crate::line::visit::{Demand, Visit};
-use crate::policy::limited;
 use crate::time::Nanos;
 
 /// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to
@@ -81,13 +81,13 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     /// What was foreseen for the last one that asked for its time behind all.
     memo: Cell<Option<Box<Memo<R::Ahead>>>>,
     len: usize,
-    /// How many permits those in line wait for.
+    /// How many permits the waiters in line ask for.
     permits: u128,
     /// How many places were given, to entries and to seats.
     arrivals: u64,
     /// The entries in line that are refused if they are due too late, by the time at which that is.
     deadlines: BTreeSet<(Nanos, u32)>,
-    /// The latest time that anybody told, also if the clock went back since.
+    /// The highest clock reading so far.
     latest: Nanos,
     /// The latest time as of which a waiter was charged.
     pub(crate) charged: Nanos,
@@ -100,7 +100,7 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     epoch_began: Nanos,
     /// How much of each grant can still be given back.
     undo_log: UndoLog,
-    /// Places held for those who wait for other limiters as well.
+    /// Places of composites, which wait for other limiters as well.
     pub(crate) seats: Seats<R, C>,
     pub(crate) alarms: Alarms<C>,
     pub(crate) settings: Settings,
@@ -124,7 +124,7 @@ struct Entry<Ask, Charge, RuntimeId> {
     state: State<Charge>,
 }
 
-/// Who joins the line.
+/// A request that joins the line.
 pub(crate) struct NewWaiter<Ask, RuntimeId> {
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
@@ -139,17 +139,17 @@ pub(crate) struct NewWaiter<Ask, RuntimeId> {
     pub(crate) waker: Option<Waker>,
 }
 
-/// Who waits.
+/// What wakes a waiter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WokenBy<RuntimeId> {
-    /// A task, with the key of its event loop's alarm, and how many of the same event loop it lost
+    /// A task, with the key of its event loop's alarm, and how many of that event loop it lost
     /// before.
     Task { alarm: u32, lost: u8 },
     /// A task that lost so many alarms of this event loop, and was woken to get a new one.
     Lost { domain: RuntimeId, times: u8 },
     /// A blocked thread, which is its own alarm when it is first: it will look at this time.
     Thread { looks_at: Nanos },
-    /// A reservation that nobody awaits yet. Nobody looks when it is due.
+    /// A reservation that is not awaited yet. Nothing wakes it when it is due.
     Nobody,
 }
 
@@ -220,7 +220,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ///
     /// While there are any, a newcomer does not run on even if its permit is there: it is granted
     /// at once, and woken behind them. Rounds last for `PATIENCE`, and this one and the one before
-    /// are counted, so that a future that never runs does not keep everybody in line for ever.
+    /// are counted, so that a future that never runs does not keep all requests in line for ever.
     pub(crate) fn uncollected(&self) -> usize {
         self.uncollected[0] + self.uncollected[1]
     }
@@ -250,8 +250,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         place
     }
 
-    /// Tells a seat what it is held for and until when. Returns whether that is news for those
-    /// behind, and when it is due here.
+    /// Tells a seat what it is held for and until when. Returns whether that is news for the
+    /// requests behind, and when it is due here.
     pub(crate) fn tell_seat(
         &mut self,
         rule: &R,
@@ -263,101 +263,20 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.seats.tell(&Terms { rule, settings: &self.settings }, now, place, ask, at)
     }
 
-    /// Whether nobody passes now.
+    /// Whether a pause lasts.
     pub(crate) fn is_paused(&self) -> bool {
         self.settings.opens > self.latest
     }
 
-    /// Whether a newcomer of this priority has nobody to wait for but the policy: nobody is in line
-    /// before it, and no seat loses its time by it.
-    pub(crate) fn is_open(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> bool {
-        !self.is_paused()
-            && self.priorities.before(demand.priority).is_empty()
-            && (self.seats.is_empty() || self.due_behind(visit, demand) <= visit.now)
-    }
-
-    /// Whether a request of this priority can ever be granted.
-    pub(crate) fn check(&self, rule: &R, now: Nanos, demand: Demand<'_, R::Ask>) -> Result<(), Refusal> {
-        match self.settings.kept_from(demand.priority) {
-            0 => {}
-            kept => rule.check_leaving(now, demand.ask, kept)?,
-        }
-        rule.check(demand.ask)
-    }
-
-    /// Takes for a request that no request goes before, or refuses it.
-    pub(crate) fn try_take(
-        &mut self,
-        visit: &mut Visit<'_, R, C>,
-        demand: Demand<'_, R::Ask>,
-    ) -> Result<R::Charge, Refusal> {
-        self.check(visit.rule, visit.now, demand)?;
-        if self.is_open(visit, demand) {
-            return self.take(visit, demand);
-        }
-        Err(limited(self.due_behind(visit, demand), visit.now))
-    }
-
-    /// Takes for a newcomer that has nobody to wait for, and moves back those that it goes before.
-    pub(crate) fn take(
-        &mut self,
-        visit: &mut Visit<'_, R, C>,
-        demand: Demand<'_, R::Ask>,
-    ) -> Result<R::Charge, Refusal> {
-        let (Demand { ask, priority }, now) = (demand, visit.now);
-        let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
-        if self.settings.kept_from(priority) > 0 {
-            // Looking and taking are two steps. Nobody takes in between, since all of them need
-            // this lock.
-            let due = due();
-            if due > now {
-                return Err(limited(due, now));
-            }
-        }
-        let at = visit.arrival(due);
-        let at = if at < now { due().max(at).min(now) } else { now };
-        let charge = self.charge(visit, at, ask)?;
-        self.moved_back(visit, priority);
-        Ok(charge)
-    }
-
-    /// Takes as of `at`, or as of now if the permit was taken in between, by a request without the
-    /// lock.
-    pub(crate) fn charge(
-        &mut self,
-        visit: &mut Visit<'_, R, C>,
-        at: Nanos,
-        ask: &R::Ask,
-    ) -> Result<R::Charge, Refusal> {
-        let now = visit.now;
-        let (at, charge) = match self.charge_at(visit, at, ask) {
-            Err(refusal) if refusal.may_retry() && at < now => (now, self.charge_at(visit, now, ask)?),
-            answer => (at, answer?),
-        };
-        visit.lateness.used(now, at);
-        Ok(charge)
-    }
-
-    /// The one place where permits are taken under the lock.
-    fn charge_at(
-        &mut self,
-        visit: &mut Visit<'_, R, C>,
-        at: Nanos,
-        ask: &R::Ask,
-    ) -> Result<R::Charge, Refusal> {
-        let charge = visit.rule.take(at, visit.now, ask, visit.deferred)?;
-        self.charged = self.charged.max(at);
-        Ok(charge)
-    }
-
-    /// Refuses those that somebody of this priority has gone before, if they are too late by it.
+    /// Refuses the waiters that a request of this priority has gone before, if they are too late by
+    /// it.
     fn moved_back(&mut self, visit: &mut Visit<'_, R, C>, priority: i8) {
         if self.priorities.behind(priority).iter().any(|class| class.with_deadline > 0) {
             self.retime(visit);
         }
     }
 
-    /// Joins the line: behind those that are as important, and before those that are less so.
+    /// Joins the line: behind all waiters of this priority or a higher one.
     pub(crate) fn push(
         &mut self,
         visit: &mut Visit<'_, R, C>,
@@ -479,7 +398,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         matches!(state, State::Waiting(_)).then_some(woken_by)
     }
 
-    /// Whether an entry was granted that somebody waited for.
+    /// Whether an entry was granted that a future or a thread waited for.
     pub(crate) fn was_granted(&self, key: u32) -> bool {
         let Entry { woken_by, ref state, .. } = self.entries[key as usize];
         matches!(state, State::Granted(_)) && !matches!(woken_by, WokenBy::Nobody)
@@ -534,7 +453,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// Leaves a waker with an entry in line, unless it has one that wakes the same task.
+    /// Leaves a waker with an entry in line, unless it has one that wakes this task.
     pub(crate) fn set_waker(&mut self, key: u32, waker: &mut Option<Waker>) {
         if let State::Waiting(old) = &mut self.entries[key as usize].state
             && !old.as_ref().zip(waker.as_ref()).is_some_and(|(old, new)| old.will_wake(new))
@@ -543,103 +462,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// The latest time that anybody told.
+    /// The highest clock reading so far.
     pub(crate) fn latest(&self) -> Nanos {
         self.latest
     }
 
-    /// Keeps track of a grant that may be undone later.
-    pub(crate) fn track(&mut self, rule: &R, charge: R::Charge) -> Tracked<R::Charge> {
-        let id = self.undo_log.track(rule.moved(&charge), rule.full_level(self.latest));
-        Tracked { charge, id }
-    }
-
-    /// A grant is final.
-    pub(crate) fn release(&mut self, id: GrantId) {
-        self.undo_log.release(id);
-    }
-
-    /// What the caller of a waiter's grant has from now on.
-    fn hand_over(&mut self, grant: Tracked<R::Charge>, kind: GrantKind) -> Granted<R::Charge> {
-        match kind {
-            GrantKind::Tracked => Granted::Tracked(grant),
-            GrantKind::Final => {
-                self.release(grant.id);
-                Granted::Final(grant.charge)
-            }
-        }
-    }
-
-    /// A grant that its caller does not have yet: foreign code may panic before.
-    pub(crate) fn undoable(&mut self, rule: &R, charge: R::Charge, kind: GrantKind) -> Undoable<R::Charge> {
-        match kind {
-            GrantKind::Tracked => Undoable::Tracked(self.track(rule, charge)),
-            GrantKind::Final => Undoable::Since(charge, self.refunds()),
-        }
-    }
-
-    /// Undoes a grant that its caller does not have yet.
-    pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
-        match grant {
-            Undoable::Tracked(grant) => self.undo(visit, grant),
-            Undoable::Since(charge, refunds) => self.undo_since(visit, charge, refunds),
-        }
-    }
-
-    /// Undoes a grant, or the part of it that the charge says.
-    pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, grant: Tracked<R::Charge>) {
-        let (Visit { rule, deferred, .. }, Tracked { charge, id }) = (visit, grant);
-        self.memo.set(None);
-        // At the latest time: what overflowed by then is lost, also if the clock went back.
-        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.undo_log.undo(id, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
-    }
-
-    /// Notes that a grant which [moved](crate::Policy::moved) the state by so much was undone
-    /// without the lock, and left this level.
-    pub(crate) fn undone(&mut self, rule: &R, moved: (u64, u64), id: GrantId, level: u64) {
-        self.memo.set(None);
-        self.undo_log.undo(id, moved, rule.full_level(self.latest), |_| level);
-    }
-
-    /// Undoes a grant that was made without the lock, after the number of [refunds](Line::refunds)
-    /// was read as `since`.
-    fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
-        let Visit { rule, deferred, .. } = visit;
-        self.memo.set(None);
-        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.undo_log.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
-    }
-
-    /// A number that is another one each time permits are given back.
-    pub(crate) fn refunds(&self) -> u64 {
-        self.undo_log.number()
-    }
-
-    /// Gives back permits by number, and notes the level that it leaves.
-    pub(crate) fn refund(&mut self, rule: &R, refund: impl FnOnce() -> u64) {
-        self.memo.set(None);
-        self.undo_log.refund(rule.full_level(self.latest), refund);
-    }
-
-    /// Changes the terms, and notes the level that it leaves.
-    pub(crate) fn change<E>(&mut self, rule: &R, change: impl FnOnce() -> Result<u64, E>) -> Result<(), E> {
-        self.memo.set(None);
-        let full = rule.full_level(self.latest);
-        let level = change()?;
-        self.undo_log.changed(full, rule.level_unit(), level);
-        Ok(())
-    }
-
-    /// Permits are charged that were not asked for.
-    pub(crate) fn debited(&mut self) {
-        self.memo.set(None);
-        self.undo_log.touch();
-    }
-
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
-    /// it is undone. Returns a grant of a policy that [counts](counts), which is to be undone without
-    /// the lock.
+    /// it is undone. Returns a grant of a policy that [counts](counts), which is to be undone
+    /// without the lock.
     pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) -> Option<Tracked<R::Charge>> {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(visit, key);
@@ -658,10 +488,4 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         None
     }
-}
-
-/// Whether the policy of a grant that [moved](crate::Policy::moved) the state so counts: it loses
-/// nothing by being full, so undoing the grant needs nothing that the line knows.
-pub(crate) fn counts(moved: (u64, u64)) -> bool {
-    moved == (0, u64::MAX)
 }

@@ -1,10 +1,10 @@
-//! Asking another limiter to look at its line, when no lock is held.
+//! Asking another limiter to look at its line again, when no lock is held.
 //!
 //! A composite and its members tell each other when times have moved. One may not lock the other
-//! while it holds its own lock, so it leaves the ring in its
-//! [`Deferred`](crate::line::deferred::Deferred). And one ring often leads to the next, along a
-//! chain as long as there are limiters. So a thread that is ringing already puts further rings on
-//! its list and goes on in a loop, instead of calling deeper and deeper.
+//! while it holds its own lock, so it leaves the recheck in its
+//! [`Deferred`](crate::line::deferred::Deferred). And one recheck often leads to the next, along a
+//! chain as long as there are limiters. So a thread that is at a recheck already puts further ones
+//! on its list and goes on in a loop, instead of calling deeper and deeper.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,16 +16,17 @@ use crate::sync::thread_local;
 
 /// A limiter that can be asked to look at its line.
 pub(crate) trait Recheck: Send + Sync {
-    /// Serves those who are due. Called without any lock.
+    /// Serves the waiters that are due. Called without any lock.
     fn recheck(&self);
 }
 
 thread_local! {
-    /// What this thread has still to ring; `None` if it is not ringing.
+    /// The limiters that this thread has still to recheck; `None` if it is at none.
     static LIST: RefCell<Option<VecDeque<Arc<dyn Recheck>>>> = RefCell::new(None);
 }
 
-/// Rings all of them, and those whom they ring. Returns the first panic of foreign code.
+/// Rechecks all of them, and the limiters that they ask in turn. Returns the first panic of foreign
+/// code.
 pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any + Send>> {
     if rechecks.is_empty() {
         return None;
@@ -44,7 +45,7 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any
     let mut panic = None;
     // One that panics must not take the others with it. The limiter may be gone with its last
     // reference, which is foreign code, too.
-    let mut ring = |shared: Arc<dyn Recheck>| {
+    let mut recheck = |shared: Arc<dyn Recheck>| {
         let rung = catch_unwind(AssertUnwindSafe(|| {
             shared.recheck();
             drop(shared);
@@ -58,9 +59,9 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any
     };
     match outermost {
         Ok(false) => {}
-        Ok(true) => std::iter::from_fn(next).for_each(ring),
+        Ok(true) => std::iter::from_fn(next).for_each(recheck),
         // The thread is ending, and has no list any more.
-        Err(_) => rechecks.into_iter().flatten().for_each(&mut ring),
+        Err(_) => rechecks.into_iter().flatten().for_each(&mut recheck),
     }
     panic
 }

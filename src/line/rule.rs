@@ -38,7 +38,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// All of `more` go first, too.
     fn merge(&self, ahead: &mut Self::Ahead, more: &Self::Ahead);
 
-    /// Those of `less` do not go first any more.
+    /// The requests of `less` do not go first any more.
     fn unmerge(&self, ahead: &mut Self::Ahead, less: &Self::Ahead);
 
     /// Takes what is asked for now, or nothing. Called without any lock.
@@ -53,7 +53,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         deferred: &mut Deferred<C>,
     ) -> Result<Self::Charge, Refusal>;
 
-    /// When a request is due, if those ahead go first.
+    /// When a request is due behind all that are `ahead`.
     fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
 
     /// When a request is due that has to leave `kept` permits, at least one, for others. Only where
@@ -111,8 +111,8 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         let _ = charge;
     }
 
-    /// The first in line has this priority and waits until `due`, if nothing changes; or nobody is
-    /// in line. Called whenever the line was served. Returns when the line is to be looked at,
+    /// The first in line has this priority and waits until `due`, if nothing changes; or no request
+    /// is in line. Called whenever the line was served. Returns when the line is to be looked at,
     /// should that be earlier.
     fn wait_first(
         &self,
@@ -124,7 +124,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         Nanos::MAX
     }
 
-    /// Nobody of this priority is in line any more.
+    /// No request of this priority is in line any more.
     fn nobody_waits(&self, priority: i8, deferred: &mut Deferred<C>) {
         let _ = (priority, deferred);
     }

@@ -1,4 +1,5 @@
-//! Serving the line: who is due is granted, in order, and who will be too late is refused.
+//! Serving the line: grants requests that are due, in order, and refuses those that will be too
+//! late.
 
 use crate::clock::Timer;
 use crate::error::Refusal;
@@ -17,8 +18,8 @@ const SLICE: usize = 1024;
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Grants requests that are due, in order, and refuses those that cannot be served by their
     /// deadline: as many as there are, or a [`SLICE`]. Returns when the first of the others is due,
-    /// or to be looked at: a time that is not later than `now` if more are due. Tells those about
-    /// it who wait for several limiters.
+    /// or to be looked at: a time that is not later than `now` if more are due. Tells composites
+    /// about it.
     pub(crate) fn serve(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
         let now = visit.now;
         if self.len() > 0 && visit.rule.has_changed() {
@@ -47,7 +48,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         due.map(|due| due.min(look_at))
     }
 
-    /// In shadow nobody waits: those in line pass without a permit, a [`SLICE`] of them.
+    /// In shadow no request waits: the waiters in line pass without a permit, a [`SLICE`] of them.
     fn pass_all(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         let mut ahead = R::Ahead::default();
@@ -109,14 +110,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                     self.answer(visit, key, State::Granted(grant));
                 }
                 Err(Refusal::Limited { .. }) => {
-                    // Somebody who came before the line formed took it just now.
+                    // A request that came before the line formed took it just now.
                     if self.due(rule, now, place, &none, &ask) <= due {
-                        // Or somebody is in between, or the policy does not agree with itself: look
-                        // again, but do not spin.
+                        // Still due but refused: another request got in between, or the policy does
+                        // not agree with itself. Look again, but do not spin.
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
                     }
                 }
-                // Nobody knows when it will be there. Whoever brings it rings; until then only
+                // No time is known: giving back a permit in use rechecks this line. Until then only
                 // deadlines pass.
                 Err(refusal @ Refusal::InUse { .. }) => {
                     let next = self.expire(visit, refusal);
@@ -130,7 +131,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         (self.len() > 0).then_some(now)
     }
 
-    /// Refuses those that are still in line at their deadline, a [`SLICE`] of them. Returns the
+    /// Refuses waiters that are still in line at their deadline, a [`SLICE`] of them. Returns the
     /// next deadline.
     fn expire(&mut self, visit: &mut Visit<'_, R, C>, refusal: Refusal) -> Nanos {
         for _ in 0..SLICE {
@@ -144,7 +145,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.deadlines.first().map_or(Nanos::MAX, |(deadline, _)| *deadline)
     }
 
-    /// After a change: weighs anew, and refuses at once those among the first in line who will not
+    /// After a change: weighs anew, and refuses at once those of the first waiters that will not
     /// be served by their deadline, or not at all. Further back they are refused when their time is
     /// over, or when they are the first.
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
@@ -179,8 +180,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// The same where a sum has to be told request by request: in the lines of several limiters,
-    /// and where others wait in seats.
+    /// Weighs anew request by request, where no sum tells it: in the line of a composite, and where
+    /// composites have seats.
     fn retime_all(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         // Counted anew: the sums so far are at the old rate.

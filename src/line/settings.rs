@@ -5,11 +5,11 @@ use crate::time::Nanos;
 
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// Nobody passes before: the end of the latest pause, also if it is over.
+    /// No request passes before: the end of the latest pause, also if it is over.
     pub(crate) opens: Nanos,
-    /// Somebody wants to know of each call.
+    /// An observer is told of each call.
     pub(crate) watched: bool,
-    /// Nobody is refused, and nobody waits.
+    /// No request is refused, and none waits.
     pub(crate) shadow: bool,
     /// `None` if no permits are kept.
     pub(crate) kept: Option<KeptShare>,

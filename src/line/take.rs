@@ -1,0 +1,95 @@
+//! Taking permits under the lock.
+
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::line::Line;
+use crate::line::place::end_of;
+use crate::line::rule::Rule;
+use crate::line::visit::{Demand, Visit};
+use crate::policy::limited;
+use crate::time::Nanos;
+
+impl<R: Rule<C>, C: Timer> Line<R, C> {
+    /// Whether a new request waits for the policy alone: no request is in line before it, and no
+    /// seat loses its time by it.
+    pub(crate) fn is_open(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> bool {
+        !self.is_paused()
+            && self.priorities.before(demand.priority).is_empty()
+            && (self.seats.is_empty() || self.due_behind(visit, demand) <= visit.now)
+    }
+
+    /// Whether a request of this priority can ever be granted.
+    pub(crate) fn check(&self, rule: &R, now: Nanos, demand: Demand<'_, R::Ask>) -> Result<(), Refusal> {
+        match self.settings.kept_from(demand.priority) {
+            0 => {}
+            kept => rule.check_leaving(now, demand.ask, kept)?,
+        }
+        rule.check(demand.ask)
+    }
+
+    /// Takes for a request that no request goes before, or refuses it.
+    pub(crate) fn try_take(
+        &mut self,
+        visit: &mut Visit<'_, R, C>,
+        demand: Demand<'_, R::Ask>,
+    ) -> Result<R::Charge, Refusal> {
+        self.check(visit.rule, visit.now, demand)?;
+        if self.is_open(visit, demand) {
+            return self.take(visit, demand);
+        }
+        Err(limited(self.due_behind(visit, demand), visit.now))
+    }
+
+    /// Takes for a request that no request goes before, and moves back the waiters that it goes
+    /// before.
+    pub(crate) fn take(
+        &mut self,
+        visit: &mut Visit<'_, R, C>,
+        demand: Demand<'_, R::Ask>,
+    ) -> Result<R::Charge, Refusal> {
+        let (Demand { ask, priority }, now) = (demand, visit.now);
+        let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
+        if self.settings.kept_from(priority) > 0 {
+            // Looking and taking are two steps. No request takes in between, since all of them need
+            // this lock.
+            let due = due();
+            if due > now {
+                return Err(limited(due, now));
+            }
+        }
+        let at = visit.arrival(due);
+        let at = if at < now { due().max(at).min(now) } else { now };
+        let charge = self.charge(visit, at, ask)?;
+        self.moved_back(visit, priority);
+        Ok(charge)
+    }
+
+    /// Takes as of `at`, or as of now if the permit was taken in between, by a request without the
+    /// lock.
+    pub(crate) fn charge(
+        &mut self,
+        visit: &mut Visit<'_, R, C>,
+        at: Nanos,
+        ask: &R::Ask,
+    ) -> Result<R::Charge, Refusal> {
+        let now = visit.now;
+        let (at, charge) = match self.charge_at(visit, at, ask) {
+            Err(refusal) if refusal.may_retry() && at < now => (now, self.charge_at(visit, now, ask)?),
+            answer => (at, answer?),
+        };
+        visit.lateness.used(now, at);
+        Ok(charge)
+    }
+
+    /// The one place where permits are taken under the lock.
+    pub(super) fn charge_at(
+        &mut self,
+        visit: &mut Visit<'_, R, C>,
+        at: Nanos,
+        ask: &R::Ask,
+    ) -> Result<R::Charge, Refusal> {
+        let charge = visit.rule.take(at, visit.now, ask, visit.deferred)?;
+        self.charged = self.charged.max(at);
+        Ok(charge)
+    }
+}
