@@ -13,7 +13,9 @@ use std::time::Duration;
 use crate::support::loops::Loops;
 use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
-use tidegate::{Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};
+use tidegate::{
+    Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SlidingLog, TokenBucket, WhenFull,
+};
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
@@ -174,6 +176,31 @@ fn a_try_that_panicked_took_nothing() {
     clock.jump(3 * SECOND);
     panics(|| limiter.try_acquire());
     assert_eq!(take_all(&limiter), 2);
+}
+
+/// A policy that counts undoes a grant without the lock, after the call that drops the wait has
+/// served the others.
+#[test]
+fn a_granted_wait_of_a_log_is_undone_although_a_waker_panics_when_it_is_dropped() {
+    let clock = ManualClock::new();
+    let loops = Loops::new(clock.clone());
+    loops.stall(1);
+    loops.enter(1);
+    let log = SlidingLog::new(Rate::new(2, 10 * SECOND).expect("a rate"));
+    let limiter = RateLimiter::with_clock(log, loops);
+    assert_eq!(limiter.try_acquire(), Ok(()));
+    clock.jump(5 * SECOND);
+    assert_eq!(limiter.try_acquire(), Ok(()));
+    let mut granted = spawn(limiter.acquire_owned(1));
+    assert_pending!(granted.poll());
+    let mut bad = Box::pin(limiter.acquire_owned(1));
+    let waker = Waker::from(Arc::new(PanicsOnWake));
+    assert!(bad.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    clock.jump(5 * SECOND);
+    assert_eq!(limiter.status().waiting, 1, "the first is served");
+    clock.jump(5 * SECOND);
+    panics(|| drop(granted));
+    assert_eq!(limiter.status().available, 1, "the permit of the first");
 }
 
 /// The limiter keeps notes of its last 32 grants for one that is given back.
