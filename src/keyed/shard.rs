@@ -1,4 +1,4 @@
-//! One part of the table: its policy, its known keys and its lines, under one lock.
+//! One part of the table: a policy, its known keys and its lines, under one lock.
 
 use std::borrow::Borrow;
 use std::ops::Deref;
@@ -10,13 +10,13 @@ use crate::clock::Timer;
 use crate::policy::Policy;
 use crate::sync::ShardLock;
 
-/// One cache line, together with the pointers of its lock: each request reads it.
+/// Fits in one cache line together with the pointers of its lock, because each request reads it.
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
-    /// Of all keys that have none of their own. It belongs to the states, and changes together with
-    /// them, under the lock.
+    /// The policy of all keys without one of their own. It changes together with the states, under
+    /// the lock.
     pub(crate) policy: Arc<P>,
     pub(crate) known: Slots<K, P::State>,
-    /// `None` while there are none, so that a request sees that without another look.
+    /// `None` if there are no lines, so that a request sees that without following a pointer.
     pub(super) lines: Option<Box<Lines<K, P, C>>>,
 }
 
@@ -52,7 +52,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.lines.iter().flat_map(|lines| lines.iter())
     }
 
-    /// All parts at the same time.
+    /// Returns all parts, to change several of them at once.
     pub(super) fn parts(&mut self) -> Parts<'_, K, P, C> {
         (&self.policy, &mut self.known, self.lines.as_deref_mut())
     }
@@ -65,7 +65,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.lines.as_ref()?.find(hash, key)
     }
 
-    /// Gives memory back if there are no lines any more, or few.
+    /// Frees memory if few lines or none are left.
     pub(super) fn shrink_lines(&mut self, hash_of: impl Fn(&K) -> u64) {
         match &mut self.lines {
             Some(lines) if lines.is_empty() => self.lines = None,
