@@ -46,7 +46,7 @@
 //! **Why not more.** Two words, one for permits and one for the flag, would need sequential
 //! consistency.
 //!
-//! **Checked by** `loom-tests/limiter/counting.rs`: joining, and standing up, against giving back;
+//! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back;
 //! leaving against a grant; lowering against joining; with a twin that looks at the flag before it
 //! gives back.
 

@@ -30,7 +30,7 @@
 //! complete. A policy that panics for one state or one line does not keep the other keys from the
 //! change. A policy that panics while it changes itself leaves its shard as it was.
 //!
-//! **Checked by** `loom-tests/keyed/table.rs`, with twins that change the states, the policy or the
+//! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the
 //! lines in a separate section, and by `tests/keyed/change.rs`, against a plain limiter for each
 //! key.
 

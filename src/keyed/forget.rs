@@ -29,7 +29,7 @@
 //!
 //! A table of lines that is nearly empty is made smaller.
 //!
-//! **Checked by** `loom-tests/keyed/table.rs`, with a twin that looks before it gives up its
+//! **Checked by** `loom-tests/keyed.rs`, with a twin that looks before it gives up its
 //! handle.
 
 use std::hash::Hash;

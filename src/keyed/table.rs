@@ -65,7 +65,7 @@
 //!
 //! A line's lock is taken while a shard is locked, never the other way round.
 //!
-//! **Checked by** `loom-tests/keyed/table.rs`, with twins that judge and forget in two sections,
+//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections,
 //! that do not look again under the exclusive lock, or that leave a copy of the state in the table.
 
 use std::borrow::Borrow;
