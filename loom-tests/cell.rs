@@ -1,4 +1,4 @@
-//! The compare-and-swap loop, with one number and with two.
+//! Models the compare-and-swap loop, with one number and with two in one word.
 
 use loom::thread;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 use crate::time::Nanos;
 
-/// Two takers, one permit: one gets it.
+/// Two takers race for one permit. One of them gets it.
 #[test]
 fn one_permit_is_taken_once() {
     model(|| {
@@ -25,14 +25,14 @@ fn one_permit_is_taken_once() {
     });
 }
 
-/// Adds to a word by loading and storing: what the loop must not be.
+/// Adds to a word by a load and a store, which loses updates.
 fn broken_update(cell: &AtomicU64, step: impl Fn(u64) -> Result<u64, ()>) -> Result<(), ()> {
     let new = step(cell.load(Ordering::Relaxed))?;
     cell.store(new, Ordering::Relaxed);
     Ok(())
 }
 
-/// The broken twin: load and store spend one permit twice.
+/// The broken twin: with a load and a store, two takers spend one permit.
 #[test]
 #[should_panic(expected = "one of the two")]
 fn broken_one_permit_is_taken_once() {
@@ -49,8 +49,7 @@ fn broken_one_permit_is_taken_once() {
     });
 }
 
-/// Three grants of different sizes by three threads add up to what one thread would have made of
-/// them.
+/// Three threads grant different sizes. The sum equals that of one thread.
 #[test]
 fn no_grant_is_lost() {
     model_of_three(|| {
@@ -70,8 +69,8 @@ fn no_grant_is_lost() {
     });
 }
 
-/// A warming-up limiter with two takers and one that gives back: the two numbers change together,
-/// so the outcome is that of some order of the three.
+/// Two takers and a thread that gives back share a warming-up limiter. The two numbers change
+/// together, so the outcome is that of some order of the three operations.
 #[test]
 fn two_numbers_change_together() {
     model(|| {
@@ -87,19 +86,19 @@ fn two_numbers_change_together() {
         policy.undo(&state, Nanos::ZERO, charge, u64::MAX);
         assert!(other.join().expect("no panic"), "due at 0.5 s at the latest");
         let due = policy.ready_at(&state, second, 0, 1);
-        // Undone first: free since 0, two permits taken at 0.5 s cost 1 s. Taken first: the same,
-        // less the half second.
+        // Undone first: free since 0, two permits taken at 0.5 s cost 1 s. Taken first: 1 s less
+        // the half second.
         assert!(due == Nanos::new(1_500_000_000) || due == Nanos::new(1_000_000_000), "{due:?}");
     });
 }
 
-/// Two numbers stored one after the other.
+/// Stores two numbers one after the other.
 struct Halves {
     coldness: AtomicU64,
     next: AtomicU64,
 }
 
-/// The broken twin: each number has its own exchange, so two takers pay each other's price.
+/// The broken twin: each number has an atomic of its own, so two takers pay each other's price.
 #[test]
 #[should_panic(expected = "prices of some order")]
 fn broken_two_numbers_change_together() {
@@ -121,7 +120,7 @@ fn broken_two_numbers_change_together() {
     });
 }
 
-/// The same with both numbers in one word.
+/// With both numbers in one word, the prices are those of some order.
 #[test]
 fn one_word_of_two_numbers_is_priced_in_some_order() {
     fn take(state: &AtomicU128) -> u128 {

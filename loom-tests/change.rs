@@ -1,4 +1,4 @@
-//! A change of the terms against a request: what is granted altogether is no more than the larger
+//! Models a change of the terms against requests: the permits granted are no more than the larger
 //! of the old and the new terms allow.
 
 use std::sync::Arc;
@@ -25,8 +25,8 @@ fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")
 }
 
-/// One permit is taken; one thread takes another while one changes the terms; and then somebody
-/// takes all there is. Returns how many were granted, all in the same instant.
+/// Takes one permit, then takes in one thread while another thread changes the terms, and at last
+/// takes all that is left. Returns how many permits were granted, all at one instant.
 fn granted<P: Policy>(policy: P, now: Nanos, change: impl Fn(&P, &P::State)) -> usize {
     let policy = Arc::new(policy);
     let state = Arc::new(policy.start(Nanos::ZERO));
@@ -41,7 +41,7 @@ fn granted<P: Policy>(policy: P, now: Nanos, change: impl Fn(&P, &P::State)) -> 
     1 + meanwhile + after
 }
 
-/// From one window to another and back, in cells of different places in the ring.
+/// Changes from one window to another and back, in cells of different places in the ring.
 fn sliding(from: &'static str, to: &'static str) {
     for second in [12, 13] {
         model_of_three(move || {
@@ -66,7 +66,7 @@ fn a_sliding_window_that_becomes_shorter_forgets_nothing() {
 
 fn one_word<P: Policy>(policy: impl Fn(Rate) -> P + Copy + Send + Sync + 'static) {
     for (from, to) in [("2/2s", "2/20s"), ("2/20s", "2/2s"), ("2/20s", "1/3s")] {
-        // Bounded, as are those of three: every interleaving takes a minute.
+        // Bounded, like the models of three threads: every interleaving takes a minute.
         model_of_three(move || {
             let change = |policy: &P, state: &P::State| {
                 policy.change(state, at(13), Change::rate(rate(to)).keep(Keep::Count)).expect("fits");
@@ -87,8 +87,8 @@ fn an_estimate_that_changes_forgets_nothing() {
     one_word(SlidingEstimate::new);
 }
 
-/// Changes of the limit, the length, and both, that keep the share which is used. Of two permits
-/// some are taken, and so many are left by the old window or by the new one.
+/// Changes of the limit, the length, and both, that keep the used share. Of two permits some are
+/// taken. As many are left by the old window as by the new one.
 fn window<P: Policy>(policy: impl Fn(Rate) -> P + Copy + Send + Sync + 'static) {
     for (from, change, taken, left) in [
         ("2/20s", to("4/20s"), 2, 0),
@@ -118,7 +118,7 @@ fn a_sliding_window_whose_limit_changes_grants_nothing_twice() {
     window(|rate| SlidingWindow::new(rate, 2));
 }
 
-/// A full window whose limit is doubled by `change`, which does not close it, beside a thread that
+/// Doubles the limit of a full window by `change`, which does not close the word, while a thread
 /// tries twice.
 fn broken<P: Policy>(policy: impl Fn(Rate) -> P + Send + Sync + 'static, change: fn(&P, &P::State)) {
     model_of_three(move || {
@@ -128,7 +128,7 @@ fn broken<P: Policy>(policy: impl Fn(Rate) -> P + Send + Sync + 'static, change:
     });
 }
 
-/// The broken twin: publishes the new limit, and then converts the word.
+/// The broken twin: publishes the new limit before it converts the word.
 #[test]
 #[should_panic(expected = "no more than there was")]
 fn broken_a_fixed_window_whose_limit_changes_grants_nothing_twice() {
@@ -140,7 +140,7 @@ fn broken_a_fixed_window_whose_limit_changes_grants_nothing_twice() {
     });
 }
 
-/// The broken twin: publishes the new limit, and then converts the word.
+/// The broken twin: publishes the new limit before it converts the word.
 #[test]
 #[should_panic(expected = "no more than there was")]
 fn broken_an_estimate_whose_limit_changes_grants_nothing_twice() {
@@ -152,7 +152,7 @@ fn broken_an_estimate_whose_limit_changes_grants_nothing_twice() {
     });
 }
 
-/// The broken twin: publishes the new limit, and then converts the cells.
+/// The broken twin: publishes the new limit before it converts the cells.
 #[test]
 #[should_panic(expected = "no more than there was")]
 fn broken_a_sliding_window_whose_limit_changes_grants_nothing_twice() {
@@ -172,11 +172,11 @@ fn a_bucket_that_changes_forgets_nothing() {
     one_word(|rate| TokenBucket::new(rate, 2));
 }
 
-/// When buckets change.
+/// The time at which buckets change.
 const NOW: Nanos = Nanos::new(13_000_000_000);
 const HALF_A_SECOND_AGO: Nanos = Nanos::new(12_500_000_000);
 
-/// A full bucket of which some permits are taken at a time.
+/// A full bucket from which some permits are taken at a time.
 fn bucket(
     text: &'static str,
     burst: u32,
@@ -193,8 +193,8 @@ fn taken_from<P: Policy>(policy: P, taken: usize, when: Nanos) -> (P, P::State) 
     (policy, state)
 }
 
-/// A bucket changes while other threads do something, and then somebody takes all there is. Returns
-/// how many permits were granted.
+/// Changes a bucket while other threads run `work`, then takes all that is left. Returns how many
+/// permits were granted.
 fn granted_meanwhile<P: Policy>(
     both: &Arc<(P, P::State)>,
     threads: usize,
@@ -212,7 +212,7 @@ fn granted_meanwhile<P: Policy>(
     meanwhile + (0..9).take_while(|_| both.0.try_acquire(&both.1, NOW, 1).is_ok()).count()
 }
 
-/// How many of two attempts are granted.
+/// Returns how many of two attempts are granted.
 fn takes_twice<P: Policy>(policy: &P, state: &P::State) -> usize {
     (0..2).filter(|_| policy.try_acquire(state, NOW, 1).is_ok()).count()
 }
@@ -227,7 +227,7 @@ fn changes<P: Policy>(change: Change) -> impl Fn(&P, &P::State) {
     }
 }
 
-/// A thread tries twice while a bucket changes in which so many permits are left.
+/// A thread tries twice while a bucket with `left` permits changes.
 fn race<P: Policy>(bucket: impl Fn() -> (P, P::State) + Send + Sync + 'static, change: Change, left: usize) {
     model_of_three(move || {
         let granted = granted_meanwhile(&Arc::new(bucket()), 1, takes_twice, changes(change));
@@ -249,7 +249,7 @@ fn a_bucket_that_becomes_slower_or_faster_grants_nothing_twice() {
     }
 }
 
-/// Half of one came in since all were taken.
+/// Half a permit was added since all were taken.
 #[test]
 fn a_bucket_with_a_part_of_a_permit_grants_nothing_twice() {
     for keep in [Keep::Count, Keep::Ratio] {
@@ -263,7 +263,7 @@ fn a_bucket_whose_size_changes_grants_nothing_twice() {
     for (from, change) in [("2/2s", to("2/2s")), ("2/2s", to("2/20s")), ("2/20s", to("2/2s"))] {
         race(bucket(from, 2, (1, NOW)), change.burst(1), 1);
         race(bucket(from, 2, (1, NOW)), change.burst(4), 1);
-        // Half of four is one more.
+        // Half of four is one permit more.
         race(bucket(from, 2, (1, NOW)), change.burst(4).keep(Keep::Ratio), 2);
     }
 }
@@ -324,7 +324,7 @@ fn a_bucket_that_changes_grants_several_at_once_no_more_than_once() {
     }
 }
 
-/// A thread that sees what another one took also sees by which terms.
+/// A thread that sees the state written by another thread also sees by which terms it was written.
 #[test]
 fn a_bucket_that_changes_among_three_grants_nothing_twice() {
     model_up_to(1, || {
@@ -334,8 +334,8 @@ fn a_bucket_that_changes_among_three_grants_nothing_twice() {
     });
 }
 
-/// The broken twin: the bucket is converted and the old terms still grant, until the new ones are
-/// published.
+/// The broken twin: the old terms still grant after the bucket is converted, until the new terms
+/// are published.
 #[test]
 #[should_panic(expected = "no more than there was")]
 fn broken_a_bucket_that_becomes_slower_grants_nothing_twice() {
@@ -366,7 +366,7 @@ fn broken_a_bucket_that_becomes_faster_grants_nothing_twice() {
     });
 }
 
-/// The broken twin: the terms are read before the state.
+/// The broken twin: reads the terms before the state.
 #[test]
 #[should_panic(expected = "no more than there was")]
 fn broken_a_bucket_with_a_part_of_a_permit_grants_nothing_twice() {
@@ -396,7 +396,7 @@ fn of_two_changes_neither_is_lost() {
     }
 }
 
-/// A key that had the terms of all until now.
+/// A key that followed the terms of all keys until now.
 #[cfg(feature = "keyed")]
 #[test]
 fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {
@@ -405,8 +405,8 @@ fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {
     race(move || of_a_key(bucket("2/2s", 2, (2, HALF_A_SECOND_AGO))()), to("2/20s"), 0);
 }
 
-/// Half a permit is there. Where there is none at all a change may leave the state as it is, and
-/// then these count by either terms.
+/// Starts with half a permit. With an empty bucket a change may leave the state as it is, and then
+/// these permits count by either terms.
 #[test]
 fn what_is_given_back_or_owed_while_a_bucket_changes_counts_as_so_many_permits() {
     for (from, change, earlier) in

@@ -1,5 +1,4 @@
-//! Several limiters at once: those that take from two members, against each other, plain takers and
-//! drops.
+//! Models composites that take from two members, against each other, plain takers and drops.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -25,7 +24,7 @@ type Both = Arc<Shared<All<LoomClock>, LoomClock>>;
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
-/// One permit, and one more each second.
+/// A bucket of one permit that gains one each second.
 fn bucket(clock: &LoomClock) -> Bucket {
     bucket_of(1, clock)
 }
@@ -52,8 +51,8 @@ fn has_permit(limiter: &Bucket) -> bool {
     limiter.status().available > 0
 }
 
-/// Two composites share two members with one permit each, written in opposite order: one of them
-/// gets both, the other one nothing.
+/// Two composites share two members with one permit each, written in opposite order. One composite
+/// gets both permits, the other none.
 #[test]
 fn of_two_composites_one_gets_the_last_permits() {
     model(|| {
@@ -68,8 +67,8 @@ fn of_two_composites_one_gets_the_last_permits() {
     });
 }
 
-/// The broken twin: each asks in the order in which it was written. Then each may take what the
-/// other one needs, and both go away.
+/// The broken twin: each composite asks in the order in which it was written. Each may take the
+/// permit that the other one needs, and both are refused.
 #[test]
 #[should_panic(expected = "one of them")]
 fn broken_of_two_composites_one_gets_the_last_permits() {
@@ -90,8 +89,8 @@ fn broken_of_two_composites_one_gets_the_last_permits() {
     });
 }
 
-/// A composite against one who takes from one member alone: the composite has both permits or none,
-/// and what it did not get is there.
+/// A composite runs against a taker of one member. The composite has both permits or none, and a
+/// permit that it did not get is still there.
 fn composite_against_a_plain_taker(attempt: fn(&Bucket, &Bucket, &LoomClock) -> bool) {
     model(move || {
         let clock = LoomClock::new();
@@ -116,16 +115,16 @@ fn a_composite_takes_all_or_nothing() {
     });
 }
 
-/// The broken twin: takes one after the other, and forgets to put back.
+/// The broken twin: takes from one member after the other, and does not put back.
 #[test]
 #[should_panic(expected = "all or nothing")]
 fn broken_a_composite_takes_all_or_nothing() {
     composite_against_a_plain_taker(|a, b, _| a.try_acquire(ONE).is_ok() && b.try_acquire(ONE).is_ok());
 }
 
-/// A composite takes one of two permits and puts it back, while one is given back and both are
-/// taken. Without the composite the one that is given back would have been one too many: so it is
-/// lost, or else what the composite puts back is.
+/// A composite takes one of two permits and puts it back, while another thread gives one back and
+/// takes both. Without the composite the permit given back would exceed the burst. So either that
+/// permit is lost, or the permit that the composite puts back.
 fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
     model(move || {
         let clock = LoomClock::new();
@@ -145,7 +144,7 @@ fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
     });
 }
 
-/// As if `b` had had one when it was looked at.
+/// As if `b` had a permit when the composite looked at it.
 #[test]
 fn what_is_put_back_is_what_was_taken() {
     undo_against_a_refund(|a, b, _| {
@@ -154,7 +153,7 @@ fn what_is_put_back_is_what_was_taken() {
     });
 }
 
-/// The broken twin: an undoing that does not ask what was given back since.
+/// The broken twin: an undo that does not check which permits were given back since.
 #[test]
 #[should_panic(expected = "no permit is invented")]
 fn broken_what_is_put_back_is_what_was_taken() {
@@ -197,8 +196,8 @@ impl Drop for Request {
     }
 }
 
-/// The only waiter is dropped while its time comes: granted or not, all permits are there
-/// afterwards, and no seat is left.
+/// The only waiter is dropped while its time comes. Whether it was granted or not, all permits are
+/// there afterwards, and no seat is left.
 #[test]
 fn a_dropped_wait_leaves_no_trace_in_any_member() {
     model(|| {
@@ -221,7 +220,7 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
     });
 }
 
-/// A waiter sits down in the line of a member while a permit is given back there: it is granted,
+/// A waiter takes a seat in the line of a member while a permit is given back there. It is granted,
 /// whichever comes first.
 fn sitting_down_against_a_refund(refund: fn(&Bucket)) {
     model_of_three(move || {
@@ -245,7 +244,7 @@ fn a_refund_reaches_those_who_sit_down_meanwhile() {
     sitting_down_against_a_refund(|a| a.refund(1));
 }
 
-/// The broken twin: a refund that does not ring the seats.
+/// The broken twin: a refund that does not notify the seats.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_a_refund_reaches_those_who_sit_down_meanwhile() {
@@ -255,8 +254,8 @@ fn broken_a_refund_reaches_those_who_sit_down_meanwhile() {
     });
 }
 
-/// Runs a model in every interleaving with up to two preemptions: two composites that wait take
-/// more steps than can be tried without a bound.
+/// Runs a model in every interleaving with up to two preemptions: two waiting composites take too
+/// many steps for a model without a bound.
 fn model_of_two_waits(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(2);
@@ -264,7 +263,7 @@ fn model_of_two_waits(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Two composites of the same members, written in opposite order, and a member that has no permit.
+/// Two composites of one pair of members, written in opposite order. One member has no permit.
 fn two_that_wait(clock: &LoomClock) -> (Bucket, [Both; 2]) {
     let (a, b) = (bucket(clock), bucket_of(2, clock));
     a.try_acquire(ONE).expect("the only one");
@@ -272,8 +271,8 @@ fn two_that_wait(clock: &LoomClock) -> (Bucket, [Both; 2]) {
     (a, two)
 }
 
-/// Both sit down at the same time: one is granted when the first permit comes, and the other one
-/// with the next.
+/// Both composites take seats at once. One is granted with the first permit, and the other one with
+/// the next.
 #[test]
 fn two_that_sit_down_together_are_served_one_by_one() {
     model_of_two_waits(|| {
@@ -301,7 +300,7 @@ fn two_that_sit_down_together_are_served_one_by_one() {
     });
 }
 
-/// One leaves while the permit comes: the other one has it.
+/// One composite leaves while the permit comes. The other one gets it.
 #[test]
 fn of_two_that_wait_one_leaves_and_the_other_is_served() {
     model_of_two_waits(|| {

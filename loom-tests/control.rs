@@ -1,4 +1,5 @@
-//! Pauses, bounds and a kept share against requests without the lock and those who join the line.
+//! Models pauses, bounds and a reserved share against requests without the lock and requests that
+//! join the line.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -26,7 +27,7 @@ type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
-/// One permit per second, none saved, and the first one is there.
+/// One permit per second, none saved. The first permit is due.
 fn limiter() -> (TestLimiter, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
@@ -34,7 +35,7 @@ fn limiter() -> (TestLimiter, LoomClock) {
     (limiter, clock)
 }
 
-/// A request for one permit that may be refused by a bound.
+/// A request for one permit that a bound may refuse.
 struct Joining {
     limiter: TestLimiter,
     wait: Waiting<u32>,
@@ -51,7 +52,7 @@ impl Joining {
         self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 
-    /// Whether it has its permit, without anybody's help.
+    /// Returns whether the request has its permit, without another look at the line.
     fn is_granted(&mut self) -> bool {
         self.wait.is_done() || matches!(self.limiter.claim(&mut self.wait), Some(Ok(_)))
     }
@@ -88,15 +89,15 @@ fn a_try_that_begins_in_a_pause_does_not_pass() {
     pause_against_try(|limiter| limiter.pause_until(SECOND));
 }
 
-/// The broken twin: a pause that those without the lock are not told of.
+/// The broken twin: a pause that raises no flag for requests without the lock.
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
     pause_against_try(|limiter| lock(&limiter.line).settings.opens = SECOND);
 }
 
-/// Whoever comes after a pause ends it for all: the flag goes down, also if a waiter joined and
-/// left meanwhile.
+/// The first request after a pause ends it for all requests: the flag goes down, even if a waiter
+/// joined and left meanwhile.
 #[test]
 fn a_pause_that_is_over_leaves_no_flag() {
     model(|| {
@@ -110,15 +111,15 @@ fn a_pause_that_is_over_leaves_no_flag() {
             })
         };
         clock.set(SECOND);
-        // It came after the pause, or left without a trace.
+        // The request came after the pause, or left without a trace.
         let taken = other.join().expect("no panic");
         assert!(taken != limiter.try_acquire(ONE).is_ok());
         assert!(limiter.gate_word.load().is_clear());
     });
 }
 
-/// A pause while somebody joins the line who is due within it: it is served when the pause is over,
-/// and not before.
+/// A pause begins while a request joins that is due within the pause. The request is served when
+/// the pause is over, and not before.
 fn pause_against_join(pause: fn(&TestLimiter)) {
     model(move || {
         let (limiter, clock) = limiter();
@@ -132,7 +133,7 @@ fn pause_against_join(pause: fn(&TestLimiter)) {
         other.join().expect("no panic");
         clock.set(SECOND);
         assert!(!joining.is_granted(), "nobody passes in a pause");
-        // And nobody helps: the alarm was set to the end of the pause.
+        // No further call is needed: the alarm was set to the end of the pause.
         clock.set(Nanos::new(2_000_000_000));
         assert_eq!(lock(&limiter.line).len(), 0, "nobody is left waiting");
         assert!(joining.is_granted());
@@ -144,8 +145,7 @@ fn who_joins_during_a_pause_is_served_after_it() {
     pause_against_join(|limiter| limiter.pause_until(Nanos::new(2_000_000_000)));
 }
 
-/// The broken twin: a pause in place of which the waiters' turn is looked at when they join, and
-/// never again.
+/// The broken twin: a pause that checks only for requests already in line.
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_who_joins_during_a_pause_is_served_after_it() {
@@ -156,7 +156,8 @@ fn broken_who_joins_during_a_pause_is_served_after_it() {
     });
 }
 
-/// A pause is ended while somebody joins: it has its permit at once, whichever comes first.
+/// A pause is ended while a request joins. The request has its permit at once, whichever comes
+/// first.
 #[test]
 fn resuming_reaches_those_who_join_meanwhile() {
     model(|| {
@@ -173,7 +174,7 @@ fn resuming_reaches_those_who_join_meanwhile() {
     });
 }
 
-/// Two join a line that has one place: one of them is refused.
+/// Two requests join a line that has one place. One of them is refused.
 fn two_join_one_place(join: fn(&mut Joining) -> bool) {
     model(move || {
         let (limiter, _clock) = limiter();
@@ -199,7 +200,7 @@ fn a_bound_is_never_exceeded() {
     two_join_one_place(|joining| joining.poll().is_pending());
 }
 
-/// The broken twin: looks for room, and joins with the lock taken anew.
+/// The broken twin: looks for room, and takes the lock again to join.
 #[test]
 #[should_panic(expected = "never more than the bound")]
 fn broken_a_bound_is_never_exceeded() {
@@ -224,7 +225,8 @@ fn broken_a_bound_is_never_exceeded() {
     });
 }
 
-/// Two permits, of which one is kept, and two who may not have it: one of them is refused.
+/// Two permits, one of them reserved, and two requests that may not have the reserved one. One of
+/// them is refused.
 fn two_take_beside_what_is_kept(take: fn(&Shared<Single<TokenBucket>, LoomClock>) -> bool) {
     model(move || {
         let clock = LoomClock::new();
@@ -248,7 +250,7 @@ fn what_is_kept_is_not_taken_by_two_at_once() {
     two_take_beside_what_is_kept(|limiter| limiter.try_acquire(ONE).is_ok());
 }
 
-/// The broken twin: looks how many would be left, and takes without the lock.
+/// The broken twin: checks how many permits would be left, and takes without the lock.
 #[test]
 #[should_panic(expected = "one is kept")]
 fn broken_what_is_kept_is_not_taken_by_two_at_once() {
@@ -259,7 +261,7 @@ fn broken_what_is_kept_is_not_taken_by_two_at_once() {
     });
 }
 
-/// Everybody is let pass while somebody joins: nobody stays in line.
+/// Shadow mode begins while a request joins. No request stays in line.
 #[test]
 fn shadow_reaches_those_who_join_meanwhile() {
     model(|| {

@@ -1,5 +1,5 @@
-//! The counting limit: waiters and places of composites against permits that are given back, and
-//! limits that are lowered.
+//! Models the counting limit: waiters and places of composites against permits that are given back,
+//! and against limits that are lowered.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::error::Refusal;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
 
-/// A wait that was polled once.
+/// A waiting future that was polled once.
 struct Waiting {
     future: Pin<Box<dyn Future<Output = Result<CountingPermit, Refusal>>>>,
     woken: Arc<Woken>,
@@ -38,7 +38,7 @@ impl Waiting {
         }
     }
 
-    /// The answer that it has by now; a waker must have said so.
+    /// Returns the answer. The waker must have been called, unless the first poll had the answer.
     fn answer(mut self) -> Result<CountingPermit, Refusal> {
         if self.answer.is_none() {
             assert!(self.woken.is_woken(), "the wake-up is lost");
@@ -69,7 +69,7 @@ fn a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
     joining_against_giving_back(|_, held| drop(held));
 }
 
-/// The broken twin: looks whether the line has an entry, and then gives back.
+/// The broken twin: checks whether the line has an entry, and then gives back.
 #[test]
 #[should_panic(expected = "the wake-up is lost")]
 fn broken_a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
@@ -83,7 +83,8 @@ fn broken_a_permit_given_back_reaches_a_waiter_that_joins_meanwhile() {
     });
 }
 
-/// Three callers and two permits: never more than two are out, and the one that waits is served.
+/// Three callers share two permits. Never more than two permits are out, and the caller that waits
+/// is served.
 #[test]
 fn a_waiter_and_two_takers_share_two_permits() {
     model_of_three(|| {
@@ -102,7 +103,8 @@ fn a_waiter_and_two_takers_share_two_permits() {
     });
 }
 
-/// What a waiter holds when it is dropped goes to the next one, whenever that happens.
+/// A permit that a waiter holds when it is dropped goes to the next waiter, whenever the drop
+/// happens.
 #[test]
 fn a_waiter_dropped_against_its_grant_leaves_no_trace() {
     model(|| {
@@ -117,8 +119,8 @@ fn a_waiter_dropped_against_its_grant_leaves_no_trace() {
     });
 }
 
-/// A waiter of two joins while the limit is lowered to one, and raised: it is granted before, or
-/// refused, and never left.
+/// A waiter for two permits joins while the limit is lowered to one, and raised. The waiter is
+/// granted before, or refused, and never left without an answer.
 #[test]
 fn a_waiter_above_a_limit_that_is_lowered_meanwhile_is_answered() {
     model(|| {
@@ -137,8 +139,8 @@ fn a_waiter_above_a_limit_that_is_lowered_meanwhile_is_answered() {
     });
 }
 
-/// The limit is lowered while a permit is given back: what is out beyond it is kept back, and the
-/// rest reaches a waiter.
+/// The limit is lowered while a permit is given back. Permits beyond the limit are withheld, and
+/// the others reach a waiter.
 #[test]
 fn a_limit_lowered_against_giving_back_keeps_the_right_number() {
     model(|| {
@@ -151,14 +153,15 @@ fn a_limit_lowered_against_giving_back_keeps_the_right_number() {
         };
         drop(one);
         other.join().expect("no panic");
-        // It was granted before the limit was lowered, or is now, by the second one.
+        // The waiter was granted before the limit was lowered, or is granted now, by the second
+        // permit.
         drop(two);
         drop(wait.answer().expect("granted"));
         assert_eq!(limit.available(), 1);
     });
 }
 
-/// Counts nothing, and knows whether it was rung.
+/// Records whether it was notified.
 struct Bell(AtomicBool);
 
 impl Recheck for Bell {
@@ -167,7 +170,8 @@ impl Recheck for Bell {
     }
 }
 
-/// The place of a composite stands up while the permit is given back: it is told, or rung.
+/// The place of a composite stands up while the permit is given back. The composite sees the
+/// permit, or is notified.
 #[test]
 fn a_permit_given_back_reaches_a_place_that_stands_up_meanwhile() {
     model(|| {

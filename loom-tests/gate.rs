@@ -1,4 +1,4 @@
-//! The gate word: requests without the lock against the line behind it.
+//! Models the gate word: requests without the lock against the line behind it.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -26,7 +26,7 @@ type TestLimiter = Arc<Shared<Single<SmoothBursty>, LoomClock>>;
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
-/// One permit per second, none saved, and the first one taken: the next is due at 1 s.
+/// One permit per second, none saved. The first permit is taken, so the next is due at 1 s.
 fn limiter() -> (TestLimiter, LoomClock) {
     let clock = LoomClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
@@ -51,7 +51,8 @@ impl Request {
         self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 
-    /// Whether the permit is there, without anybody's help: no clock moves, nobody else is served.
+    /// Returns whether the permit is there without another call: no clock moves, and no line is
+    /// served.
     fn is_granted(&mut self) -> bool {
         let waiting = lock(&self.limiter.line).len();
         assert_eq!(waiting, 0, "nobody is left waiting");
@@ -65,9 +66,9 @@ impl Drop for Request {
     }
 }
 
-/// A waiter joins, its permit comes due, its alarm is late, and only then somebody tries: the
-/// permit is the waiter's. If the try comes earlier, either of the two gets the permit, and not
-/// both.
+/// A waiter joins, its permit comes due, its alarm is late, and only then another request tries:
+/// the permit is the waiter's. If the try comes earlier, one of the two requests gets the permit,
+/// and never both.
 fn try_against_a_waiter(try_acquire: fn(&TestLimiter) -> bool) {
     model(move || {
         let (limiter, clock) = limiter();
@@ -96,7 +97,7 @@ fn a_try_never_overtakes_a_waiter() {
     try_against_a_waiter(|limiter| limiter.try_acquire(ONE).is_ok());
 }
 
-/// The broken twin: a try that does not look whether somebody waits.
+/// The broken twin: a try that does not check for waiters.
 #[test]
 #[should_panic(expected = "nobody overtakes")]
 fn broken_a_try_never_overtakes_a_waiter() {
@@ -106,7 +107,7 @@ fn broken_a_try_never_overtakes_a_waiter() {
     });
 }
 
-/// A waiter joins while somebody gives a permit back: it gets the permit, now or when the refund
+/// A waiter joins while a permit is given back. It gets the permit at once, or when the refund
 /// looks at the line.
 fn join_against_refund(refund: fn(&TestLimiter)) {
     model(move || {
@@ -127,8 +128,8 @@ fn a_refund_reaches_those_who_join_meanwhile() {
     join_against_refund(|limiter| limiter.refund(1));
 }
 
-/// The broken twin: a refund that looks for waiters without the lock. The waiter asks before the
-/// refund and joins after the look.
+/// The broken twin: a refund that checks for waiters without the lock. The waiter asks before the
+/// refund and joins after the check.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_a_refund_reaches_those_who_join_meanwhile() {
@@ -140,8 +141,8 @@ fn broken_a_refund_reaches_those_who_join_meanwhile() {
     });
 }
 
-/// Joining while the time comes, and with it the alarm: the waiter is served, whether the alarm was
-/// set before or after.
+/// A waiter joins while its time comes and its alarm rings. The waiter is served, whether the alarm
+/// was set before or after.
 fn join_against_time(join: fn(&mut Request)) {
     model(move || {
         let (limiter, clock) = limiter();
@@ -163,7 +164,7 @@ fn an_alarm_is_not_missed_while_it_is_set() {
     });
 }
 
-/// The broken twin: who sets the alarm does not look again afterwards.
+/// The broken twin: a waiter that does not look again after it has set the alarm.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_an_alarm_is_not_missed_while_it_is_set() {
@@ -196,8 +197,8 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
     });
 }
 
-/// One sets the alarm for a late time while another makes the head due earlier and finds the alarm
-/// taken.
+/// One thread sets the alarm for a late time while another makes the head due earlier and finds the
+/// alarm taken.
 #[test]
 fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
     model(|| {
@@ -212,14 +213,14 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
         let mut request = Request::new(&limiter);
         assert!(request.poll().is_pending());
         other.join().expect("no panic");
-        // Due at 1 s, not at 2 s, and only the alarm tells.
+        // Due at 1 s, not at 2 s. Only the alarm serves it.
         clock.set(SECOND);
         assert!(request.is_granted());
     });
 }
 
-/// The first of two waiters is dropped while the alarm grants it: whichever comes first, the second
-/// one has the permit.
+/// The first of two waiters is dropped while the alarm grants it. Whichever comes first, the second
+/// waiter has the permit.
 fn drop_against_grant(leave: fn(&TestLimiter, &mut Waiting<u32>)) {
     model(move || {
         let (limiter, clock) = limiter();
@@ -233,7 +234,7 @@ fn drop_against_grant(leave: fn(&TestLimiter, &mut Waiting<u32>)) {
         leave(&limiter, &mut first.wait);
         other.join().expect("no panic");
         assert!(second.is_granted());
-        // And there was one permit, not two.
+        // One permit was granted, not two.
         assert!(limiter.try_acquire(ONE).is_err());
     });
 }
@@ -243,7 +244,7 @@ fn a_dropped_waiter_passes_its_permit_on() {
     drop_against_grant(|limiter, wait| limiter.leave(wait));
 }
 
-/// The broken twin: a drop that undoes the grant and does not look who is next.
+/// The broken twin: a drop that undoes the grant and does not serve the next waiter.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_a_dropped_waiter_passes_its_permit_on() {
@@ -258,7 +259,7 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
     });
 }
 
-/// A waiter is dropped while another one joins: the one who joins is alone in the line, with an
+/// A waiter is dropped while another one joins. The second waiter is alone in the line, with an
 /// alarm that rings.
 #[test]
 fn a_drop_does_not_take_the_alarm_of_another() {
@@ -281,7 +282,7 @@ fn a_drop_does_not_take_the_alarm_of_another() {
     });
 }
 
-/// The rate rises while two join: both are served at the new rate, by one alarm.
+/// The rate rises while two requests join. Both are served at the new rate, by one alarm.
 #[test]
 fn a_change_of_rate_reaches_those_who_join_meanwhile() {
     model(|| {
@@ -300,7 +301,7 @@ fn a_change_of_rate_reaches_those_who_join_meanwhile() {
     });
 }
 
-/// A blocked thread is woken by a refund, wherever it is between its look and its parking.
+/// A blocked thread is woken by a refund, at any point between its check and its parking.
 #[test]
 fn a_blocked_thread_is_unparked() {
     model(|| {
@@ -314,7 +315,7 @@ fn a_blocked_thread_is_unparked() {
     });
 }
 
-/// The broken twin: a thread that looks, and parks without having left its waker.
+/// The broken twin: a thread that checks, and parks before it has left its waker.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn broken_a_blocked_thread_is_unparked() {
@@ -334,8 +335,8 @@ fn broken_a_blocked_thread_is_unparked() {
     });
 }
 
-/// A waiter is dropped while its time comes and a third one tries: the permit is there once, and if
-/// the try does not get it, it is still there.
+/// A waiter is dropped while its time comes and a third request tries. The permit exists once, and
+/// if the try does not get it, it is still available.
 #[test]
 fn a_dropped_permit_is_neither_lost_nor_doubled() {
     model_of_three(|| {
@@ -357,8 +358,8 @@ fn a_dropped_permit_is_neither_lost_nor_doubled() {
     });
 }
 
-/// An alarm rings while somebody sets it to an earlier time: the ring is not taken for one of the
-/// new setting, so the next waiter has an alarm as well.
+/// An alarm rings while another thread sets it to an earlier time. The ring is not taken for a ring
+/// of the new setting, so the next waiter has an alarm as well.
 #[test]
 fn a_ring_while_the_alarm_is_taken_is_not_lost() {
     model(|| {
@@ -373,7 +374,7 @@ fn a_ring_while_the_alarm_is_taken_is_not_lost() {
             let limiter = limiter.clone();
             thread::spawn(move || limiter.refund(1))
         };
-        // Due at 1 s by the refund, else at 2 s.
+        // Due at 1 s by the refund, otherwise at 2 s.
         clock.set(SECOND);
         other.join().expect("no panic");
         clock.set(Nanos::new(2_000_000_000));

@@ -1,5 +1,5 @@
-//! The table of keys: forgetting, adding, moving, changing and removing a key while somebody asks
-//! for it.
+//! Models the table of keys: a key is forgotten, added, moved, changed or removed while a request
+//! asks for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn keys(max_keys: usize) -> (Keys, LoomClock) {
     (Arc::new(table), clock)
 }
 
-/// The same, and key 1 took its permit a second ago: it is as good as new.
+/// As above. Key 1 took its permit a second ago, so it is as good as new.
 fn with_a_fresh_key(max_keys: usize) -> Keys {
     let (keys, clock) = keys(max_keys);
     assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
@@ -38,7 +38,7 @@ fn with_a_fresh_key(max_keys: usize) -> Keys {
     keys
 }
 
-/// A key is taken from while it is forgotten: its permit is granted once.
+/// A request takes from a key while the key is forgotten. Its permit is granted once.
 fn forgetting_against_a_take(forget: fn(&Keys)) {
     model(move || {
         let keys = with_a_fresh_key(2);
@@ -59,7 +59,7 @@ fn a_key_is_not_forgotten_under_a_grant() {
     forgetting_against_a_take(|keys| keys.sweep_all());
 }
 
-/// Judges in one section and forgets in another.
+/// The broken twin: judges in one section and forgets in another.
 #[test]
 #[should_panic = "assertion `left == right` failed"]
 fn broken_a_key_is_not_forgotten_under_a_grant() {
@@ -73,8 +73,8 @@ fn broken_a_key_is_not_forgotten_under_a_grant() {
     });
 }
 
-/// A new key takes the place of one that is as good as new, while that one is asked for: each has
-/// its permit at most once, and there is never one key too many.
+/// A new key takes the place of a key that is as good as new, while a request asks for that key.
+/// Each key has its permit at most once, and the table never holds a key too many.
 #[test]
 fn a_new_key_takes_a_free_place() {
     model(|| {
@@ -91,7 +91,7 @@ fn a_new_key_takes_a_free_place() {
     });
 }
 
-/// Two first requests of a key: one of them is granted.
+/// Two first requests of a key. One of them is granted.
 fn two_first_takes(take: fn(&Keys) -> bool) {
     model(move || {
         let (keys, _) = keys(2);
@@ -110,7 +110,7 @@ fn two_first_takes_find_one_key() {
     two_first_takes(|keys| keys.try_acquire(&1, &Request::permits(1)).is_ok());
 }
 
-/// Does not look again before it adds.
+/// The broken twin: does not look again before it adds.
 #[test]
 #[should_panic = "one of two"]
 fn broken_two_first_takes_find_one_key() {
@@ -129,7 +129,7 @@ fn broken_two_first_takes_find_one_key() {
     });
 }
 
-/// A key gets a limiter of its own while it is taken from: its permit is granted once.
+/// A key gets a line while a request takes from it. Its permit is granted once.
 fn moving_against_a_take(take_in_line: fn(&Keys) -> bool) {
     model(move || {
         let keys = with_a_fresh_key(2);
@@ -147,7 +147,7 @@ fn a_state_moves_into_a_line_whole() {
     moving_against_a_take(|keys| keys.own_line(&1).is_ok_and(|line| line.try_acquire().is_ok()));
 }
 
-/// Leaves the state where it was, and begins another.
+/// The broken twin: leaves the state in the table, and starts another one.
 #[test]
 #[should_panic = "one of two"]
 fn broken_a_state_moves_into_a_line_whole() {
@@ -157,8 +157,7 @@ fn broken_a_state_moves_into_a_line_whole() {
     });
 }
 
-/// A line that is not needed any more is turned back into a state while a request finds it, and
-/// waits in it.
+/// An idle line is settled while a request finds it and waits in it.
 fn settling_against_a_wait(settle: fn(&Keys)) {
     model(move || {
         let (keys, clock) = keys(2);
@@ -205,7 +204,7 @@ fn a_state_moves_into_a_line_and_back_whole() {
     moving_against_a_take(|keys| keys.line_of_a_call(&1).is_ok_and(|line| line.try_acquire().is_ok()));
 }
 
-/// Two calls use the line of a key at the same time: the one that ends last settles it.
+/// Two calls use the line of a key at once. The call that ends last settles it.
 fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
     model(move || {
         let (keys, _) = keys(2);
@@ -236,7 +235,7 @@ fn the_last_call_settles_a_line() {
     });
 }
 
-/// Looks for other handles before it gives up its own.
+/// The broken twin: looks for other handles before it gives up its own.
 #[test]
 #[should_panic = "settled"]
 fn broken_the_last_call_settles_a_line() {
@@ -251,11 +250,11 @@ fn broken_the_last_call_settles_a_line() {
     });
 }
 
-/// Two permits, and from then on slower.
+/// Two permits at first, and a slower rate from then on.
 const SLOWER: Rate = Rate::per_minute(6);
 
-/// All keys change while one of them is asked for, which is known already or not: as many are
-/// granted as by either terms.
+/// All keys change while a request asks for one key, known or new. No more permits are granted than
+/// by either terms.
 fn changing_against_takes(known: bool, change: fn(&Keys)) {
     model(move || {
         let clock = LoomClock::new();
@@ -294,7 +293,7 @@ fn change_states(keys: &Keys, old: &TokenBucket) {
     }
 }
 
-/// Changes the policy in another.
+/// Changes the policy in another section.
 fn change_policy(keys: &Keys, old: &TokenBucket) {
     let new = old.clone();
     new.set_rate(&new.start(Nanos::ZERO), Nanos::ZERO, SLOWER);
@@ -321,7 +320,7 @@ fn broken_a_new_key_begins_before_a_change_or_after_it() {
     });
 }
 
-/// A key gets a limiter of its own, or loses it, while all keys change: it goes along.
+/// A key gets a line, or loses it, while all keys change. The key follows the change.
 fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
     model(move || {
         let (keys, _) = keys(2);
@@ -355,7 +354,7 @@ fn a_line_that_is_settled_meanwhile_goes_along() {
     );
 }
 
-/// Changes the lines in a section before the one in which the rest changes.
+/// The broken twin: changes the lines in a section before the rest.
 #[test]
 #[should_panic = "it went along"]
 fn broken_a_line_that_is_made_meanwhile_goes_along() {
@@ -373,7 +372,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
     );
 }
 
-/// All keys become faster while one joins the line of its key: its turn is by the new rate.
+/// All keys become faster while a request joins the line of its key. It is due by the new rate.
 #[test]
 fn who_joins_a_line_meanwhile_is_moved() {
     model(|| {
@@ -389,7 +388,7 @@ fn who_joins_a_line_meanwhile_is_moved() {
     });
 }
 
-/// A key is removed while somebody begins to wait for it: that one is served.
+/// A key is removed while a request begins to wait for it. The request is served.
 #[test]
 fn who_waits_for_a_key_that_is_removed_is_served() {
     model(|| {

@@ -1,5 +1,5 @@
-//! Lateness: requests that use it without the lock, against waiters that join, and against each
-//! other.
+//! Models lateness: requests that use it without the lock, against waiters that join, and against
+//! each other.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -39,8 +39,8 @@ fn late() -> (TestLimiter, LoomClock) {
     (limiter, clock)
 }
 
-/// Two requests meet at the permit that is due at 2 s: one gets it, charged as of 2 s, and the next
-/// one is due at 3 s.
+/// Two requests race for the permit that is due at 2 s. One gets it, charged as of 2 s, and the
+/// next permit is due at 3 s.
 #[test]
 fn one_permit_that_came_in_meanwhile_is_granted_once() {
     model(|| {
@@ -58,8 +58,8 @@ fn one_permit_that_came_in_meanwhile_is_granted_once() {
     });
 }
 
-/// The limiter was idle for long. A request takes the permit and the flag down while another one
-/// joins the line: requests that begin afterwards see the waiter.
+/// The limiter was idle for long. A request takes the permit and lowers the flag while another
+/// request joins the line. Requests that begin afterwards see the waiter.
 fn idle_against_a_waiter(take: fn(&TestLimiter)) {
     model(move || {
         let (limiter, clock) = late();
@@ -84,7 +84,7 @@ fn taking_down_the_flag_hides_no_waiter() {
     idle_against_a_waiter(|limiter| _ = limiter.try_acquire(ONE));
 }
 
-/// The broken twin: the flag is taken down by a store.
+/// The broken twin: a store lowers the flag.
 #[test]
 #[should_panic(expected = "a waiter is seen")]
 fn broken_taking_down_the_flag_hides_no_waiter() {

@@ -1,5 +1,5 @@
-//! Loom models: every interleaving of a few threads, within a bound. See `README.md` beside this
-//! file.
+//! Loom models, which run a few threads in every interleaving, within a bound. See `README.md`
+//! beside this file.
 
 mod cell;
 mod change;

@@ -1,4 +1,4 @@
-//! Words that are read as one while they are replaced.
+//! Models words that are read as one while they are replaced.
 
 use loom::thread;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
 
-/// Two publications, the second into the slot that the reader may be reading.
+/// A reader runs against two publications, the second into the slot that the reader may be reading.
 #[test]
 fn a_reader_sees_one_publication() {
     model(|| {
@@ -29,7 +29,7 @@ fn a_reader_sees_one_publication() {
     });
 }
 
-/// The broken twin: a reader that does not look at the version again.
+/// The broken twin: a reader that does not check the version again.
 #[test]
 #[should_panic(expected = "one publication")]
 fn broken_a_reader_sees_one_publication() {
@@ -54,7 +54,7 @@ fn broken_a_reader_sees_one_publication() {
     });
 }
 
-/// Two writers at once: the words of one of them stand at the end.
+/// Two writers publish at once. The words of one of them stand at the end.
 #[test]
 fn writers_take_turns() {
     model(|| {
@@ -70,8 +70,7 @@ fn writers_take_turns() {
     });
 }
 
-/// A take against a change of the rate: priced by the old rate or by the new one, and by nothing
-/// between.
+/// A request takes while the rate changes. It is priced by the old rate or by the new one.
 #[test]
 fn a_take_is_priced_by_one_rate() {
     model(|| {
@@ -90,7 +89,7 @@ fn a_take_is_priced_by_one_rate() {
     });
 }
 
-/// The broken twin: period and permits in two atomics of their own.
+/// The broken twin: period and permits in two atomics.
 #[test]
 #[should_panic(expected = "one rate")]
 fn broken_a_take_is_priced_by_one_rate() {

@@ -1,5 +1,5 @@
-//! The ring of the sliding log: a writer that stalls, grants that are given back, resets, copies,
-//! and debits.
+//! Models the ring of the sliding log: a writer that stalls, grants that are given back, resets,
+//! copies, and debits.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::rate::Rate;
 use crate::sync::Ordering;
 use crate::time::Nanos;
 
-/// Two were granted long ago, and three come at once; each takes by `take`. Returns how many were
-/// granted.
+/// Two permits were granted long ago, and three requests come at once. Each takes by `take`.
+/// Returns how many were granted.
 fn three_at_once(take: fn(&SlidingLog, &LogState) -> bool) -> usize {
     let log = Arc::new(SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate")));
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -39,7 +39,7 @@ fn a_writer_that_stalls_lets_nobody_through() {
     });
 }
 
-/// The broken twin: does not write for others, and does not look at the time in the head.
+/// The broken twin: does not write for others, and does not check the time in the head.
 #[test]
 #[should_panic(expected = "two of three")]
 fn broken_a_writer_that_stalls_lets_nobody_through() {
@@ -72,7 +72,7 @@ fn three_in_ten() -> SlidingLog {
 
 /// Two of three permits are out, of 15 and of 20 ns. One of them is given back by `give_back` while
 /// another thread tries three times at 20 ns. Returns how many were granted then, and how many at
-/// 25 ns, when the first one is over.
+/// 25 ns, when the first one has expired.
 fn given_back_against_takes(older: bool, give_back: fn(&SlidingLog, &LogState, LogCharge)) -> usize {
     let log = Arc::new(three_in_ten());
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -120,8 +120,8 @@ fn broken_what_is_given_back_is_granted_once() {
 }
 
 /// Six of six permits are out. As many as there are versions are given back by `give_back`, one by
-/// one, while another thread takes: it may exchange a head that is equal to the one it looked at,
-/// and is not that one. Returns how many were granted then.
+/// one, while another thread takes. That thread may exchange a head that equals the head it read
+/// but is a later one. Returns how many were granted then.
 fn given_back_until_the_versions_wrap(give_back: fn(&SlidingLog, &LogState)) -> u16 {
     let log = Arc::new(SlidingLog::new("6/10ns".parse::<Rate>().expect("a rate")));
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -148,7 +148,7 @@ fn versions_that_wrap_let_nothing_through() {
 }
 
 /// The broken twin: takes a permit and gives it back at the place that it found, so that the head
-/// comes back after a permit was granted.
+/// has its old value after a permit was granted.
 #[test]
 #[should_panic(expected = "what was given back")]
 fn broken_versions_that_wrap_let_nothing_through() {
@@ -163,8 +163,8 @@ fn broken_versions_that_wrap_let_nothing_through() {
     });
 }
 
-/// One permit. It is given back by `give_back` while another thread takes for more than a lap of
-/// the ring. Never two at a time.
+/// One permit is given back by `give_back` while another thread takes for more than a lap of the
+/// ring. Never two permits are out at once.
 fn given_back_for_a_lap(give_back: fn(&SlidingLog, &LogState, LogCharge)) {
     let log = Arc::new(SlidingLog::new("1/10ns".parse::<Rate>().expect("a rate")));
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -223,8 +223,8 @@ fn a_reset_grants_the_limit_once_more() {
     });
 }
 
-/// The broken twin: clears the places behind the head, one after the other, wherever the head is by
-/// then.
+/// The broken twin: clears the places behind the head one after the other, wherever the head has
+/// moved meanwhile.
 #[test]
 #[should_panic(expected = "two once more")]
 fn broken_a_reset_grants_the_limit_once_more() {
@@ -241,7 +241,7 @@ fn broken_a_reset_grants_the_limit_once_more() {
     });
 }
 
-/// More permits are undone than the ring has spare places, so that it is copied while another
+/// More permits are undone than the ring has spare places, so the ring is copied while another
 /// thread takes.
 #[test]
 fn a_copy_keeps_what_is_granted_meanwhile() {
@@ -254,7 +254,7 @@ fn a_copy_keeps_what_is_granted_meanwhile() {
             thread::spawn(move || log.undo(&state, Nanos::new(20), charge, u64::MAX))
         };
         let take = |at| usize::from(log.try_acquire(&state, Nanos::new(at), 1).is_ok());
-        // All that is granted at 20 is one of the three; those of 31 find the first grant over.
+        // Each grant at 20 is one of the three. The grants at 31 find the first grant expired.
         let early = take(20);
         let late = take(31);
         undoing.join().expect("no panic");
@@ -267,7 +267,7 @@ fn a_copy_keeps_what_is_granted_meanwhile() {
 
 /// Three permits of three times are out. The older two are given back by `give_back` while another
 /// thread takes twice at 21 ns. Returns how many were granted until 30 ns, when the third of them
-/// is over.
+/// expires.
 fn two_given_back_against_takes(give_back: fn(&SlidingLog, &LogState, [LogCharge; 2])) -> usize {
     let log = Arc::new(three_in_ten());
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -291,7 +291,7 @@ fn a_copy_in_slices_keeps_what_is_granted_meanwhile() {
             for charge in charges {
                 log.undo(state, Nanos::new(21), charge, u64::MAX);
             }
-            // The rest of the copy: a grant of a time that was copied by now is undone too.
+            // The rest of the copy: a grant of a time that is already copied is undone too.
             let Ok(charge) = log.try_acquire(state, Nanos::new(21), 1) else { return };
             log.undo(state, Nanos::new(21), charge, u64::MAX);
         });
@@ -323,7 +323,7 @@ fn broken_a_copy_in_slices_keeps_what_is_granted_meanwhile() {
     });
 }
 
-/// One gives back an older grant while another takes: the newer times stay.
+/// One thread gives back an older grant while another takes. The newer times stay.
 #[test]
 fn giving_back_an_older_grant_keeps_the_newer_ones() {
     model(|| {
@@ -338,14 +338,15 @@ fn giving_back_an_older_grant_keeps_the_newer_ones() {
         let taken = log.try_acquire(&state, Nanos::new(26), 1).is_ok();
         giving_back.join().expect("no panic");
         assert!(taken, "there were three");
-        // Out are those of 25 and 26: one is free, and the next when the one of 25 is over.
+        // The permits of 25 and 26 are out. One permit is free, and the next when the permit of 25
+        // expires.
         log.try_acquire(&state, Nanos::new(27), 1).expect("the one given back");
         assert_eq!(log.ready_at(&state, Nanos::new(27), 0, 1), Nanos::new(35));
     });
 }
 
-/// More is counted than there is room for, while somebody takes: what was counted stays, and what
-/// is taken counts beside it.
+/// A debit counts more permits than are free while another thread takes. The earlier permits stay
+/// counted, and the taken permit counts as well.
 #[test]
 fn a_debit_is_counted_beside_a_take() {
     model(|| {

@@ -1,4 +1,4 @@
-//! What the models share: the bound, a clock and a waker made of loom's parts.
+//! Support for all models: the bound, a clock and a waker made of loom's parts.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::time::Nanos;
 /// A request for one permit.
 pub(crate) const ONE: Demand<'_, u32> = Demand { ask: &1, priority: 0 };
 
-/// Runs a model of two threads in every interleaving, with no bound.
+/// Runs a model of two threads in every interleaving, without a bound.
 pub(crate) fn model(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = None;
@@ -29,7 +29,8 @@ pub(crate) fn model_of_three(model: impl Fn() + Send + Sync + 'static) {
     model_up_to(3, model);
 }
 
-/// The same with so many preemptions, where three take too long.
+/// Runs a model of three threads with a given number of preemptions, for models that take too long
+/// otherwise.
 pub(crate) fn model_up_to(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(preemptions);
@@ -37,14 +38,14 @@ pub(crate) fn model_up_to(preemptions: usize, model: impl Fn() + Send + Sync + '
     builder.check(model);
 }
 
-/// A clock that stands where it is put.
+/// A clock that stands still until the model sets it.
 #[derive(Clone, Debug)]
 pub(crate) struct LoomClock(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     now: Nanos,
-    /// Who sleeps until when, with a number that tells them apart.
+    /// The waker of each sleep, by its due time and a number that tells equal times apart.
     sleepers: Vec<(u32, Nanos, Waker)>,
     next: u32,
 }
@@ -61,12 +62,12 @@ impl LoomClock {
         LoomClock(Arc::new(Mutex::new(State { now: Nanos::ZERO, sleepers: Vec::new(), next: 0 })))
     }
 
-    /// Sets the time while the timer is late.
+    /// Sets the time without waking, as a late timer does.
     pub(crate) fn set_without_ringing(&self, now: Nanos) {
         lock(&self.0).now = now;
     }
 
-    /// Sets the time, and wakes those who are due.
+    /// Sets the time, and wakes the sleeps that are due.
     pub(crate) fn set(&self, now: Nanos) {
         let due: Vec<_> = {
             let mut state = lock(&self.0);
@@ -112,7 +113,7 @@ pub(crate) struct LoomSleep {
 }
 
 impl LoomSleep {
-    /// Sleeps on, or hands the waker back if it is time.
+    /// Registers the waker, or returns it if the sleep is due.
     fn sleep(&self, state: &mut State, waker: Waker) -> Option<Waker> {
         if self.at <= state.now {
             return Some(waker);
@@ -154,7 +155,7 @@ impl Drop for LoomSleep {
     }
 }
 
-/// A waker that remembers.
+/// A waker that records whether it was called.
 pub(crate) struct Woken(AtomicBool);
 
 impl Woken {

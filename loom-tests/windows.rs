@@ -1,4 +1,5 @@
-//! One word that turns with time: a window that ends while it is taken from, and given back to.
+//! Models one word that turns with time: a window that ends while threads take from it and give
+//! back to it.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use crate::time::Nanos;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// How many of three takers, in a new window, with the last permit of the old one taken, are
-/// granted.
+/// Returns how many of three takers are granted in a new window, when the last permit of the old
+/// window was taken.
 fn granted_of_three<P: Policy>(policy: P, at: u64) -> usize {
     let policy = Arc::new(policy);
     let state = Arc::new(policy.start(Nanos::ZERO));
@@ -42,7 +43,7 @@ fn a_window_begins_with_one_first_grant() {
 
 #[test]
 fn an_estimate_turns_once() {
-    // Two seconds on, so that the first permit counts no more.
+    // Two seconds later, so that the first permit no longer counts.
     model_of_three(|| assert_eq!(granted_of_three(SlidingEstimate::new(Rate::per_second(1)), 2 * SECOND), 1));
 }
 
@@ -56,8 +57,8 @@ fn a_leaky_bucket_lets_one_out() {
     model_of_three(|| assert_eq!(granted_of_three(LeakyBucket::new(Rate::per_second(1)), SECOND), 1));
 }
 
-/// A permit of the old window is given back while somebody turns it: it is worth nothing in the new
-/// one.
+/// A permit of the old window is given back while another thread turns it. It is not credited to
+/// the new window.
 #[test]
 fn what_is_given_back_late_is_not_in_the_new_window() {
     model(|| {
