@@ -1,4 +1,4 @@
-//! What a decision costs while nobody waits: one reading of the clock and no allocation.
+//! The cost of a decision while no request waits: one reading of the clock and no allocation.
 
 use std::alloc::System;
 use std::future::Future;

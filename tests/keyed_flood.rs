@@ -1,5 +1,5 @@
-//! Ten million keys that were never seen, through a table of a hundred thousand. What it costs in
-//! time is `cargo bench --bench keyed`.
+//! Ten million new keys pass through a table of a hundred thousand. `cargo bench --bench keyed`
+//! measures the time.
 #![cfg(feature = "keyed")]
 
 use rand::rngs::SmallRng;

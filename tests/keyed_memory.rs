@@ -1,4 +1,4 @@
-//! What keys cost in memory when requests no longer wait for them, and when they are forgotten.
+//! The memory of keys after their requests have left, and after the keys are forgotten.
 #![cfg(feature = "keyed")]
 
 use std::time::Duration;

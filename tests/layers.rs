@@ -1,7 +1,7 @@
-//! Layers: a module of the crate imports from lower layers alone.
+//! The layers of the crate: a module imports only from lower layers.
 //!
-//! This test reads the sources as text. It finds each path that begins with `crate::`, or with so
-//! many `super::` that it leaves its folder, and asks in which layer the path ends.
+//! This test reads the sources as text. It finds each path that begins with `crate::`, or with
+//! enough `super::` to leave its folder, and checks in which layer the path ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};

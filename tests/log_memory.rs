@@ -1,4 +1,4 @@
-//! What a sliding log allocates when permits are given back to it: a little each time.
+//! A sliding log allocates a little each time permits are given back to it.
 
 use std::alloc::System;
 

@@ -1,5 +1,5 @@
-//! Several limits at once, by example: what is refused, what waits, and what is left behind. All on
-//! the manual clock.
+//! Composites by example: which requests are refused, which wait, and what they leave behind. All
+//! on the manual clock.
 
 use std::time::Duration;
 

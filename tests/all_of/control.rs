@@ -1,5 +1,5 @@
-//! Several limits at once, while one of them is paused, keeps a share, lets pass in shadow, or is a
-//! key of many.
+//! Composites with a member that is paused, reserves a share, is in shadow mode, or is the limiter
+//! of a key.
 
 use std::time::Duration;
 

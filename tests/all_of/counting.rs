@@ -1,5 +1,5 @@
-//! Composites with limits of what is in use: a limit that is lowered, and what a composite that
-//! still waits keeps from other callers.
+//! Composites with counting limits: a limit that is lowered, and the permits that a waiting
+//! composite withholds from other callers.
 
 use std::pin::Pin;
 use std::sync::Barrier;

@@ -1,4 +1,4 @@
-//! Who waits for several limiters of which one only is short waits there as everybody else does:
+//! A composite's waiter that lacks permits of one member only waits there like a plain waiter:
 //! among any number of others, in order, and as long.
 
 use std::time::Duration;

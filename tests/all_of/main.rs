@@ -1,4 +1,4 @@
-//! Several limiters in one call.
+//! Tests of several limiters in one call.
 
 #[path = "../support/mod.rs"]
 mod support;

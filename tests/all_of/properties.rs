@@ -1,6 +1,6 @@
-//! Several composites and plain users of the same limiters, by random acts: nobody is given more
-//! than a member has, nothing is lost, and in the end every member is as if only the granted calls
-//! had ever been made.
+//! Random calls to several composites and plain users of shared limiters. No member grants more
+//! than it has, no permit is lost, and in the end every member is as if only the granted calls had
+//! been made.
 
 use std::pin::Pin;
 use std::sync::Arc;

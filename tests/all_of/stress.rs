@@ -1,8 +1,9 @@
-//! Threads that hammer composites which share members, and the members alone, on the real clock.
-//! Only what they were granted is judged, never how long it took.
+//! Threads that take from composites with shared members, and from the members alone, on the real
+//! clock. The test judges which permits were granted, never how long it took.
 //!
 //! A thread reads the clock before and after each attempt, so each grant was made at some time
-//! between the two. A bound is broken only if it is for every choice of these times.
+//! between the two readings. The test fails only if a bound is broken for every choice of these
+//! times.
 
 use std::sync::Barrier;
 use std::thread;

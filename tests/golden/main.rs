@@ -1,4 +1,4 @@
-//! Recorded behaviour of other rate limiters.
+//! Tests against the recorded behaviour of other rate limiters.
 
 #[path = "../support/allowance.rs"]
 mod allowance;

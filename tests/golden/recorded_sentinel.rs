@@ -1,9 +1,10 @@
 //! The worked examples of Alibaba Sentinel in `tests/golden/sentinel/README.md`: its uniform queue,
 //! and its warm-up.
 //!
-//! They are facts about formulas, not recordings. The queue is met row by row. The warm-up is
-//! Guava's ramp in both, but Sentinel decides once a second and refuses, where we decide per permit
-//! and pace: there our own exact numbers are asserted beside the distance from Sentinel's.
+//! They are computed from formulas, not recorded. The queue matches row by row. The warm-up is
+//! Guava's ramp in both, but Sentinel decides once a second and refuses, while tidegate decides per
+//! permit and spaces requests out. So this test asserts tidegate's exact numbers, and their
+//! distance from Sentinel's.
 
 use std::task::Poll;
 use std::time::Duration;

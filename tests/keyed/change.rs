@@ -1,5 +1,5 @@
-//! A change of the terms of all keys at once, on a manual clock: every key goes along as a limiter
-//! of its own would.
+//! A change of the terms of all keys, on a manual clock: every key follows it as a plain limiter
+//! would.
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -1,5 +1,5 @@
-//! Who watches all keys is told of each call once, as one who watches a limiter for each of them
-//! would be.
+//! An observer of all keys is told of each call once, as an observer of one limiter per key would
+//! be.
 
 use std::collections::HashMap;
 use std::pin::Pin;

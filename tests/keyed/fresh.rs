@@ -1,4 +1,4 @@
-//! A key that is forgotten and comes back has no more than its policy allows.
+//! A key that is forgotten and comes back has no more permits than its policy allows.
 
 use std::time::Duration;
 

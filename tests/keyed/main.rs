@@ -1,4 +1,4 @@
-//! A limiter for each key.
+//! Tests of a limiter for each key.
 
 #![cfg(feature = "keyed")]
 

@@ -1,4 +1,4 @@
-//! One limit for each key: what the table of keys does, on a manual clock.
+//! The behaviour of the table of keys, on a manual clock.
 
 use std::collections::HashMap;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Bounds on the queue, priorities, a share that is kept, shadow and exempt calls.
+//! Bounds on the queue, priorities, a reserved share, shadow mode and exempt calls.
 
 use std::time::Duration;
 

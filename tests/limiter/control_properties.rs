@@ -1,5 +1,5 @@
-//! The limiter with priorities, bounds, pauses and debts against an obvious queue: a sorted list of
-//! who waits, and exact integers. Random joins, drops, tries and times, on the manual clock.
+//! A limiter with priorities, bounds, pauses and debts against a simple model: a sorted list of
+//! waiters, and exact integers. Joins, drops, tries and times are random, on the manual clock.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! How often a call asks its policy: not once for each waiter.
+//! A call asks its policy a bounded number of times, not once for each waiter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

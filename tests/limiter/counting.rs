@@ -1,5 +1,5 @@
-//! The counting limit: permits given back on drop, limits changed while they are out, and together
-//! with a rate.
+//! The counting limit: permits are given back on drop, limits change while permits are out, and a
+//! rate is added.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;

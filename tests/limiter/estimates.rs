@@ -1,5 +1,5 @@
-//! Estimates that are settled: exactly the unused part comes back, the excess is owed, and both at
-//! most once. All on the manual clock.
+//! Estimates that are settled: exactly the unused part is given back, or the excess is owed, and
+//! either happens at most once. All on the manual clock.
 
 use std::time::Duration;
 

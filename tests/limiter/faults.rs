@@ -1,5 +1,5 @@
-//! What once went wrong, or could: reservations after idling, wakers that panic, block or come
-//! back, a clock that goes back.
+//! Faults that happened or could happen: reservations after idling, wakers that panic, block or
+//! call the limiter, a clock that goes back.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};

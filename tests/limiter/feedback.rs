@@ -1,5 +1,5 @@
-//! What a server says: debts, draining, a fresh start; a second limiter for what the first refuses;
-//! and who watches all that.
+//! Feedback of a server: debts, draining, a reset; a second limiter for requests that the first one
+//! refuses; and observers of all that.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,5 @@
-//! Timers that are late: the average is exact for any number of callers, also without a stock, and
-//! the bound is the one that the catch-up states, in every span.
+//! Late timers: the average rate is exact for any number of callers, even without saved permits,
+//! and the bound that the catch-up states holds in every span.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Lines of some thousand requests: told times, bounds, changes, and many grants at once.
+//! Queues of some thousand requests: told times, bounds, changes, and many grants at once.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};

@@ -1,5 +1,5 @@
-//! Several event loops that share one limiter, and stall, end, or hand a waiter to another. On the
-//! manual clock.
+//! Several event loops that share one limiter, and stall, end, or hand a waiter to another loop. On
+//! the manual clock.
 
 use std::thread;
 use std::time::Duration;

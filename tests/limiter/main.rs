@@ -1,4 +1,4 @@
-//! One limiter, on a manual clock or on paused time.
+//! Tests of one limiter, on a manual clock or on paused time.
 
 #[path = "../support/mod.rs"]
 mod support;

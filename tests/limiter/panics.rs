@@ -1,5 +1,5 @@
-//! Foreign code that panics: wakers, clocks, timers, policies. The panic goes on in the call that
-//! met it. No other request suffers, no permit is lost, and the future of that call still knows its
+//! Foreign code that panics: wakers, clocks, timers, policies. The panic reaches the call that ran
+//! the code. No other request is affected, no permit is lost, and the future of that call keeps its
 //! place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,5 @@
-//! Pauses: nobody passes, everybody is told when, and what came in meanwhile is there afterwards.
+//! Pauses: no request passes, each refusal tells when the pause ends, and the permits that accrued
+//! meanwhile are there afterwards.
 
 use std::time::Duration;
 

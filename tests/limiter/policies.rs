@@ -1,5 +1,5 @@
-//! Waiting in policies that count: who is served when a window turns, and what is left of waits
-//! that were dropped. And a leaky bucket whose height changes.
+//! Waiting with policies that count: which waiters are served when a window turns, and what dropped
+//! waits leave behind. And a leaky bucket whose height changes.
 
 use std::error::Error;
 use std::task::Poll;

@@ -1,5 +1,5 @@
-//! The limiter with its queue against an obvious one: a list of who waits, and exact integers.
-//! Random joins, drops, tries, refunds, changes of the rate and times, on the manual clock.
+//! A limiter with its queue against a simple model: a list of waiters, and exact integers. Joins,
+//! drops, tries, refunds, changes of the rate and times are random, on the manual clock.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! Waiting with policies that count, by random acts: nobody waits for ever, no alarm rings again
-//! and again, and nothing is lost in the end.
+//! Random waits with policies that count: no request waits for ever, no alarm rings in a loop, and
+//! no permit is lost in the end.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A share of the permits that is kept for the important: whoever is refused for it is told when it
-//! can be had, exactly, with every policy.
+//! A share of the permits that is reserved for higher priorities: a refused request is told exactly
+//! when it can succeed, with every policy.
 
 use std::time::Duration;
 

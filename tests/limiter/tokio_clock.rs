@@ -1,4 +1,4 @@
-//! The limiter on tokio: paused time, runtimes that end, stall or are many.
+//! A limiter on tokio: paused time, and runtimes that end, stall or share the limiter.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,6 +1,6 @@
 //! Told times behind requests of mixed sizes, for all policies: each request is served at the time
-//! that it was told, to the nanosecond, if nothing else happens. The limiter itself, run on, is the
-//! model.
+//! that it was told, to the nanosecond, if no other call is made. The model is the limiter itself,
+//! run on.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};

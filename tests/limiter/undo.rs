@@ -1,5 +1,5 @@
-//! Grants that are undone: what comes back is never more than a replay of history without them has,
-//! and no less where every request is known to the queue. All on the manual clock.
+//! Grants that are undone. The limiter then has never more permits than a replay of history without
+//! these grants, and not fewer where the queue knows every request. All on the manual clock.
 
 use std::time::Duration;
 

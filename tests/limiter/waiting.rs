@@ -1,4 +1,4 @@
-//! The queue: order, cancellation, leaks, and changes that move those who wait. All on the manual
+//! The queue: order, cancellation, leaks, and changes that reschedule waiters. All on the manual
 //! clock.
 
 use std::task::Poll;

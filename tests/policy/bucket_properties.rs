@@ -1,6 +1,6 @@
-//! The token bucket and the leaky bucket against an obvious one: a number of permits, its fraction
-//! in exact integers. Random times, also going back, sizes, refunds and changes. All times are
-//! arguments.
+//! The token bucket and the leaky bucket against a simple model: a number of permits with its
+//! fraction, in exact integers. Times (some go back), sizes, refunds and changes are random. All
+//! times are arguments.
 
 use std::time::Duration;
 

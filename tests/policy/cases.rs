@@ -1,4 +1,4 @@
-//! Cases that the search found, each the smallest of its kind.
+//! Failures found by random search, each reduced to the smallest case.
 
 use std::error::Error;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A clone is as good as the policy it was made of, also at a state that went through changes with
-//! that one.
+//! A clone decides as its original does, even at a state that went through changes with the
+//! original.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

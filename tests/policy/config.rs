@@ -1,4 +1,4 @@
-//! Policies from configurations: text and serde; and the messages about bad ones.
+//! Policies from configurations: text, struct and serde; and the errors for bad ones.
 
 use proptest::option;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! A debit is owed, and what was not used of a grant is given back.
+//! A debit is owed, and the unused part of a grant is given back.
 
 use std::error::Error;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Arguments at the edge of what their types admit, and other ends of the world. Each was once a
-//! panic, a hang or a free permit.
+//! Arguments at the limits of their types, and other extremes. Each was once a panic, a hang or a
+//! free permit.
 
 use std::time::Duration;
 

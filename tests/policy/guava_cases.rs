@@ -1,8 +1,8 @@
 //! Guava's own tests of its `RateLimiter`, under their names, on the public API: see
 //! `tests/golden/guava/test-cases.md`.
 //!
-//! As there, a granted wait moves the clock. Guava compares waits at two decimals; here they are
-//! exact.
+//! As in Guava's tests, a granted wait moves the clock. Guava compares waits at two decimals; these
+//! tests compare exactly.
 
 use std::time::Duration;
 

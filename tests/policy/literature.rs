@@ -1,4 +1,4 @@
-//! The worked examples of the literature, on virtual time.
+//! Worked examples from the literature, on virtual time.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! The sliding log against a plain list of grants from which undone grants are removed: every
-//! verdict, every told time and every status, in long runs in which far more permits are undone
-//! than the log has spare places. All times are arguments.
+//! The sliding log against a plain list of grants from which undone grants are removed. Every
+//! verdict, told time and status is compared, in long runs that undo far more permits than the log
+//! has spare places. All times are arguments.
 
 use std::time::Duration;
 

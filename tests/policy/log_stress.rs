@@ -1,5 +1,5 @@
-//! Threads that take from one sliding log while others give back to it. Only what was granted is
-//! judged, never how long it took.
+//! Threads that take from one sliding log while others give back to it. The test judges which
+//! permits were granted, never how long it took.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

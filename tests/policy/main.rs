@@ -1,4 +1,4 @@
-//! Policies alone, with times as arguments.
+//! Tests of policies alone, with times as arguments.
 
 #[path = "../support/allowance.rs"]
 mod allowance;

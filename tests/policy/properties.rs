@@ -1,4 +1,4 @@
-//! What the policies promise, over random calls at random times: agreement with the reference
+//! The promises of the policies, over random calls at random times: agreement with the reference
 //! model, the bound, refusals, undoing, and the extremes. All times are arguments.
 
 use std::error::Error;

@@ -1,5 +1,5 @@
-//! The policies that count, each against an obvious one: a plain list of grants. Random times, also
-//! going back, sizes, refunds, undone grants and changes. All times are arguments.
+//! The policies that count, each against a simple model: a plain list of grants. Times (some go
+//! back), sizes, refunds, undone grants and changes are random. All times are arguments.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The policies that count, when a clock reading is older than what a state has seen: a thread read
-//! its clock, stalled, and called later. All times are arguments.
+//! The policies that count, when a clock reading is older than the latest time in a state: a thread
+//! read its clock, stalled, and called later. All times are arguments.
 
 use std::time::Duration;
 

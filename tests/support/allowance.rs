@@ -1,15 +1,15 @@
-//! How far a policy may be from the reference model: the roundings of both, followed through the
-//! calls.
+//! The allowed distance of a policy from the reference model: the roundings of both, followed
+//! through the calls.
 //!
 //! A policy and the model round differently, by a few ticks for each request. For the bursty kind
-//! these add up and that is all. For the warming-up kind they can grow: a state that is a tick
-//! colder makes permits dearer by up to *K* ticks, a later grant means less idling, less idling is
-//! a warmer state, and so on. *K*, the steepest that the price rises with the coldness, is 2 with
-//! Guava's cold factor of 3 and 6.1 with a factor of 10. Hence no fixed number of nanoseconds is
-//! right. So each rounding is kept as a source of error in the two numbers of the state, carried
-//! through the derivative of the rule at each call, and the sizes of all of them are added up at
-//! the end. Where the rule has a kink (just idle or just not, just full or just not), the error is
-//! taken between its two sides.
+//! these errors only add up. For the warming-up kind they can grow: a state that is a tick colder
+//! raises the price of a permit by up to *K* ticks, a later grant means less idling, less idling is
+//! a warmer state, and so on. *K* is the largest slope of the price over the coldness: 2 with
+//! Guava's cold factor of 3 and 6.1 with a factor of 10. So no fixed number of nanoseconds is
+//! right. Instead each rounding is kept as a source of error in the two numbers of the state,
+//! carried through the derivative of the rule at each call, and the sizes of all sources are added
+//! up at the end. Where the rule has a kink (just idle or just not, just full or just not), the
+//! error is taken between its two sides.
 
 use crate::guava::{Guava, Kind};
 

@@ -1,4 +1,4 @@
-//! Floats of the recordings.
+//! Reads the floats of the recordings.
 
 use serde::{Deserialize, Deserializer};
 

@@ -1,8 +1,8 @@
 //! The reference model: Guava's `RateLimiter`, both kinds, written from the formulas in
 //! `tests/golden/guava/README.md`.
 //!
-//! Slow and obvious: permits are floats, nothing is precomputed, nothing is shared. The tick is a
-//! parameter. At a million ticks a second it gives Guava's very answers, to the microsecond; at
+//! It is slow and simple: permits are floats, no value is precomputed, and no state is shared. The
+//! tick is a parameter. At a million ticks a second it gives Guava's answers to the microsecond. At
 //! finer ticks it is Guava in nearly real arithmetic. Guava's defects (class `quirk` in the traces)
 //! are not modelled: sums saturate instead of wrapping.
 

@@ -1,5 +1,4 @@
-//! Event loops that the test stalls and ends: a manual clock whose sleeps belong to loops by
-//! number.
+//! Event loops that a test stalls and ends: a manual clock whose sleeps belong to numbered loops.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;

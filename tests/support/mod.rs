@@ -1,4 +1,4 @@
-//! Set-up shared by the tests of the limiter: everything on a manual clock.
+//! Set-up shared by the tests of the limiter, all on a manual clock.
 
 #![allow(dead_code)] // Each test file uses its part.
 

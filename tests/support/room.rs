@@ -1,5 +1,5 @@
-//! The least room since each grant of one state, from all moments in a list: what
-//! [`Policy::undo`](tidegate::Policy::undo) is told by a caller that uses a policy alone.
+//! The least room since each grant of one state, from all moments in a list. It is the argument
+//! that a caller of a policy alone gives to [`Policy::undo`](tidegate::Policy::undo).
 
 use tidegate::{Nanos, Policy};
 

@@ -1,4 +1,4 @@
-//! Recordings that a test makes up.
+//! Recordings that a test makes itself.
 
 use std::error::Error;
 use std::path::Path;

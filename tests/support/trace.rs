@@ -1,4 +1,4 @@
-//! The format of the recordings of Guava: one JSON object a line, described in
+//! The format of the recordings of Guava: one JSON object per line, described in
 //! `tests/golden/guava/README.md`.
 
 use serde::Deserialize;
