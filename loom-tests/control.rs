@@ -44,7 +44,7 @@ struct Joining {
 
 impl Joining {
     fn new(limiter: &TestLimiter) -> Joining {
-        let wait = Waiting::with(limiter, 1, &Request::permits(1));
+        let wait = Waiting::with(1, &Request::permits(1));
         Joining { limiter: limiter.clone(), wait, waker: Waker::from(Woken::new()) }
     }
 

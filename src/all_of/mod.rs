@@ -483,7 +483,7 @@ impl<C: Timer> AllOf<C> {
     pub fn blocking_acquire_many(&self, request: impl Into<AllRequest>) -> Result<AllPermits, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
-        match blocking::acquire(&self.shared, Waiting::with(&self.shared, ask.clone(), &request.request)) {
+        match blocking::acquire(&self.shared, Waiting::with(ask.clone(), &request.request)) {
             Ok(answer) => Ok(permits(answer)),
             Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
         }
@@ -628,7 +628,7 @@ pub struct AcquireAll<C: Timer = DefaultClock> {
 impl<C: Timer> AcquireAll<C> {
     fn new(all: &AllOf<C>, request: &AllRequest) -> Self {
         let waiting = all.ask(request).map(|ask| {
-            let wait = Waiting::with(&all.shared, ask, &request.request);
+            let wait = Waiting::with(ask, &request.request);
             Pending { shared: all.shared.clone(), wait }
         });
         AcquireAll { waiting }

@@ -62,13 +62,13 @@ impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
 impl<'a, P: Policy, C: Timer> AcquireMany<'a, P, C> {
     #[inline]
     pub(super) fn new(shared: &'a Limiter<P, C>, request: &Request) -> Self {
-        AcquireMany { pending: Pending { shared, wait: Waiting::with(shared, request.permits, request) } }
+        AcquireMany { pending: Pending { shared, wait: Waiting::with(request.permits, request) } }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
     pub(super) fn new(shared: Limiter<P, C>, request: &Request) -> Self {
-        let wait = Waiting::with(&shared, request.permits, request);
+        let wait = Waiting::with(request.permits, request);
         AcquireOwned { pending: Pending { shared, wait } }
     }
 }

@@ -391,7 +391,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// As [`acquire_many`](RateLimiter::acquire_many).
     pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Duration, Refusal> {
         let request = request.into();
-        let wait = Waiting::with(&self.shared, request.permits, &request);
+        let wait = Waiting::with(request.permits, &request);
         blocking::acquire(&self.shared, wait).map(|answer| answer.waited)
     }
 

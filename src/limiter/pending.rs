@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
@@ -18,8 +19,8 @@ use crate::time::Nanos;
 pub(crate) struct Waiting<Ask> {
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
-    /// Whether a bound on the line may refuse or drop it. Not where the caller can be told no
-    /// error.
+    /// Whether the request can be refused while it waits: by a bound on the line, or by the
+    /// policy's `max_wait`. Not where the caller can be told no error.
     pub(crate) bounded: bool,
     pub(crate) stage: Stage,
     /// Refused if it would take longer; `Nanos::MAX` if it waits for as long as it takes. Not an
@@ -110,20 +111,22 @@ impl<Ask> Waiting<Ask> {
 
     /// A request that waits no longer than it says, nor than the policy lets any request wait.
     #[inline]
-    pub(crate) fn with<R, C>(shared: &Shared<R, C>, ask: Ask, request: &Request) -> Waiting<Ask>
-    where
-        R: Rule<C, Ask = Ask>,
-        C: Timer,
-    {
+    pub(crate) fn with(ask: Ask, request: &Request) -> Waiting<Ask> {
         let most = Nanos::new(u64::MAX - 1);
-        let within = shared.limit_wait(request.within).map_or(Nanos::MAX, |within| within.min(most));
+        let within = request.within.map_or(Nanos::MAX, |within| Nanos::from_duration(within).min(most));
         let stage = if request.exempt { Stage::Exempt } else { Stage::New };
         Waiting { within, priority: request.priority, bounded: true, stage, ..Waiting::new(ask) }
     }
 
-    /// The longest that it waits, if there is a limit.
-    pub(crate) fn longest(&self) -> Option<Nanos> {
-        (self.within < Nanos::MAX).then_some(self.within)
+    /// The longest that the request waits, if there is a limit. The `max_wait` of a policy limits
+    /// the requests that can be refused; `Duration::MAX` is none.
+    pub(crate) fn longest(&self, max_wait: Duration) -> Option<Nanos> {
+        let within = (self.within < Nanos::MAX).then_some(self.within);
+        if !self.bounded || max_wait == Duration::MAX {
+            return within;
+        }
+        let max_wait = Nanos::from_duration(max_wait);
+        Some(within.map_or(max_wait, |within| within.min(max_wait)))
     }
 
     pub(crate) fn demand(&self) -> Demand<'_, Ask> {

@@ -126,7 +126,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             if line.settings.shadow {
                 return Ok(Some(Outcome::Shadow(limited(line.due_behind(visit, demand), visit.now))));
             }
-            let deadline = deadline(line, visit, demand, wait.longest())?;
+            let deadline = deadline(line, visit, demand, wait.longest(self.rule.max_wait()))?;
             let woken_by = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => WokenBy::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(line, self.domain(), visit.now, 0),
@@ -171,7 +171,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         ask: R::Ask,
         request: &Request,
     ) -> Result<Waiting<R::Ask>, Refusal> {
-        let mut this = Pending { shared: self, wait: Waiting::with(self, ask, request).tracked() };
+        let mut this = Pending { shared: self, wait: Waiting::with(ask, request).tracked() };
         let wait = &mut this.wait;
         if request.exempt {
             return Ok(this.release());
@@ -179,7 +179,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let answer = self.visit(|line, visit| {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
-            let deadline = deadline(line, visit, demand, wait.longest())?;
+            let deadline = deadline(line, visit, demand, wait.longest(self.rule.max_wait()))?;
             // One that is due does not wait.
             if line.due_behind(visit, demand) > now {
                 line.make_room(visit, demand)?;
@@ -204,13 +204,6 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             self.tell(&this.wait.ask, Duration::ZERO, Err(refusal))?;
         }
         Ok(this.release())
-    }
-
-    /// How long a request may wait, if there is a limit.
-    pub(crate) fn limit_wait(&self, within: Option<Duration>) -> Option<Nanos> {
-        let most = self.rule.max_wait();
-        let within = if most == Duration::MAX { within } else { Some(within.unwrap_or(most).min(most)) };
-        within.map(Nanos::from_duration)
     }
 
     /// A waiter that relies on the alarm of its event loop, after it lost others.
@@ -317,7 +310,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// What a new call would be told now, for a request that was refused while it waited.
     fn refused_now(&self, wait: &Waiting<R::Ask>, refusal: Refusal) -> Refusal {
-        let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest()) else { return refusal };
+        let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest(self.rule.max_wait())) else {
+            return refusal;
+        };
         self.visit(|line, visit| {
             limited(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
         })
