@@ -274,7 +274,7 @@ fn a_composite_that_is_gone_with_leaked_waits_leaves_no_seats() {
     assert!(b.try_acquire().is_ok() && a.try_acquire().is_ok());
 }
 
-/// An hour for one member: the other one goes on as if nobody waited.
+/// A composite waits an hour for one member. The other member goes on as if no request waited.
 #[test]
 fn a_wait_for_one_member_does_not_hold_up_the_other() {
     let clock = ManualClock::new();
@@ -301,7 +301,7 @@ fn a_wait_for_one_member_does_not_hold_up_the_other() {
     assert_ready!(plain.poll());
 }
 
-/// Two members whose permits never coincide, each with others who wait all the time.
+/// Two members whose permits never coincide, each with plain waiters all the time.
 #[test]
 fn a_composite_does_not_starve() {
     let clock = ManualClock::new();
@@ -329,7 +329,7 @@ fn a_composite_does_not_starve() {
     drop(assert_ready_ok!(wait.poll()));
 }
 
-/// Those before it go first, those behind it last; and with a `try_` nobody overtakes.
+/// Earlier waiters go first, later waiters last, and a `try_` overtakes no waiter.
 #[test]
 fn it_stands_in_the_line_of_each_member() {
     let clock = ManualClock::new();
@@ -431,8 +431,8 @@ fn with_a_member_that_is_shut_nobody_else_is_held_up() {
     }
 }
 
-/// Many composites wait an hour each, all at the same limiter: it goes on for everybody else, and
-/// then serves them in order.
+/// Many composites wait an hour each, all at one limiter. The limiter serves all other requests,
+/// and then the composites in order.
 #[test]
 fn many_composites_do_not_hold_up_a_shared_member() {
     let clock = ManualClock::new();
@@ -520,7 +520,7 @@ async fn clocks_may_have_begun_at_different_times() -> Result<(), AllRefusal> {
     Ok(())
 }
 
-/// The waker of one who waits panics: the others are served all the same, at every member.
+/// The waker of one waiter panics. The other waiters are still served, at every member.
 #[test]
 fn a_waker_that_panics_costs_nobody_their_turn() {
     struct Panics;
@@ -548,8 +548,8 @@ fn a_waker_that_panics_costs_nobody_their_turn() {
     assert_eq!((a.status().waiting, b.status().waiting), (0, 0));
 }
 
-/// A member's waiter whose event loop stands still, and that of the composite: whoever comes by
-/// serves both.
+/// The event loops of a member's waiter and of the composite stand still. The next call serves
+/// both.
 #[test]
 fn whoever_comes_by_serves_those_who_are_due() {
     let clock = ManualClock::new();

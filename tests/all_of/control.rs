@@ -49,7 +49,7 @@ fn who_waits_for_a_paused_member_goes_on_when_it_is_resumed() {
     b.pause_for(100 * SECOND);
     assert_pending!(waiting.poll());
     clock.advance(SECOND);
-    // Those behind are not held up by it where nothing is paused.
+    // Later requests do not wait for it at a member that is not paused.
     assert_eq!(a.try_acquire(), Ok(()));
     assert!(waiting.poll().is_pending());
     assert!(b.resume());
@@ -158,7 +158,8 @@ fn a_member_counts_the_composites_that_wait() {
     assert_eq!((a.status().waiting, b.status().waiting), (0, 0));
 }
 
-/// One waits for both, then somebody for `a` alone, then an important one for both.
+/// One composite waits for both members, then a plain request for `a`, then an important composite
+/// for both.
 #[test]
 fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
     for granted in [false, true] {
@@ -183,7 +184,7 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
     }
 }
 
-/// The place is that of who waits, not of who comes later.
+/// The place belongs to the waiter, not to a later request.
 #[test]
 fn a_place_is_not_kept_for_nobody() {
     let (a, _b, both, clock) = two();
@@ -220,7 +221,7 @@ fn what_a_member_keeps_is_for_the_important() {
     assert!(assert_ready!(waiting.poll()).is_ok(), "both are full again");
 }
 
-/// Those behind a place leave what it needs, and what is kept besides.
+/// Requests behind a place leave the permits that it needs, and the reserved share besides.
 #[test]
 fn a_place_is_not_delayed_where_a_share_is_kept() {
     let (a, b, both, clock) = two();
@@ -473,7 +474,7 @@ fn a_user_and_everybody() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(of("alice")?.try_acquire().err(), Some(limited("user", SECOND)));
     assert!(of("bob")?.try_acquire().is_ok());
     assert_eq!(of("carol")?.try_acquire().err(), Some(limited("everybody", 100 * MS)));
-    // Who was refused by everybody's limit kept her own permit.
+    // A user that was refused by the common limit kept her own permit.
     assert_eq!(users.status("carol").available, 1);
     clock.advance(SECOND);
     users.sweep();

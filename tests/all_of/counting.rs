@@ -120,7 +120,7 @@ fn a_limit_lowered_to_zero_and_raised_serves_what_still_waits() {
     assert_eq!(calls.available(), 1);
 }
 
-/// Two composites of the same members, each with a weight that the lower limit does not allow.
+/// Two composites of one pair of members, each with a weight above the lowered limit.
 #[test]
 fn a_lowered_limit_refuses_the_waiters_of_all_composites() {
     let clock = ManualClock::new();
@@ -359,7 +359,7 @@ impl World {
         composites.chain(plain).sum()
     }
 
-    /// Whatever still waits is served, while calls end and nobody lowers a limit any more.
+    /// Serves all waiters, while calls end and no limit is lowered any more.
     fn finish(mut self) {
         self.limits.iter().for_each(|limit| limit.set_limit(3));
         for _ in 0..200 {
@@ -401,8 +401,8 @@ proptest! {
         for act in acts {
             world.act(act);
             for (of, limit) in world.limits.iter().enumerate() {
-                // What is out was within the limit when it was taken; all that is out is known
-                // here.
+                // The permits that are out were within the limit when they were taken, and the test
+                // knows all of them.
                 let (out, available) = (world.out(of), limit.available());
                 prop_assert!(available == 0 || out + available == limit.limit(), "{out} and {available}");
             }
@@ -512,9 +512,9 @@ fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     drop(assert_ready_ok!(second.poll()));
 }
 
-/// Threads take through two composites of the same limits, in different orders, wait, leave, and
-/// take alone, while one changes the limits. No call is left waiting, and in the end all permits
-/// are there.
+/// Threads take through two composites that share limits, in different orders, wait, leave, and
+/// take alone, while one thread changes the limits. No call is left waiting, and in the end all
+/// permits are there.
 #[test]
 fn limits_change_beside_threads_that_take_from_several() {
     const MOST: u32 = 4;

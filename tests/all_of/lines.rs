@@ -69,7 +69,7 @@ impl Wait {
     }
 }
 
-/// One side: a limiter, and who waits for it.
+/// One side: a limiter and its waiters.
 struct Side {
     limiter: Limiter,
     /// What each composite asks besides, and always gets.
@@ -155,7 +155,7 @@ fn compare(policy: &AnyPolicy, acts: Vec<Act>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The same with many waiters, at rates at which many are served.
+/// Many waiters, at rates at which many of them are served.
 fn many_acts() -> impl Strategy<Value = Vec<Act>> {
     let joins = vec((1..3u32).prop_map(Act::Join), 300..600);
     let act = some_act().prop_map(|act| match act {
@@ -188,7 +188,7 @@ fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
     RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
 }
 
-/// A composite of a limiter and another one of its own, and who waits for it.
+/// A waiter of a composite of a shared limiter and its own.
 fn user(all: &Bucket, own: &Bucket, n: u32) -> Waiting {
     let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_many([1, n]));
     assert!(wait.poll().is_pending());
@@ -203,7 +203,7 @@ fn thousands_of_users_wait_for_one_limiter_in_order() {
     assert!(all.try_acquire().is_ok());
     let owns: Vec<_> = (0..USERS).map(|_| bucket(&clock, 1, 1)).collect();
     let mut waits: Vec<_> = owns.iter().map(|own| user(&all, own, 1)).collect();
-    // Every fifth leaves, and those behind move up.
+    // Every fifth waiter leaves, and the waiters behind it move up.
     let mut number = 0;
     waits.retain(|_| {
         number += 1;
@@ -269,8 +269,8 @@ fn who_waits_here_again_stands_where_it_stood() {
     assert!(last.poll().is_ready());
 }
 
-/// By the time its other limiter is due, somebody has gone first here. From then on it waits here
-/// alone.
+/// When its other limiter is due, another request has gone first here. From then on the composite
+/// waits here alone.
 #[test]
 fn who_waits_here_alone_by_now_is_told_of_a_refund() {
     let clock = ManualClock::new();
@@ -286,8 +286,9 @@ fn who_waits_here_alone_by_now_is_told_of_a_refund() {
     assert!(two.is_woken() && two.poll().is_ready());
 }
 
-/// Of the seats that are away those are judged whose times come first. It used to be those that
-/// came first: a hundred that wait for an hour elsewhere then left all behind them to chance.
+/// Of the seats that are away, the limiter judges the seats with the earliest times. It used to
+/// judge the first seats in line: then a hundred seats that waited for an hour elsewhere left all
+/// seats behind them unjudged.
 #[test]
 fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
     let clock = ManualClock::new();

@@ -93,8 +93,8 @@ impl World {
     fn act(&mut self, act: Act) {
         match act {
             Act::Try(of, a, b) => {
-                // Who finds only now that it will be later, since somebody more important came,
-                // lets others go first.
+                // A composite that learns only now that a more important request delays it lets
+                // others go first.
                 self.composites.iter().for_each(|composite| assert!(composite.status().waiting < 100));
                 let before = self.members.each_ref().map(|member| member.status().available);
                 let free = self.in_use.available();
@@ -126,7 +126,7 @@ impl World {
             Act::Drop(which) if !self.waits.is_empty() => {
                 drop(self.waits.swap_remove(which % self.waits.len()));
             }
-            // One that waits for what is in use would keep it for ever.
+            // A leaked wait at a counting limit would keep its permit for ever.
             Act::Forget(which) if !self.waits.is_empty() && self.leaked < 2 => {
                 let wait = self.waits.swap_remove(which % self.waits.len());
                 if !format!("{wait:?}").contains(", 1, ") {
@@ -147,7 +147,7 @@ impl World {
         self.poll();
     }
 
-    /// Polls those that are new or were woken.
+    /// Polls the futures that are new or were woken.
     fn poll(&mut self) {
         let permits = &mut self.permits;
         self.waits.retain_mut(|wait| match wait.poll() {
@@ -161,7 +161,7 @@ impl World {
         assert!(self.in_use.available() <= 2);
     }
 
-    /// All who still wait are served in time, with nobody but the alarms to look.
+    /// Serves all remaining waiters in time, by the alarms alone.
     fn finish(mut self) {
         for _ in 0..200 {
             self.permits.clear();
@@ -223,14 +223,14 @@ proptest! {
         world.finish();
     }
 
-    /// Dropped waits and refused calls, and in the end the world in which only the granted calls
-    /// were made. On buckets, whose state is a number that shows every trace.
+    /// Runs with dropped waits and refused calls. In the end the members are as if only the granted
+    /// calls were made. The members are buckets, whose state is a number that shows every trace.
     #[test]
     fn only_grants_leave_a_trace(acts in some_acts(), burst in 2..6u32) {
         let policies = [5u64, 7, 3].map(|rate| TokenBucket::new(per_second(rate), burst));
         let mut world = World::new(policies.clone().map(AnyPolicy::from));
-        // Who moves up because somebody left is charged as of when it was due without that one,
-        // unless nothing is charged so.
+        // A waiter that moves up because another one left is charged at the time at which it was
+        // due without that one, unless there is no catch-up.
         world.members.iter().for_each(|member| member.set_catch_up(Duration::ZERO));
         let mut granted: Vec<Granted> = Vec::new();
         let mut waits: Vec<Noted> = Vec::new();

@@ -33,7 +33,7 @@ fn check_queue(count: f64, max_wait_ms: u64, apart_ns: f64, rows: &[(u64, u32, O
     for row in rows {
         let (arrives, n, passes) = *row;
         let at = Nanos::new(arrives * MS);
-        // Serves those who are due on the way, each at its own time.
+        // Serves the waiters that are due on the way, each at its own time.
         clock.advance(at.saturating_since(clock.now()).as_duration());
         let place = limiter.reserve(n);
         let due = place.as_ref().ok().map(|place| at.as_u64() + nanos(place.due_in()));
@@ -53,8 +53,8 @@ fn nanos(span: Duration) -> u64 {
     Nanos::from_duration(span).as_u64()
 }
 
-/// Where Sentinel's cost is a whole number of milliseconds it is ours, and the times are the same
-/// to the nanosecond.
+/// If Sentinel's cost is a whole number of milliseconds, tidegate has that cost, and the times
+/// agree to the nanosecond.
 const SAME: f64 = 0.0;
 
 #[test]
@@ -199,10 +199,10 @@ fn seconds(nanos: u64) -> f64 {
     Duration::from_nanos(nanos).as_secs_f64()
 }
 
-/// Sentinel cuts both ends of the ramp to whole permits, we do not: so its slope belongs to a ramp
-/// of `max - warning` permits, and ours to one of [`WarmUp::ramp`]. Where the ramp begins in stored
-/// permits cannot be seen in its prices. For a cold factor of 3 it is the same place; for others
-/// ours is Guava's, and Sentinel's another.
+/// Sentinel truncates both ends of the ramp to whole permits, tidegate does not. So Sentinel's
+/// slope belongs to a ramp of `max - warning` permits, and tidegate's to one of [`WarmUp::ramp`].
+/// Prices do not show where the ramp begins in stored permits. For a cold factor of 3 both begin at
+/// one place. For other factors tidegate follows Guava, and Sentinel differs.
 #[test]
 fn ramp_is_that_of_the_derived_parameters() {
     // Count, period, cold factor, warning, max, slope, rate at max.
@@ -313,9 +313,9 @@ fn idling_cools_and_a_short_pause_does_not() {
     check_ramp(COOLING, &late, 0.0);
 }
 
-/// Two a second leave Sentinel cold, since they are fewer than the cold rate. By default ours works
-/// the coldness off all the same: a pause of up to a cold interval does not cool. With Guava's rule
-/// it stays cold as Sentinel does.
+/// Two requests a second leave Sentinel cold, because they come more slowly than the cold rate. By
+/// default tidegate warms up even so: a pause of up to a cold interval does not cool. With Guava's
+/// rule tidegate stays cold as Sentinel does.
 #[test]
 fn light_demand_warms_unless_every_pause_cools() {
     let ours: [(SmoothWarmingUp, f64, &[usize]); 2] =

@@ -84,8 +84,8 @@ async fn those_who_wait_are_moved_at_once() -> Result<(), Refusal> {
     tokio::time::sleep(10 * MS).await;
     keys.set_rate_all(Rate::per_second(10));
     for waiting in waiting {
-        // Nothing came in before the change but a part of a permit: the alarm is set anew, and
-        // nobody polls but by it.
+        // Only a part of a permit was added before the change. The alarm is set anew, and only the
+        // alarm polls.
         let waited = waiting.await.map_err(|_| Refusal::Displaced)??;
         assert!(waited > 100 * MS && waited <= 111 * MS, "{waited:?}");
     }
@@ -191,7 +191,7 @@ fn a_window_that_changed_twice_still_counts() -> Result<(), Refusal> {
     let keys = KeyedRateLimiter::with_clock(SlidingWindow::new(Rate::per_second(4), 4), 10, clock.clone());
     keys.set_rate_all(Rate::per_minute(4));
     keys.try_acquire_many(&1, 4)?;
-    // Its line is of the same terms, and so is what it leaves behind.
+    // Its line has the new terms, and so has the state that the line leaves behind.
     drop(keys.limiter(&1)?);
     keys.sweep();
     keys.set_rate_all(Rate::per_hour(4));
@@ -276,7 +276,7 @@ fn a_line_changes_at_the_time_of_its_shard() -> Result<(), Refusal> {
     let keys = KeyedRateLimiter::with_clock(policy, 10, Slow(ManualClock::new()));
     keys.try_acquire_many(&1, 1000)?;
     drop(keys.limiter(&1));
-    // From here on nothing comes in, so it does not matter when anybody looks.
+    // From here on no permits are added, so the time of a look does not matter.
     keys.set_rate_all(Rate::ZERO);
     let in_line = keys.status(&1).available;
     keys.sweep();
@@ -379,7 +379,7 @@ struct Beside {
     keys: KeyedRateLimiter<u64, AnyPolicy, ManualClock>,
     clock: ManualClock,
     plain: HashMap<u64, RateLimiter<AnyPolicy, ManualClock>>,
-    /// Those with a rate of their own.
+    /// The keys with a rate of their own.
     own: Vec<u64>,
 }
 
@@ -439,7 +439,8 @@ impl Beside {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Whatever is a state in the table and what is a line, was moved there and back, or waits.
+    /// Every key follows the change: a state in the table, a line, a key that moved there and back,
+    /// and a key with waiters.
     #[test]
     fn every_key_goes_along_as_a_limiter_of_its_own(which in 0..POLICIES.len(), acts in some_acts()) {
         let text = POLICIES[which];
@@ -481,7 +482,8 @@ proptest! {
                     keys.limiter(&key).map(|limiter| limiter.reset())
                 })?,
                 Act::Remove(key) => {
-                    // Those who wait go on by themselves, and the plain limiter with them.
+                    // Waiters of the removed line are still served, and the plain limiter's waiters
+                    // with them.
                     prop_assert_eq!(both.keys.remove(&key), both.plain.remove(&key).is_some());
                     both.own.retain(|own| *own != key);
                 }

@@ -77,7 +77,7 @@ impl Events for Log {
 const SECOND: Duration = Duration::from_secs(1);
 const LIMITED: Refusal = Refusal::Limited { retry_after: Nanos::from_duration(SECOND) };
 
-/// One permit per second for each key, no burst, and somebody who watches.
+/// One permit per second for each key, no burst, and an observer.
 fn watched(max_keys: usize, choice: WhenKeysFull) -> (Keys, ManualClock, Arc<Log>) {
     let (clock, log) = (ManualClock::new(), Arc::new(Log::default()));
     let policy = TokenBucket::new(Rate::per_second(1), 1);
@@ -147,7 +147,7 @@ fn one_who_watches_all_keeps_no_key() -> Result<(), Refusal> {
     clock.advance(500 * MS);
     keys.try_acquire(&2)?;
     assert_eq!(log.take().len(), 3);
-    // One who watches the key does.
+    // An observer of the key does.
     assert!(keys.limiter(&2)?.observe(Arc::new(Statistics::new())));
     clock.advance(SECOND);
     assert!(keys.try_acquire(&3).is_err());
@@ -240,8 +240,8 @@ fn poll(future: &mut Future) -> Poll<Answer> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Against a plain limiter for each key, all watched by one. Of a rate in whole nanoseconds, so
-    /// that nobody sees what is forgotten.
+    /// Against a plain limiter for each key, all with one observer. The rate is in whole
+    /// nanoseconds, so that forgetting a key makes no difference.
     #[test]
     fn it_is_told_what_limiters_would_tell(acts in some_acts()) {
         let (clock, told, expected) = (ManualClock::new(), Arc::new(Log::default()), Arc::new(Log::default()));

@@ -136,7 +136,7 @@ fn keys_that_panic_when_dropped_leave_their_room() {
         let answer = quietly(|| {
             let key = Key::new(number);
             let answer = keys.try_acquire(&key);
-            // This key's own end is not what is tested.
+            // The test is not about the drop of this key.
             std::mem::forget(key);
             answer
         });
@@ -300,7 +300,7 @@ fn a_drop_may_call_the_limiter() {
 /// Tells that a `Drop` has begun, and when it shall end.
 type Ends = (Sender<()>, Arc<std::sync::Mutex<Receiver<()>>>);
 
-/// A key whose `Drop` waits until it is told to end.
+/// A key whose `Drop` waits until the test lets it end.
 struct Slow(u64, Option<Ends>);
 
 impl Hash for Slow {
@@ -357,7 +357,7 @@ fn a_drop_that_blocks_holds_no_lock() {
     });
 }
 
-/// A token bucket whose own code panics when the fuse of this thread says so.
+/// A token bucket whose code panics when the fuse of this thread is lit.
 #[derive(Clone, Debug)]
 struct Fragile(TokenBucket);
 

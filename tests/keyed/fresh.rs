@@ -152,9 +152,9 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Against a plain limiter that asks for the same permits: after each request, a key that was
-    /// forgotten whenever it could be has got no more than a limiter that forgets nothing. The
-    /// plain limiter is the one that starts as a key at rest does.
+    /// Against a plain limiter that gets the same requests: after each request, a key that was
+    /// forgotten whenever possible has no more permits than a limiter that forgets nothing. The
+    /// plain limiter starts as a key at rest does.
     #[test]
     fn a_key_that_is_forgotten_gains_nothing(
         number in 0..POLICIES.len(),

@@ -359,10 +359,10 @@ fn poll(future: &mut Future) -> Poll<Answer> {
 }
 
 proptest! {
-    /// Against one plain limiter for each key, kept for ever. A key without room is refused and
-    /// leaves no trace; all others are told the same, whatever was forgotten, moved into a limiter
-    /// of its own or back. (Of a rate in whole nanoseconds: with others a bucket that lacks a tick
-    /// counts as full.)
+    /// Against one plain limiter per key, kept for ever. A key without room is refused and leaves
+    /// no trace. Every other request gets equal answers from both, whichever keys were forgotten,
+    /// moved into a line, or moved back. (The rate is in whole nanoseconds: at other rates a bucket
+    /// that lacks a tick counts as full.)
     #[test]
     fn as_if_nothing_was_ever_forgotten(acts in acts(), max_keys in 1..7usize, windowed in any::<bool>()) {
         let text = if windowed { "sliding_log 3/s" } else { "token_bucket 4/s burst 3" };

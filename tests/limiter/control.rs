@@ -35,7 +35,7 @@ fn refusal_of(ask: &mut Ask<'_>) -> Refusal {
     assert_ready!(ask.poll()).expect_err("refused")
 }
 
-/// Whom the next permits go to, one a second.
+/// Returns the requests in the order in which they get the next permits, one a second.
 fn served(clock: &ManualClock, mut asks: Vec<(i32, Ask<'_>)>) -> Vec<i32> {
     let mut order = Vec::new();
     for _ in 0..asks.len() {
@@ -79,7 +79,7 @@ fn where_nobody_may_wait_a_permit_that_is_there_is_granted() {
     clock.advance(SECOND);
     assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
 
-    // Also where those who waited have been woken and have not run yet.
+    // Even if the waiters have been woken and have not run yet.
     let (limiter, clock) = without_burst(Rate::per_second(1000));
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     assert!(limiter.try_acquire().is_ok());
@@ -132,7 +132,7 @@ fn the_oldest_of_the_least_important_makes_room() {
     assert_eq!(refusal_of(&mut old), Refusal::Displaced);
     assert_pending!(high.poll());
     assert_pending!(new.poll());
-    // Nobody is dropped for a less important one.
+    // No request is dropped for a newcomer of lower priority.
     let low = assert_ready!(spawn(limiter.acquire_many(one(-1))).poll()).expect_err("less important");
     assert!(matches!(low, Refusal::QueueFull { .. }));
     assert_eq!(limiter.status().waiting, 3);
@@ -223,7 +223,7 @@ fn a_try_is_told_of_those_before_it_and_of_no_others() {
         let refusal = limiter.try_acquire_many(one(priority)).expect_err("not yet");
         assert_eq!(refusal.retry_after(), Some(seconds * SECOND), "{priority}");
     }
-    // One that is more important than all finds its permit there, whoever waits.
+    // A request of the highest priority finds its permit here, whichever requests wait.
     clock.jump(SECOND);
     assert!(limiter.try_acquire_many(one(2)).is_err(), "the head was due first");
 }
@@ -291,7 +291,7 @@ fn whom_a_more_important_one_makes_too_late_is_refused_at_once() {
     let _first = asking(&limiter, one(1));
     assert_pending!(low.poll());
     let _second = asking(&limiter, one(1));
-    // Due at 3 s behind the two; the same call is accepted from 1 s on.
+    // Due at 3 s behind the two; this call is accepted from 1 s on.
     assert_eq!(refusal_of(&mut low), Refusal::Limited { retry_after: (2 * SECOND).into() });
     assert_pending!(patient.poll());
 }

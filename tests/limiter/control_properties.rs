@@ -100,8 +100,8 @@ impl Model {
         if priority < self.kept.1 { self.kept.0.into() } else { 0 }
     }
 
-    /// When those before it have been served, and its own permits are there beside those that it
-    /// has to leave.
+    /// Returns when the requests before it have been served, and its own permits are there beside
+    /// the permits that it has to leave.
     fn due(&self, before: &[Waiter], n: u32, priority: i8) -> i64 {
         let at = self.now.max(self.opens);
         let zero = self.zero.max(at - self.burst * PER_PERMIT);
@@ -136,7 +136,7 @@ impl Model {
         (n > 1 && i64::from(n) > most).then_some(Told::ExceedsLimit(burst))
     }
 
-    /// Serves who is due, one quarter after the other.
+    /// Serves the waiters that are due, one quarter after the other.
     fn pass(&mut self, quarters: i64) {
         for _ in 0..=quarters {
             while let Some(first) = self.line.first().copied() {
@@ -152,8 +152,8 @@ impl Model {
         self.now -= 1;
     }
 
-    /// Refuses who is too late now, or can never be served, as if they had not been before the
-    /// others.
+    /// Refuses waiters that are now too late, or can never be served, as if they had not been
+    /// before the others.
     fn retime(&mut self) {
         let mut stay: Vec<Waiter> = Vec::new();
         let mut late = Vec::new();
@@ -170,7 +170,7 @@ impl Model {
         self.line = stay;
         self.pass(0);
         for waiter in late {
-            // What the same call would be told now.
+            // The answer that this call would get now.
             let within = waiter.deadline.map_or(0, |(_, within)| within);
             let due = self.due_behind(waiter.n, waiter.priority);
             self.told.push((waiter.name, Told::Limited(Self::span(due, self.now + within))));
@@ -182,7 +182,7 @@ impl Model {
         line.len() < self.bounds.waiters && permits + u64::from(n) <= self.bounds.permits
     }
 
-    /// Who stays if there is to be room for one more, and who goes.
+    /// Returns which waiters stay if there is to be room for one more, and which are dropped.
     fn room(&self, n: u32, priority: i8) -> Option<(Vec<Waiter>, Vec<usize>)> {
         let (mut line, mut gone) = (self.line.clone(), Vec::new());
         while !self.fits(&line, n) {
@@ -238,7 +238,7 @@ impl Model {
         self.pass(0);
     }
 
-    /// Those behind are told at once if they are too late now.
+    /// Waiters behind it are refused at once if they are now too late.
     fn retime_if_passed(&mut self, priority: i8) {
         if self.line.iter().any(|waiter| waiter.priority < priority && waiter.deadline.is_some()) {
             self.retime();
@@ -324,7 +324,7 @@ impl Real {
         self.poll();
     }
 
-    /// Polls those who were woken, and only those, until nobody is.
+    /// Polls the futures that were woken, and no others, until none is woken.
     fn poll(&mut self) {
         let answers = &mut self.told;
         let mut again = true;
@@ -361,8 +361,8 @@ proptest! {
         let clock = ManualClock::new();
         let policy = TokenBucket::new(Rate::per_second(1), u32::try_from(burst)?).start_empty();
         let limiter = RateLimiter::with_clock(policy, clock.clone());
-        // A timer is never late here, and somebody who is let go by a change is not charged as of
-        // an earlier time.
+        // Timers are never late here, and a waiter that a change lets go is not charged at an
+        // earlier time.
         limiter.set_catch_up(Duration::ZERO);
         let mut real = Real { limiter, clock, waiting: Vec::new(), told: Vec::new() };
         let mut model = Model {

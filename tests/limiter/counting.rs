@@ -443,7 +443,7 @@ fn permits_are_neither_lost_nor_invented_among_threads() {
         for change in 0..8_000u32 {
             limit.set_limit(change * 5 % (MOST + 1));
         }
-        // Nobody waits for ever at a limit of zero.
+        // No request waits for ever at a limit of zero.
         limit.set_limit(MOST);
     };
     thread::scope(|scope| {

@@ -221,7 +221,7 @@ proptest! {
         prop_assert!(found.full_in.abs_diff(expected.full_in) <= Duration::from_nanos(1), "{found:?} {expected:?}");
     }
 
-    /// Whenever it is settled, and whatever happens meanwhile, nobody has more than the limit.
+    /// Whenever an estimate is settled, no more permits than the limit are granted.
     #[test]
     fn never_more_than_the_limit(kind in 0..7u8, acts in proptest::collection::vec((0..5u8, 1..6u32), 1..60)) {
         let clock = ManualClock::new();

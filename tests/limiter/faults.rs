@@ -118,7 +118,7 @@ fn a_waker_that_owns_a_wait_of_the_same_limiter_can_be_dropped() {
     let mut wait = Box::pin(limiter.acquire_owned(1));
     assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(waker);
-    // Replaces the waker, whose drop drops a wait of this limiter.
+    // Replaces the waker. The old waker's drop drops a wait of this limiter.
     assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(limiter.status().waiting, 1);
     clock.advance(SECOND);
@@ -155,7 +155,7 @@ fn retry_after_of_a_waiter_that_a_lower_rate_refuses_is_exact() {
     clock.advance(500 * MS);
     limiter.set_rate("1/10s".parse().expect("a rate"));
     let Poll::Ready(Err(refusal)) = second.poll() else { panic!("refused at once") };
-    // Due at 11 s: the same call is accepted from 6 s on.
+    // Due at 11 s: this call is accepted from 6 s on.
     let after = refusal.retry_after().expect("later");
     assert_eq!(after, 5500 * MS);
     clock.advance(after - Duration::from_nanos(1));
@@ -283,7 +283,7 @@ fn one_leaked_grant_does_not_keep_everybody_in_line() {
             assert_ready!(acquire.poll());
         }
     }
-    // Those that came within two rounds of 10 ms, each of which ends at the first call after it.
+    // At most the calls of two rounds of 10 ms. Each round ends at the first call after it.
     assert!(held_up <= 6, "{held_up}");
 }
 

@@ -33,7 +33,7 @@ fn a_debit_moves_those_who_wait_back() {
     assert_pending!(in_time.poll());
     assert_pending!(too_late.poll());
     limiter.debit(3);
-    // Due at 6 s: the same call is accepted from 2 s on.
+    // Due at 6 s: this call is accepted from 2 s on.
     assert_eq!(assert_ready!(too_late.poll()), Err(limited(2 * SECOND)));
     clock.advance(4 * SECOND - Duration::from_nanos(1));
     assert!(!first.is_woken());
@@ -113,7 +113,7 @@ fn a_reset_ends_a_pause_and_serves_those_who_wait() {
     assert_eq!(limiter.try_acquire(), Err(limited(2 * SECOND)));
 }
 
-// Who watches
+// Observers
 
 /// Writes down what it is told.
 #[derive(Default)]
@@ -280,7 +280,7 @@ fn who_watches_may_call_the_limiter() {
 
     impl Events for Again {
         fn granted(&self, _permits: u64, _waited: Duration) {
-            // Whoever holds a lock here would not get past this.
+            // This blocks if the limiter holds a lock here.
             *self.1.lock().expect("no panic") = self.0.status().available;
             self.0.refund(1);
         }
@@ -340,8 +340,8 @@ fn who_watches_and_panics_harms_nobody_else() {
 
 #[test]
 fn a_watched_limiter_takes_no_lock_while_nobody_waits() {
-    // Whoever watches holds on to the queue's lock from another thread: impossible from outside.
-    // But a policy can be asked.
+    // An observer that holds the queue's lock from another thread cannot be built from outside. But
+    // a policy can stop a call.
     #[derive(Debug)]
     struct Stops(Unlimited, Mutex<()>);
 

@@ -63,7 +63,7 @@ fn behind_thousands_a_time_is_told_to_the_nanosecond_where_sums_tell_it() {
             }
         }
         line.retain(|_| random.random_range(0..10) < 7);
-        // Others at a rate that those in line did not join by.
+        // More requests join at another rate than the requests in line.
         limiter.set_rate(Rate::per_second(13));
         let now = clock.now();
         let due =
@@ -139,7 +139,7 @@ fn of_thousands_that_a_change_makes_too_late_each_is_refused_by_its_deadline() {
             }
             (granted, refused)
         };
-        // At once: those among the first 4,096 that are more than 7 s away.
+        // Refused at once: the requests among the first 4,096 that are more than 7 s away.
         line.retain_mut(|future| match poll(future) {
             Poll::Pending => true,
             answer => {

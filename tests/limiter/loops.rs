@@ -189,7 +189,7 @@ fn a_timer_that_panics_costs_nobody_their_place_or_their_alarm() {
     };
     assert!(thread::spawn(ask).join().is_err());
     assert_eq!(limiter.status().waiting, 0);
-    // The alarm of the same loop was once taken for good.
+    // The alarm of this loop was once kept for good.
     let mut next = waiting_in(1, &limiter, &loops);
     assert_served_in_10_ms(&mut next, &clock);
 }
@@ -215,7 +215,7 @@ fn a_caller_that_panics_outside_of_a_loop_loses_nobody_else_s_wake_up() {
     let outside = limiter.clone();
     let poll = move || spawn(outside.acquire_owned(1)).poll().is_ready();
     assert!(thread::spawn(poll).join().is_err());
-    // Nobody rings in its own loop, so it depends on whoever looks next.
+    // No alarm rings in its own loop, so the next call has to serve it.
     assert!(limiter.try_acquire().is_err());
     assert!(waiter.is_woken());
     assert_ready_ok!(waiter.poll());
@@ -258,8 +258,8 @@ fn crowd(count: u32) -> (Limiter, ManualClock, Loops, Vec<Waiter>) {
     (limiter, clock, loops, waiters)
 }
 
-/// Lets a step of time pass. Those that were granted wait again in their loops. Returns how many
-/// that were.
+/// Lets a step of time pass. Granted requests wait again in their loops. Returns how many were
+/// granted.
 fn go_on(limiter: &Limiter, clock: &ManualClock, loops: &Loops, waiters: &mut [Waiter]) -> usize {
     clock.advance(MS);
     let mut granted = 0;

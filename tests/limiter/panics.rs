@@ -44,7 +44,7 @@ impl Drop for PanicsOnDrop {
     }
 }
 
-/// One permit per second and a burst of so many, all taken. No loop's timer wakes anybody, so the
+/// One permit per second and a burst of `burst`, all taken. No loop's timer wakes a waiter, so the
 /// calls of the test serve the line.
 fn limiter(burst: u32) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();

@@ -36,7 +36,7 @@ fn nobody_passes_in_a_pause() {
 #[test]
 fn a_try_in_a_pause_is_told_to_the_nanosecond() {
     let (limiter, clock) = one_per_second();
-    // The pause ends before the permit is due, after it, and with somebody in line.
+    // The pause ends before the permit is due, after it, and with a request in line.
     limiter.pause_for(SECOND / 2);
     assert_eq!(retry_after(&limiter), Some(SECOND));
     limiter.pause_for(5 * SECOND);

@@ -25,7 +25,7 @@ fn rate() -> Rate {
     Rate::new(LIMIT.into(), WINDOW).expect("a whole rate")
 }
 
-/// A limiter whose permits were all taken at zero.
+/// A limiter with all permits taken at zero.
 fn drained<P: Policy>(policy: P) -> (RateLimiter<P, ManualClock>, ManualClock) {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(policy, clock.clone());
@@ -35,8 +35,8 @@ fn drained<P: Policy>(policy: P) -> (RateLimiter<P, ManualClock>, ManualClock) {
 
 // The window turns
 
-/// Twenty-five wait for one permit each: at each turn as many are woken as there are permits, first
-/// come first served, and nobody else.
+/// Twenty-five requests wait for one permit each. At each turn as many are woken as there are
+/// permits, first come first served, and no others.
 fn served_together<P: Policy>(policy: P) {
     let (limiter, clock) = drained(policy);
     let mut line: Vec<_> = (0..25).map(|_| waiting(&limiter)).collect();
@@ -66,7 +66,7 @@ fn all_who_are_due_when_a_window_turns_are_served_at_once() -> Result<(), Box<dy
     Ok(())
 }
 
-/// Those behind a request that does not fit any more wait with it, also if they would fit.
+/// Requests behind a request that no longer fits wait with it, even if they would fit.
 fn served_in_order<P: Policy>(policy: P) {
     let (limiter, clock) = drained(policy);
     let sizes = [4, 5, 3, 1, 6];
@@ -99,7 +99,7 @@ fn a_large_request_is_not_overtaken_when_a_window_turns() -> Result<(), Box<dyn 
 enum Order {
     Fifo,
     Lifo,
-    /// Every seventh of those who are left.
+    /// Every seventh of the remaining futures.
     Mixed,
 }
 
@@ -155,7 +155,7 @@ fn a_storm_of_grants_that_nobody_saw_leaves_no_trace() {
     storm_leaves_no_trace(|| TokenBucket::new(rate(), LIMIT).interval_refill().expect("short steps"));
 }
 
-/// Somebody saw his grant among those who did not: he alone is counted, from the time of his grant.
+/// One future saw its grant and others did not. Only that grant is counted, from its time.
 #[test]
 fn only_those_who_saw_their_grants_are_counted() {
     fn next_after<P: Policy>(policy: P, dropped: u32) -> Vec<Duration> {
@@ -173,7 +173,7 @@ fn only_those_who_saw_their_grants_are_counted() {
     assert_eq!(next_after(SlidingLog::new(rate()), 4), next_after(SlidingLog::new(rate()), 0));
 }
 
-/// A request that is larger than the new burst once kept everybody waiting for ever.
+/// A request that is larger than the new burst once kept every request waiting for ever.
 #[test]
 fn a_waiter_larger_than_the_new_burst_is_refused_and_the_others_go_on() {
     let two_in_five = Rate::new(2, 5 * SECOND).expect("a whole rate");
@@ -207,7 +207,7 @@ fn a_waiter_larger_than_the_new_burst_is_refused_and_the_others_go_on() {
 
 // The height of a leaky bucket
 
-/// Those who wait stay, whatever becomes of the bucket; those who come find the new one.
+/// Waiting requests stay, however the bucket changes. New requests find the new bucket.
 #[test]
 fn a_leaky_bucket_can_become_higher_and_lower() -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new();
@@ -261,7 +261,7 @@ fn what_is_undelayed_fits_into_a_lower_bucket() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What is there is the same, and so is a copy.
+/// The content of the bucket does not change, nor does that of a copy.
 #[test]
 fn a_change_of_the_height_alone_changes_nothing_else() -> Result<(), Box<dyn Error>> {
     for rate in [Rate::per_second(3), Rate::new(1000, Duration::from_millis(7))?, Rate::ZERO] {

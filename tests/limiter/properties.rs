@@ -16,15 +16,15 @@ const SECOND: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// Somebody asks, and waits if need be.
+    /// A request joins, and waits if necessary.
     Join(u32),
-    /// Somebody asks, and waits at most so many nanoseconds.
+    /// A request joins, and waits at most this many nanoseconds.
     JoinWithin(u32, u64),
-    /// Somebody asks, and waits exactly as long as it takes, or a nanosecond less.
+    /// A request joins with exactly the wait that it needs, or a nanosecond less.
     JoinJust(u32, bool),
-    /// The future of one of those who wait is dropped.
+    /// The future of a waiter is dropped.
     Drop(usize),
-    /// The future of one of those who wait is forgotten: never polled again, and never dropped.
+    /// The future of a waiter is leaked: never polled again, and never dropped.
     Forget(usize),
     Try(u32),
     Refund(u32),
@@ -63,9 +63,9 @@ struct Model {
     zero: i128,
     permits: i128,
     burst: i128,
-    /// Who waits: name, permits, and the latest time.
+    /// The waiters: name, permits, and the latest time.
     line: VecDeque<(usize, u32, Option<i128>)>,
-    /// Who was granted, and when.
+    /// The granted requests, and when.
     granted: Vec<(usize, i128)>,
     refused: Vec<usize>,
     /// The latest time as of which a grant was charged.
@@ -76,7 +76,7 @@ struct Model {
 }
 
 impl Model {
-    /// As of when a request is charged that comes now and whose permits are there: not before it
+    /// Returns the time at which a new request is charged whose permits are there: not before it
     /// was due, and not further back than the last grants were late, if the limiter was not idle
     /// since.
     fn charge_at(&self) -> i128 {
@@ -120,7 +120,7 @@ impl Model {
         self.charged = self.charged.max(at);
     }
 
-    /// When a request behind all who wait is due.
+    /// Returns when a request behind all waiters is due.
     fn due_behind_all(&self) -> i128 {
         let ahead: i128 = self.line.iter().map(|(_, n, _)| self.price(*n)).sum();
         match self.line.is_empty() {
@@ -129,7 +129,7 @@ impl Model {
         }
     }
 
-    /// Goes to a time, and serves everybody at theirs.
+    /// Moves to a time, and serves all waiters at their times.
     fn pass_to(&mut self, target: i128) {
         while let Some((name, n, deadline)) = self.line.front().copied() {
             let due = Self::ceil(self.zero);
@@ -176,7 +176,7 @@ impl Model {
         self.pass_to(self.now);
     }
 
-    /// Those who cannot make it any more are refused, as if they had not been ahead of the others.
+    /// Waiters that are now too late are refused, as if they had not been ahead of the others.
     fn set_rate(&mut self, permits: i128) {
         self.permits = permits;
         let mut stays = VecDeque::new();
@@ -241,7 +241,7 @@ impl Real {
         self.poll();
     }
 
-    /// Polls those who were woken, and only those.
+    /// Polls the futures that were woken, and no others.
     fn poll(&mut self) {
         let (granted, refused, seen) = (&mut self.granted, &mut self.refused, &mut self.seen);
         let mut again = true;
@@ -338,7 +338,7 @@ proptest! {
             }
             prop_assert_eq!(real.limiter.status().waiting, model.line.len());
         }
-        // Those who were forgotten had their turns as everybody else; only nobody noticed.
+        // Leaked waiters had their turns like all others, but no future saw their grants.
         model.granted.retain(|(name, _)| !forgotten.contains(name));
         model.refused.retain(|name| !forgotten.contains(name));
         let granted: Vec<_> = real.granted.iter().map(|(name, at)| (*name, i128::from(at.as_u64()) * PER_NANO)).collect();

@@ -59,7 +59,7 @@ fn run(policy: AnyPolicy, seed: u64, length: u64) {
             }
         }
     }
-    // All who are still there are served in time, with nobody but the alarms to look.
+    // All remaining waiters are served in time, by the alarms alone.
     for _ in 0..400 {
         clock.advance(Duration::from_nanos(2 * length));
         waits.retain_mut(|wait| !wait.is_woken() || wait.poll().is_pending());

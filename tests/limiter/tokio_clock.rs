@@ -65,7 +65,7 @@ async fn a_timeout_around_a_wait_leaves_no_trace() {
 async fn a_task_without_budget_still_arms_the_alarm() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1)), TokioClock::new());
     limiter.acquire().await;
-    // Use up the cooperative budget of this task, then wait in the same poll.
+    // Use up the cooperative budget of this task, then wait in this poll.
     let semaphore = tokio::sync::Semaphore::new(1);
     std::future::poll_fn(|context| {
         while let Poll::Ready(permit) = pin!(semaphore.acquire()).poll(context) {

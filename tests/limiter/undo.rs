@@ -75,7 +75,7 @@ fn many_estimates_share_the_room_that_was_left() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The same for granted waits that are dropped, and for a limit among several.
+/// Granted waits that are dropped, and a limit among several.
 #[test]
 fn an_estimate_of_several_limiters_shares_the_room_too() {
     let (requests, clock) = limiter(TokenBucket::new(Rate::per_second(1000), 1000));

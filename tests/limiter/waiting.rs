@@ -49,7 +49,7 @@ fn waiters_are_served_in_order_of_arrival_whatever_they_ask_for() {
 fn nobody_overtakes_a_waiter() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
-    // The permit is due and the waiter was not polled since: it is the waiter's all the same.
+    // The permit is due and the waiter was not polled since. It is still the waiter's permit.
     clock.advance(SECOND);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     assert_pending!(spawn(limiter.acquire()).poll());
@@ -221,7 +221,7 @@ fn many_leaked_waiters_and_dropped_ones_before_them_delay_nobody() {
     }
     let mut live = waiting(&limiter);
     clock.advance(SECOND / 2);
-    // Everybody moves up by 50 s, and those at the head will never be polled to notice.
+    // All waiters move up by 50 s, and the waiters at the head will never be polled.
     drop(dropped);
     clock.advance(10 * SECOND + SECOND / 2 - Duration::from_nanos(1));
     assert!(!live.is_woken());
@@ -247,7 +247,7 @@ fn a_limiter_whose_waiters_all_leaked_still_answers_new_calls() {
     for _ in 0..3 {
         std::mem::forget(limiter.reserve(1));
     }
-    // Nobody looks when they are due. The next call does, and their turns are long over.
+    // No call comes when they are due. The next call serves them, long after their turns.
     clock.jump(60 * SECOND);
     assert!(limiter.try_acquire().is_ok());
 }
@@ -357,7 +357,7 @@ fn zero_permits_are_refused_everywhere() {
     );
     assert_eq!(limiter.reserve(0).map(drop), Err(Refusal::ZeroPermits));
     assert_eq!(limiter.blocking_acquire_many(0), Err(Refusal::ZeroPermits));
-    // The same behind a waiter.
+    // Also behind a waiter.
     let _first = waiting(&limiter);
     assert_eq!(limiter.try_acquire_many(0), Err(Refusal::ZeroPermits));
     limiter.refund(0);
@@ -415,7 +415,7 @@ fn the_status_tells_who_waits_and_takes_nothing() {
     assert_eq!((status.available, status.waiting, status.full_in), (0, 0, SECOND));
     let _first = waiting(&limiter);
     assert_eq!(limiter.status().waiting, 1);
-    // A look serves those who are due.
+    // A look serves the waiters that are due.
     clock.jump(SECOND);
     assert_eq!((limiter.status().available, limiter.status().waiting), (0, 0));
     clock.advance(SECOND);

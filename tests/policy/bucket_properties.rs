@@ -52,7 +52,7 @@ impl Flow {
         if self.is_whole() || burst == 0 { 0 } else { ((burst + 15).min(16 * 50) + 1) * self.tick() }
     }
 
-    /// What is lost when a number is rounded to whole ticks once.
+    /// The loss when a number is rounded to whole ticks once.
     fn rounding(self) -> i128 {
         if self.permits == 0 { (PARTS >> 28) + 1 } else { self.tick() }
     }
@@ -185,7 +185,7 @@ enum Call {
     Try(u32),
     /// Waits for the very instant.
     Wait(u32),
-    /// So many wait in line, each for one permit, and then somebody for more.
+    /// This many requests wait in line, each for one permit, and then one for more.
     Queue(u32, u32),
     /// Takes every single permit that the status tells.
     TakeAll,
@@ -285,7 +285,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         self.policy.ready_at(&self.state, self.now, ahead, n).max(self.now)
     }
 
-    /// All that can be told about the state: what is true now, and when what will be.
+    /// Returns the full outlook of the state: the permits that it has now, and the times of the
+    /// next ones.
     fn outlook(&self) -> Vec<Nanos> {
         let status = self.policy.status(&self.state, self.now);
         let available = Nanos::new(status.available);
@@ -354,7 +355,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
             Call::Wait(n) => drop(self.wait(n)?),
             Call::Queue(ahead, n) => {
                 let somebody_waits = self.ready_at(0, 1) > self.now;
-                // Those who come one by one take what a step brings; see `tests/policy/cases.rs`.
+                // Requests that come one by one take the permits of a step; see
+                // `tests/policy/cases.rs`.
                 if self.model.steps.is_none() && somebody_waits {
                     let weight = self.policy.weight(1).saturating_mul(ahead.into());
                     let told = self.ready_at(weight, n);
@@ -494,7 +496,7 @@ fn agree<P: Policy<State = BucketState>>(
 
 const START: i128 = 1000 * MINUTE + 123_456_789;
 
-/// The same calls with other changes.
+/// Replaces the changes in the calls.
 fn changing(calls: Vec<Call>, new: impl Fn(Flow, u32, Keep) -> Call) -> Vec<Call> {
     let change = |call| match call {
         Call::Change(flow, burst, keep) => new(flow, burst, keep),
@@ -508,12 +510,12 @@ fn or_zero(flow: impl Strategy<Value = Flow> + 'static) -> impl Strategy<Value =
 }
 
 proptest! {
-    /// Verdicts are those of exact arithmetic, to the nanosecond.
+    /// Verdicts equal exact arithmetic, to the nanosecond.
     #[test]
     fn a_token_bucket_of_whole_intervals_is_exact(
         flow in some_whole_flow(), burst in 0u32..40, stock in 0u32..40, calls in some_calls(some_whole_flow()),
     ) {
-        // No changes: a new interval may divide what is there.
+        // No changes: a new interval may divide the saved permits.
         let calls: Vec<_> = calls.into_iter().filter(|call| !matches!(call, Call::Change(..))).collect();
         let model = Model::new(flow, burst, START).starting_with(stock.min(burst));
         let policy = TokenBucket::new(flow.rate()?, burst).start_with(stock.min(burst))?;
@@ -565,7 +567,7 @@ proptest! {
         model.steps = Some(i128::from(offset) - i128::from(unix));
         let policy = TokenBucket::new(flow.rate()?, burst).at_wall_clock(Duration::from_nanos(offset))?;
         let policy = policy.with_epoch(Duration::from_nanos(unix));
-        // The same period, so that the steps stay where they are; see `tests/policy/cases.rs`.
+        // The period stays, so that the steps stay where they are; see `tests/policy/cases.rs`.
         let calls = changing(calls, |new, burst, keep| Call::Change(Flow { period: flow.period, ..new }, burst, keep));
         agree(&policy, model, &calls)?;
     }

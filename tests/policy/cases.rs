@@ -45,8 +45,8 @@ fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A hundred come in, and five fit: the sum of those ahead was taken for a time in which nothing
-/// overflows.
+/// A hundred permits are added, and five fit. The sum of the requests ahead was once converted to a
+/// time in which the bucket does not overflow.
 #[test]
 fn a_step_larger_than_the_bucket_does_not_serve_everybody() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_minute(100), 5).interval_refill()?.start_empty();
@@ -172,7 +172,8 @@ fn undoing_leaves_no_trace_for_larger_requests() -> Result<(), Box<dyn Error>> {
 
 // Windows
 
-/// As if all ahead were one request; but they take from what is weighed in the next window.
+/// The requests ahead were once taken for one request. But they take permits that are weighed in
+/// the next window.
 #[test]
 fn those_ahead_delay_an_estimate_as_they_are_served() -> Result<(), Box<dyn Error>> {
     let policy = SlidingEstimate::new(Rate::per_minute(10));
@@ -300,7 +301,7 @@ fn cells_begin_by_the_wall_clock_also_before_its_first_window() {
     assert_eq!(policy.ready_at(&state, Nanos::new(123), 0, 1), Nanos::new(88 + 72));
 }
 
-/// The same for a window whose length changes later.
+/// Also for a window whose length changes later.
 #[test]
 fn a_window_keeps_to_the_wall_clock_also_before_its_first_window() {
     let policy = FixedWindow::new(Rate::per_second(1))

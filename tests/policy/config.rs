@@ -113,7 +113,7 @@ fn a_number_that_is_none_is_refused_by_each_way_in() {
     }
 }
 
-/// A configuration whose cold factor a program has replaced.
+/// A configuration with a cold factor set by a program.
 fn with_cold_factor(factor: f64) -> PolicyConfig {
     let mut config = "smooth_warming_up 5/s warm_up 1s".parse().expect("a configuration");
     if let PolicyConfig::SmoothWarmingUp { cold_factor, .. } = &mut config {

@@ -83,8 +83,9 @@ fn no_debit_overflows() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A large request of a leaky bucket came out of the time in which nobody came. A small one would
-/// have found no more than what the bucket holds: so what it did not use is not in stock.
+/// A large request of a leaky bucket used the time before it, in which no request came. A small
+/// request would have found no more than the bucket holds. So the unused part of the large request
+/// is not saved.
 #[test]
 fn what_a_large_request_did_not_use_is_not_saved() -> Result<(), Box<dyn Error>> {
     let policy = LeakyBucket::new(Rate::per_second(1));
@@ -96,12 +97,11 @@ fn what_a_large_request_did_not_use_is_not_saved() -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// At zero, what is counted in permits is charged; a debt that is a time has no length.
+/// At rate zero a debit in permits is charged, and a debt that is a time has no length.
 #[test]
 fn a_debit_at_zero_is_owed_in_permits() -> Result<(), Box<dyn Error>> {
     let rate = Rate::per_second(10);
-    // What is due a second later for one permit, if 20 are charged at zero and then the rate comes
-    // back.
+    // When one permit is due, if 20 are charged at rate zero and the rate then comes back.
     let due = |policy: AnyPolicy| {
         let state = policy.start(at(0));
         policy.set_rate(&state, at(0), Rate::ZERO);
@@ -147,8 +147,8 @@ fn without_a_limit_nothing_is_owed() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What is owed beyond what a state can tell: once a new rate took the largest number for the debt,
-/// and a debit of a million at one per hour was paid in 300 s at a thousand per second.
+/// A debt beyond the range of a state: once a new rate took the largest number for the debt, and a
+/// debit of a million at one per hour was paid in 300 s at a thousand per second.
 #[test]
 fn no_rate_makes_a_debt_less_that_is_owed_for_ever() -> Result<(), Box<dyn Error>> {
     let slow = [Rate::per_hour(1), Rate::new(1, Duration::from_secs(1 << 29))?, Rate::from_per_second(1e-9)?];
@@ -194,8 +194,8 @@ fn a_debt_of_many_cells_that_keeps_its_ratio_does_not_wrap() -> Result<(), Box<d
     Ok(())
 }
 
-/// A debt in permits was nothing at a rate whose permits outlast the clock, and after that at every
-/// rate.
+/// A debt in permits was once lost at a rate whose permits outlast the clock, and after that at
+/// every rate.
 #[test]
 fn a_debt_is_owed_at_a_rate_that_is_as_good_as_none() -> Result<(), Box<dyn Error>> {
     let never = Rate::from_per_second(1e-200)?;

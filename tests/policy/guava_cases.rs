@@ -50,7 +50,7 @@ impl<P: Policy> Run<P> {
         self.finish(n, self.limiter.acquire_many(n))
     }
 
-    /// The same for each of `ns`, in nanoseconds.
+    /// Acquires each of `ns`. Returns the waits in nanoseconds.
     fn acquire_each(&self, ns: &[u32]) -> Result<Vec<u128>, Refusal> {
         ns.iter().map(|n| Ok(self.acquire(*n)?.as_nanos())).collect()
     }
@@ -95,7 +95,7 @@ impl<P: Policy> Run<P> {
     }
 }
 
-/// Random numbers, the same ones each time.
+/// Random numbers from a fixed seed.
 struct Dice(u64);
 
 impl Dice {

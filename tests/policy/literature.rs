@@ -123,8 +123,8 @@ fn a_counter_lets_almost_twice_a_thousand_through() -> Result<(), Box<dyn std::e
     Ok(())
 }
 
-/// Asks at these multiples of 10 per second, 20 s each, and measures what is let through per second
-/// in the last 10 s of each.
+/// Asks at these multiples of 10 per second, 20 s each, and measures the requests let through per
+/// second in the last 10 s of each.
 fn driven<P: Policy>(policy: P) -> Vec<usize> {
     let (limiter, clock) = limiter(policy);
     // 1, 2, 5, 10, 10 x 2, 10 x 2.5, 10 x 5 and 10 x 10 in each second, evenly.
@@ -154,7 +154,7 @@ fn a_driver_measures_the_limit_whatever_it_asks_for() {
     assert_eq!(driven(SmoothBursty::new(rate)), measured);
 }
 
-/// Who asks every 40 ms and may save nothing finds a permit of 100 ms every 120.
+/// A caller that asks every 40 ms and saves no permits finds a permit of 100 ms every 120 ms.
 #[test]
 fn a_driver_that_may_save_nothing_measures_its_own_steps() {
     let (rate, measured) = (Rate::per_second(10), [1, 2, 5, 10, 10, 8, 10, 10]);

@@ -95,8 +95,8 @@ fn undone_permits_are_granted_once_more_and_not_more() {
     assert_eq!(policy.status(&state, at).available, LIMIT - held, "{held} are held");
 }
 
-/// Takers by the real clock while a thread settles estimates: of what is kept, never more than the
-/// limit is in any window.
+/// Threads take on the real clock while a thread settles estimates. The permits that are kept never
+/// exceed the limit in any window.
 #[test]
 fn a_log_keeps_its_bound_while_permits_are_undone_and_refunded() {
     const WINDOW: u64 = 1_000_000;

@@ -14,12 +14,12 @@ use crate::room::Rooms;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// When a request is granted if it comes at `at` and nobody is ahead.
+/// Returns when a request is granted that comes at `at` with no requests ahead.
 fn due<P: Policy>(policy: &P, state: &P::State, at: Nanos) -> Nanos {
     policy.ready_at(state, at, 0, 1).max(at)
 }
 
-/// Grants `n` permits to somebody who comes at `at` and waits. Returns when they were granted.
+/// Grants `n` permits to a request that comes at `at` and waits. Returns when they were granted.
 fn acquire<P: Policy>(policy: &P, state: &P::State, at: Nanos, n: u32) -> Result<Nanos, Refusal> {
     let due = due(policy, state, at);
     policy.try_acquire(state, due, n)?;
@@ -83,7 +83,7 @@ fn some_calls() -> impl Strategy<Value = Vec<Call>> {
 
 /// Makes the calls to both, the model deciding as the policy does, and compares the due times.
 fn agree<P: Policy>(policy: &P, kind: Kind, mut rate: f64, calls: &[Call]) -> Result<(), TestCaseError> {
-    // Before 2036, whatever happens, so that the clock's end is out of sight of those who do not
+    // Always before 2036, so that the end of the clock's time is out of reach for calls that do not
     // wait for it.
     const LATEST: u64 = 300_000_000 * SECOND;
     let ticks = |at: Nanos| i128::from(at.as_u64()) * Ticks::PER_NANO;
@@ -190,7 +190,7 @@ fn a_slow_rate_of_many_digits_costs_what_it_says() -> Result<(), Box<dyn Error>>
 
 // The bound
 
-/// A call of somebody who wants as much as possible.
+/// A call of a caller that takes as much as possible.
 #[derive(Clone, Copy, Debug)]
 enum Grab {
     Pass(u64),
@@ -207,9 +207,9 @@ enum Grab {
     SetRate(u64),
 }
 
-/// Refunds or changes of the rate, not both: a permit is refunded at today's price, not at the one
-/// it was bought at. Nor refunds and undone grants: who gives a permit back twice gets it back
-/// twice.
+/// Refunds or changes of the rate, not both: a permit is refunded at the current price, not at the
+/// price that was paid. Nor refunds and undone grants: a caller that gives a permit back twice gets
+/// it back twice.
 fn some_grabs(jumps_back: bool, undoes: bool) -> impl Strategy<Value = Vec<Grab>> {
     any::<bool>().prop_flat_map(move |refunds| some_grabs_of(jumps_back, undoes, refunds && !undoes))
 }
@@ -479,8 +479,8 @@ proptest! {
 
 // Undoing
 
-/// Two limiters with the same history, but one of them also grants what is undone at the same
-/// instant. Nobody can tell them apart then or later.
+/// Two limiters with one history, but one of them also grants permits that are undone at that
+/// instant. No call can tell them apart then or later.
 fn undoes_without_a_trace<P: Policy>(
     policy: &P,
     history: &[(u64, u32, Option<u32>)],
@@ -535,7 +535,7 @@ proptest! {
         undoes_without_a_trace(&policy, &history)?;
     }
 
-    /// Somebody else took something in between.
+    /// Another request took permits in between.
     #[test]
     fn bursty_undoes_a_grant_below_others(
         rate in some_rate(), burst in some_burst(), idle in 0..5 * SECOND, n in 1u32..50, others in vec(1u32..50, 0..10),
@@ -556,8 +556,8 @@ proptest! {
 
 // Settling
 
-/// Two limiters with the same history, but one of them takes too much and gives back what was not
-/// used. Nobody can tell them apart then or later.
+/// Two limiters with one history, but one of them takes too much and gives back the unused part. No
+/// call can tell them apart then or later.
 fn settles_without_a_trace<P: Policy>(policy: &P, history: &[(u64, u32, u32)]) -> Result<(), TestCaseError> {
     let mut now = secs(1.0);
     let (plain, other) = (policy.start(now), policy.start(now));

@@ -58,8 +58,8 @@ fn hammer<P: Policy>(policy: P) -> Vec<Grant> {
     grants
 }
 
-/// The most permits that were surely granted in a span of this length: those whose two readings lie
-/// in it.
+/// Returns the most permits that were surely granted in a span of this length: grants with both
+/// readings in it.
 fn most_in(grants: &[Grant], span: u64) -> u64 {
     let sum = |from: u64| {
         let inside = grants.iter().filter(|grant| grant.before >= from && grant.after < from + span);
@@ -151,8 +151,8 @@ fn a_sliding_window_that_changes_keeps_its_limit_among_threads() {
 #[test]
 fn a_bucket_that_changes_keeps_its_burst_among_threads() {
     const BURST: u32 = 1000;
-    // Much slower and much faster, and never the same again: an exchange cannot tell a state from
-    // an equal one by other terms.
+    // Much slower and much faster, and never twice at one rate: an exchange cannot tell a state
+    // from an equal one by other terms.
     let rate = |change: u64| {
         let nanos = [1_000_003, 9_999_991, 31][usize::try_from(change % 3).expect("small")] + 64 * change;
         Rate::new(1, Duration::from_nanos(nanos)).expect("a rate")

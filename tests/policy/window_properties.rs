@@ -47,7 +47,7 @@ struct Grant {
 
 /// A rule on a list of grants.
 trait Rule: Clone {
-    /// Whether a request waits exactly until those ahead of it are served.
+    /// Whether a request waits exactly until the requests ahead of it are served.
     const EXACT_QUEUE: bool = true;
 
     /// Whether a longer window counts again what was over.
@@ -62,7 +62,7 @@ trait Rule: Clone {
     /// Whether a grant counts at a time.
     fn counts(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128, grant: &Grant) -> bool;
 
-    /// Whether `n` more fit beside those that count.
+    /// Whether `n` more permits fit beside the permits that count.
     fn fits(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128, n: u32) -> bool {
         let counting = grants.iter().filter(|grant| self.counts(grants, terms, reached, at, grant));
         sum(counting) + i128::from(n) <= terms.limit.into()
@@ -204,7 +204,7 @@ impl Rule for Log {
     }
 }
 
-/// This window's, and a share of those of the window before.
+/// The permits of this window, and a share of the permits of the previous window.
 #[derive(Clone, Copy, Debug)]
 struct Estimate {
     phase: i128,
@@ -231,7 +231,7 @@ impl Rule for Estimate {
         before * (length - elapsed) + (used + i128::from(n)) * length <= limit * length
     }
 
-    /// Both windows are those of the new length.
+    /// Both windows have the new length.
     fn changed(&self, grants: Vec<Grant>, reached: i128, at: i128, change: &Changed) -> (Vec<Grant>, i128) {
         let old = self.noted(&grants, change.old, reached, at);
         let new = stretch(at, change.new.length.into(), self.phase);
@@ -260,7 +260,7 @@ enum Call {
     Try(u32),
     /// Waits for the very instant.
     Wait(u32),
-    /// So many wait in line, each for one permit, and then somebody for more.
+    /// This many requests wait in line, each for one permit, and then one for more.
     Queue(u32, u32),
     /// Takes every single permit that the status tells.
     TakeAll,
@@ -368,7 +368,8 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
         self.policy.ready_at(&self.state, self.now, ahead, n).max(self.now)
     }
 
-    /// All that can be told about the state: what is true now, and when what will be.
+    /// Returns the full outlook of the state: the permits that it has now, and the times of the
+    /// next ones.
     fn outlook(&self) -> Vec<Nanos> {
         let status = self.policy.status(&self.state, self.now);
         let mut outlook = vec![Nanos::new(status.available), status.full_at.max(self.now)];
@@ -541,7 +542,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
                 self.grants.retain(|grant| grant.n > 0);
                 (self.latest, self.refunded) = (self.now, self.now);
                 self.reached = self.rule.reached_by_refund(self.terms, self.reached, exact(self.now));
-                // Who gives a permit back twice gets it back twice.
+                // A caller that gives a permit back twice gets it back twice.
                 self.charges.clear();
                 self.passed.clear();
             }
@@ -677,7 +678,7 @@ proptest! {
 
 // Bounds
 
-/// Somebody who wants as much as possible, tries whenever he likes, and undoes some of it.
+/// A caller that takes as much as possible, tries at any time, and undoes some grants.
 fn some_grabs() -> impl Strategy<Value = Vec<Call>> {
     let call = prop_oneof![
         4 => (0u64..30).prop_map(Call::Pass),
@@ -731,8 +732,8 @@ proptest! {
 
 // The worst of the estimate
 
-/// The most permits in a span shorter than a window, if somebody takes all that is there in each of
-/// these thousandths of a window.
+/// Returns the most permits in a span shorter than a window, if a caller takes all available
+/// permits in each of these thousandths of a window.
 fn most_by_estimate(limit: u32, thousandths: impl IntoIterator<Item = u64>) -> Result<u64, Refusal> {
     let policy = SlidingEstimate::new(Rate::per_second(limit.into()));
     let state = policy.start(Nanos::ZERO);
@@ -753,8 +754,8 @@ fn most_by_estimate(limit: u32, thousandths: impl IntoIterator<Item = u64>) -> R
     Ok(taken.iter().map(|(first, _)| in_span(*first)).max().unwrap_or(0))
 }
 
-/// All of it in the last thousandth of a window, and then whatever the estimate lets through: it
-/// takes what is there for evenly spread.
+/// All permits in the last thousandth of a window, and then all that the estimate lets through: it
+/// assumes that the permits are evenly spread.
 ///
 /// Nothing worse was found: less than an instant before the edge, and all but one in the window
 /// after it. That is twice the limit less one permit, and less another one for a span that ends

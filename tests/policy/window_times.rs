@@ -195,8 +195,8 @@ fn told<C>(answer: Result<C, Refusal>, at: Nanos) -> Option<Nanos> {
     }
 }
 
-/// One limiter gets the readings as they come, another one at least the latest reading of all that
-/// was written before. Both do the same.
+/// One limiter gets the readings as they come. Another one gets at least the latest reading of all
+/// earlier writes. Both decide alike.
 fn acts_as_of_the_latest<P: Policy + Clone>(
     policy: &P,
     calls: &[(u64, Call, u64)],

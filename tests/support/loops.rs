@@ -38,7 +38,7 @@ impl Loops {
         self.lock().current = current.into();
     }
 
-    /// The loop's timer wakes nobody from now on.
+    /// The loop's timer wakes no task from now on.
     pub(crate) fn stall(&self, name: u32) {
         self.lock().stalled.insert(name);
     }
@@ -53,7 +53,7 @@ impl Loops {
         self.lock().panics.insert(name);
     }
 
-    /// The loop ends. Its timer wakes everybody one last time, as tokio's does.
+    /// The loop ends. Its timer wakes every task one last time, as tokio's does.
     pub(crate) fn end(&self, name: u32) {
         let mut state = self.lock();
         state.ended.insert(name);

@@ -22,7 +22,7 @@ pub(crate) struct Trace {
 pub(crate) enum Class {
     Normal,
     Extreme,
-    /// A defect of Guava's, recorded so that nobody wonders, and not to be copied.
+    /// A defect of Guava, recorded for the reader and not to be copied.
     Quirk,
 }
 
