@@ -468,7 +468,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
-    /// it is undone. Returns a grant of a policy that [counts](counts), which is to be undone
+    /// it is undone. Returns a grant of a policy that [counts], which is to be undone
     /// without the lock.
     pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) -> Option<Tracked<R::Charge>> {
         if let State::Waiting(_) = self.entries[key as usize].state {
