@@ -6,9 +6,10 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::support::{model, model_of_three, model_up_to};
-use crate::policy::sliding_log::head::{Head, VERSIONS};
+use crate::policy::state::{LogCharge, LogState};
+use crate::policy::window::log::head::{Head, VERSIONS};
 use crate::policy::window::stamp;
-use crate::policy::{Change, LogCharge, LogState, Policy, SlidingLog};
+use crate::policy::{Change, Policy, SlidingLog};
 use crate::rate::Rate;
 use crate::sync::Ordering;
 use crate::time::Nanos;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::support::model_of_three;
-use crate::policy::cells::Head;
-use crate::policy::sliding_window::SlidingState;
+use crate::policy::window::cells::Head;
+use crate::policy::window::sliding::SlidingState;
 use crate::policy::window::stamp;
 use crate::policy::{Policy, SlidingWindow};
 use crate::rate::Rate;

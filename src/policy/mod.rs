@@ -37,44 +37,40 @@
 mod any;
 mod bucket;
 pub(crate) mod cell;
-pub(crate) mod cells;
 mod change;
-pub(crate) mod closable;
 mod config;
-mod current_rate;
 mod deny_all;
-mod fixed_window;
 mod forecast;
+mod guava;
 pub(crate) mod interval;
 mod kinds;
-mod leaky_bucket;
 pub(crate) mod published;
-mod sliding_estimate;
-pub(crate) mod sliding_log;
-pub(crate) mod sliding_window;
-mod smooth_bursty;
-mod smooth_warming_up;
-mod terms;
 pub(crate) mod ticks;
-mod token_bucket;
 mod unlimited;
 pub(crate) mod window;
 
-pub use any::{AnyCharge, AnyPolicy, AnyState};
-pub use bucket::{BucketCharge, BucketState};
+pub use any::AnyPolicy;
+pub use bucket::{LeakyBucket, TokenBucket};
 pub use change::{Change, Keep};
 pub use config::{ConfigError, PolicyConfig};
 pub use deny_all::DenyAll;
-pub use fixed_window::{FixedCharge, FixedState, FixedWindow};
 pub use forecast::{Crowd, Forecast};
-pub use leaky_bucket::LeakyBucket;
-pub use sliding_estimate::{EstimateCharge, EstimateState, SlidingEstimate};
-pub use sliding_log::{LogCharge, LogState, SlidingLog};
-pub use sliding_window::{SlidingCharge, SlidingState, SlidingWindow};
-pub use smooth_bursty::{BurstyCharge, BurstyState, SmoothBursty};
-pub use smooth_warming_up::{SmoothWarmingUp, WarmingUpCharge, WarmingUpState};
-pub use token_bucket::TokenBucket;
+pub use guava::{SmoothBursty, SmoothWarmingUp};
 pub use unlimited::Unlimited;
+pub use window::{FixedWindow, SlidingEstimate, SlidingLog, SlidingWindow};
+
+/// The types of [`Policy::State`] and [`Policy::Charge`].
+pub mod state {
+    pub use super::any::{AnyCharge, AnyState};
+    pub use super::bucket::{BucketCharge, BucketState};
+    pub use super::guava::{BurstyCharge, BurstyState, WarmingUpCharge, WarmingUpState};
+    pub use super::window::{
+        EstimateCharge, EstimateState, FixedCharge, FixedState, LogCharge, LogState, SlidingCharge,
+        SlidingState,
+    };
+}
+
+pub use state::*;
 
 use std::fmt::Debug;
 use std::time::Duration;

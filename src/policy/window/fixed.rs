@@ -12,7 +12,7 @@
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
 //! | 64..126 | time of the last grant; in a window from the first grant, of that grant | ns | never goes back |
-//! | 63 | closed, while a change is at work | | see `policy/closable.rs` |
+//! | 63 | closed, while a change is at work | | see `policy/window/closable.rs` |
 //! | 47..63 | turn | changes | wraps |
 //! | 0..47 | permits used in the window of that time | | at most the limit, or an old limit that was higher, unless there were debits |
 //!
@@ -28,7 +28,7 @@
 //!
 //! # Memory ordering
 //!
-//! One word, which is closed while the window changes: see `policy/closable.rs`.
+//! One word, which is closed while the window changes: see `policy/window/closable.rs`.
 //!
 //! # Source
 //!
@@ -38,7 +38,7 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::closable::ClosableWord;
+use crate::policy::window::closable::ClosableWord;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
@@ -52,7 +52,7 @@ use crate::time::Nanos;
 ///
 /// **At the edge** of two windows twice the limit can pass within an instant. For a server with
 /// this very rule that is what it allows; to protect a service, choose
-/// [`SlidingWindow`](super::SlidingWindow) or [`SlidingLog`](super::SlidingLog).
+/// [`SlidingWindow`](crate::policy::SlidingWindow) or [`SlidingLog`](crate::policy::SlidingLog).
 ///
 /// A request for more than the limit can never be had. Those who wait are served together when the
 /// window turns, in order, as many as it has permits.
@@ -82,7 +82,7 @@ use crate::time::Nanos;
 ///
 /// # Picture
 ///
-#[cfg_attr(doc, doc = include_str!("../../docs/pictures/fixed_window.svg"))]
+#[cfg_attr(doc, doc = include_str!("../../../docs/pictures/fixed_window.svg"))]
 #[derive(Clone, Debug)]
 pub struct FixedWindow {
     pub(crate) window: CurrentWindow,

@@ -55,17 +55,17 @@
 
 use std::sync::OnceLock;
 
-use crate::policy::sliding_log::LogCharge;
-use crate::policy::sliding_log::chunks::{CHUNK, words};
-use crate::policy::sliding_log::give_back::{Credits, GiveBack};
-use crate::policy::sliding_log::head::Head;
+use crate::policy::window::log::LogCharge;
+use crate::policy::window::log::chunks::{CHUNK, words};
+use crate::policy::window::log::give_back::{Credits, GiveBack};
+use crate::policy::window::log::head::Head;
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 
 /// The fewest places beyond the room.
 pub(crate) const SPARE: u32 = if cfg!(all(test, tidegate_loom)) { 2 } else { 64 };
 
-/// The state of one [`SlidingLog`](super::SlidingLog): a ring of times.
+/// The state of one [`SlidingLog`](crate::policy::SlidingLog): a ring of times.
 #[derive(Debug)]
 pub struct LogState {
     pub(super) head: AtomicU128,

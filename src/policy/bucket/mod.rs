@@ -86,14 +86,21 @@
 //! that read the numbers before the word; and by `tests/policy/stress.rs`. Loom does not reorder a
 //! load behind a later exchange, so the second bad execution rests on the argument.
 
+mod leaky;
+mod terms;
+mod token;
+
+pub use leaky::LeakyBucket;
+pub use token::TokenBucket;
+
 use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::bucket::terms::{More, Numbers, STILL, Terms, carried_over, small, words};
 use crate::policy::cell::{Cell, convert, update};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
-use crate::policy::terms::{More, Numbers, STILL, Terms, carried_over, small, words};
 use crate::policy::window::nanos_between;
 use crate::policy::{Change, Crowd, Forecast, Keep, PolicyStatus, limited, ticks};
 use crate::rate::Rate;

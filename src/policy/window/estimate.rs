@@ -14,7 +14,7 @@
 //!
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
-//! | 127 | closed, while a change is at work | | see `policy/closable.rs` |
+//! | 127 | closed, while a change is at work | | see `policy/window/closable.rs` |
 //! | 126 | turn | changes | wraps |
 //! | 64..126 | time of the last grant | ns | never goes back |
 //! | 32..64 | permits used in the window before that of this time | | at most `u32::MAX` |
@@ -31,7 +31,7 @@
 //!
 //! # Memory ordering
 //!
-//! One word, which is closed while the window changes: see `policy/closable.rs`.
+//! One word, which is closed while the window changes: see `policy/window/closable.rs`.
 //!
 //! # Source
 //!
@@ -42,7 +42,7 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::closable::{ClosableWord, refused_as_closed};
+use crate::policy::window::closable::{ClosableWord, refused_as_closed};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
@@ -53,8 +53,8 @@ use crate::time::Nanos;
 ///
 /// The widespread approximation of a sliding window: it keeps the counts of this period and the one
 /// before, and weighs the older one by how much of it still counts. No burst at the edge of two
-/// windows as with [`FixedWindow`](super::FixedWindow), and much less memory than
-/// [`SlidingLog`](super::SlidingLog). The price is that it errs to both sides, as far as the
+/// windows as with [`FixedWindow`](crate::policy::FixedWindow), and much less memory than
+/// [`SlidingLog`](crate::policy::SlidingLog). The price is that it errs to both sides, as far as the
 /// permits of the period before were not evenly spread: at worst nearly twice the limit pass in a
 /// span, and a caller may wait longer than it would have to.
 ///
@@ -89,7 +89,7 @@ use crate::time::Nanos;
 ///
 /// # Picture
 ///
-#[cfg_attr(doc, doc = include_str!("../../docs/pictures/sliding_estimate.svg"))]
+#[cfg_attr(doc, doc = include_str!("../../../docs/pictures/sliding_estimate.svg"))]
 #[derive(Clone, Debug)]
 pub struct SlidingEstimate {
     pub(crate) window: CurrentWindow,

@@ -1,6 +1,6 @@
 //! Token bucket, also known as GCRA: a burst at once, and then a rate.
 //!
-//! The rule, the state word and the rounding are in `policy/bucket.rs`.
+//! The rule, the state word and the rounding are in `policy/bucket/mod.rs`.
 //!
 //! # Invariant
 //!
@@ -20,8 +20,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::bucket::terms::Terms;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start};
-use crate::policy::terms::Terms;
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -72,8 +72,8 @@ use crate::time::Nanos;
 ///
 /// # Picture
 ///
-#[cfg_attr(doc, doc = include_str!("../../docs/pictures/token_bucket.svg"))]
-#[cfg_attr(doc, doc = "\nIn steps:\n\n", doc = include_str!("../../docs/pictures/token_bucket_in_steps.svg"))]
+#[cfg_attr(doc, doc = include_str!("../../../docs/pictures/token_bucket.svg"))]
+#[cfg_attr(doc, doc = "\nIn steps:\n\n", doc = include_str!("../../../docs/pictures/token_bucket_in_steps.svg"))]
 #[derive(Clone)]
 pub struct TokenBucket {
     pub(crate) bucket: Bucket,

@@ -1,11 +1,23 @@
 //! A window: so many permits in so long a time, and where one begins. For the policies that count.
 
+pub(crate) mod cells;
+pub(crate) mod closable;
+mod estimate;
+mod fixed;
+pub(crate) mod log;
+pub(crate) mod sliding;
+
+pub use estimate::{EstimateCharge, EstimateState, SlidingEstimate};
+pub use fixed::{FixedCharge, FixedState, FixedWindow};
+pub use log::{LogCharge, LogState, SlidingLog};
+pub use sliding::{SlidingCharge, SlidingState, SlidingWindow};
+
 use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::closable::ClosableWord;
 use crate::policy::published::Published;
+use crate::policy::window::closable::ClosableWord;
 use crate::policy::{Keep, limited};
 use crate::rate::Rate;
 use crate::time::Nanos;

@@ -44,11 +44,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::policy::sliding_log::LogCharge;
-use crate::policy::sliding_log::chunks::Chunks;
-use crate::policy::sliding_log::copying::Copying;
-use crate::policy::sliding_log::head::Head;
-use crate::policy::sliding_log::state::{LogState, View, end};
+use crate::policy::window::log::LogCharge;
+use crate::policy::window::log::chunks::Chunks;
+use crate::policy::window::log::copying::Copying;
+use crate::policy::window::log::head::Head;
+use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 

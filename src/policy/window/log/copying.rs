@@ -26,9 +26,9 @@
 //! enough. If debits and refunds gave a copy up, it may not be ready: then one giver-back makes it
 //! in one pass, as it does if one grant has more permits than there are spare places.
 
-use crate::policy::sliding_log::give_back::{Book, Books, Credit, Credits, GiveBack, Next};
-use crate::policy::sliding_log::head::Head;
-use crate::policy::sliding_log::state::{LogState, View, end};
+use crate::policy::window::log::give_back::{Book, Books, Credit, Credits, GiveBack, Next};
+use crate::policy::window::log::head::Head;
+use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::Ordering;
 

@@ -1,6 +1,6 @@
 //! Leaky bucket as a queue: a constant outflow, and a bucket that can overflow.
 //!
-//! The rule, the state word and the rounding are in `policy/bucket.rs`. The queue is the limiter's:
+//! The rule, the state word and the rounding are in `policy/bucket/mod.rs`. The queue is the limiter's:
 //! those who wait in line are the water in the bucket, and the longest time that the newest may
 //! wait is its height.
 //!
@@ -19,8 +19,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::bucket::terms::Terms;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start};
-use crate::policy::terms::Terms;
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
@@ -46,11 +46,11 @@ use crate::time::Nanos;
 /// | `rate=10r/s` | `LeakyBucket::new(rate)`, with [`capacity(0)`](LeakyBucket::capacity) |
 /// | `burst=5` | `.capacity(5)` |
 /// | `burst=5 delay=3` | `.capacity(5).nodelay(3)` |
-/// | `burst=5 nodelay` | `.capacity(5).nodelay(5)`: this is [`TokenBucket`](super::TokenBucket) with a burst of 6, the leaky bucket as a meter |
+/// | `burst=5 nodelay` | `.capacity(5).nodelay(5)`: this is [`TokenBucket`](crate::policy::TokenBucket) with a burst of 6, the leaky bucket as a meter |
 /// | Sentinel's uniform queueing | `.max_wait(time)` |
 ///
 /// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of
-/// permits. The height can [change](super::Change::capacity), too; those who wait already stay. A
+/// permits. The height can [change](crate::policy::Change::capacity), too; those who wait already stay. A
 /// `try_` in the moment in which the terms are replaced may be refused, to be tried again at once.
 ///
 /// # Examples
@@ -81,7 +81,7 @@ use crate::time::Nanos;
 ///
 /// # Picture
 ///
-#[cfg_attr(doc, doc = include_str!("../../docs/pictures/leaky_bucket.svg"))]
+#[cfg_attr(doc, doc = include_str!("../../../docs/pictures/leaky_bucket.svg"))]
 pub struct LeakyBucket {
     bucket: Bucket,
     /// A [`Height`] in one word.

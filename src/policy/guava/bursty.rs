@@ -51,7 +51,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::cell::{Cell, update};
-use crate::policy::current_rate::CurrentRate;
+use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
@@ -106,7 +106,7 @@ use crate::time::Nanos;
 ///
 /// # Picture
 ///
-#[cfg_attr(doc, doc = include_str!("../../docs/pictures/smooth_bursty.svg"))]
+#[cfg_attr(doc, doc = include_str!("../../../docs/pictures/smooth_bursty.svg"))]
 pub struct SmoothBursty {
     rate: CurrentRate,
     /// For how many ticks unused time is saved.

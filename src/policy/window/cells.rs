@@ -14,7 +14,7 @@
 //!
 //! | word | bits | name | at the edges |
 //! |---|---|---|---|
-//! | head, 128 bits | 127 | closed, while a change is at work | see `policy/closable.rs` |
+//! | head, 128 bits | 127 | closed, while a change is at work | see `policy/window/closable.rs` |
 //! | | 65..127 | time of the last grant, in ns | never goes back |
 //! | | 64 | fresh: the cell was opened at this time, and is not entered in the ring yet | |
 //! | | 40..64 | number of the newest cell, one more for each cell that was opened | wraps |
@@ -74,7 +74,7 @@
 //! rests on the argument.
 
 use crate::policy::Keep;
-use crate::policy::closable::{ClosableWord, Seen};
+use crate::policy::window::closable::{ClosableWord, Seen};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 

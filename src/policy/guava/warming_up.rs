@@ -2,7 +2,7 @@
 //!
 //! # Algorithm
 //!
-//! [`SmoothBursty`](super::SmoothBursty) treats saved permits as spare capacity: they are free. But a service that idled may be
+//! [`SmoothBursty`](crate::policy::SmoothBursty) treats saved permits as spare capacity: they are free. But a service that idled may be
 //! slower, not faster: caches went stale, connections closed. Then a saved permit should cost *more* than a fresh
 //! one. So remember, beside the time of the next grant, how cold the service is.
 //!
@@ -68,9 +68,9 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::cell::{Cell, update};
-use crate::policy::current_rate::CurrentRate;
+use crate::policy::guava::bursty::{owed, unused_share};
+use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
-use crate::policy::smooth_bursty::{owed, unused_share};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
@@ -81,7 +81,7 @@ use crate::time::Nanos;
 /// Guava's `SmoothWarmingUp`. It starts cold: at first permits come at the rate divided by the cold factor (3 by
 /// default), and reach the full rate after the warm-up period of steady demand. As long an idle time makes it cold again.
 ///
-/// As with [`SmoothBursty`](super::SmoothBursty), a request of any size is granted as soon as the one before is paid for, and is paid
+/// As with [`SmoothBursty`](crate::policy::SmoothBursty), a request of any size is granted as soon as the one before is paid for, and is paid
 /// by the next. There are no free saved permits, so there is no burst.
 ///
 /// When the rate changes, coldness and debt are kept as times: [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the limiter is warm.
@@ -119,7 +119,7 @@ use crate::time::Nanos;
 ///
 /// # Picture
 ///
-#[cfg_attr(doc, doc = include_str!("../../docs/pictures/smooth_warming_up.svg"))]
+#[cfg_attr(doc, doc = include_str!("../../../docs/pictures/smooth_warming_up.svg"))]
 #[derive(Clone)]
 pub struct SmoothWarmingUp {
     rate: CurrentRate,

@@ -76,7 +76,7 @@ pub use state::LogState;
 ///
 /// # Picture
 ///
-#[cfg_attr(doc, doc = include_str!("../../../docs/pictures/sliding_log.svg"))]
+#[cfg_attr(doc, doc = include_str!("../../../../docs/pictures/sliding_log.svg"))]
 #[derive(Clone, Debug)]
 pub struct SlidingLog {
     window: CurrentWindow,
