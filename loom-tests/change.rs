@@ -9,10 +9,10 @@ use super::support::{model_of_three, model_up_to};
 #[cfg(feature = "keyed")]
 use crate::keyed::KeyPolicy;
 use crate::policy::cell::update;
+use crate::policy::state::BucketState;
 use crate::policy::window::stamp;
 use crate::policy::{
-    BucketState, Change, FixedWindow, Keep, LeakyBucket, Policy, SlidingEstimate, SlidingWindow, TokenBucket,
-    ticks,
+    Change, FixedWindow, Keep, LeakyBucket, Policy, SlidingEstimate, SlidingWindow, TokenBucket, ticks,
 };
 use crate::rate::Rate;
 use crate::time::Nanos;

@@ -9,7 +9,8 @@ use std::hint::black_box;
 use cpu_time::ThreadTime;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::policy::{LogCharge, LogState, Policy};
+use tidegate::policy::Policy;
+use tidegate::policy::state::{LogCharge, LogState};
 use tidegate::{Nanos, Rate, SlidingLog};
 
 use crate::Options;

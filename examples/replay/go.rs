@@ -22,7 +22,8 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
-use tidegate::policy::{BucketCharge, BucketState, Change};
+use tidegate::policy::Change;
+use tidegate::policy::state::{BucketCharge, BucketState};
 use tidegate::{Nanos, Policy, Rate, Refusal, TokenBucket};
 
 use crate::float::float;

@@ -70,8 +70,6 @@ pub mod state {
     };
 }
 
-pub use state::*;
-
 use std::fmt::Debug;
 use std::time::Duration;
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::policy::{BucketState, Change, Keep};
+use tidegate::policy::state::BucketState;
+use tidegate::policy::{Change, Keep};
 use tidegate::{LeakyBucket, Nanos, Policy, Rate, Refusal, TokenBucket};
 
 const SECOND: u64 = 1_000_000_000;
