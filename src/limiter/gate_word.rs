@@ -38,7 +38,7 @@
 //! permits come later, and an alarm that rings too early is set again. So there is no pattern of
 //! store-then-load on two sides, which would need sequential consistency.
 //!
-//! **Checked by** `loom-tests/shared.rs`: try against a waiter, joining against a refund, dropping
+//! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
 //! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
 
 use crate::clock::Timer;

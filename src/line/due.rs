@@ -3,9 +3,10 @@
 //! Where the sum of all that go first tells it, that is one look, however many there are. In a
 //! window it does not: a request that does not fit leaves room that nobody uses, so each request
 //! ahead is foreseen, in order. That costs a few nanoseconds for each, so it ends after
-//! [`FORESEEN`], and the next request goes on from there. All others are a crowd of which sums are
-//! known, and are foreseen as slow as they can be: a told time may then be too late, and is never
-//! too early.
+//! [`FORESEEN`], and the next request goes on from there. The due times that were foreseen are kept
+//! until something changes, so asking again for any of these entries is a search by halving. All
+//! others are a crowd of which sums are known, and are foreseen as slow as they can be: a told time
+//! may then be too late, and is never too early.
 
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub(super) struct Memo<Ahead> {
     requests: u64,
     permits: u64,
     weight: Ahead,
+    /// The place of each of the first that were foreseen, and when it is due, in order.
+    dues: Vec<(u64, Nanos)>,
     /// The end of a pause, and what is kept.
     terms: (Nanos, Option<KeptShare>),
 }
@@ -56,6 +59,12 @@ impl<Ahead> Memo<Ahead> {
             self.next = key;
         }
         self
+    }
+
+    /// When the entry at a place is due, if it is among the first that were foreseen.
+    fn due_at(&self, place: u64) -> Option<Nanos> {
+        let index = self.dues.binary_search_by_key(&place, |(place, _)| *place).ok()?;
+        Some(self.dues[index].1)
     }
 }
 
@@ -123,11 +132,78 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(super) fn due_of(&self, visit: &Visit<'_, R, C>, key: u32) -> Nanos {
         let &Visit { rule, now, .. } = visit;
         let Entry { ask, place, priority, .. } = &self.entries[key as usize];
-        let sums = self.sums_before(rule, key);
-        match self.steps(rule, self.priorities.before(*priority)) {
-            0 => self.due(rule, now, *place, &sums.weight, ask),
-            steps => self.foreseen(visit, (steps, key), sums, Demand { ask, priority: *priority }),
+        let steps = self.steps(rule, self.priorities.before(*priority));
+        if steps == 0 {
+            return self.due(rule, now, *place, &self.sums_before(rule, key).weight, ask);
         }
+        self.remembered(visit, steps, *place).unwrap_or_else(|| {
+            let sums = self.sums_before(rule, key);
+            self.foreseen(visit, (steps, key), sums, Demand { ask, priority: *priority })
+        })
+    }
+
+    /// When the entry at a place is due, by the forecast that is kept, which goes on to there.
+    /// `None` if the entry does not stand among the first `steps`.
+    ///
+    /// So to ask for each entry of a line costs about as much as to ask for the last one.
+    fn remembered(&self, visit: &Visit<'_, R, C>, steps: usize, place: u64) -> Option<Nanos> {
+        if self.settings.opens == Nanos::MAX {
+            return Some(Nanos::MAX);
+        }
+        let mut memo = self.memo(visit);
+        let left = steps.saturating_sub(memo.dues.len());
+        let due = match self.go_on(visit, &mut memo, left, |entry| entry.place > place) {
+            Ok(()) => memo.due_at(place),
+            // All behind an entry that is never due are not due either.
+            Err(Never) => memo.due_at(place).or(Some(Nanos::MAX)),
+        };
+        self.memo.set(Some(memo));
+        due
+    }
+
+    /// The forecast that is kept, or a new one where anything has changed since.
+    fn memo(&self, visit: &Visit<'_, R, C>) -> Box<Memo<R::Ahead>> {
+        let Settings { opens, kept, .. } = self.settings;
+        // Of what comes in during a pause, the stock keeps what it has room for.
+        let begin = visit.rule.forecast(visit.now.max(opens));
+        let terms = (opens, kept);
+        let last = self.memo.take();
+        last.filter(|memo| memo.terms == terms && memo.begin.finds_the_same(&begin)).unwrap_or_else(|| {
+            let (forecast, weight) = (begin.clone(), R::Ahead::default());
+            let (next, dues) = (self.head, Vec::new());
+            Box::new(Memo { begin, forecast, next, requests: 0, permits: 0, weight, dues, terms })
+        })
+    }
+
+    /// Foresees so many more entries, but none from where `stops` says so.
+    fn go_on(
+        &self,
+        visit: &Visit<'_, R, C>,
+        memo: &mut Memo<R::Ahead>,
+        steps: usize,
+        stops: impl Fn(&Entry<R::Ask, R::Charge, C::RuntimeId>) -> bool,
+    ) -> Result<(), Never> {
+        let &Visit { rule, now, .. } = visit;
+        for _ in 0..steps {
+            let Some(entry) = self.entries.get(memo.next as usize).filter(|entry| !stops(entry)) else {
+                break;
+            };
+            let demand = Demand { ask: &entry.ask, priority: entry.priority };
+            let due = rule.foresee(&mut memo.forecast, demand.ask, self.settings.kept_from(entry.priority));
+            // One that can never be had is refused when it is the first, and takes nothing.
+            if due == Nanos::MAX && self.check(rule, now, demand).is_ok() {
+                return Err(Never);
+            }
+            if memo.dues.len() < FORESEEN {
+                memo.dues.push((entry.place, due));
+            }
+            memo.requests += 1;
+            memo.permits = memo.permits.saturating_add(rule.permits(&entry.ask));
+            rule.add(&mut memo.weight, &entry.ask);
+            memo.next = entry.next;
+        }
+        memo.forecast.tidy();
+        Ok(())
     }
 
     /// All that stand in line before an entry.
@@ -201,43 +277,22 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         sums: Sums<R::Ahead>,
         demand: Demand<'_, R::Ask>,
     ) -> Nanos {
-        let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
+        let (&Visit { rule, .. }, Demand { ask, priority }) = (visit, demand);
         let Sums { mut crowd, mut weight } = sums;
-        let Settings { opens, kept, .. } = self.settings;
-        if opens == Nanos::MAX {
-            return opens;
+        if self.settings.opens == Nanos::MAX {
+            return Nanos::MAX;
         }
-        // Of what comes in during a pause, the stock keeps what it has room for.
-        let begin = rule.forecast(now.max(opens));
-        let memo = self
-            .memo
-            .take()
-            .filter(|memo| end == NONE && memo.terms == (opens, kept) && memo.begin.finds_the_same(&begin));
-        let mut memo = memo.unwrap_or_else(|| {
-            let (forecast, weight) = (begin.clone(), R::Ahead::default());
-            let terms = (opens, kept);
-            Box::new(Memo { begin, forecast, next: self.head, requests: 0, permits: 0, weight, terms })
-        });
-        for _ in 0..steps {
-            let Some(entry) = self.entries.get(memo.next as usize).filter(|_| memo.next != end) else {
-                break;
-            };
-            let due = rule.foresee(&mut memo.forecast, &entry.ask, self.settings.kept_from(entry.priority));
-            // One that can never be had is refused when it is the first, and takes nothing.
-            if due == Nanos::MAX
-                && self.check(rule, now, Demand { ask: &entry.ask, priority: entry.priority }).is_ok()
-            {
-                return due;
-            }
-            memo.requests += 1;
-            memo.permits = memo.permits.saturating_add(rule.permits(&entry.ask));
-            rule.add(&mut memo.weight, &entry.ask);
-            memo.next = entry.next;
+        let kept_memo = if end == NONE { None } else { self.memo.take() };
+        let mut memo = self.memo(visit);
+        let end_place = self.entries.get(end as usize).map_or(u64::MAX, |end| end.place);
+        let never = self.go_on(visit, &mut memo, steps, |entry| entry.place >= end_place).is_err();
+        if never {
+            self.memo.set(kept_memo);
+            return Nanos::MAX;
         }
         crowd.requests = crowd.requests.saturating_sub(memo.requests);
         crowd.permits = crowd.permits.saturating_sub(memo.permits);
         rule.unmerge(&mut weight, &memo.weight);
-        memo.forecast.tidy();
         let kept = self.settings.kept_from(priority);
         let due = if crowd.requests > 0 {
             let mut forecast = memo.forecast.clone();
@@ -249,12 +304,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             memo.forecast.go_back(mark);
             due
         };
-        if end == NONE {
-            self.memo.set(Some(memo));
-        }
+        self.memo.set(if end == NONE { Some(memo) } else { kept_memo });
         due
     }
 }
+
+/// An entry that is foreseen is never due.
+struct Never;
 
 /// The most permits that one of these asks for.
 fn largest<Ahead>(priorities: &[Class<Ahead>]) -> u32 {
