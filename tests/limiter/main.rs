@@ -25,3 +25,4 @@ mod tokio_clock;
 mod told_times;
 mod undo;
 mod waiting;
+mod waker_clones;
