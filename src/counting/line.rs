@@ -163,6 +163,7 @@ impl Pool {
 
     /// Returns how many permits a request would find now: none while other requests wait.
     pub(super) fn available(&self) -> u32 {
+        // Relaxed: a snapshot. A request that relies on it goes through an exchange.
         let word = self.word.load(Ordering::Relaxed);
         if word & LINE != 0 { 0 } else { u32::try_from(free(word).max(0)).unwrap_or(u32::MAX) }
     }
@@ -208,6 +209,7 @@ impl Pool {
     /// Changes the limit. Permits that are out stay out.
     pub(super) fn set_limit(&self, limit: u32) {
         self.with_line(&mut Later::new(), |line, deferred| {
+            // Relaxed: the lock orders the changes of the limit.
             let before = self.limit.swap(limit, Ordering::Relaxed);
             let more = i64::from(limit) - i64::from(before);
             // Relaxed: a change of the limit publishes nothing; `word` alone decides.
@@ -291,6 +293,8 @@ impl Pool {
     }
 
     fn has_free(&self, n: u32) -> bool {
+        // Relaxed: by coherence the load sees each addition before the raised flag, and a later
+        // giver sees the flag.
         free(self.word.load(Ordering::Relaxed)) >= i64::from(n)
     }
 }

@@ -529,6 +529,7 @@ where
 
     /// Uncounts a key that has left the table.
     pub(super) fn uncount(&self) {
+        // Relaxed: the next `count_one` reads the latest count, and no other memory depends on it.
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -540,6 +541,7 @@ where
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.hash_of(key);
+        // Declared before the guard, so that entries are dropped after the lock is released.
         let mut removed = Removed::new();
         let mut shard = write(self.shard(hash));
         let known = shard.known.place(hash, key);
@@ -584,6 +586,7 @@ impl Counted<'_> {
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
+        // Relaxed, as in `uncount`.
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
