@@ -97,7 +97,8 @@ use crate::status::Status;
 ///
 /// # Fairness
 ///
-/// Requests for one key are served first come, first served. Keys do not affect each other.
+/// Requests of one priority for one key are served first come, first served. Keys do not affect
+/// each other.
 ///
 /// # Examples
 ///
@@ -294,7 +295,7 @@ where
     ///
     /// # Fairness
     ///
-    /// Futures for one key are served in the order of their first poll.
+    /// Futures of one priority for one key are served in the order of their first poll.
     ///
     /// # Cancel safety
     ///
@@ -423,8 +424,8 @@ where
     /// and counts towards `max_keys`. A pause ends by itself, and a [reset](RateLimiter::reset) is
     /// over when the key is as good as new.
     ///
-    /// A new key has the permits of a new key. A larger burst does not fill at once: use
-    /// [`Keep::Ratio`](crate::Keep::Ratio) to keep a full key full.
+    /// A new key starts with the permits of the common policy. A larger burst of its own does not
+    /// fill at once: use [`Keep::Ratio`](crate::Keep::Ratio) to keep a full key full.
     ///
     /// # Errors
     ///
