@@ -1,5 +1,4 @@
-//! The worked examples of Alibaba Sentinel in `tests/golden/sentinel/README.md`: its uniform queue,
-//! and its warm-up.
+//! Worked examples of Alibaba Sentinel: its uniform queue, and its warm-up.
 //!
 //! They are computed from formulas, not recorded. The queue matches row by row. The warm-up is
 //! Guava's ramp in both, but Sentinel decides once a second and refuses, while tidegate decides per
