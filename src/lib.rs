@@ -44,8 +44,9 @@
 //!
 //! # Three recipes
 //!
-//! **A client that must never see 429.** Space the calls evenly, and pause when the server says so.
-//! All tasks share the limiter.
+//! **A client of a strict server.** Space the calls evenly, a little below the server's 20 per
+//! second, and pause when the server says so. The network moves calls together, so a server without
+//! any tolerance refuses some calls of a client at exactly its rate.
 //!
 //! ```
 //! use std::time::Duration;
@@ -54,9 +55,10 @@
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() {
 //! # async fn call() -> Option<Duration> { None }
-//! let policy = SmoothBursty::new(Rate::per_second(20));
+//! let policy = SmoothBursty::new(Rate::per_second(19));
 //! let limiter = RateLimiter::new(policy.max_burst(Duration::ZERO));
-//! // In each task:
+//! limiter.set_catch_up(Duration::ZERO); // no call makes up for a late one
+//! // In each task, with a clone of the limiter:
 //! limiter.acquire().await;
 //! let retry_after = call().await;
 //! if let Some(wait) = retry_after {
@@ -112,9 +114,9 @@
 //!
 //! | you | policy | most permits in any span *d* |
 //! |---|---|---|
-//! | call a service that must not be called too often | [`SmoothBursty`] with `max_burst` zero | `1 + rate * (d + max_burst)` |
-//! | limit a burst and then a rate, as most APIs do | [`TokenBucket`] | `burst + rate * d` |
-//! | call a service that counts by the minute or the day | [`FixedWindow`] | `limit * (d / window + 2)` |
+//! | call a service, with evenly spaced calls | [`SmoothBursty`] with `max_burst` zero | `1 + rate * (d + max_burst)` |
+//! | serve requests: a burst and then a rate, as most APIs do | [`TokenBucket`] | `burst + rate * d` |
+//! | call a service that counts by the minute, and want its whole quota at once | [`FixedWindow`] | `limit * (d / window + 2)` |
 //! | may never have one more than the limit in any window | [`SlidingLog`] | `limit`, if *d* is the window |
 //! | want nearly that, in little memory | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window |
 //! | want about that, in least memory | [`SlidingEstimate`] | `2 * limit - 1`, if *d* is the window |
@@ -192,7 +194,7 @@
 //! | P6 exact average | Awaited permits come within 0.5 % of the rate, although timers are late. |
 //! | P7 exact rate | The arithmetic never exceeds the set rate, and stays within 65 ppm of it up to 1 M/s. |
 //! | P8 lock-free decision | While no request waits, a decision takes no lock and allocates nothing, and a refusal writes nothing. Policies with a state of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do. A [`KeyedRateLimiter`] reads under the shared lock of a part of its table. |
-//! | P9 virtual time | Everything, waiting included, runs on a [`ManualClock`] and on tokio's paused time. |
+//! | P9 virtual time | Every limiter of a rate, its waiting included, runs on a [`ManualClock`] and on tokio's paused time. A longest wait for a [`CountingLimit`] alone follows tokio's time. |
 //! | P10 never free | Overflow, clocks that jump, NaN, zero and huge arguments end in an error or in a refusal, never in "unlimited". |
 //! | P11 told times are true | `retry_after`, `due_in` and `within` are met to the nanosecond if nothing changes. Behind more than 4,096 requests of mixed sizes they may be too late, and are never too early. |
 //! | P12 bounded costs | No call holds a lock for long beside a million waiters. Wakers, observers, keys and clocks may panic, block or call back. |

@@ -80,8 +80,9 @@ impl<C: Timer> AllReservation<C> {
     }
 
     /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
-    /// [`Duration::MAX`] means never, or that it waits for a
-    /// [`CountingLimit`](crate::CountingLimit).
+    /// [`Duration::MAX`] means never, or that it was refused. The time at which a
+    /// [`CountingLimit`](crate::CountingLimit) has a permit is not known and not counted: with zero,
+    /// the reservation may still wait for one.
     #[must_use]
     pub fn due_in(&self) -> Duration {
         if self.pending.wait.is_done() && self.claimed.is_none() {
