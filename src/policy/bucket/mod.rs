@@ -1,91 +1,60 @@
-//! The bucket: the one word behind [`TokenBucket`](super::TokenBucket) and
-//! [`LeakyBucket`](super::LeakyBucket).
+//! The bucket: the one word behind [`TokenBucket`] and [`LeakyBucket`].
 //!
 //! # Algorithm
 //!
-//! A bucket holds up to *burst* tokens; they come in at a rate, and a request takes as many as it
-//! asks for, or none. The plain way keeps two numbers: how many there are, and when that was. One
-//! will do: the time *Z* at which the bucket was, or would have been, empty. The tokens are `(now -
-//! Z) / interval`, and what came in before `now - burst * interval` has overflowed.
+//! A bucket holds up to *burst* tokens. Tokens come in at a rate, and a request takes as many tokens
+//! as it asks for, or none. The plain way keeps two numbers: how many tokens there are, and when
+//! that was. One number is enough: the time *Z* at which the bucket was, or would have been, empty.
+//! The bucket holds `(now - Z) / interval` tokens, and every token that came in before `now - burst *
+//! interval` has overflowed.
 //!
 //! This is the Generic Cell Rate Algorithm: its *theoretical arrival time* is *Z* plus the burst,
-//! its increment the interval, its limit the burst less one permit. It is the leaky bucket as a
-//! meter, too: what is missing from a full bucket of tokens is the water in the other one. Three
-//! names, one word.
+//! its increment is the interval, and its limit is the burst less one permit. It is also the leaky
+//! bucket as a meter: the tokens that are missing from this bucket are the water in that one.
 //!
-//! A request of `n` pays **before** it passes: it is due at *Z* plus the price of `n`, and moves
-//! *Z* there. Guava's [`SmoothBursty`](super::SmoothBursty) is the same word with the other
-//! comparison: due at *Z*, and the next one pays.
+//! A request of `n` permits pays **before** it passes: it is due at *Z* plus the price of `n`, and
+//! moves *Z* there. Guava's [`SmoothBursty`](super::SmoothBursty) has this word, too, but a request
+//! is due at *Z*, and the next request pays.
 //!
-//! Tokens that come in steps, `k` at once each `t`, are the same rule on a clock that goes on once
-//! per `t`, by the price of `k` tokens, or of as many as fit into the bucket. The word stays a time
-//! on the common clock: it is put on the bucket's own clock to compute, and back to be stored. No
-//! tokens at all is the same rule on a clock that stands still.
+//! Tokens may come in steps, `k` tokens each `t`. Then the rule runs on a clock of the bucket's own.
+//! It goes on once per `t`, by the price of `k` tokens, or of as many as fit into the bucket. The
+//! word stays a time on the common clock: a decision converts it to the bucket's own clock, and
+//! converts the result back. Where no tokens come in, the bucket's own clock stands still.
 //!
 //! # State word
 //!
 //! | bits | name | unit | range | at the edges |
 //! |---|---|---|---|---|
-//! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | a request pays before, so a grant never moves it beyond now; a debit does, and saturates: limited for ever |
+//! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | a request pays before it passes, so a grant never moves *Z* beyond now; a debit does, and saturates: limited for ever |
+//!
+//! Any thread may change the word, by an exchange. A change of terms converts it while the bucket is
+//! closed: see `policy/bucket/in_force.rs`.
+//!
+//! # Invariant
+//!
+//! See `policy/bucket/token.rs` and `leaky.rs`, for each of the two policies.
 //!
 //! # Rounding
 //!
-//! The price of a request is rounded up to whole ticks once, and due times up to whole nanoseconds.
-//! Where the interval is not a whole number of nanoseconds, a burst taken one by one would miss its
-//! last permit by those roundings, and a caller that comes exactly when told would lose a little
-//! each time. So the bucket is larger by just that much: by what the burst costs more one by one
-//! than at once, and a nanosecond; never more than 50 ns, nor a whole permit.
+//! The price of a request is rounded up to whole ticks once, and due times are rounded up to whole
+//! nanoseconds. Where the interval is not a whole number of nanoseconds, these roundings would cost
+//! a burst that is taken one by one its last permit, and a caller that comes exactly at the time it
+//! was told would lose a little each time. So the bucket is larger by as much: by the difference
+//! between the price of the burst one by one and its price at once, and by a nanosecond. This is
+//! never more than 50 ns, nor a whole permit.
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`. The numbers are read as one through
-//! `policy/published.rs`; the two that decide about a single permit of a plain bucket have words of
-//! their own.
+//! One word under the shared loop: see `policy/cell.rs`. The terms by which a request reads it are
+//! other words: see `policy/bucket/in_force.rs`.
 //!
-//! **A change** closes the bucket, converts the word, replaces the numbers, and opens the bucket.
-//! While it is closed nobody passes. So a request takes by the old terms from the old word, or by
-//! the new terms from the new one, as if all were replaced at once, in the exchange that converts
-//! the word:
+//! # Source
 //!
-//! | bucket | word | numbers | a request |
-//! |---|---|---|---|
-//! | open | old | old | takes by the old terms |
-//! | closed | old | old | looks again, and is refused for the shortest time there is |
-//! | closed | new | old, or some of each | the same |
-//! | open | new | new | takes by the new terms |
-//!
-//! Without the second and third row a thread that stalls there would leave old numbers to a new
-//! word: a stock that the conversion made longer, as for a slower rate, could be had at the old
-//! price.
-//!
-//! | operation | ordering | pairs with | why |
-//! |---|---|---|---|
-//! | `way` is closed | Relaxed | | the next one publishes it |
-//! | the word is converted | Release | the load of the word | whoever sees this word, or one that others made of it, finds the bucket closed or open by the new terms |
-//! | the numbers are stored, then `way` | Release | their loads | whoever finds it open by the new terms finds the new numbers |
-//! | after the word `way` is loaded, then the numbers | Acquire | their stores | whoever finds a new number comes after the conversion |
-//!
-//! **Why enough.** The bad executions are an old number for the new word, and a new one for the old
-//! word. The first: the word was loaded with Acquire, so `way` shows at least that the bucket is
-//! closed. If it shows that it is open, it is so by the new terms, and all numbers are new. The
-//! second: the new number was stored after the conversion and loaded with Acquire, so the exchange
-//! comes after the conversion and does not find the old word. **Why not more.** What others make of
-//! a word is an exchange, too, which carries on what the conversion published, at any ordering.
-//!
-//! **What is left.** An exchange tells words apart, not terms. Where a change leaves the word as it
-//! is, because nothing is in stock, only the burst becomes larger, or the bucket is to stand still,
-//! one request that stalled meanwhile passes by the old terms, and finds what came in at the old
-//! rate until its own time. Where others take by the new terms and arrive at the old word, to a
-//! sixteenth of a nanosecond, one that stalled all the while pays the old price.
-//!
-//! Giving back and charging cannot be refused, so they wait until the bucket is open. A limiter's
-//! own never meet a change, since both hold the queue's lock. Those of a policy that is used alone
-//! may count by the old terms where the word stays as it is.
-//!
-//! **Checked by** `loom-tests/change.rs`, with twins that ignore that the bucket is closed, and
-//! that read the numbers before the word; and by `tests/policy/stress.rs`. Loom does not reorder a
-//! load behind a later exchange, so the second bad execution rests on the argument.
+//! See `policy/bucket/token.rs` and `leaky.rs`.
 
+mod foresee;
+mod give_back;
+mod in_force;
 mod leaky;
 mod terms;
 mod token;
@@ -93,22 +62,107 @@ mod token;
 pub use leaky::LeakyBucket;
 pub use token::TokenBucket;
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::bucket::terms::{More, Numbers, STILL, Terms, carried_over, small, words};
-use crate::policy::cell::{Cell, convert, update};
+use crate::policy::bucket::in_force::{CLOSED, Hot, IN_STEPS, PLAIN};
+use crate::policy::bucket::terms::{More, Numbers, STILL, Terms, words};
+use crate::policy::cell::{Cell, update};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::window::nanos_between;
-use crate::policy::{Change, Crowd, Forecast, Keep, PolicyStatus, limited, ticks};
-use crate::rate::Rate;
+use crate::policy::{PolicyStatus, limited, ticks};
 use crate::sync::{AtomicU64, LOOKS, Ordering, spin_loop};
 use crate::time::Nanos;
 
-/// The state of one [`TokenBucket`](super::TokenBucket) or [`LeakyBucket`](super::LeakyBucket): a
-/// single word.
+/// The methods of [`Policy`](super::Policy) that a policy with a field `bucket` passes on to it.
+macro_rules! passed_on_to_bucket {
+    () => {
+        type State = BucketState;
+        type Charge = BucketCharge;
+
+        fn start(&self, now: Nanos) -> BucketState {
+            self.bucket.start(now)
+        }
+
+        #[inline]
+        fn try_acquire(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
+            self.bucket.try_acquire(state, at, n)
+        }
+
+        fn check(&self, n: u32) -> Result<(), Refusal> {
+            self.bucket.check(n)
+        }
+
+        fn weight(&self, n: u32) -> u64 {
+            self.bucket.weight(n)
+        }
+
+        fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+            self.bucket.ready_at(state, at, ahead, n)
+        }
+
+        fn one_by_one(&self, largest: u32) -> usize {
+            self.bucket.one_by_one(largest)
+        }
+
+        fn forecast(&self, state: &BucketState, at: Nanos) -> Forecast {
+            Bucket::forecast(state, at)
+        }
+
+        fn foresee(&self, _state: &BucketState, forecast: &mut Forecast, n: u32) -> Nanos {
+            self.bucket.foresee(forecast, n)
+        }
+
+        fn foresee_many(&self, _state: &BucketState, forecast: &mut Forecast, crowd: &Crowd) {
+            self.bucket.foresee_many(forecast, crowd);
+        }
+
+        fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, most: u64) -> u64 {
+            self.bucket.undo(state, at, charge, most)
+        }
+
+        fn moved(&self, charge: BucketCharge) -> (u64, u64) {
+            self.bucket.moved(charge)
+        }
+
+        fn full_level(&self, at: Nanos) -> u64 {
+            self.bucket.full_level(at)
+        }
+
+        fn level_unit(&self) -> (u64, u64) {
+            self.bucket.level_unit()
+        }
+
+        fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
+            self.bucket.refund(state, at, n)
+        }
+
+        fn unspent(&self, charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
+            Bucket::unspent(charge, n, used)
+        }
+
+        fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
+            self.bucket.debit(state, at, n);
+        }
+
+        fn rate(&self) -> Rate {
+            self.bucket.terms().rate
+        }
+
+        fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
+            self.bucket.status(state, at)
+        }
+
+        fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
+            self.bucket.is_fresh(state, at)
+        }
+    };
+}
+
+use passed_on_to_bucket;
+
+/// The state of one [`TokenBucket`] or [`LeakyBucket`]: a single word.
 #[derive(Debug)]
 pub struct BucketState {
     /// The tick at which the bucket would be empty.
@@ -119,15 +173,15 @@ pub struct BucketState {
 #[derive(Clone, Copy, Debug)]
 pub struct BucketCharge {
     n: u32,
-    /// How many of these are not to be given back.
+    /// How many of these permits were used, and are not to be given back.
     used: u32,
-    /// The state right before the grant, and right after.
+    /// The word right before the grant, and right after.
     before: u64,
     after: u64,
 }
 
 impl BucketCharge {
-    /// That of a grant without a limit.
+    /// The charge of a grant without a limit.
     const NONE: BucketCharge = BucketCharge { n: 0, used: 0, before: 0, after: 0 };
 }
 
@@ -138,34 +192,12 @@ pub(crate) enum Start {
     Tokens(u32),
 }
 
-/// The numbers that decide about one permit while the bucket is [`PLAIN`].
-struct Hot {
-    /// [`PLAIN`], [`IN_STEPS`], [`OTHER`] or [`CLOSED`].
-    way: AtomicU64,
-    /// The price of one permit.
-    one: AtomicU64,
-    /// How many ticks of tokens a full bucket holds after one permit is taken. With the stock
-    /// itself, a price and a stock of different terms could put the word beyond now; with this no
-    /// two numbers can.
-    rest: AtomicU64,
-}
-
-/// Open, tokens come in all the time, and the bucket can hold the price of one permit.
-const PLAIN: u64 = 0;
-/// Open, and tokens come in steps. All numbers are read as one, since the steps of one rate make no
-/// sense with those of another.
-const IN_STEPS: u64 = 1;
-/// Open, and unlimited, without any tokens coming in, or too small for a permit.
-const OTHER: u64 = 3;
-/// The terms are being replaced, and nobody passes.
-const CLOSED: u64 = 2;
-
 /// Why a request leaves the state as it is.
 pub(crate) enum Stays {
     /// Without a limit there is nothing to take.
     Free,
     Refused(Refusal),
-    /// It costs more than these terms ever have in stock.
+    /// The request costs more than a bucket of these terms ever holds.
     Never,
     /// The bucket is closed.
     Closed,
@@ -179,45 +211,8 @@ pub(crate) struct Bucket {
     /// Whether a request that is larger than the bucket waits for its own price, instead of being
     /// refused for ever.
     stretches: bool,
-    /// Steps are at this time after the periods of Unix time.
+    /// How long after the periods of Unix time steps begin, where the wall clock sets them.
     wall_clock: Option<Duration>,
-}
-
-impl Hot {
-    /// How a request for one permit finds these numbers.
-    fn way(numbers: &Numbers) -> u64 {
-        let flows = numbers.stopped == ticks::NEVER && !numbers.is_unlimited();
-        match numbers.step {
-            _ if !flows || numbers.one > numbers.saved => OTHER,
-            0 => PLAIN,
-            _ => IN_STEPS,
-        }
-    }
-
-    fn words(numbers: &Numbers) -> [u64; 3] {
-        [Hot::way(numbers), numbers.one, numbers.saved.saturating_sub(numbers.one)]
-    }
-
-    fn new(numbers: &Numbers) -> Hot {
-        let [way, one, rest] = Hot::words(numbers).map(AtomicU64::new);
-        Hot { way, one, rest }
-    }
-
-    /// Opens the bucket with these numbers.
-    fn open(&self, numbers: &Numbers) {
-        let [way, one, rest] = Hot::words(numbers);
-        self.one.store(one, Ordering::Release);
-        self.rest.store(rest, Ordering::Release);
-        self.way.store(way, Ordering::Release);
-    }
-
-    /// The numbers of a bucket that is [`PLAIN`], and the price of a permit.
-    #[inline]
-    fn numbers(&self) -> (Numbers, u64) {
-        let [one, rest] = [&self.one, &self.rest].map(|word| word.load(Ordering::Acquire));
-        let saved = rest.saturating_add(one);
-        (Numbers { one, saved, stopped: ticks::NEVER, step: 0, shift: 0, gain: 0 }, one)
-    }
 }
 
 impl Bucket {
@@ -231,7 +226,7 @@ impl Bucket {
         Ok(Bucket::cut(terms, start, stretches))
     }
 
-    /// A bucket that is cut to what a state can tell.
+    /// A bucket that holds no more tokens than a state can express.
     pub(crate) fn cut(terms: Terms, start: Start, stretches: bool) -> Bucket {
         let numbers = terms.rounded_numbers(ticks::ORIGIN, Interval::of_ticks(STILL));
         let words = Published::new(words(terms, numbers));
@@ -244,7 +239,7 @@ impl Bucket {
         Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
     }
 
-    /// Steps are at this time after the periods of Unix time.
+    /// A bucket whose steps begin this long after the periods of Unix time.
     pub(crate) fn aligned(self, offset: Duration) -> Bucket {
         Bucket { wall_clock: Some(offset), ..self }
     }
@@ -260,49 +255,7 @@ impl Bucket {
         Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
     }
 
-    pub(crate) fn terms(&self) -> Terms {
-        let [burst, tolerance, stepped, anchor, digits, exponent, period] = self.words.read(10);
-        Terms {
-            rate: Rate::from_words([digits, exponent, period]),
-            burst: small(burst),
-            tolerance,
-            stepped: stepped > 0,
-            anchor: anchor.cast_signed(),
-        }
-    }
-
-    fn numbers_and_more(&self) -> (Numbers, More) {
-        let [one, saved, stopped, step, shift, gain, same, ticks, permits, most] = self.words.read(0);
-        let interval = Interval::from_words([same, ticks, permits]);
-        (Numbers { one, saved, stopped, step, shift, gain }, More { interval, most: small(most) })
-    }
-
-    /// What `n` permits cost, beside the numbers of the same publication.
-    #[inline]
-    pub(crate) fn published(&self, n: u32) -> (Numbers, u64) {
-        let (numbers, more) = self.numbers_and_more();
-        (numbers, numbers.price(&more, n))
-    }
-
-    /// The same for a look that decides nothing, at any time.
-    #[inline]
-    fn price(&self, n: u32) -> (Numbers, u64) {
-        match self.hot.way.load(Ordering::Acquire) {
-            PLAIN if n == 1 => self.hot.numbers(),
-            _ => self.published(n),
-        }
-    }
-
-    /// The numbers of a state that was loaded before, for those who can wait until the bucket is
-    /// open.
-    fn settled(&self) -> (Numbers, More) {
-        if self.hot.way.load(Ordering::Acquire) == CLOSED {
-            drop(self.words.writer());
-        }
-        self.numbers_and_more()
-    }
-
-    /// How far back tokens for a request of this price can have come in.
+    /// How far back the tokens for a request of this price can have come in.
     #[inline]
     fn reach(&self, numbers: &Numbers, price: u64) -> u64 {
         if self.stretches { numbers.saved.max(price) } else { numbers.saved }
@@ -322,7 +275,7 @@ impl Bucket {
 
     #[inline]
     pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
-        // One permit can be had some day: at another rate, if not at this one.
+        // A request for one permit is never refused for ever: another rate may grant it.
         if n == 1 { Ok(()) } else { self.check_by(&self.numbers_and_more().1, n) }
     }
 
@@ -347,39 +300,39 @@ impl Bucket {
         if n == 1 { self.try_acquire_one(state, at) } else { self.try_acquire_any(state, at, n, true) }
     }
 
-    /// One permit. This is the rule of [`take`](Bucket::take) for a bucket that is [`PLAIN`], and
-    /// no more than that.
+    /// Takes one permit of a bucket that is [`PLAIN`]: the rule of [`take`](Bucket::take) with two
+    /// numbers instead of ten.
     #[inline]
     fn try_acquire_one(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
-            if self.hot.way.load(Ordering::Acquire) != PLAIN {
+            if self.hot.mode.load(Ordering::Acquire) != PLAIN {
                 return Err(None);
             }
             let due = zero.saturating_add(self.hot.one.load(Ordering::Acquire));
             if due > tick {
                 return Err(Some(due));
             }
-            // Every tick of a time lies further than any stock from zero.
+            // This does not underflow: a tick of a time is larger than any stock.
             let after = due.max(tick - self.hot.rest.load(Ordering::Acquire));
             Ok((after, BucketCharge { n: 1, used: 0, before: zero, after }))
         });
         match answer {
             Ok(charge) => Ok(charge),
             Err(Some(due)) => Err(Refusal::Limited { retry_after: ticks::between(tick, due) }),
-            Err(None) if self.hot.way.load(Ordering::Relaxed) == IN_STEPS => {
+            Err(None) if self.hot.mode.load(Ordering::Relaxed) == IN_STEPS => {
                 self.try_acquire_stepped(state, at)
             }
             Err(None) => self.try_acquire_any(state, at, 1, true),
         }
     }
 
-    /// The same for a bucket in steps that is open and has not been full.
+    /// Takes one permit of a bucket that is open, refilled in steps, and has not been full.
     #[inline(never)]
     fn try_acquire_stepped(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
-            if self.hot.way.load(Ordering::Acquire) != IN_STEPS {
+            if self.hot.mode.load(Ordering::Acquire) != IN_STEPS {
                 return Err(None);
             }
             let [one, saved, stopped, step, shift, gain] = self.words.read(0);
@@ -400,7 +353,8 @@ impl Bucket {
         }
     }
 
-    /// Any number of permits by any terms. If the bucket is closed, it is looked at `again`.
+    /// Takes any number of permits by any terms. Finding the bucket closed, the request looks again
+    /// if it may look `again`.
     #[inline(never)]
     fn try_acquire_any(
         &self,
@@ -410,7 +364,7 @@ impl Bucket {
         again: bool,
     ) -> Result<BucketCharge, Refusal> {
         let answer = update(&state.zero, |zero| {
-            if self.hot.way.load(Ordering::Acquire) == CLOSED {
+            if self.hot.mode.load(Ordering::Acquire) == CLOSED {
                 return Err(Stays::Closed);
             }
             let (numbers, more) = self.numbers_and_more();
@@ -424,16 +378,17 @@ impl Bucket {
             Err(Stays::Refused(refusal)) => Err(refusal),
             Err(Stays::Never) => Err(limited(Nanos::MAX, at)),
             Err(Stays::Closed) if again => self.look_again(state, at, n),
-            // Whoever changes it stalls. That is not waited for, and may be over at once.
+            // The thread that changes the terms has stalled. A request never waits for another
+            // thread; it may try again a nanosecond later.
             Err(Stays::Closed) => Err(limited(at.saturating_add(Nanos::new(1)), at)),
         }
     }
 
-    /// Nearly always terms are replaced within so many looks.
+    /// Looks again at a bucket that was closed. A change nearly always ends within so many looks.
     #[cold]
     fn look_again(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
         for _ in 0..LOOKS {
-            if self.hot.way.load(Ordering::Relaxed) != CLOSED {
+            if self.hot.mode.load(Ordering::Relaxed) != CLOSED {
                 break;
             }
             spin_loop();
@@ -463,187 +418,6 @@ impl Bucket {
         }
         let after = numbers.word(after);
         Ok((after, BucketCharge { n, used: 0, before: zero, after }))
-    }
-
-    pub(crate) fn weight(&self, n: u32) -> u64 {
-        self.price(n).1
-    }
-
-    pub(crate) fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        let (numbers, price) = self.price(n);
-        if numbers.is_unlimited() {
-            return at;
-        }
-        if price > self.reach(&numbers, price) {
-            return Nanos::MAX;
-        }
-        let mut zero = numbers.own(Cell::load(&state.zero));
-        if ahead > 0 {
-            // Not as if they were one request, which might find more than the bucket holds.
-            zero = zero.max(numbers.tick(at).saturating_sub(numbers.saved)).saturating_add(ahead);
-        }
-        numbers.time_of(zero.saturating_add(price))
-    }
-
-    /// Where tokens come in steps, those that do not fit are lost, also while a large request waits
-    /// for more. And a request that is larger than the bucket finds what came in for it alone,
-    /// which is none of a nanosecond that it was granted late.
-    pub(crate) fn one_by_one(&self, largest: u32) -> usize {
-        let (numbers, price) = self.published(largest);
-        let overflows = numbers.step > 0 && price.saturating_add(numbers.gain) > numbers.saved;
-        if overflows || price > numbers.saved { usize::MAX } else { 0 }
-    }
-
-    pub(crate) fn forecast(state: &BucketState, at: Nanos) -> Forecast {
-        Forecast::with(at, [Cell::load(&state.zero), 0, 0])
-    }
-
-    pub(crate) fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {
-        let (numbers, price) = self.price(n);
-        if numbers.is_unlimited() {
-            return forecast.at;
-        }
-        let reach = self.reach(&numbers, price);
-        if price > reach {
-            return Nanos::MAX;
-        }
-        let zero = numbers.own(forecast.numbers[0]);
-        let due = forecast.at.max(numbers.time_of(zero.saturating_add(price)));
-        if due < Nanos::MAX {
-            forecast.at = due;
-            forecast.numbers[0] =
-                numbers.word(zero.max(numbers.tick(due).saturating_sub(reach)).saturating_add(price));
-        }
-        due
-    }
-
-    /// As if none of them found more than the bucket holds.
-    pub(crate) fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd) {
-        let (numbers, largest) = self.price(crowd.largest);
-        // A request that waits lacks some tokens, so of a step no more is lost than this, and the
-        // request takes the step.
-        let lost = match numbers.step {
-            0 if largest > numbers.saved => ticks::PER_NANO,
-            0 => 0,
-            _ => largest.saturating_add(numbers.gain).saturating_sub(numbers.saved).min(numbers.gain),
-        };
-        let weight = crowd.weight.saturating_add(lost.saturating_mul(crowd.requests));
-        let floor = numbers.tick(forecast.at).saturating_sub(numbers.saved);
-        forecast.numbers[0] =
-            numbers.word(numbers.own(forecast.numbers[0]).max(floor).saturating_add(weight));
-    }
-
-    pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, most: u64) -> u64 {
-        let whole = charge.n > 0 && charge.used == 0;
-        move_to(state, |zero| {
-            let (numbers, more) = self.settled();
-            if zero == charge.after && whole && most == u64::MAX {
-                // Nothing happened since: as if it had not been.
-                return (charge.before, numbers.own(charge.before));
-            }
-            let own = numbers.own(zero);
-            if own == ticks::NEVER {
-                // How much is owed is not known any more.
-                return (zero, own);
-            }
-            let price = paid(&numbers, &more, charge);
-            let room = match most {
-                u64::MAX => numbers.own(charge.after).saturating_sub(self.floor(&numbers, at)),
-                most => most,
-            };
-            let own = own.saturating_sub(price.min(room));
-            (numbers.word(own), own)
-        })
-    }
-
-    /// See [`Policy::moved`](super::Policy::moved). Levels are the bucket's own clock.
-    #[inline]
-    pub(crate) fn moved(&self, charge: BucketCharge) -> (u64, u64) {
-        if charge.n == 0 {
-            return (0, 0);
-        }
-        if charge.used == 0 {
-            let (numbers, price) = self.price(charge.n);
-            let after = numbers.own(charge.after);
-            return (after.saturating_sub(price), after);
-        }
-        let (numbers, more) = self.numbers_and_more();
-        let after = numbers.own(charge.after);
-        (after.saturating_sub(paid(&numbers, &more, charge)), after)
-    }
-
-    /// See [`Policy::full_level`](super::Policy::full_level).
-    #[inline]
-    pub(crate) fn full_level(&self, at: Nanos) -> u64 {
-        self.floor(&self.price(1).0, at)
-    }
-
-    /// See [`Policy::level_unit`](super::Policy::level_unit).
-    pub(crate) fn level_unit(&self) -> (u64, u64) {
-        let [_, ticks, permits] = self.numbers_and_more().1.interval.to_words();
-        (ticks, permits)
-    }
-
-    /// When a bucket that is full was empty, by its own clock.
-    #[inline]
-    fn floor(&self, numbers: &Numbers, at: Nanos) -> u64 {
-        numbers.tick(at).saturating_sub(numbers.saved)
-    }
-
-    pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
-        move_to(state, |word| {
-            let (numbers, more) = self.settled();
-            let (floor, zero) = (self.floor(&numbers, at), numbers.own(word));
-            let new = numbers.word(zero.saturating_sub(more.interval.worth(n)).max(floor)).min(word);
-            (new, numbers.own(new))
-        })
-    }
-
-    pub(crate) fn unspent(charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
-        (used < n).then(|| BucketCharge { used: charge.used.saturating_add(used), ..charge })
-    }
-
-    pub(crate) fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
-        move_to(state, |zero| {
-            let (numbers, more) = self.settled();
-            if numbers.is_unlimited() || n == 0 {
-                return (zero, 0);
-            }
-            let price = numbers.price(&more, n);
-            let floor = numbers.tick(at).saturating_sub(self.reach(&numbers, price));
-            (numbers.word(numbers.own(zero).max(floor).saturating_add(price)), 0)
-        });
-    }
-
-    pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        let writer = self.words.writer();
-        let terms = self.terms().changed(change);
-        let old = self.numbers_and_more();
-        let tick = ticks::from_nanos(at);
-        // No limit fills any bucket in any time: so remember when it began.
-        let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
-        let since = if goes_on { old.0.stopped } else { tick };
-        // A new rate alone is never refused.
-        let new = match change.burst {
-            Some(_) => terms.numbers(since, old.1.interval)?,
-            None => terms.rounded_numbers(since, old.1.interval),
-        };
-        let filled = old.0.is_unlimited() && !goes_on && tick > old.0.stopped;
-        // Published by the conversion.
-        self.hot.way.store(CLOSED, Ordering::Relaxed);
-        let Ok(level) = convert(&state.zero, |zero| {
-            // Without a limit, and where no permits are kept, what grants took before is not told
-            // apart any more.
-            let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
-                Keep::Nothing => (self.starting_word(new, at), false),
-                _ if filled => (new.0.word(new.0.tick(at).saturating_sub(new.0.saved)), false),
-                keep => (carried_over(zero, at, old, new, keep), keep == Keep::Count),
-            };
-            Ok::<_, Infallible>((word, if kept { new.0.own(word) } else { 0 }))
-        });
-        writer.publish(words(terms, new));
-        self.hot.open(&new.0);
-        Ok(level)
     }
 
     pub(crate) fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
@@ -686,31 +460,5 @@ impl Bucket {
 
     pub(crate) fn price_as_time(&self, n: u32) -> Duration {
         ticks::between(0, self.price(n).1).as_duration()
-    }
-}
-
-/// Moves the state, whatever it is, and returns the level that belongs to it.
-fn move_to(state: &BucketState, target: impl Fn(u64) -> (u64, u64)) -> u64 {
-    let Ok(level) = update(&state.zero, |zero| Ok::<_, Infallible>(target(zero)));
-    level
-}
-
-/// What the part of a grant costs that is to be given back.
-fn paid(numbers: &Numbers, more: &More, charge: BucketCharge) -> u64 {
-    let price = numbers.price(more, charge.n);
-    if charge.used == 0 {
-        return price;
-    }
-    // A smaller request would not have found more than a full bucket.
-    price.min(numbers.saved).saturating_sub(numbers.price(more, charge.used))
-}
-
-impl Clone for Bucket {
-    /// With what the terms alone do not say: since when nothing comes in, and what a token was
-    /// worth until then.
-    fn clone(&self) -> Bucket {
-        let (words, [one, saved, stopped, step, shift, gain, ..]) = self.words.copy();
-        let hot = Hot::new(&Numbers { one, saved, stopped, step, shift, gain });
-        Bucket { hot, words, start: self.start, stretches: self.stretches, wall_clock: self.wall_clock }
     }
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::bucket::terms::Terms;
-use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start};
+use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, passed_on_to_bucket};
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -218,88 +218,10 @@ impl fmt::Debug for TokenBucket {
 }
 
 impl Policy for TokenBucket {
-    type State = BucketState;
-    type Charge = BucketCharge;
-
-    fn start(&self, now: Nanos) -> BucketState {
-        self.bucket.start(now)
-    }
-
-    #[inline]
-    fn try_acquire(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
-        self.bucket.try_acquire(state, at, n)
-    }
-
-    fn check(&self, n: u32) -> Result<(), Refusal> {
-        self.bucket.check(n)
-    }
-
-    fn weight(&self, n: u32) -> u64 {
-        self.bucket.weight(n)
-    }
-
-    fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        self.bucket.ready_at(state, at, ahead, n)
-    }
-
-    fn one_by_one(&self, largest: u32) -> usize {
-        self.bucket.one_by_one(largest)
-    }
-
-    fn forecast(&self, state: &BucketState, at: Nanos) -> Forecast {
-        Bucket::forecast(state, at)
-    }
-
-    fn foresee(&self, _state: &BucketState, forecast: &mut Forecast, n: u32) -> Nanos {
-        self.bucket.foresee(forecast, n)
-    }
-
-    fn foresee_many(&self, _state: &BucketState, forecast: &mut Forecast, crowd: &Crowd) {
-        self.bucket.foresee_many(forecast, crowd);
-    }
-
-    fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, most: u64) -> u64 {
-        self.bucket.undo(state, at, charge, most)
-    }
-
-    fn moved(&self, charge: BucketCharge) -> (u64, u64) {
-        self.bucket.moved(charge)
-    }
-
-    fn full_level(&self, at: Nanos) -> u64 {
-        self.bucket.full_level(at)
-    }
-
-    fn level_unit(&self) -> (u64, u64) {
-        self.bucket.level_unit()
-    }
-
-    fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
-        self.bucket.refund(state, at, n)
-    }
-
-    fn unspent(&self, charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
-        Bucket::unspent(charge, n, used)
-    }
-
-    fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
-        self.bucket.debit(state, at, n);
-    }
+    passed_on_to_bucket!();
 
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         self.bucket.change(state, at, change.without_height()?)
-    }
-
-    fn rate(&self) -> Rate {
-        self.bucket.terms().rate
-    }
-
-    fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
-        self.bucket.status(state, at)
-    }
-
-    fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
-        self.bucket.is_fresh(state, at)
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> TokenBucket {

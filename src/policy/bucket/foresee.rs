@@ -1,0 +1,78 @@
+//! When the requests in a line before a bucket are due.
+
+use crate::policy::bucket::{Bucket, BucketState};
+use crate::policy::cell::Cell;
+use crate::policy::{Crowd, Forecast, ticks};
+use crate::time::Nanos;
+
+impl Bucket {
+    pub(crate) fn weight(&self, n: u32) -> u64 {
+        self.price(n).1
+    }
+
+    pub(crate) fn ready_at(&self, state: &BucketState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        let (numbers, price) = self.price(n);
+        if numbers.is_unlimited() {
+            return at;
+        }
+        if price > self.reach(&numbers, price) {
+            return Nanos::MAX;
+        }
+        let mut zero = numbers.own(Cell::load(&state.zero));
+        if ahead > 0 {
+            // The requests ahead are not one large request, which might find more tokens than the
+            // bucket holds.
+            zero = zero.max(numbers.tick(at).saturating_sub(numbers.saved)).saturating_add(ahead);
+        }
+        numbers.time_of(zero.saturating_add(price))
+    }
+
+    /// There are two cases in which a sum does not tell when a request is due. Where tokens come in
+    /// steps, tokens that do not fit are lost, also while a large request waits for more. And a
+    /// request that is larger than the bucket finds only the tokens that came in for it, without
+    /// those of the nanosecond by which its grant was rounded up.
+    pub(crate) fn one_by_one(&self, largest: u32) -> usize {
+        let (numbers, price) = self.published(largest);
+        let overflows = numbers.step > 0 && price.saturating_add(numbers.gain) > numbers.saved;
+        if overflows || price > numbers.saved { usize::MAX } else { 0 }
+    }
+
+    pub(crate) fn forecast(state: &BucketState, at: Nanos) -> Forecast {
+        Forecast::with(at, [Cell::load(&state.zero), 0, 0])
+    }
+
+    pub(crate) fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {
+        let (numbers, price) = self.price(n);
+        if numbers.is_unlimited() {
+            return forecast.at;
+        }
+        let reach = self.reach(&numbers, price);
+        if price > reach {
+            return Nanos::MAX;
+        }
+        let zero = numbers.own(forecast.numbers[0]);
+        let due = forecast.at.max(numbers.time_of(zero.saturating_add(price)));
+        if due < Nanos::MAX {
+            forecast.at = due;
+            forecast.numbers[0] =
+                numbers.word(zero.max(numbers.tick(due).saturating_sub(reach)).saturating_add(price));
+        }
+        due
+    }
+
+    /// Assumes that none of the requests finds more tokens than the bucket holds.
+    pub(crate) fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd) {
+        let (numbers, largest) = self.price(crowd.largest);
+        // A request that waits lacks some tokens. So each request loses no more tokens of a step
+        // than this.
+        let lost = match numbers.step {
+            0 if largest > numbers.saved => ticks::PER_NANO,
+            0 => 0,
+            _ => largest.saturating_add(numbers.gain).saturating_sub(numbers.saved).min(numbers.gain),
+        };
+        let weight = crowd.weight.saturating_add(lost.saturating_mul(crowd.requests));
+        let floor = numbers.tick(forecast.at).saturating_sub(numbers.saved);
+        forecast.numbers[0] =
+            numbers.word(numbers.own(forecast.numbers[0]).max(floor).saturating_add(weight));
+    }
+}

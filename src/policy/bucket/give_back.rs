@@ -1,0 +1,110 @@
+//! What puts tokens back into a bucket, and what takes them without asking. These calls cannot be
+//! refused.
+
+use std::convert::Infallible;
+
+use crate::policy::bucket::terms::{More, Numbers};
+use crate::policy::bucket::{Bucket, BucketCharge, BucketState};
+use crate::policy::cell::update;
+use crate::policy::ticks;
+use crate::time::Nanos;
+
+impl Bucket {
+    pub(crate) fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, most: u64) -> u64 {
+        let whole = charge.n > 0 && charge.used == 0;
+        move_to(state, |zero| {
+            let (numbers, more) = self.settled();
+            if zero == charge.after && whole && most == u64::MAX {
+                // Nothing happened since the grant: restore the word before it.
+                return (charge.before, numbers.own(charge.before));
+            }
+            let own = numbers.own(zero);
+            if own == ticks::NEVER {
+                // The debt has saturated, so its amount is lost and it stays.
+                return (zero, own);
+            }
+            let price = paid(&numbers, &more, charge);
+            let room = match most {
+                u64::MAX => numbers.own(charge.after).saturating_sub(self.floor(&numbers, at)),
+                most => most,
+            };
+            let own = own.saturating_sub(price.min(room));
+            (numbers.word(own), own)
+        })
+    }
+
+    /// See [`Policy::moved`](crate::policy::Policy::moved). Levels are the bucket's own clock.
+    #[inline]
+    pub(crate) fn moved(&self, charge: BucketCharge) -> (u64, u64) {
+        if charge.n == 0 {
+            return (0, 0);
+        }
+        if charge.used == 0 {
+            let (numbers, price) = self.price(charge.n);
+            let after = numbers.own(charge.after);
+            return (after.saturating_sub(price), after);
+        }
+        let (numbers, more) = self.numbers_and_more();
+        let after = numbers.own(charge.after);
+        (after.saturating_sub(paid(&numbers, &more, charge)), after)
+    }
+
+    /// See [`Policy::full_level`](crate::policy::Policy::full_level).
+    #[inline]
+    pub(crate) fn full_level(&self, at: Nanos) -> u64 {
+        self.floor(&self.price(1).0, at)
+    }
+
+    /// See [`Policy::level_unit`](crate::policy::Policy::level_unit).
+    pub(crate) fn level_unit(&self) -> (u64, u64) {
+        let [_, ticks, permits] = self.numbers_and_more().1.interval.to_words();
+        (ticks, permits)
+    }
+
+    /// The level of a full bucket: when it was empty, by its own clock.
+    #[inline]
+    fn floor(&self, numbers: &Numbers, at: Nanos) -> u64 {
+        numbers.tick(at).saturating_sub(numbers.saved)
+    }
+
+    pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
+        move_to(state, |word| {
+            let (numbers, more) = self.settled();
+            let (floor, zero) = (self.floor(&numbers, at), numbers.own(word));
+            let new = numbers.word(zero.saturating_sub(more.interval.worth(n)).max(floor)).min(word);
+            (new, numbers.own(new))
+        })
+    }
+
+    pub(crate) fn unspent(charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {
+        (used < n).then(|| BucketCharge { used: charge.used.saturating_add(used), ..charge })
+    }
+
+    pub(crate) fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
+        move_to(state, |zero| {
+            let (numbers, more) = self.settled();
+            if numbers.is_unlimited() || n == 0 {
+                return (zero, 0);
+            }
+            let price = numbers.price(&more, n);
+            let floor = numbers.tick(at).saturating_sub(self.reach(&numbers, price));
+            (numbers.word(numbers.own(zero).max(floor).saturating_add(price)), 0)
+        });
+    }
+}
+
+/// Moves the state, whatever it is, and returns the level that belongs to it.
+fn move_to(state: &BucketState, target: impl Fn(u64) -> (u64, u64)) -> u64 {
+    let Ok(level) = update(&state.zero, |zero| Ok::<_, Infallible>(target(zero)));
+    level
+}
+
+/// The price of the part of a grant that is to be given back.
+fn paid(numbers: &Numbers, more: &More, charge: BucketCharge) -> u64 {
+    let price = numbers.price(more, charge.n);
+    if charge.used == 0 {
+        return price;
+    }
+    // A grant for the used permits alone would not have found more than a full bucket.
+    price.min(numbers.saved).saturating_sub(numbers.price(more, charge.used))
+}

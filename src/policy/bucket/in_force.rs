@@ -1,0 +1,211 @@
+//! The terms of a bucket that are in force, and how a change replaces them.
+//!
+//! # Memory ordering
+//!
+//! The terms are seventeen words that are read as one through `policy/published.rs`. Three words
+//! more, in [`Hot`], decide about a single permit of a plain bucket.
+//!
+//! No exchange replaces the state word and the terms together. So a change closes the bucket,
+//! converts the word, publishes the terms, and opens the bucket. A request takes by the old terms
+//! from the old word, or by the new terms from the new word, as if the conversion replaced all of
+//! them:
+//!
+//! | bucket | word | terms | a request |
+//! |---|---|---|---|
+//! | open | old | old | takes by the old terms |
+//! | closed | old | old | looks again, and is refused for the shortest time there is |
+//! | closed | new | old, or some old and some new | looks again, and is refused likewise |
+//! | open | new | new | takes by the new terms |
+//!
+//! Without the closed rows, a changing thread that stalls there would leave a new word to old terms.
+//! A stock that the conversion made longer, as for a slower rate, could be taken at the old price.
+//!
+//! A change holds the lock of the words' writer. Only a change writes `mode` and the terms.
+//!
+//! | operation | ordering | pairs with | why |
+//! |---|---|---|---|
+//! | 1 `mode` is closed: store | Relaxed | | the conversion publishes it |
+//! | 2 the word is converted: exchange | Release | 4 | a request that reads this word, or a word made of it, finds the bucket closed, or open by the new terms |
+//! | 3 the terms are stored, then `mode` | Release | 5 | a request that finds the bucket open by the new terms finds the new terms |
+//! | 4 load of the word | Acquire | 2 | as above |
+//! | 5 after the word: load of `mode`, then of the terms | Acquire | 3 | a request that reads a new term comes after the conversion |
+//!
+//! **Why enough.** There are two bad executions: a request takes from the new word by an old term,
+//! or from the old word by a new term. The first: the request has loaded the new word in 4, so in 5
+//! it finds `mode` closed or newer. If `mode` is open again, it is open by the new terms, and all
+//! terms are new. The second: the request has loaded a new term in 5, so its exchange comes after
+//! the conversion, and does not find the old word. **Why not more.** A request that takes from a
+//! word makes an exchange, too, which carries on what the conversion published, at any ordering.
+//!
+//! **What is left.** An exchange tells words apart, not terms. A change may leave the word as it is:
+//! nothing is in stock, only the burst becomes larger, or the bucket is to stand still. Then one
+//! request that stalled meanwhile takes by the old terms, and finds the tokens that came in at the
+//! old rate until the time of its call. Likewise, if grants by the new terms move the word back to
+//! exactly the old value, a request that stalled all the while pays the old price.
+//!
+//! Giving back and charging cannot be refused, so these calls wait until the bucket is open. In a
+//! limiter they never meet a change, since both hold the lock of the line. In a policy that is used
+//! without a limiter, they may count by the old terms where the word stays as it is.
+//!
+//! **Checked by** `loom-tests/change.rs`, with twins that ignore that the bucket is closed and that
+//! read the terms before the word, and by `tests/policy/stress.rs`. Loom does not reorder a load
+//! behind a later exchange, so the second bad execution rests on the argument alone.
+
+use std::convert::Infallible;
+
+use crate::error::PolicyError;
+use crate::policy::bucket::terms::{More, Numbers, Terms, carried_over, small, words};
+use crate::policy::bucket::{Bucket, BucketState};
+use crate::policy::cell::convert;
+use crate::policy::interval::Interval;
+use crate::policy::{Change, Keep, ticks};
+use crate::rate::Rate;
+use crate::sync::{AtomicU64, Ordering};
+use crate::time::Nanos;
+
+/// Open, tokens come in all the time, and the bucket can hold the price of one permit.
+pub(super) const PLAIN: u64 = 0;
+/// Open, and tokens come in steps. All numbers are read as one, since the steps of one rate make no
+/// sense with those of another.
+pub(super) const IN_STEPS: u64 = 1;
+/// Open, and unlimited, or without any tokens coming in, or too small for one permit.
+const OTHER: u64 = 3;
+/// A change is replacing the terms, and no request passes.
+pub(super) const CLOSED: u64 = 2;
+
+/// The numbers that decide about one permit while the bucket is [`PLAIN`].
+pub(super) struct Hot {
+    /// [`PLAIN`], [`IN_STEPS`], [`OTHER`] or [`CLOSED`].
+    pub(super) mode: AtomicU64,
+    /// The price of one permit.
+    pub(super) one: AtomicU64,
+    /// How many ticks of tokens a full bucket holds after one permit is taken. A request may read a
+    /// price and a stock of different terms, and the sum could put the word beyond now. With this
+    /// number in place of the stock, no two numbers can.
+    pub(super) rest: AtomicU64,
+}
+
+impl Hot {
+    /// The mode of a bucket with these numbers.
+    fn mode(numbers: &Numbers) -> u64 {
+        let flows = numbers.stopped == ticks::NEVER && !numbers.is_unlimited();
+        match numbers.step {
+            _ if !flows || numbers.one > numbers.saved => OTHER,
+            0 => PLAIN,
+            _ => IN_STEPS,
+        }
+    }
+
+    fn words(numbers: &Numbers) -> [u64; 3] {
+        [Hot::mode(numbers), numbers.one, numbers.saved.saturating_sub(numbers.one)]
+    }
+
+    pub(super) fn new(numbers: &Numbers) -> Hot {
+        let [mode, one, rest] = Hot::words(numbers).map(AtomicU64::new);
+        Hot { mode, one, rest }
+    }
+
+    /// Opens the bucket with these numbers.
+    fn open(&self, numbers: &Numbers) {
+        let [mode, one, rest] = Hot::words(numbers);
+        // The mode comes last: a request that finds the bucket open finds these numbers.
+        self.one.store(one, Ordering::Release);
+        self.rest.store(rest, Ordering::Release);
+        self.mode.store(mode, Ordering::Release);
+    }
+
+    /// The numbers of a bucket that is [`PLAIN`], and the price of a permit.
+    #[inline]
+    fn numbers(&self) -> (Numbers, u64) {
+        let [one, rest] = [&self.one, &self.rest].map(|word| word.load(Ordering::Acquire));
+        let saved = rest.saturating_add(one);
+        (Numbers { one, saved, stopped: ticks::NEVER, step: 0, shift: 0, gain: 0 }, one)
+    }
+}
+
+impl Bucket {
+    pub(crate) fn terms(&self) -> Terms {
+        let [burst, tolerance, stepped, anchor, digits, exponent, period] = self.words.read(10);
+        Terms {
+            rate: Rate::from_words([digits, exponent, period]),
+            burst: small(burst),
+            tolerance,
+            stepped: stepped > 0,
+            anchor: anchor.cast_signed(),
+        }
+    }
+
+    pub(super) fn numbers_and_more(&self) -> (Numbers, More) {
+        let [one, saved, stopped, step, shift, gain, same, ticks, permits, most] = self.words.read(0);
+        let interval = Interval::from_words([same, ticks, permits]);
+        (Numbers { one, saved, stopped, step, shift, gain }, More { interval, most: small(most) })
+    }
+
+    /// The price of `n` permits, and the numbers of the terms that it belongs to.
+    #[inline]
+    pub(crate) fn published(&self, n: u32) -> (Numbers, u64) {
+        let (numbers, more) = self.numbers_and_more();
+        (numbers, numbers.price(&more, n))
+    }
+
+    /// The price of `n` permits and the numbers, for a look that decides nothing.
+    #[inline]
+    pub(super) fn price(&self, n: u32) -> (Numbers, u64) {
+        match self.hot.mode.load(Ordering::Acquire) {
+            PLAIN if n == 1 => self.hot.numbers(),
+            _ => self.published(n),
+        }
+    }
+
+    /// The numbers for a word that was loaded before, once the bucket is open. It may wait for a
+    /// change, so it is only for calls that cannot be refused.
+    pub(super) fn settled(&self) -> (Numbers, More) {
+        if self.hot.mode.load(Ordering::Acquire) == CLOSED {
+            // The change that closed the bucket holds the writer's lock until the bucket is open.
+            drop(self.words.writer());
+        }
+        self.numbers_and_more()
+    }
+
+    pub(crate) fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let writer = self.words.writer();
+        let terms = self.terms().changed(change);
+        let old = self.numbers_and_more();
+        let tick = ticks::from_nanos(at);
+        // A bucket without a limit is full as soon as time passes, so remember since when there
+        // is no limit.
+        let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
+        let since = if goes_on { old.0.stopped } else { tick };
+        // A new rate alone is never refused.
+        let new = match change.burst {
+            Some(_) => terms.numbers(since, old.1.interval)?,
+            None => terms.rounded_numbers(since, old.1.interval),
+        };
+        let filled = old.0.is_unlimited() && !goes_on && tick > old.0.stopped;
+        // The conversion publishes it.
+        self.hot.mode.store(CLOSED, Ordering::Relaxed);
+        let Ok(level) = convert(&state.zero, |zero| {
+            // Without a limit, and where no permits are kept, nothing tells any more what earlier
+            // grants took.
+            let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
+                Keep::Nothing => (self.starting_word(new, at), false),
+                _ if filled => (new.0.word(new.0.tick(at).saturating_sub(new.0.saved)), false),
+                keep => (carried_over(zero, at, old, new, keep), keep == Keep::Count),
+            };
+            Ok::<_, Infallible>((word, if kept { new.0.own(word) } else { 0 }))
+        });
+        writer.publish(words(terms, new));
+        self.hot.open(&new.0);
+        Ok(level)
+    }
+}
+
+impl Clone for Bucket {
+    /// Copies all words, not the terms alone: terms do not say since when no tokens come in, nor
+    /// what a token was worth until then.
+    fn clone(&self) -> Bucket {
+        let (words, [one, saved, stopped, step, shift, gain, ..]) = self.words.copy();
+        let hot = Hot::new(&Numbers { one, saved, stopped, step, shift, gain });
+        Bucket { hot, words, start: self.start, stretches: self.stretches, wall_clock: self.wall_clock }
+    }
+}
