@@ -13,12 +13,12 @@ use crate::time::Nanos;
 
 macro_rules! define {
     ([] $($kind:ident $config:tt)*) => {
-        /// Any of the policies, where the choice comes from a configuration: one type for all limiters of a
-        /// program.
+        /// Any of the policies, where the choice comes from a configuration: one type for all
+        /// limiters of a program.
         ///
         /// Made from a [policy](AnyPolicy::from), a [`PolicyConfig`](super::PolicyConfig), or a
-        /// [text](super::PolicyConfig#text). A decision costs one branch more than with the policy itself,
-        /// and the state has the size of the largest.
+        /// [text](super::PolicyConfig#text). A decision costs one branch more than with the policy
+        /// itself, and the state has the size of the largest.
         ///
         /// The rate and burst can be changed at run time, the kind of policy cannot.
         ///

@@ -8,19 +8,19 @@
 //! |---|---|---|---|
 //! | load | Acquire | a conversion | a first guess; a stale one is corrected by the exchange |
 //! | compare and exchange, success | Relaxed | nothing | reads the newest value of the word, or fails |
-//! | the same, of a conversion | Release | load, failure | who sees the word in new terms sees what was written before |
+//! | compare and exchange of a conversion, success | Release | load, failure | a thread that sees the word in new terms sees all that was written before |
 //! | compare and exchange, failure | Acquire | a conversion | the next guess |
 //!
-//! **Why enough.** The bad execution is two takers that both spend the same permit. Each successful
+//! **Why enough.** The bad execution is two takers that both spend one permit. Each successful
 //! exchange reads the latest value in the word's modification order and puts its own directly
-//! behind, so the second one sees what the first one spent. A refusal from a stale guess is a
-//! refusal that was right a moment earlier, in a call that overlaps with the change. **Why not
-//! more.** The word carries its whole meaning, so a taker publishes nothing; and its exchange
-//! carries on what a conversion published, since it reads and writes in one.
+//! behind, so the second taker sees the permit that the first one spent. A refusal from a stale
+//! guess is a refusal that was right a moment earlier, in a call that overlaps with the change.
+//! **Why not more.** The word carries its whole meaning, so a taker publishes nothing; and its
+//! exchange carries on what a conversion published, since it reads and writes in one.
 //!
-//! The terms are other memory, which a change replaces together with the word. Which of both comes
-//! first, and what a taker makes of a word in other terms, is each policy's own argument. It never
-//! sees half a rate: that is [`published`](super::published)'s promise.
+//! The terms are other memory, which a change replaces together with the word. Each policy argues
+//! itself which of both comes first, and how a taker reads a word in other terms. A taker never
+//! sees half a rate: [`published`](super::published) promises that.
 //!
 //! **Promise.** None: a grant establishes no happens-before between callers.
 //!
@@ -72,8 +72,8 @@ pub(crate) fn update<C: Cell, R, E>(
     apply(cell, Ordering::Relaxed, step)
 }
 
-/// The same for a step into other terms: whoever sees its word, or one made of it, also sees what
-/// was written before.
+/// Converts a word to other terms. A thread that sees the new word, or a word made of it, also sees
+/// all that was written before.
 pub(crate) fn convert<C: Cell, R, E>(
     cell: &C,
     step: impl Fn(C::Word) -> Result<(C::Word, R), E>,

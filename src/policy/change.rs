@@ -5,15 +5,15 @@ use std::time::Duration;
 use crate::error::PolicyError;
 use crate::rate::Rate;
 
-/// What becomes of what a limiter has in stock, has counted or is owed, when its rate, burst or
-/// window changes.
+/// How a change of the rate, burst or window converts the stock, the counts and the debts of a
+/// limiter.
 ///
-/// Each policy has a rule of its own that it follows unless told otherwise: Guava's two keep the
-/// ratio, all others the count.
+/// Each policy has a rule of its own, which it follows unless the change says another: Guava's two
+/// policies keep the ratio, all others keep the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keep {
-    /// The number of permits: who had 5 in stock has 5, up to the new burst; who owes 5 owes 5; 5
-    /// counted are 5 counted.
+    /// The number of permits: 5 permits in stock stay 5, up to the new burst; a debt of 5 stays 5;
+    /// 5 counted permits stay 5.
     Count,
     /// The share: a bucket that was half full is half full, a window that was half used is half
     /// used, and a debt keeps its time.
@@ -66,8 +66,8 @@ impl Change {
     }
 
     /// Also a new [capacity](super::LeakyBucket::capacity), in place of a longest wait. Only for
-    /// [`LeakyBucket`](super::LeakyBucket). What is nodelay is cut to it. Those who wait already
-    /// stay.
+    /// [`LeakyBucket`](super::LeakyBucket). The number of nodelay permits is cut to it. Requests
+    /// that wait already stay.
     ///
     /// # Examples
     ///
@@ -88,7 +88,7 @@ impl Change {
     }
 
     /// Also a new [longest wait](super::LeakyBucket::max_wait), in place of a capacity. Only for
-    /// [`LeakyBucket`](super::LeakyBucket). Those who wait already stay. [`Duration::MAX`] is a
+    /// [`LeakyBucket`](super::LeakyBucket). Requests that wait already stay. [`Duration::MAX`] is a
     /// bucket without end.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> Change {
@@ -107,7 +107,7 @@ impl Change {
         Change::default().burst(burst)
     }
 
-    /// Back to the start, with the same rate and burst.
+    /// Back to the state of a new limiter, with the rate and burst in force.
     #[must_use]
     pub fn reset() -> Change {
         Change::default().keep(Keep::Nothing)

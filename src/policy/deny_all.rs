@@ -7,8 +7,8 @@ use crate::time::Nanos;
 
 /// Grants nothing, ever: for configurations in which something can be switched off.
 ///
-/// Who waits, waits for ever. It has no state and does nothing, so its rate cannot be changed. For
-/// a limit that can be opened again, use any other policy with [`Rate::ZERO`].
+/// A request that waits, waits for ever. It has no state and does nothing, so its rate cannot be
+/// changed. For a limit that can be opened again, use any other policy with [`Rate::ZERO`].
 ///
 /// # Examples
 ///

@@ -32,7 +32,7 @@ impl Forecast {
         Forecast { from, at: from, ..Forecast::default() }
     }
 
-    /// The same with a copy of the state.
+    /// A forecast with a copy of the state.
     pub(crate) fn with(from: Nanos, numbers: [u64; 3]) -> Forecast {
         Forecast { numbers, ..Forecast::new(from) }
     }
@@ -57,7 +57,7 @@ impl Forecast {
         self.passed = (self.passed + 1).min(self.back.len());
     }
 
-    /// Whether two forecasts that have foreseen nothing found the same state.
+    /// Whether two forecasts that have foreseen nothing found equal states.
     pub(crate) fn finds_the_same(&self, other: &Forecast) -> bool {
         self.numbers == other.numbers && self.back == other.back
     }
@@ -120,8 +120,8 @@ impl Crowd {
     }
 
     /// In how many spans of time all of them are granted at the latest, where at most `limit`
-    /// permits pass in any span, and a request waits only if they leave no room for it. The crowd
-    /// counts as a part of those that wait, so a span ends with a request that does not fit.
+    /// permits pass in any span, and a request waits only if they leave no room for it. More
+    /// requests than the crowd wait, so a span ends with a request that does not fit.
     ///
     /// Then more than `limit - largest` permits have passed in that span, and at least one request
     /// has.

@@ -10,7 +10,7 @@ use crate::rate::Rate;
 /// of 2^-62 ticks, or to 62 bits if it is larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interval {
-    /// The price of one permit, kept because nearly everybody asks for one.
+    /// The price of one permit, kept because nearly every request asks for one.
     one: u64,
     /// Zero for an unlimited rate.
     ticks: u64,
@@ -91,7 +91,7 @@ impl Interval {
         let (above, below) = (rest * new_ticks, ticks * new_permits);
         let Some(product) = whole.checked_mul(new_ticks) else { return ticks::NEVER };
         let (main, left) = (product / new_permits, product % new_permits);
-        // What is left over is less than one tick each: the sum of two parts, rounded once.
+        // The remainders are less than one tick each. Their sum is rounded once.
         let fraction = above / below;
         // Both are below `below`, so the sum holds it once at most.
         let carry = match (above % below).checked_add(left * ticks) {
@@ -110,7 +110,7 @@ impl Interval {
         }
     }
 
-    /// The same with its fraction, for display.
+    /// The permits that a span brings, with the fraction, for display.
     pub(crate) fn permits_in_f64(self, span: u64) -> f64 {
         span as f64 * self.permits as f64 / self.ticks as f64
     }

@@ -6,8 +6,8 @@
 /// An entry is the type of the policy, and in braces what a configuration says of it:
 ///
 /// - the name in a text;
-/// - the fields, each of a type that implements `Field` in `policy/config/field.rs`. The rate is one of
-///   them; in a text it stands first and without its name;
+/// - the fields, each of a type that implements `Field` in `policy/config/field.rs`. The rate is
+///   one of them; in a text it stands first and without its name;
 /// - a block that makes the policy of these fields. It may leave with a `ConfigError`.
 macro_rules! kinds {
     ($define:ident $arguments:tt) => {

@@ -1,8 +1,8 @@
 //! Policies: the rules by which permits come due, without clocks, queues or threads.
 //!
-//! A policy is configuration plus a rule. Its state is separate, so one policy can serve many
-//! states. Time is always an argument: a policy can be simulated, replayed and tested with times of
-//! your choice.
+//! A policy is configuration and a rule. Its state is separate, so one policy can serve many
+//! states. Time is always an argument, so a policy can be simulated, replayed and tested with any
+//! times.
 //!
 //! | policy | state | who pays for `n` permits | unused permits | use it for |
 //! |---|---|---|---|---|
@@ -10,12 +10,12 @@
 //! | [`SmoothWarmingUp`] | 16 bytes | the next caller | saved, dearer | a service that is slow after idling |
 //! | [`TokenBucket`] | 8 bytes | the caller, before it passes | saved, up to the burst | a rate with a burst; GCRA |
 //! | [`LeakyBucket`] | 8 bytes | the caller, before it passes | not saved | a constant outflow, with a bounded queue |
-//! | [`FixedWindow`] | 16 bytes | | those of the window, until it ends | the limit of a service that counts so |
+//! | [`FixedWindow`] | 16 bytes | | saved until the window ends | the limit of a service that counts so |
 //! | [`SlidingWindow`] | 48 bytes, and 16 for each cell | | come back as they were taken, cell by cell | nearly any span, in little memory |
 //! | [`SlidingEstimate`] | 16 bytes | | come back evenly | about any span, in least memory |
 //! | [`SlidingLog`] | 8 bytes for each permit of the limit | | come back as they were taken | any span, exactly |
-//! | [`Unlimited`], [`DenyAll`] | none | | | to switch a limit off, or something else |
-//! | [`AnyPolicy`] | that of the largest | | | a choice made by a configuration |
+//! | [`Unlimited`], [`DenyAll`] | none | | | to switch a limit off, or a service |
+//! | [`AnyPolicy`] | the size of the largest | | | a choice made by a configuration |
 //!
 //! [`algorithms`](crate::algorithms) tells them apart at length, and helps to choose.
 //!
@@ -83,9 +83,9 @@ use crate::time::Nanos;
 /// need not rise: a caller may have read its clock a moment before another.
 ///
 /// Implement it to bring a rule of your own; [`RateLimiter`](crate::RateLimiter) adds the waiting.
-/// The contract: a refusal changes nothing, [`try_acquire`](Policy::try_acquire) succeeds at the
-/// time that [`ready_at`](Policy::ready_at) tells with nobody ahead, if nothing happened meanwhile,
-/// and nothing panics.
+/// The contract: a refusal changes nothing; [`try_acquire`](Policy::try_acquire) succeeds at the
+/// time that [`ready_at`](Policy::ready_at) tells for a request with no other ahead, if no other
+/// call happens meanwhile; no method panics.
 pub trait Policy: Debug + Send + Sync + 'static {
     /// What one limiter, or one key, keeps in memory.
     type State: Debug + Send + Sync + 'static;
@@ -119,7 +119,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// are served first and nothing happens before `at`. A time in the past means "now";
     /// [`Nanos::MAX`] means never.
     ///
-    /// It is exact with nobody ahead. Behind others it is exact unless
+    /// It is exact for a request with no other ahead. Behind others it is exact unless
     /// [`one_by_one`](Policy::one_by_one) says that their sum does not tell it.
     fn ready_at(&self, state: &Self::State, at: Nanos, ahead: u64, n: u32) -> Nanos;
 
@@ -129,8 +129,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
     ///
     /// Zero, which is the default: [`ready_at`](Policy::ready_at) is exact behind any sum.
     /// `usize::MAX`: a sum never tells it, as in a window, where a request that does not fit leaves
-    /// room that nobody uses. Then told times are exact behind some thousand requests, and behind
-    /// more of them not too early.
+    /// room that no request uses. Then told times are exact behind some thousand requests, and
+    /// behind more of them not too early.
     fn one_by_one(&self, largest: u32) -> usize {
         let _ = largest;
         0
@@ -143,8 +143,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
     }
 
     /// When a request of `n` permits is due behind all that `forecast` has foreseen, and not before
-    /// [`forecast.at`](Forecast::at). From then on it is among those that were foreseen; one that
-    /// is never due, which is told by [`Nanos::MAX`], is not.
+    /// [`forecast.at`](Forecast::at). From then on it is among the foreseen requests, unless it is
+    /// never due, which [`Nanos::MAX`] says.
     ///
     /// The default adds up weights.
     fn foresee(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
@@ -226,12 +226,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
     }
 
     /// Charges `n` permits at the time `at` whether they are there or not: for work that was done
-    /// without asking, or turned out to be larger than what was asked for. What is not there is
-    /// owed, and those who come later wait for it.
+    /// without a request, or was larger than requested. The missing permits are owed, and later
+    /// requests wait for them.
     ///
-    /// Without a limit nothing is charged: nobody waits. At a rate of [zero](Rate::ZERO)
+    /// Without a limit nothing is charged, since no request waits. At a rate of [zero](Rate::ZERO)
     ///
-    /// - a bucket charges tokens, and what is owed is paid when they come in again;
+    /// - a bucket charges tokens, and pays the debt when tokens come in again;
     /// - a window counts, and so does a log, and the window stays as long as it was;
     /// - [`SmoothBursty`] and [`SmoothWarmingUp`] charge nothing, since their stock and debt are
     ///   times, and there a permit has none.
@@ -241,7 +241,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// refund or a reset ends it. A window's counter stays at its largest number until the window
     /// is over. A log remembers as many as it has room for.
     ///
-    /// A policy that does not implement it takes as much as is there, and nobody owes the rest.
+    /// The default takes as many permits as are there, and forgets the rest.
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {
         let (mut left, mut part) = (n, n);
         while part.min(left) > 0 {
@@ -278,7 +278,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     fn status(&self, state: &Self::State, at: Nanos) -> PolicyStatus;
 
     /// Whether a state is as good as new at the time `at`: full, with nothing owed or counted. A
-    /// `KeyedRateLimiter` may forget a key whose state is.
+    /// `KeyedRateLimiter` may forget a key with such a state.
     ///
     /// A policy must say no while [`start_again`](Policy::start_again) would grant one permit more
     /// than the state does. Unless a policy says otherwise, a state is fresh when its
@@ -287,12 +287,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
         self.status(state, at).full_at <= at
     }
 
-    /// The state of a key of a `KeyedRateLimiter` that comes for the
-    /// first time, or again after it was forgotten: the limiter cannot tell which.
+    /// The state of a key of a `KeyedRateLimiter` that is new, or that was forgotten and comes
+    /// back: the limiter cannot tell which.
     ///
-    /// It is the state of [`start`](Policy::start), unless that grants more than a state that is
-    /// [fresh](Policy::is_fresh). A policy whose start is better than its rest must give the state
-    /// at rest here. Otherwise a key would gain permits each time it is forgotten.
+    /// It is the state of [`start`](Policy::start), unless that state grants more than a
+    /// [fresh](Policy::is_fresh) one. Then a policy must return a fresh state here. Otherwise a key
+    /// would gain permits each time it is forgotten.
     fn start_again(&self, now: Nanos) -> Self::State {
         self.start(now)
     }
@@ -332,7 +332,7 @@ pub struct PolicyStatus {
     pub limit: u64,
     /// How many single permits could be had right now, one after the other.
     pub available: u64,
-    /// When the limiter is full again if nobody takes anything; in the past if it is full.
+    /// When the limiter is full again if no request takes a permit; in the past if it is full.
     pub full_at: Nanos,
 }
 

@@ -3,7 +3,7 @@
 //! Two slots and a version. The version's lowest bit names the slot to read; a writer fills the
 //! other slot and then raises the version. A reader that finds the version unchanged after reading
 //! has read one publication. It retries only if a whole publication happened meanwhile, so a
-//! stalled writer holds up nobody.
+//! stalled writer never holds up a reader.
 //!
 //! # Memory ordering
 //!
@@ -16,9 +16,9 @@
 //! | reader loads the version again | Relaxed | | ordered behind the words by their acquire |
 //!
 //! **Why enough.** The bad execution: at version *v* a reader reads one word of publication *v* and
-//! one of *v + 2*, which uses the same slot. The word of *v + 2* was stored after version *v + 1*;
-//! the reader's acquire load of it makes version *v + 1* visible, so its second look at the version
-//! differs and it retries.
+//! one of *v + 2*, which uses that slot again. The word of *v + 2* was stored after version *v +
+//! 1*; the reader's acquire load of it makes version *v + 1* visible, so its second look at the
+//! version differs and it retries.
 //!
 //! **Checked by** `loom-tests/published.rs`, with a twin that does not look again.
 
@@ -31,7 +31,7 @@ pub(crate) struct Published<const N: usize> {
     writer: Mutex<()>,
 }
 
-/// The right to replace the words: nobody else does meanwhile.
+/// The right to replace the words. No other thread replaces them meanwhile.
 pub(crate) struct Writer<'a, const N: usize> {
     published: &'a Published<N>,
     _one: MutexGuard<'a, ()>,
@@ -52,7 +52,7 @@ impl<const N: usize> Published<N> {
         self.read_with_version(first).0
     }
 
-    /// The same, and which publication it is.
+    /// The `M` words from `first` on, of one publication, and its version.
     #[inline]
     pub(crate) fn read_with_version<const M: usize>(&self, first: usize) -> ([u64; M], u64) {
         let mut version = self.version.load(Ordering::Acquire);
@@ -85,7 +85,7 @@ impl<const N: usize> Published<N> {
         self.publish_with(|| words, |_| also());
     }
 
-    /// The same with words that are made when no other writer is at work.
+    /// Publishes words that are made under the writer's lock.
     pub(crate) fn publish_with(&self, words: impl FnOnce() -> [u64; N], also: impl FnOnce([u64; N])) {
         let writer = self.writer();
         let words = words();

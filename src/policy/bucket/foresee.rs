@@ -30,7 +30,7 @@ impl Bucket {
     /// There are two cases in which a sum does not tell when a request is due. Where tokens come in
     /// steps, tokens that do not fit are lost, also while a large request waits for more. And a
     /// request that is larger than the bucket finds only the tokens that came in for it, without
-    /// those of the nanosecond by which its grant was rounded up.
+    /// the tokens of the nanosecond by which its grant was rounded up.
     pub(crate) fn one_by_one(&self, largest: u32) -> usize {
         let (numbers, price) = self.published(largest);
         let overflows = numbers.step > 0 && price.saturating_add(numbers.gain) > numbers.saved;

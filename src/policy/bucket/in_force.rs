@@ -17,8 +17,9 @@
 //! | closed | new | old, or some old and some new | looks again, and is refused likewise |
 //! | open | new | new | takes by the new terms |
 //!
-//! Without the closed rows, a changing thread that stalls there would leave a new word to old terms.
-//! A stock that the conversion made longer, as for a slower rate, could be taken at the old price.
+//! Without the closed rows, a changing thread that stalls there would leave a new word to old
+//! terms. A stock that the conversion made longer, as for a slower rate, could be taken at the old
+//! price.
 //!
 //! A change holds the lock of the words' writer. Only a change writes `mode` and the terms.
 //!
@@ -37,11 +38,11 @@
 //! the conversion, and does not find the old word. **Why not more.** A request that takes from a
 //! word makes an exchange, too, which carries on what the conversion published, at any ordering.
 //!
-//! **What is left.** An exchange tells words apart, not terms. A change may leave the word as it is:
-//! nothing is in stock, only the burst becomes larger, or the bucket is to stand still. Then one
-//! request that stalled meanwhile takes by the old terms, and finds the tokens that came in at the
-//! old rate until the time of its call. Likewise, if grants by the new terms move the word back to
-//! exactly the old value, a request that stalled all the while pays the old price.
+//! **What is left.** An exchange tells words apart, not terms. A change may leave the word as it
+//! is: nothing is in stock, only the burst becomes larger, or the bucket is to stand still. Then
+//! one request that stalled meanwhile takes by the old terms, and finds the tokens that came in at
+//! the old rate until the time of its call. Likewise, if grants by the new terms move the word back
+//! to exactly the old value, a request that stalled all the while pays the old price.
 //!
 //! Giving back and charging cannot be refused, so these calls wait until the bucket is open. In a
 //! limiter they never meet a change, since both hold the lock of the line. In a policy that is used

@@ -1,8 +1,8 @@
 //! Leaky bucket as a queue: a constant outflow, and a bucket that can overflow.
 //!
-//! The rule, the state word and the rounding are in `policy/bucket/mod.rs`. The queue is the limiter's:
-//! those who wait in line are the water in the bucket, and the longest time that the newest may
-//! wait is its height.
+//! The algorithm, the state word, the rounding and the memory ordering are in
+//! `policy/bucket/mod.rs`. The queue is the limiter's: the requests that wait in line are the water
+//! in the bucket, and the longest time that a new request may wait is its height.
 //!
 //! # Invariant
 //!
@@ -26,12 +26,13 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
 
-/// Lets requests out at a constant rate; those who wait are the water in the bucket, and what does
-/// not fit is refused.
+/// Lets requests out at a constant rate. The requests that wait are the water in the bucket, and a
+/// request that does not fit is refused.
 ///
-/// Single permits come evenly spaced, however long nobody came. A request pays before it passes:
-/// one for `n` permits comes out `n` intervals after the one before, and so at once if nobody came
-/// for that long. Its size is not limited, so check sizes that come from outside.
+/// Single permits come evenly spaced, however long the limiter idled. A request pays before it
+/// passes: a request for `n` permits comes out `n` intervals after the request before it, and so at
+/// once if the limiter idled for that long. Its size is not limited, so check sizes that come from
+/// outside.
 ///
 /// Waiting is the limiter's queue, with the limit that the bucket sets: a request that would wait
 /// longer than the bucket is high is refused at once, with the time after which there is room.
@@ -49,9 +50,10 @@ use crate::time::Nanos;
 /// | `burst=5 nodelay` | `.capacity(5).nodelay(5)`: this is [`TokenBucket`](crate::policy::TokenBucket) with a burst of 6, the leaky bucket as a meter |
 /// | Sentinel's uniform queueing | `.max_wait(time)` |
 ///
-/// When the rate changes, those who wait are re-timed. What is in the bucket keeps its number of
-/// permits. The height can [change](crate::policy::Change::capacity), too; those who wait already stay. A
-/// `try_` in the moment in which the terms are replaced may be refused, to be tried again at once.
+/// When the rate changes, the requests that wait get new times, and the water in the bucket keeps
+/// its number of permits. The height can [change](crate::policy::Change::capacity), too; requests
+/// that wait already stay. While a change replaces the terms, a `try_` call may be refused; the
+/// caller may try again at once.
 ///
 /// # Examples
 ///
@@ -122,7 +124,7 @@ impl Height {
         }
     }
 
-    /// The most permits that can be nodelay.
+    /// The most permits that can leave without delay.
     fn nodelay(self) -> u32 {
         match self {
             Height::Permits(permits) => permits,
@@ -145,14 +147,15 @@ impl LeakyBucket {
         Bucket::cut(terms, Start::Full, true)
     }
 
-    /// Room for `permits` beside the one that is passing. Zero: nobody waits.
-    /// [`acquire`](crate::RateLimiter::acquire) does not mind.
+    /// Room for `permits` beside the permit that is passing. With zero no request waits, except in
+    /// [`acquire`](crate::RateLimiter::acquire), which waits outside of the bucket.
     #[must_use]
     pub fn capacity(self, permits: u32) -> LeakyBucket {
         self.high(Height::Permits(permits))
     }
 
-    /// Room for as much as comes out in `max_wait`: who would wait longer is refused.
+    /// Room for as many permits as come out in `max_wait`: a request that would wait longer is
+    /// refused.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> LeakyBucket {
         self.high(Height::Wait(max_wait))
@@ -176,7 +179,7 @@ impl LeakyBucket {
         Height::from_word(self.height.load(Ordering::Relaxed))
     }
 
-    /// What is nodelay has to fit into the bucket.
+    /// The nodelay permits have to fit into the bucket.
     fn fitted(self) -> LeakyBucket {
         let nodelay = self.nodelay.min(self.height().nodelay());
         LeakyBucket { bucket: Self::outflow(self.bucket.terms().rate, nodelay), ..self }
@@ -212,7 +215,7 @@ impl Policy for LeakyBucket {
             (_, Some(max_wait)) => Height::Wait(max_wait),
             (None, None) => self.height(),
         };
-        // One is always passing, and what is nodelay has to fit.
+        // One permit is always passing, and the nodelay permits have to fit.
         let most = height.nodelay().saturating_add(1);
         let cut = Some(most).filter(|most| *most < self.bucket.terms().burst);
         let burst = change.burst.map(|burst| burst.clamp(1, most)).or(cut);

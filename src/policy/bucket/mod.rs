@@ -2,11 +2,11 @@
 //!
 //! # Algorithm
 //!
-//! A bucket holds up to *burst* tokens. Tokens come in at a rate, and a request takes as many tokens
-//! as it asks for, or none. The plain way keeps two numbers: how many tokens there are, and when
-//! that was. One number is enough: the time *Z* at which the bucket was, or would have been, empty.
-//! The bucket holds `(now - Z) / interval` tokens, and every token that came in before `now - burst *
-//! interval` has overflowed.
+//! A bucket holds up to *burst* tokens. Tokens come in at a rate, and a request takes as many
+//! tokens as it asks for, or none. The plain way keeps two numbers: how many tokens there are, and
+//! when that was. One number is enough: the time *Z* at which the bucket was, or would have been,
+//! empty. The bucket holds `(now - Z) / interval` tokens, and every token that came in before `now
+//! - burst * interval` has overflowed.
 //!
 //! This is the Generic Cell Rate Algorithm: its *theoretical arrival time* is *Z* plus the burst,
 //! its increment is the interval, and its limit is the burst less one permit. It is also the leaky
@@ -16,9 +16,9 @@
 //! moves *Z* there. Guava's [`SmoothBursty`](super::SmoothBursty) has this word, too, but a request
 //! is due at *Z*, and the next request pays.
 //!
-//! Tokens may come in steps, `k` tokens each `t`. Then the rule runs on a clock of the bucket's own.
-//! It goes on once per `t`, by the price of `k` tokens, or of as many as fit into the bucket. The
-//! word stays a time on the common clock: a decision converts it to the bucket's own clock, and
+//! Tokens may come in steps, `k` tokens each `t`. Then the rule runs on a clock of the bucket's
+//! own. It goes on once per `t`, by the price of `k` tokens, or of as many as fit into the bucket.
+//! The word stays a time on the common clock: a decision converts it to the bucket's own clock, and
 //! converts the result back. Where no tokens come in, the bucket's own clock stands still.
 //!
 //! # State word
@@ -27,8 +27,8 @@
 //! |---|---|---|---|---|
 //! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | a request pays before it passes, so a grant never moves *Z* beyond now; a debit does, and saturates: limited for ever |
 //!
-//! Any thread may change the word, by an exchange. A change of terms converts it while the bucket is
-//! closed: see `policy/bucket/in_force.rs`.
+//! Any thread may change the word, by an exchange. A change of terms converts it while the bucket
+//! is closed: see `policy/bucket/in_force.rs`.
 //!
 //! # Invariant
 //!

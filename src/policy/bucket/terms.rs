@@ -1,4 +1,4 @@
-//! What a bucket decides by: the terms that a user sets, and the numbers in ticks that they make.
+//! The terms that a user sets, and the numbers in ticks by which a bucket decides.
 
 use crate::error::PolicyError;
 use crate::policy::interval::Interval;
@@ -36,7 +36,7 @@ pub(crate) struct Numbers {
     pub(super) gain: u64,
 }
 
-/// What is needed beside these for more than one permit, and for anything but a decision.
+/// The terms that a decision about several permits needs beside [`Numbers`], and all other calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct More {
     /// What tells tokens apart: also without a limit, and without any tokens coming in.
@@ -62,7 +62,7 @@ impl Terms {
         Ok((numbers, more))
     }
 
-    /// The same with a bucket that is cut to what a state can tell.
+    /// The numbers of these terms, with a bucket that holds no more than a state can express.
     pub(super) fn rounded_numbers(self, since: u64, before: Interval) -> (Numbers, More) {
         let unlimited = self.rate.is_unlimited();
         let still = unlimited || self.rate.is_zero();
@@ -180,7 +180,7 @@ impl Numbers {
         }
         let begun = begun.checked_add(steps)?;
         let after = begun.checked_add(rest)?.checked_sub(self.shift)?;
-        // What is not a whole step comes in with the next one.
+        // The part of a step comes in with the next whole step.
         let due = if rest == 0 { begun } else { begun.checked_add(self.step)? };
         Some((after, due.checked_sub(self.shift)?))
     }
@@ -236,7 +236,7 @@ pub(super) fn carried_over(
     let (old_tick, tick, zero) = (old.0.tick(at), new.0.tick(at), old.0.own(zero));
     let (from, to) = (old.1.interval, new.1.interval);
     if zero == ticks::NEVER {
-        // Nobody knows any more how much is owed, so no other rate makes it less.
+        // The debt has saturated, so its amount is lost and no rate makes it less.
         return zero;
     }
     if let Some(debt) = zero.checked_sub(old_tick) {

@@ -1,11 +1,13 @@
 //! Token bucket, also known as GCRA: a burst at once, and then a rate.
 //!
-//! The rule, the state word and the rounding are in `policy/bucket/mod.rs`.
+//! The algorithm, the state word, the rounding and the memory ordering are in
+//! `policy/bucket/mod.rs`.
 //!
 //! # Invariant
 //!
-//! In any span of length *d* at most `burst + rate * d` permits, whatever their sizes; with steps
-//! of `k` each `t`, at most `burst + k * (d / t + 1)`. A tolerance adds `rate * tolerance`. Where
+//! In any span of length *d* at most `burst + rate * d` permits are granted, to requests of any
+//! sizes; with steps of `k` tokens each `t`, at most `burst + k * (d / t + 1)`. A tolerance adds
+//! `rate * tolerance`. Where
 //! the interval is not a whole number of nanoseconds, the times of *d* are exact to `burst`
 //! sixteenths of a nanosecond, and never off by as much as a permit. Tests:
 //! `tests/policy/bucket_properties.rs`.
@@ -26,26 +28,27 @@ use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-/// Holds up to `burst` permits, which come in at a rate; a request takes what it needs, or waits
-/// until it is there.
+/// Holds up to `burst` permits, which come in at a rate; a request takes as many permits as it
+/// needs, or waits until they are there.
 ///
 /// A request pays before it passes, so in any span of length *d* at most `burst + rate * d` permits
 /// are granted, and a request for more than the burst can never be had: [`Refusal::ExceedsLimit`].
 ///
-/// This is the Generic Cell Rate Algorithm (GCRA): the same state, the same decisions. There the
-/// burst is a time by which requests may come early; here it can be given [so,
-/// too](TokenBucket::tolerance). It is also the leaky bucket as a meter, seen from the other side:
-/// tokens that are missing are the water in the bucket.
+/// This is the Generic Cell Rate Algorithm (GCRA), with an equal state and equal decisions. There
+/// the burst is a time by which requests may come early; here it can be given [as a time,
+/// too](TokenBucket::tolerance). It is also the leaky bucket as a meter: the tokens that are
+/// missing from this bucket are the water in that one.
 ///
-/// It starts full. Permits come in one by one, or [all at once](TokenBucket::interval_refill) each period.
+/// It starts full. Permits come in one by one, or [all at once](TokenBucket::interval_refill) each
+/// period.
 ///
 /// When the rate or the burst changes, the number of permits in stock is kept, up to the new burst;
-/// see [`Change`] for the other rules. At [`Rate::ZERO`] the stock can still be had. Leaving
-/// [`Rate::UNLIMITED`], the bucket is full. A permit that was granted but not yet seen by its
-/// future, and is given up right after such a change, may be worth less.
+/// see [`Change`] for the other rules. At [`Rate::ZERO`] requests can still take the stock. Leaving
+/// [`Rate::UNLIMITED`], the bucket is full. If a future is dropped right after such a change, with
+/// its permit granted but not yet seen, the permit may be worth less.
 ///
-/// A request that overlaps with a change passes by the old terms or by the new ones. In the moment
-/// in which they are replaced it may be refused, to be tried again at once.
+/// A request that overlaps with a change passes by the old terms or by the new terms. While the
+/// change replaces the terms, a request may be refused; the caller may try again at once.
 ///
 /// # Examples
 ///
@@ -147,9 +150,9 @@ impl TokenBucket {
     /// Lets permits come in all at once, at the full minute, hour or whatever the period of the
     /// rate is, by the wall clock.
     ///
-    /// The periods begin `offset` after those of Unix time, which is UTC: a rate per day with an
-    /// offset of 8 hours refills at eight in the morning UTC. The wall clock is read once, when the
-    /// limiter is made. Setting it later moves nothing.
+    /// The periods begin `offset` after the periods of Unix time, which is UTC: a rate per day with
+    /// an offset of 8 hours refills at eight in the morning UTC. The wall clock is read once, when
+    /// the limiter is made. Setting it later moves nothing.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration.
+//! The errors of a configuration.
 
 use std::error::Error;
 use std::fmt;
@@ -50,7 +50,7 @@ pub enum ConfigError {
         field: &'static str,
         /// The value given.
         value: Box<str>,
-        /// What is allowed.
+        /// The values that are allowed.
         allowed: &'static str,
     },
     /// The rate cannot be read.

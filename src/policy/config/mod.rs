@@ -204,7 +204,7 @@ impl FromStr for PolicyConfig {
     }
 }
 
-/// Says what is wrong with a word of a line where the name of a field is expected.
+/// The error of a word that stands in the place of a field's name, and is none.
 fn unknown(kind: &Kind, before: &str, word: &str) -> ConfigError {
     let form = |write: String| ConfigError::Form { given: word.into(), write: write.into() };
     match word.split_once('=') {

@@ -18,7 +18,8 @@ impl Serialize for PolicyConfig {
                 Value::Flag => map.serialize_entry(name, &true)?,
                 Value::Number(number) => map.serialize_entry(name, &number)?,
                 Value::Factor(factor) if factor.is_finite() => map.serialize_entry(name, &factor)?,
-                // Some formats write it as nothing, which would read back as a field that is not set.
+                // Some formats write it as nothing, which would read back as a field that is not
+                // set.
                 Value::Factor(factor) => {
                     return Err(ser::Error::custom(format_args!("{name} {factor} is not finite")));
                 }

@@ -2,24 +2,25 @@
 //!
 //! # Algorithm
 //!
-//! The simplest limiter remembers when it last granted a permit, and lets the next one go an
-//! interval later. It forgets two things. It forgets how long nobody came: a service that idled for
-//! an hour could well take a few requests at once. And it makes a request for 100 permits wait for
-//! all of them, though there is nothing else to do meanwhile.
+//! The simplest limiter remembers when it last granted a permit, and grants the next permit an
+//! interval later. It forgets two things. It forgets how long no request came: a service that idled
+//! for an hour could well take a few requests at once. And it makes a request for 100 permits wait
+//! for all of them, though the service has nothing else to do meanwhile.
 //!
-//! So remember instead the time *Z* at which the saved permits would be, or will be, zero.
+//! So this limiter remembers the time *Z* at which the saved permits would be, or will be, zero.
 //!
 //! - *Z* in the past: the time since then has been saved. `(now - Z) / interval` permits are in
 //!   stock, up to a cap.
 //! - *Z* in the future: the stock is overdrawn until then.
 //!
 //! A request is due as soon as *Z* is not in the future, **whatever its size**, and moves *Z*
-//! forward by `n` intervals. It never waits for itself: the next one pays. With 5 per second and
-//! nothing saved, at time 0: one permit is granted at once and moves *Z* to 0.2 s. Ten permits are
-//! granted at 0.2 s and move *Z* to 2.2 s. The next permit, for whomever, is due at 2.2 s.
+//! forward by `n` intervals. It never waits for its own price: the next request does. With 5 per
+//! second and nothing saved, at time 0: one permit is granted at once and moves *Z* to 0.2 s. Ten
+//! permits are granted at 0.2 s and move *Z* to 2.2 s. The next request, of any size, is due at 2.2
+//! s.
 //!
-//! The cap is a time, not a number of permits. "One second's worth" means the same at any rate, so
-//! a rate change leaves *Z* alone: the stock keeps its fill ratio, a debt keeps its time.
+//! The cap is a time, not a number of permits. "One second's worth" does not depend on the rate, so
+//! a new rate leaves *Z* alone: the stock keeps its fill ratio, a debt keeps its time.
 //!
 //! # State word
 //!
@@ -27,11 +28,14 @@
 //! |---|---|---|---|---|
 //! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | saturates at the end: limited for ever |
 //!
+//! Any thread may change the word, by an exchange.
+//!
 //! # Invariant
 //!
-//! In any span of length *d*, single permits: at most `1 + rate * (d + max_burst)`. Requests of up
-//! to *n*: at most `n` in place of `1`. One nanosecond is always saved, since the clock cannot tell
-//! a gap that short from rounding. Tests: `tests/policy/properties.rs`.
+//! In any span of length *d* at most `1 + rate * (d + max_burst)` single permits are granted, and
+//! at most `n + rate * (d + max_burst)` permits to requests of up to `n`. One nanosecond is always
+//! saved, since the clock cannot tell a gap that short from rounding. Tests:
+//! `tests/policy/properties.rs`.
 //!
 //! # Memory ordering
 //!
@@ -40,7 +44,7 @@
 //! # Source
 //!
 //! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothBursty`), where the stock is a float of
-//! permits beside the time of the next grant. Where we deviate: ticks of 1/16 ns rounded up once
+//! permits beside the time of the next grant. Differences: ticks of 1/16 ns rounded up once
 //! per request, where Guava cuts to whole microseconds and so is 4 % too fast at 80,000/s and
 //! unlimited above 1 M/s; the rate read back is the rate given; and a limiter that leaves
 //! [`Rate::UNLIMITED`] in debt pays the debt before it has stock, where Guava has both.
@@ -72,8 +76,8 @@ use crate::time::Nanos;
 ///
 /// When the rate changes, the fill ratio of the saved permits is kept, and a debt stays a time: it
 /// is not recomputed. That is [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the stock is full. At
-/// [`Rate::ZERO`] nothing is granted and nothing is saved: a request takes its permits at the price
-/// of the day, and there is none. Afterwards the stock is what it was.
+/// [`Rate::ZERO`] a permit has no price, so nothing is granted, not even from stock, and nothing is
+/// saved. Afterwards the stock is as before.
 ///
 /// # Examples
 ///
@@ -82,7 +86,7 @@ use crate::time::Nanos;
 /// use tidegate::policy::{Policy, SmoothBursty};
 /// use tidegate::{Nanos, Rate};
 ///
-/// // No burst: permits are at least 200 ms apart, however long nobody came.
+/// // No burst: permits are at least 200 ms apart, however long the limiter idled.
 /// let policy = SmoothBursty::new(Rate::per_second(5)).max_burst(Duration::ZERO);
 /// let state = policy.start(Nanos::ZERO);
 /// let later = Nanos::from_duration(Duration::from_secs(60));
@@ -111,7 +115,7 @@ pub struct SmoothBursty {
     rate: CurrentRate,
     /// For how many ticks unused time is saved.
     max_burst: u64,
-    /// The same, but at least `RESOLUTION`.
+    /// `max_burst`, but at least `RESOLUTION`.
     saved: u64,
     start_full: bool,
     /// The tick at which the rate became zero; `ticks::NEVER` if it is not.
@@ -240,8 +244,9 @@ pub(super) fn owed(old: Interval, debt: u64, new: Interval) -> u64 {
     old.convert(debt, new, true)
 }
 
-/// What is left of `paid` for `n` permits if only `used` of them were, at today's price of either;
-/// or a share, if that was another.
+/// The part of the price `paid` for `n` permits that is over if only `used` permits were used. If
+/// the price of `n` permits is still the one that was paid, this is a difference of prices; after a
+/// change of the rate it is a share.
 pub(super) fn unused_share(paid: u64, n: u32, used: u32, today: impl Fn(u32) -> u64) -> u64 {
     let share = u128::from(paid) * u128::from(used.min(n));
     let share = u64::try_from(share.div_ceil(u128::from(n.max(1)))).unwrap_or(paid);
@@ -388,12 +393,12 @@ impl Policy for SmoothBursty {
             _ if old.is_unlimited() && !new.is_unlimited() => {
                 move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) })
             }
-            // The word is a time: it says the same at any rate.
+            // The word is a time, which does not depend on the rate.
             Keep::Ratio => Cell::load(&state.zero),
             Keep::Count => {
                 kept = false;
                 move_to(state, |zero| match zero.checked_sub(at) {
-                    // Nobody knows any more how much is owed, so no other rate makes it less.
+                    // The debt has saturated, so its amount is lost and no rate makes it less.
                     _ if zero == ticks::NEVER => zero,
                     Some(debt) => at.saturating_add(owed(old, debt, new)),
                     None => at - old.convert(at - zero.max(self.floor(at)), new, false).min(self.saved),

@@ -1,10 +1,10 @@
-//! The rate that is in force: as it was given, and as the interval it makes, replaced together.
+//! The rate in force, as it was given and as an interval. A change replaces both together.
 //!
 //! # Memory ordering
 //!
-//! The price of one permit has a word of its own, so that the request nearly everybody makes needs
-//! one load. It is relaxed: the word is whole by itself, and a request that overlaps with a change
-//! may pay either price. Everything else is read as one through [`Published`].
+//! The price of one permit has a word of its own, so that the commonest request, for one permit,
+//! needs one load. The load is relaxed: the word is whole by itself, and a request that overlaps
+//! with a change may pay either price. All other numbers are read as one through [`Published`].
 
 use std::fmt;
 

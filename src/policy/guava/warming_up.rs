@@ -2,13 +2,14 @@
 //!
 //! # Algorithm
 //!
-//! [`SmoothBursty`](crate::policy::SmoothBursty) treats saved permits as spare capacity: they are free. But a service that idled may be
-//! slower, not faster: caches went stale, connections closed. Then a saved permit should cost *more* than a fresh
-//! one. So remember, beside the time of the next grant, how cold the service is.
+//! [`SmoothBursty`](crate::policy::SmoothBursty) treats saved permits as spare capacity: they are
+//! free. But a service that idled may be slower, not faster: caches went stale, connections closed.
+//! Then a saved permit should cost *more* than a fresh one. So the limiter remembers, beside the
+//! time of the next grant, how cold the service is.
 //!
-//! Coldness is a time between 0 (warm) and the warm-up period *W* (cold). Idling adds the time that passed; *W* of idling makes
-//! the service cold, whatever the rate. A permit takes coldness away and costs an interval, plus a surcharge while the
-//! coldness is above a threshold *T*:
+//! Coldness is a time between 0 (warm) and the warm-up period *W* (cold). Idling adds the time that
+//! passed; idling for *W* makes the service cold, whatever the rate. A permit takes coldness away
+//! and costs an interval, plus a surcharge while the coldness is above a threshold *T*:
 //!
 //! ```text
 //!  price of a permit
@@ -22,21 +23,36 @@
 //!                0          T           W
 //! ```
 //!
-//! The surcharge of several permits is an area under the ramp, so `n` at once cost the same as `n` one by one. With cold factor
-//! *F*, a permit takes `k` intervals of coldness, `k = 2 (1 + F) / (5 + F)`, and `T = W (1 + F) / (5 + F)`: with Guava's factor 3, `k` is 1
-//! and `T` is half of *W*. Going from *W* to *T* at full demand takes *W* of time. All of this is free of the rate, so a
-//! rate change leaves both numbers alone.
+//! With cold factor *F*, a permit takes away `k` intervals of coldness. Two wishes fix `k` and *T*.
+//! At full demand, going from *W* to *T* shall take the time *W*, and going from *T* to 0 shall
+//! take half of it. The second wish is a legacy of Guava, whose factor was always 3.
 //!
-//! Worked example, 2 per second, *W* = 4 s, *F* = 3, cold, eight permits at time 0: the waits are 0, 1.375, 1.125, 0.875, 0.625, then 0.5 s
-//! each. The first permit costs the interval of 0.5 s plus an area of 0.875 s, and the second one waits for that.
+//! - Below *T* a permit costs one interval and takes away `k` of them. So the way from *T* to 0
+//!   takes `T / k`, which shall be `W / 2`: `T = k W / 2`.
+//! - Above *T* a permit costs `(1 + F) / 2` intervals on average. So the way from *W* to *T* takes
+//!   `(W - T) (1 + F) / (2 k)`, which shall be `W`.
+//! - Both together give `k = 2 (1 + F) / (5 + F)` and `T = W (1 + F) / (5 + F)`. With Guava's
+//!   factor 3, `k` is 1 and *T* is half of *W*.
+//!
+//! A permit at coldness `T + u` has the surcharge `(F - 1) u / (W - T)` intervals, and there is one
+//! permit for each `k` intervals of coldness. So the surcharge of the way from `T + u` to *T* is the
+//! area of a triangle, `(F - 1) u^2 / (2 k (W - T))`. The factor `(F - 1) / (2 k)` is the
+//! `steepness` of [`Curve`]. The price of several permits is an area, so `n` permits at once cost
+//! as much as `n` permits one by one. None of these numbers depends on the rate, so a new rate
+//! leaves coldness and threshold alone.
+//!
+//! Worked example, 2 per second, *W* = 4 s, *F* = 3, cold, eight permits at time 0: the waits are
+//! 0, 1.375, 1.125, 0.875, 0.625, then 0.5 s each. The first permit costs the interval of 0.5 s
+//! plus an area of 0.875 s, and the second permit waits for that.
 //!
 //! ## When idle time cools
 //!
-//! In Guava a program that polls with `tryAcquire` can keep a short warm-up cold for ever: it is refused because the next
-//! permit is expensive, and by the time it asks again enough idle time has passed to be as cold as before. Here **a gap
-//! no longer than the cold interval (*F* x interval) does not cool; a longer one counts in full.** A caller that asks
-//! that often is held back by the coldness itself, and must be able to work it off; one that asks less often is
-//! granted every time, cold or not. [`SmoothWarmingUp::cool_at_once`] restores Guava's rule.
+//! In Guava a program that polls with `tryAcquire` can keep a short warm-up cold for ever. It is
+//! refused because the next permit is expensive, and until it asks again the service has idled long
+//! enough to be as cold as before. Here **a gap no longer than the cold interval (*F* x interval)
+//! does not cool; a longer gap counts in full.** A caller that asks that often is held back by the
+//! coldness itself, and must be able to work it off. A caller that asks less often is granted every
+//! time, cold or not. [`SmoothWarmingUp::cool_at_once`] restores Guava's rule.
 //!
 //! # State word
 //!
@@ -45,12 +61,14 @@
 //! | 0..64 | next free time | 1/16 ns | the clock's beginning to 34 years after it | saturates: limited for ever |
 //! | 64..128 | coldness | 1/16 ns | 0 to *W* | clamped |
 //!
-//! Two numbers, since neither follows from the other, in one `u128`, so that they change together.
+//! Any thread may change the word, by an exchange. The two numbers change together, and neither
+//! follows from the other, so both are in one `u128`.
 //!
 //! # Invariant
 //!
-//! In any span of length *d*, single permits: at most `1 + rate * d`: warming up saves nothing that could burst. And
-//! from cold, the first permits come at no more than `rate / F`. Tests: `tests/policy/properties.rs`.
+//! In any span of length *d* at most `1 + rate * d` single permits are granted: warming up saves
+//! nothing that could burst. From cold, the first permits come at no more than `rate / F`. Tests:
+//! `tests/policy/properties.rs`.
 //!
 //! # Memory ordering
 //!
@@ -58,9 +76,9 @@
 //!
 //! # Source
 //!
-//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothWarmingUp`). Where we deviate, besides the cooling: ticks of 1/16 ns where
-//! Guava cuts to whole microseconds three times per request; a warm-up of zero limits (in Guava it turns
-//! everything free); sums saturate (in Guava they wrap).
+//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothWarmingUp`). Differences, beside the
+//! cooling: ticks of 1/16 ns where Guava cuts to whole microseconds three times per request; a
+//! warm-up of zero limits (in Guava it turns everything free); sums saturate (in Guava they wrap).
 
 use std::convert::Infallible;
 use std::fmt;
@@ -78,17 +96,21 @@ use crate::time::Nanos;
 
 /// A steady rate that is slower after idling and speeds up under demand.
 ///
-/// Guava's `SmoothWarmingUp`. It starts cold: at first permits come at the rate divided by the cold factor (3 by
-/// default), and reach the full rate after the warm-up period of steady demand. As long an idle time makes it cold again.
+/// Guava's `SmoothWarmingUp`. It starts cold: at first permits come at the rate divided by the cold
+/// factor (3 by default), and they reach the full rate after the warm-up period of steady demand.
+/// An idle time of that length makes it cold again.
 ///
-/// As with [`SmoothBursty`](crate::policy::SmoothBursty), a request of any size is granted as soon as the one before is paid for, and is paid
-/// by the next. There are no free saved permits, so there is no burst.
+/// As with [`SmoothBursty`](crate::policy::SmoothBursty), a request of any size is granted as soon
+/// as the request before it is paid for, and the next request pays for it. There are no free saved
+/// permits, so there is no burst.
 ///
-/// When the rate changes, coldness and debt are kept as times: [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the limiter is warm.
+/// When the rate changes, coldness and debt are kept as times: [`Keep::Ratio`]. Leaving
+/// [`Rate::UNLIMITED`], the limiter is warm.
 ///
 /// Permits that are given back while the limiter is paused, or owes, lengthen the gap in which it
-/// cools. Then later requests are dearer, and a waiter with a deadline that was accepted in time may
-/// be too late: it is refused at its deadline, and requests behind it come due earlier than told.
+/// cools. Then later requests are dearer, and a waiter with a deadline that was accepted in time
+/// may be too late: it is refused at its deadline, and requests behind it come due earlier than
+/// told.
 ///
 /// # Examples
 ///
@@ -109,8 +131,9 @@ use crate::time::Nanos;
 ///
 /// `SmoothRateLimiter.SmoothWarmingUp` of Guava 31.1, with these differences:
 ///
-/// - A gap no longer than the cold interval, which is the cold factor times the interval, does not cool. In Guava every gap does, and a
-///   program that polls a little slower than the rate can find a short warm-up cold for ever; see
+/// - A gap no longer than the cold interval, which is the cold factor times the interval, does not
+///   cool. In Guava every gap does, and a program that polls a little slower than the rate can find
+///   a short warm-up cold for ever; see
 ///   [`cool_at_once`](SmoothWarmingUp::cool_at_once).
 /// - Ticks of 1/16 ns, where Guava cuts to whole microseconds up to three times per request.
 /// - A warm-up of zero limits as any other. In Guava it turns everything free.
@@ -131,23 +154,24 @@ pub struct SmoothWarmingUp {
     cool_at_once: bool,
 }
 
-/// The constants of the price curve. The cold factor is a float in the configuration; here it is fixed point.
+/// The constants of the price curve, derived at the head of this file. The cold factor is a float
+/// in the configuration; here it is fixed point.
 #[derive(Clone, Copy, Debug)]
 struct Curve {
     /// *T* in ticks.
     threshold: u64,
     /// *W* - *T* in ticks.
     ramp: u64,
-    /// How many ticks of coldness a tick of price takes away, in fixed point.
+    /// *k*: how many ticks of coldness a tick of price takes away, in fixed point.
     cooling: u64,
-    /// (F - 1)(F + 5) / (4 (F + 1)), the weight of the surcharge, in fixed point.
+    /// (F - 1) / (2 k) = (F - 1)(F + 5) / (4 (F + 1)), the weight of the surcharge, in fixed point.
     steepness: u64,
     /// F in fixed point: 10^6 times 2^44 fits.
     cold_factor: u64,
 }
 
-/// Fraction bits in the fixed point of [`Curve`]: the error of a factor stays below 10^-13, and the largest product,
-/// a tick count of 64 bits times a cold factor of 20, below 2^128.
+/// Fraction bits in the fixed point of [`Curve`]: the error of a factor stays below 10^-13, and the
+/// largest product, a tick count of 64 bits times a cold factor of 20, below 2^128.
 const FRACTION: u32 = 44;
 
 /// The state of one [`SmoothWarmingUp`]: two numbers in one word.
@@ -167,7 +191,7 @@ struct Word {
 
 impl Word {
     fn decode(bits: u128) -> Word {
-        // The two halves.
+        // Each half of the word is cut out.
         #[allow(clippy::cast_possible_truncation)]
         Word { coldness: (bits >> 64) as u64, next: bits as u64 }
     }
@@ -197,12 +221,13 @@ impl SmoothWarmingUp {
 
     /// A steady `rate`, reached after `warm_up` of steady demand; cold factor 3; starts cold.
     ///
-    /// A warm-up of zero is allowed: then every permit costs one interval and nothing is ever saved.
+    /// A warm-up of zero is allowed: then every permit costs one interval and nothing is ever
+    /// saved.
     ///
     /// # Panics
     ///
-    /// If `warm_up` is longer than [`MAX_WARM_UP`](SmoothWarmingUp::MAX_WARM_UP). For values from a configuration,
-    /// use [`try_new`](SmoothWarmingUp::try_new).
+    /// If `warm_up` is longer than [`MAX_WARM_UP`](SmoothWarmingUp::MAX_WARM_UP). For values from a
+    /// configuration, use [`try_new`](SmoothWarmingUp::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate, warm_up: Duration) -> SmoothWarmingUp {
@@ -216,7 +241,8 @@ impl SmoothWarmingUp {
     ///
     /// # Errors
     ///
-    /// - [`PolicyError::WarmUp`] if `warm_up` is longer than [`MAX_WARM_UP`](SmoothWarmingUp::MAX_WARM_UP).
+    /// - [`PolicyError::WarmUp`] if `warm_up` is longer than
+    ///   [`MAX_WARM_UP`](SmoothWarmingUp::MAX_WARM_UP).
     /// - [`PolicyError::ColdFactor`] if `cold_factor` is not a number from 1 to
     ///   [`MAX_COLD_FACTOR`](SmoothWarmingUp::MAX_COLD_FACTOR).
     pub fn try_new(rate: Rate, warm_up: Duration, cold_factor: f64) -> Result<SmoothWarmingUp, PolicyError> {
@@ -238,16 +264,18 @@ impl SmoothWarmingUp {
 
     /// Starts warm, at the full rate.
     ///
-    /// Each key of a `KeyedRateLimiter` starts cold all the same, since that limiter cannot tell
-    /// a new key from one that rested and was forgotten.
+    /// A key of a `KeyedRateLimiter` starts cold nevertheless, since that limiter cannot tell a new
+    /// key from one that rested and was forgotten.
     #[must_use]
     pub fn start_warm(self) -> SmoothWarmingUp {
         SmoothWarmingUp { start_warm: true, ..self }
     }
 
-    /// Lets every gap between requests cool, as Guava does, also one no longer than the cold interval.
+    /// Lets every gap between requests cool, as Guava does, also one no longer than the cold
+    /// interval.
     ///
-    /// Then a caller that polls a little slower than the rate can find a short warm-up cold for ever.
+    /// Then a caller that polls a little slower than the rate can find a short warm-up cold for
+    /// ever.
     #[must_use]
     pub fn cool_at_once(self) -> SmoothWarmingUp {
         SmoothWarmingUp { cool_at_once: true, ..self }
@@ -321,8 +349,8 @@ impl SmoothWarmingUp {
 
 impl Curve {
     fn new(warm_up: u64, factor: f64) -> Curve {
-        // Floats belong to the configuration: each becomes an integer here, once. All are in range, since the
-        // factor lies between 1 and 10^6.
+        // Each float of the configuration becomes an integer here, once. All are in range, since
+        // the factor lies between 1 and 10^6.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let fixed = |x: f64| (x * (1u64 << FRACTION) as f64) as u64;
         let share = fixed((1.0 + factor) / (5.0 + factor));
@@ -338,16 +366,19 @@ impl Curve {
         }
     }
 
-    /// The surcharge for working off all of a coldness: steepness * u^2 / ramp, with u the part above the threshold.
+    /// The surcharge for working off all of a coldness: steepness * u^2 / ramp, with u the part
+    /// above the threshold.
     ///
-    /// A difference of two of these is the price of going from one coldness to another. Rounding each up, not the
-    /// difference, makes the prices of steps add up to the price of the whole way.
+    /// A difference of two surcharges is the price of going from one coldness to another. Each of
+    /// them is rounded up, and not the difference, so the prices of the steps add up to the price
+    /// of the whole way.
     fn surcharge(&self, coldness: u64) -> u64 {
         let above = u128::from(coldness.saturating_sub(self.threshold));
         if above == 0 {
             return 0;
         }
-        // above <= ramp <= 2^60, so the square fits, and so does the quotient times a steepness below 2^(18 + 44).
+        // above <= ramp <= 2^60, so the square fits, and so does the quotient times a steepness
+        // below 2^(18 + 44).
         let area = (above * above).div_ceil(u128::from(self.ramp));
         saturate((area * u128::from(self.steepness)).div_ceil(1 << FRACTION))
     }
@@ -458,13 +489,15 @@ impl Policy for SmoothWarmingUp {
         let at = ticks::from_nanos(forecast.at);
         let Word { coldness, next } = self.idled(Word { coldness, next }, at, self.rate.interval());
         let (price, worked_off) = self.price(coldness, crowd.weight);
-        // Each of them rounds the coldness that it works off down, by less than a tick, and so may pay more.
+        // Each of them rounds the coldness that it works off down, by less than a tick, and so may
+        // pay more.
         forecast.numbers = [coldness - worked_off, next.saturating_add(price), 0];
     }
 
     fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge, most: u64) -> u64 {
         let at = ticks::from_nanos(at);
-        // Of the time taken, the future part is given back. In the past part the limiter would have been idle and would have cooled.
+        // Of the time taken, the future part is given back. In the past part the limiter would have
+        // been idle and would have cooled.
         let room = if most == u64::MAX { charge.left.next.saturating_sub(at) } else { most };
         let back = charge.price.min(room);
         let idle = charge.price - back;
@@ -478,7 +511,8 @@ impl Policy for SmoothWarmingUp {
                 // How much is owed is not known any more.
                 return word;
             }
-            // The permits since would have been the colder ones, and dearer: so the cheapest part of the surcharge is given back.
+            // The permits since would have been the colder ones, and dearer: so the cheapest part
+            // of the surcharge is given back.
             let warmed = self.surcharge(charge.left.coldness, charge.coldness);
             let dearer = warmed.saturating_sub(self.surcharge(word.coldness, charge.coldness));
             let coldness = word.coldness.saturating_add(charge.coldness).saturating_add(idle);
@@ -499,8 +533,8 @@ impl Policy for SmoothWarmingUp {
     fn refund(&self, state: &WarmingUpState, at: Nanos, n: u32) -> u64 {
         let at = ticks::from_nanos(at);
         let worth = self.rate.interval().worth(n);
-        // A permit given back is a debt not owed. What exceeds the debt is dropped: nothing is saved here that would make
-        // a later permit cheaper.
+        // A permit given back is a debt not owed. What exceeds the debt is dropped: nothing is
+        // saved here that would make a later permit cheaper.
         replace(state, |word| {
             let next = word.next.saturating_sub(worth).max(at).min(word.next);
             Word { next, ..word }
@@ -543,13 +577,13 @@ impl Policy for SmoothWarmingUp {
             _ if old.is_unlimited() && !new.is_unlimited() => {
                 replace(state, |word| Word { coldness: 0, next: word.next.max(at) })
             }
-            // Both numbers are times: they say the same at any rate.
+            // Both numbers are times, which do not depend on the rate.
             Keep::Ratio => Word::decode(Cell::load(&state.word)).next,
             Keep::Count => replace(state, |word| {
                 let Word { coldness, next } = self.idled(word, at, old);
                 let coldness = owed(old, coldness, new).min(self.warm_up);
                 let next = match next.checked_sub(at) {
-                    // Nobody knows any more how much is owed, so no other rate makes it less.
+                    // The debt has saturated, so its amount is lost and no rate makes it less.
                     _ if next == ticks::NEVER => next,
                     Some(debt) if debt > 0 => at.saturating_add(owed(old, debt, new)),
                     _ => next,
@@ -558,7 +592,7 @@ impl Policy for SmoothWarmingUp {
             }),
         };
         self.rate.set(rate);
-        // A time is worth the same at any rate. Where it does not stay one, grants from before give back nothing.
+        // A grant from before the change can be given back only where its price is still a time.
         let kept =
             change.keep.unwrap_or(Keep::Ratio) == Keep::Ratio && (!old.is_unlimited() || new.is_unlimited());
         Ok(if kept { level } else { 0 })

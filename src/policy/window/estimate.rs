@@ -54,9 +54,9 @@ use crate::time::Nanos;
 /// The widespread approximation of a sliding window: it keeps the counts of this period and the one
 /// before, and weighs the older one by how much of it still counts. No burst at the edge of two
 /// windows as with [`FixedWindow`](crate::policy::FixedWindow), and much less memory than
-/// [`SlidingLog`](crate::policy::SlidingLog). The price is that it errs to both sides, as far as the
-/// permits of the period before were not evenly spread: at worst nearly twice the limit pass in a
-/// span, and a caller may wait longer than it would have to.
+/// [`SlidingLog`](crate::policy::SlidingLog). The price is that it errs to both sides, as far as
+/// the permits of the period before were not evenly spread: at worst nearly twice the limit pass in
+/// a span, and a caller may wait longer than it would have to.
 ///
 /// Only granted permits are counted, so a flooded limiter recovers. A request for more than the
 /// limit can never be had.

@@ -114,7 +114,8 @@ impl Window {
         }
     }
 
-    /// Whether no count decides about a request of `n`: see [`without_count`](Window::without_count).
+    /// Whether no count decides about a request of `n`: see
+    /// [`without_count`](Window::without_count).
     #[inline]
     pub(crate) fn needs_no_count(&self, n: u32) -> bool {
         n.wrapping_sub(1) >= self.limit || self.unlimited

@@ -18,8 +18,8 @@
 //!
 //! # State
 //!
-//! A head of 128 bits and a ring of cells: see `policy/window/cells.rs`, which has the protocol and the
-//! argument.
+//! A head of 128 bits and a ring of cells: see `policy/window/cells.rs`, which has the protocol and
+//! the argument.
 //!
 //! Every operation acts as of its clock reading or as of the last grant, whichever is later.
 //!
@@ -48,8 +48,8 @@ use crate::time::Nanos;
 /// With six cells and `100/min`, no 50 seconds ever have more than 100 permits: in any span of the
 /// window less one cell the limit is kept exactly. **In a whole window up to twice as many can
 /// pass**, at its two ends. More cells, of 16 bytes each and one more, rounded up to a power of
-/// two, come closer; one cell is a [`FixedWindow`](crate::policy::FixedWindow). For a hard limit in any
-/// window, choose [`SlidingLog`](crate::policy::SlidingLog).
+/// two, come closer; one cell is a [`FixedWindow`](crate::policy::FixedWindow). For a hard limit in
+/// any window, choose [`SlidingLog`](crate::policy::SlidingLog).
 ///
 /// It never lets more through under concurrency: one word decides. A decision costs the same with
 /// ten cells as with a thousand. A request for more than the limit can never be had.

@@ -14,8 +14,8 @@
 //! | 3 switch | all is copied up to the head: one exchange of that head | the exchange fails, and 2 goes on |
 //!
 //! Takers take only places anew that are over. So the copy passes over the oldest of them, before
-//! takers come to them. A copy is given up if a place was taken anew while it was read, or before it
-//! was passed over. A refund, a reset and a debit give it up too, since they change which places
+//! takers come to them. A copy is given up if a place was taken anew while it was read, or before
+//! it was passed over. A refund, a reset and a debit give it up too, since they change which places
 //! count.
 //!
 //! # Why a copy is ready in time

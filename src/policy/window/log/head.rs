@@ -25,13 +25,13 @@
 //!   or went back.
 //! - **2^14 of them, and no grant.** They undid or refunded permits, or were resets: each of them
 //!   made more permits free, so the taker may still take what it found free. If the taker left out
-//!   credits meanwhile, its exchange of the slot tells whether they are still the ones that it read.
-//!   If it clears `floored`, refunded permits count until they are over: too few are granted, and
-//!   not too many.
+//!   credits meanwhile, its exchange of the slot tells whether they are still the ones that it
+//!   read. If it clears `floored`, refunded permits count until they are over: too few are granted,
+//!   and not too many.
 //! - **2^14 of them, and grants or debits.** `place` is equal again only after a whole lap of the
 //!   ring, or after two copies whose ends fall on one place. Then the stalled taker may be granted
-//!   up to its `n` permits too many. This is the bound: one request per 2^14 givings-back within one
-//!   nanosecond of the log's time, if all of that coincides.
+//!   up to its `n` permits too many. This is the bound: one request per 2^14 givings-back within
+//!   one nanosecond of the log's time, if all of that coincides.
 //!
 //! A wider version would push this further and not exclude it: the word has 128 bits, all in use.
 //!

@@ -50,8 +50,8 @@ pub use state::LogState;
 /// of a second costs a thousandth of the rate.
 ///
 /// When the rate changes, what was granted stays granted: [`Keep::Count`], and [`Keep::Ratio`] is
-/// the same. A limit that is raised above the [room](SlidingLog::with_capacity) made for it is cut to
-/// that.
+/// the same. A limit that is raised above the [room](SlidingLog::with_capacity) made for it is cut
+/// to that.
 ///
 /// # Examples
 ///
