@@ -35,8 +35,8 @@
 //!   factor 3, `k` is 1 and *T* is half of *W*.
 //!
 //! A permit at coldness `T + u` has the surcharge `(F - 1) u / (W - T)` intervals, and there is one
-//! permit for each `k` intervals of coldness. So the surcharge of the way from `T + u` to *T* is the
-//! area of a triangle, `(F - 1) u^2 / (2 k (W - T))`. The factor `(F - 1) / (2 k)` is the
+//! permit for each `k` intervals of coldness. So the surcharge of the way from `T + u` to *T* is
+//! the area of a triangle, `(F - 1) u^2 / (2 k (W - T))`. The factor `(F - 1) / (2 k)` is the
 //! `steepness` of [`Curve`]. The price of several permits is an area, so `n` permits at once cost
 //! as much as `n` permits one by one. None of these numbers depends on the rate, so a new rate
 //! leaves coldness and threshold alone.

@@ -3,12 +3,12 @@
 //!
 //! # Idea
 //!
-//! The permits of the last *k* cells are a difference of two totals: of all permits ever counted,
-//! less those counted before the oldest of these cells began. So a cell needs its beginning and the
-//! total at that time, and no count of its own. The decision takes from one word, the **head**,
-//! which has the newest total. A cell that drops out is subtracted by looking at the next one.
-//! Nothing is swept, and the totals rise from cell to cell, so that a search by halves finds the
-//! cell that has to drop out before `n` permits are free.
+//! The permits of the last *k* cells are a difference of two totals: all permits ever counted, less
+//! the permits counted before the oldest of these cells began. So a cell needs its beginning and
+//! the total at that time, and no count of its own. A grant replaces one word, the **head**, which
+//! has the newest total. A cell that drops out is subtracted by looking at the next one. Nothing is
+//! swept, and the totals rise from cell to cell, so that a search by halves finds the cell that has
+//! to drop out before `n` permits are free.
 //!
 //! # State
 //!
@@ -24,8 +24,8 @@
 //! | oldest | 0..64 | number of the oldest cell that counts: a hint, checked at each use | |
 //!
 //! Cells in which nothing is granted are not opened. The ring has more places than the window has
-//! cells, so the place of a new cell is that of one that counts no more, neither in the new cell
-//! nor in the one before.
+//! cells. So a new cell takes the place of a cell that counts no more, neither when the new cell is
+//! the newest nor when the cell before it is.
 //!
 //! # Protocol
 //!
@@ -35,12 +35,12 @@
 //! | 2 enter it | its place: exchange of the beginning, then of the mark, from what was there before | Release |
 //! | 3 count | head: exchange; total plus `n`, not fresh | Release |
 //! | 4 give back in the newest cell | head: exchange; total less `n` | Release |
-//! | 5 give back in an older cell | marks: plus `n` in this cell and those before it, the newest first | Release |
+//! | 5 give back in an older cell | marks: plus `n` in this cell and the cells before it, the newest first | Release |
 //! | all | loads | Acquire |
 //!
 //! A grant in the newest cell is step 3. The first grant in a cell makes steps 1 to 3. A thread
-//! that finds a fresh head enters the cell for the one that opened it, so a thread that stalls
-//! holds up none. A refusal is a difference of words and writes nothing.
+//! that finds a fresh head enters the cell for the thread that opened it, so a thread that stalls
+//! holds up no other. A refusal computes a difference of words and writes nothing.
 //!
 //! **No permit is granted twice.** A grant is one exchange of the head. It fails if anything was
 //! granted or opened since the head was loaded. The other term of the difference, the total before
@@ -50,14 +50,15 @@
 //! at the head again.
 //!
 //! **A cell is entered once.** While the head is fresh its time, number and total stay as they are,
-//! so all threads enter the same. One that stalls before an exchange of step 2 finds a newer
-//! beginning, or a newer number, and fails: neither comes again before the numbers wrap. Only
-//! across a change may a beginning come again; then a cell may be taken to begin later than it
-//! does, by less than the length of a cell, and counts for longer.
+//! so all threads enter equal values. A thread that stalls before an exchange of step 2 finds a
+//! newer beginning, or a newer number, and fails: neither comes again before the numbers wrap. Only
+//! across a change may a beginning come again. Then a cell may be entered with a later beginning,
+//! by less than the length of a cell, and counts for longer.
 //!
 //! **Step 5** raises the total before a cell, which lowers what counts from this cell on. Between
-//! two of its exchanges some totals are too low, so too much counts. Giving back holds a lock that
-//! no decision looks at, since two that took the permits of one cell would take them twice.
+//! two of its exchanges some totals are too low, so too many permits count. Giving back holds a
+//! lock that no decision looks at, since two threads that gave back the permits of one cell would
+//! give them back twice.
 //!
 //! **A change** holds that lock, closes the head, carries the counts over into new cells, enters
 //! them under numbers that no place has shown before, and opens the head. A request that stalls
@@ -291,8 +292,8 @@ impl Cells {
         Some(self.cell(&head, of_age(age))?.beginning)
     }
 
-    /// Whether no cell was opened, and the terms are those of the view. Otherwise places may have
-    /// been reused.
+    /// Whether no cell was opened and no term changed since the view was made. Otherwise places may
+    /// have been reused.
     #[inline(always)]
     pub(crate) fn is_current(&self, view: &View) -> bool {
         self.head.load().is_some_and(|seen| Head::decode(seen.content()).number == view.head.number)
@@ -422,7 +423,7 @@ impl Cells {
         true
     }
 
-    /// Changes the totals before a cell and before those that are older, the newest first.
+    /// Changes the totals before a cell and before all older cells, the newest first.
     fn raise(&self, head: &Head, from: u64, raised: impl Fn(u64) -> u64) {
         let mut of = from;
         while number(head.number.wrapping_sub(of)) < self.ring.len() as u64 {

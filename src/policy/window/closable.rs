@@ -55,8 +55,8 @@
 //!
 //! **What is left.** A request that stalls between 4 and 6 for a multiple of `2^TURNS` changes, and
 //! then finds the word as it was to the last bit, takes by the terms that it has read. A *refusal*
-//! is not checked again: one that overlaps with a change may have mixed both terms, and tell a time
-//! that neither of them has.
+//! is not checked again: a refusal that overlaps with a change may mix both terms, and tell a time
+//! that neither of them gives.
 //!
 //! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; and by
 //! `tests/policy/stress.rs`.

@@ -2,10 +2,10 @@
 //!
 //! # Algorithm
 //!
-//! A fixed window forgets the one before it, all at once. Keep its count, too, and assume that its
-//! permits were granted evenly: a quarter into this window, three quarters of the one before still
-//! lie in the span that ends now. So `before * (1 - elapsed / length) + used + n` must not exceed
-//! the limit.
+//! A fixed window forgets the window before it, all at once. This policy keeps the count of that
+//! window, too, and assumes that its permits were granted evenly: a quarter into this window, three
+//! quarters of the window before still lie in the span that ends now. So `before * (1 - elapsed /
+//! length) + used + n` must not exceed the limit.
 //!
 //! Only granted permits are counted. Where refused requests count, too, a flooded limiter never
 //! recovers.
@@ -20,14 +20,16 @@
 //! | 32..64 | permits used in the window before that of this time | | at most `u32::MAX` |
 //! | 0..32 | permits used in the window of this time | | at most `u32::MAX` |
 //!
-//! Every operation acts as of its clock reading or as of the time in the word, whichever is later.
+//! Any thread may change the word, by an exchange. A request that finds it closed looks again, and
+//! is refused if it stays closed. Every operation acts as of its clock reading or as of the time in
+//! the word, whichever is later.
 //!
 //! # Invariant
 //!
-//! At most `limit` permits in each aligned window, and less than twice the limit in any span of its
-//! length. The error is largest when all permits of a window were taken at its end, which the
-//! estimate takes for evenly spread: `tests/policy/window_properties.rs` looks for the worst,
-//! `docs/ALGORITHMS.md` says what it found.
+//! At most `limit` permits are granted in each aligned window, and less than twice the limit in any
+//! span of its length. The error is largest when all permits of a window were taken at its end,
+//! since the estimate assumes that they were spread evenly. `tests/policy/window_properties.rs`
+//! looks for the worst error, and `docs/ALGORITHMS.md` states it.
 //!
 //! # Memory ordering
 //!
@@ -51,18 +53,18 @@ use crate::time::Nanos;
 
 /// At most about so many permits in any period, estimated from two counters.
 ///
-/// The widespread approximation of a sliding window: it keeps the counts of this period and the one
-/// before, and weighs the older one by how much of it still counts. No burst at the edge of two
-/// windows as with [`FixedWindow`](crate::policy::FixedWindow), and much less memory than
-/// [`SlidingLog`](crate::policy::SlidingLog). The price is that it errs to both sides, as far as
-/// the permits of the period before were not evenly spread: at worst nearly twice the limit pass in
-/// a span, and a caller may wait longer than it would have to.
+/// The widespread approximation of a sliding window: it keeps the counts of this period and of the
+/// period before, and weighs the older count by the part of its period that still counts. It has no
+/// burst at the edge of two windows as [`FixedWindow`](crate::policy::FixedWindow), and much less
+/// memory than [`SlidingLog`](crate::policy::SlidingLog). The price is that it errs to both sides,
+/// as far as the permits of the period before were not evenly spread: at worst nearly twice the
+/// limit pass in a span, and a caller may wait longer than it would have to.
 ///
 /// Only granted permits are counted, so a flooded limiter recovers. A request for more than the
 /// limit can never be had.
 ///
-/// When the rate changes, what was used stays used: [`Keep::Count`]. A permit that was granted but
-/// not yet seen by its future, and is given up right after that, is not given back.
+/// When the rate changes, used permits stay used: [`Keep::Count`]. If a future is dropped right
+/// after a change, with its permit granted but not yet seen, the permit is not given back.
 ///
 /// # Examples
 ///
@@ -209,7 +211,7 @@ fn small(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// For so many windows the prediction for those who wait is exact.
+/// For so many windows the prediction for waiters is exact.
 const WINDOWS: usize = 64;
 
 /// Whether `n` more permits fit below the limit at the time of a word, whose window begins at a
@@ -310,7 +312,8 @@ impl Policy for SlidingEstimate {
             if ahead == 0 && fits(word, beginning, n, window) {
                 return at;
             }
-            // Window by window, as long as those ahead fill one; further on not too early.
+            // Go window by window, as long as the requests ahead fill one. Behind the last of these
+            // windows the time may be too late, but never too early.
             let mut ahead = ahead;
             for _ in 0..WINDOWS {
                 let taken = until_the_end(word, window).min(ahead);

@@ -2,10 +2,10 @@
 //!
 //! # Algorithm
 //!
-//! Count the permits of this minute; when the next minute begins, begin at zero. The cheapest rule,
-//! and the one that most services publish. What it forgets: the minute before. Whoever takes all
-//! permits at the end of one window and all of the next at its beginning has twice the limit in an
-//! instant.
+//! Count the permits of this minute; when the next minute begins, begin at zero. It is the cheapest
+//! rule, and the one that most services publish. It forgets the minute before. So a client that
+//! takes all permits of one window at its end, and all of the next one at its beginning, has twice
+//! the limit within an instant.
 //!
 //! # State word
 //!
@@ -16,15 +16,17 @@
 //! | 47..63 | turn | changes | wraps |
 //! | 0..47 | permits used in the window of that time | | at most the limit, or an old limit that was higher, unless there were debits |
 //!
-//! Every operation acts as of its clock reading or as of the time in the word, whichever is later.
-//! The beginning of the window would not do: a window that becomes shorter while it is open may
-//! begin between an older reading and the last grant.
+//! Any thread may change the word, by an exchange. A request that finds it closed looks again, and
+//! is refused if it stays closed. Every operation acts as of its clock reading or as of the time in
+//! the word, whichever is later. The word keeps the time of the last grant and not the beginning of
+//! the window: a window that becomes shorter while it is open may begin between an older reading
+//! and the last grant.
 //!
 //! # Invariant
 //!
-//! At most `limit` permits in each window. In any span of length *d* at most `limit * (d / length +
-//! 2)`, rounded down; so up to twice the limit within an instant around the edge. Tests:
-//! `tests/policy/window_properties.rs`.
+//! At most `limit` permits are granted in each window. In any span of length *d* these are at most
+//! `limit * (d / length + 2)`, rounded down: up to twice the limit within an instant around an
+//! edge. Tests: `tests/policy/window_properties.rs`.
 //!
 //! # Memory ordering
 //!
@@ -50,15 +52,15 @@ use crate::time::Nanos;
 /// limiter's clock, or [by the wall clock](FixedWindow::at_wall_clock), or [with the first
 /// permit](FixedWindow::from_first_grant) after the last one ended.
 ///
-/// **At the edge** of two windows twice the limit can pass within an instant. For a server with
-/// this very rule that is what it allows; to protect a service, choose
+/// **At the edge** of two windows twice the limit can pass within an instant. A server with this
+/// rule allows that; to protect a service without it, choose
 /// [`SlidingWindow`](crate::policy::SlidingWindow) or [`SlidingLog`](crate::policy::SlidingLog).
 ///
-/// A request for more than the limit can never be had. Those who wait are served together when the
-/// window turns, in order, as many as it has permits.
+/// A request for more than the limit is never granted. When the next window begins, waiters are
+/// granted together, in order, until its permits are used.
 ///
-/// When the rate changes, what was used stays used: [`Keep::Count`]. A permit that was granted but
-/// not yet seen by its future, and is given up right after that, is not given back.
+/// When the rate changes, used permits stay used: [`Keep::Count`]. If a future is dropped right
+/// after a change, with its permit granted but not yet seen, the permit is not given back.
 ///
 /// # Examples
 ///

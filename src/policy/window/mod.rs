@@ -188,7 +188,7 @@ impl CurrentWindow {
         CurrentWindow { words: Published::new(words), cells, wall_clock, anchor }
     }
 
-    /// Windows begin so long after those of Unix time.
+    /// Windows begin this long after the windows of Unix time.
     pub(crate) fn at_wall_clock(self, offset: Duration) -> CurrentWindow {
         CurrentWindow { wall_clock: Some(offset), ..self }
     }

@@ -3,17 +3,17 @@
 //! # Algorithm
 //!
 //! Cut the window into cells, count the permits of each, and let the sum of the last `k` cells
-//! decide. When time enters a new cell, the oldest drops out, with whatever was counted in it. More
-//! cells come closer to a window that really slides.
+//! decide. When time enters a new cell, the oldest cell drops out, with all permits counted in it.
+//! More cells come closer to a window that really slides.
 //!
-//! Adding up and then adding one are two steps, and between them others add, too: that is how such
-//! counters let too much through. Here the sum is a difference of two totals, and the newest total
-//! is the word that a grant replaces.
+//! A counter that first adds up the cells and then adds a permit lets too many permits through:
+//! between its two steps other threads add permits, too. Here the sum is a difference of two
+//! totals, and the newest total is in the word that a grant replaces.
 //!
 //! | a decision | looks at |
 //! |---|---|
 //! | a grant | the head, and the oldest cell that counts with its neighbour |
-//! | a refusal | the same, and for one permit the next cell; for `n` permits, or where more is counted than the limit allows, it finds by halves how many cells have to drop out: `log2(k)` looks |
+//! | a refusal | the words that a grant looks at, and for one permit the next cell; for `n` permits, or where more permits are counted than the limit allows, a search by halves for the cells that have to drop out: `log2(k)` looks |
 //! | either, when the oldest cell has dropped out since the last grant | `log2(k)` cells more |
 //!
 //! # State
@@ -43,7 +43,7 @@ use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-/// At most so many permits in this cell of the period and those before it, as many as there are.
+/// At most so many permits in the current cell of the period and the other cells before it.
 ///
 /// With six cells and `100/min`, no 50 seconds ever have more than 100 permits: in any span of the
 /// window less one cell the limit is kept exactly. **In a whole window up to twice as many can
@@ -51,12 +51,12 @@ use crate::time::Nanos;
 /// two, come closer; one cell is a [`FixedWindow`](crate::policy::FixedWindow). For a hard limit in
 /// any window, choose [`SlidingLog`](crate::policy::SlidingLog).
 ///
-/// It never lets more through under concurrency: one word decides. A decision costs the same with
-/// ten cells as with a thousand. A request for more than the limit can never be had.
+/// Concurrent requests never get more permits: one word decides. A decision with a thousand cells
+/// costs as much as with ten. A request for more than the limit is never granted.
 ///
-/// When the rate changes, what was counted stays counted, in the cell in which its time lies:
-/// [`Keep::Count`]. A permit that was granted but not yet seen by its future, and is given up right
-/// after a change, is not given back.
+/// When the rate changes, counted permits stay counted, in the cell in which their time lies:
+/// [`Keep::Count`]. If a future is dropped right after a change, with its permit granted but not
+/// yet seen, the permit is not given back.
 ///
 /// # Examples
 ///
@@ -167,7 +167,7 @@ impl SlidingWindow {
     /// When `need` permits are free, if they are taken as they come.
     fn due(&self, state: &SlidingState, view: &View, window: &Window, need: u64) -> Option<Stamp> {
         let limit = u64::from(window.limit);
-        // Each full limit takes a span: what is granted then drops out a span later.
+        // Each full limit takes a span: permits that are granted then drop out a span later.
         let spans = need.saturating_sub(1) / limit;
         let missing = (view.sum + need - spans * limit).saturating_sub(limit);
         let first = if missing == 0 { view.beginning } else { state.cells.drops_out(view, missing)? };

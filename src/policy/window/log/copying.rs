@@ -20,11 +20,12 @@
 //!
 //! # Why a copy is ready in time
 //!
-//! What counts was granted and undone within one window. In it at most a ring is taken, so that at
-//! most three rings are to be filled and copied: one to fill, one to copy, and one for what is
-//! taken meanwhile. Half of the spare places is an 18th of a ring: 54 places for each permit are
-//! enough. If debits and refunds gave a copy up, it may not be ready: then one giver-back makes it
-//! in one pass, as it does if one grant has more permits than there are spare places.
+//! All places that count were granted and undone within one window. In a window at most one ring is
+//! taken, so at most three rings are to be filled and copied: one to fill, one to copy, and one for
+//! the places that are taken meanwhile. Half of the spare places is an 18th of a ring: 54 places
+//! for each permit are enough. If debits and refunds gave a copy up, it may not be ready: then one
+//! giver-back makes it in one pass, as it does if one grant has more permits than there are spare
+//! places.
 
 use crate::policy::window::log::give_back::{Book, Books, Credit, Credits, GiveBack, Next};
 use crate::policy::window::log::head::Head;
@@ -53,7 +54,7 @@ pub(super) struct Copying {
 }
 
 impl Copying {
-    /// Permits of a time were undone. Those that were copied are credits in the second ring.
+    /// Notes that permits of a time were undone. The copied ones become credits in the second ring.
     pub(super) fn undone(&mut self, state: &LogState, back: &GiveBack, time: Stamp, n: u32) {
         if time > self.time {
             return;

@@ -1,21 +1,21 @@
-//! How a log gives permits back: undone grants, refunds, resets, and, since they need the same
-//! lock, debits and copies.
+//! How a log gives permits back: undone grants, refunds and resets. Debits and copies are here,
+//! too, since they need this lock.
 //!
 //! # Credits
 //!
-//! A grant that is undone stays in the ring, and becomes a *credit*: so many permits of its time.
-//! While that time counts, a request looks as many places further back. Credits of one time are
-//! one, at the first place that shows it: the first places of that time are the undone ones. They
-//! form a list from the oldest to the newest, with one link for each place, so that a taker leaves
-//! out what is over without a lock. [`Book`] has the same credits in order of time, to insert one
-//! between two others in O(log n).
+//! An undone grant stays in the ring, and becomes a *credit*: so many permits of its time. While
+//! that time counts, a request looks as many places further back. All undone permits of one time
+//! are one credit, at the first place that shows this time: the first places of a time are the
+//! undone ones. The credits form a list from the oldest to the newest, with one link for each
+//! place, so that a taker leaves out credits that are over without a lock. [`Book`] has these
+//! credits in order of time, too, to insert a credit between two others in O(log n).
 //!
 //! # Versions
 //!
 //! Each change is made under the lock of the book. It writes the floor and the credits of the next
-//! version into the slot that the version in force does not use, and then replaces the head by one
-//! of the next version, unless a taker was first: then it does so again. So a request sees the log
-//! before the change or after it, wherever a giver-back stalls.
+//! version into the slot that the version in force does not use, and then replaces the head by a
+//! head of the next version. If a taker replaced the head first, the giver-back does both again. So
+//! a request sees the log before the change or after it, wherever a giver-back stalls.
 //!
 //! | | giver-back | taker | head | slot 0 | slot 1 |
 //! |---|---|---|---|---|---|
@@ -122,10 +122,10 @@ pub(super) struct Credit {
 /// What was undone in one ring.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    /// By their times, those that count.
+    /// The credits that count, by their times.
     pub(super) credits: BTreeMap<Stamp, Credit>,
     pub(super) sum: u32,
-    /// Those that are over, from the oldest on. In a longer window they may count again.
+    /// The credits that are over, from the oldest on. In a longer window they may count again.
     pub(super) over: VecDeque<(Stamp, Credit)>,
 }
 
@@ -218,13 +218,14 @@ impl Book {
         }
     }
 
-    /// Parts what counts from what is over at a time, and forgets what was in places that are taken
-    /// anew. The time is that of the head: no request is judged as of an earlier one.
+    /// Parts the credits that count from the credits that are over, and forgets credits whose
+    /// places were taken anew. It does so as of the time of the head, since no request is judged as
+    /// of an earlier time.
     fn follow(&mut self, state: &LogState, back: &GiveBack, window: &Window, head: Head) {
         self.part(state, back, head.ring, window, head.time, Some(head.place));
     }
 
-    /// As of `now`, in a ring whose `next` place counts no more.
+    /// Parts the credits as of `now`, in a ring whose `next` place counts no more.
     pub(super) fn part(
         &mut self,
         state: &LogState,
@@ -329,7 +330,7 @@ impl LogState {
         }
     }
 
-    /// Leaves out the credits whose times are not after this one.
+    /// Leaves out the credits whose times are not after `over`.
     pub(super) fn leave_out(&self, back: &GiveBack, credits: &mut Credits, ring: bool, over: Stamp) {
         while credits.sum > 0
             && credits.first < self.len()
@@ -343,8 +344,8 @@ impl LogState {
         }
     }
 
-    /// Of the places that count, from the oldest on, the number of those before the first one that
-    /// is not `before`.
+    /// How many of the places that count, from the oldest on, come before the first place that is
+    /// not `before`.
     pub(super) fn count(&self, view: &View, from: u32, before: impl Fn(Stamp) -> bool) -> u32 {
         let (mut low, mut high) = (from, view.valid);
         while low < high {
@@ -354,7 +355,7 @@ impl LogState {
         low
     }
 
-    /// The number of a place among those that count, from the oldest on.
+    /// The number of a place among the places that count, from the oldest on.
     fn number(&self, head: Head, valid: u32, place: u32) -> Option<u32> {
         valid.checked_sub(self.before(head.place, place))
     }
@@ -411,7 +412,7 @@ impl LogState {
         }
     }
 
-    /// Gives back the `n` oldest permits of those that count: raises the floor above them.
+    /// Gives back the `n` oldest permits that count: raises the floor above them.
     pub(super) fn refund(&self, n: u32, now: Stamp, window: &Window) {
         if n == 0 {
             return;
@@ -439,7 +440,8 @@ impl LogState {
                 (passed, sum) = (passed + 1, sum - credit.n);
             }
             let valid = valid - floor.saturating_add(left).min(valid);
-            // What is over now is forgotten, so that the log must not go back behind this time.
+            // Credits that are over now are forgotten, so the log must not go back behind this
+            // time.
             let (Head { place, ring, .. }, time) = (head, latest);
             if self.install(back, head, &Next { place, valid, n: 0, time, ring, first, sum }) {
                 for _ in 0..passed {
@@ -478,7 +480,7 @@ impl LogState {
         loop {
             let (View { head, valid, .. }, time) = self.settled(now, window);
             book.follow(self, back, window, head);
-            // What is taken anew counts no more, nor does what was undone there.
+            // Places that are taken anew count no more, nor do credits in them.
             let lost = (valid + n).saturating_sub(self.len() - 1);
             let number = |credit: &Credit| self.number(head, valid, credit.place).unwrap_or(0);
             let gone = book.credits.values().take_while(|credit| number(credit) < lost).count();

@@ -2,19 +2,19 @@
 //!
 //! # Algorithm
 //!
-//! "At most *N* in any *T*" means: the *N*th grant before this one was at least *T* ago. So keep
-//! the times of the last *N* grants in a ring. The oldest says whether the next one may go, however
-//! large *N* is.
+//! "At most *N* in any *T*" means that the *N*th grant before this one was at least *T* ago. So the
+//! log keeps the times of the last *N* grants in a ring. The oldest of them decides about the next
+//! grant, however large *N* is.
 //!
 //! # Protocol
 //!
-//! How grants are decided without a lock is told in `state.rs`, how permits are given back in
-//! `give_back.rs`.
+//! `head.rs` has the state word. `state.rs` has the protocol by which grants are decided without a
+//! lock, and its memory ordering. `give_back.rs` has the protocol of giving back.
 //!
 //! # Invariant
 //!
-//! Never more than `limit` permits in any span shorter than the window: two of them, `limit` grants
-//! apart, are at least a window apart. Tests: `tests/policy/window_properties.rs`.
+//! At most `limit` permits are granted in any span shorter than the window: two permits that are
+//! `limit` grants apart are at least a window apart. Tests: `tests/policy/window_properties.rs`.
 //!
 //! # Source
 //!
@@ -39,19 +39,19 @@ pub use state::LogState;
 
 /// Never more than so many permits in *any* span of the period: exact.
 ///
-/// It remembers when each of the last permits was granted. A decision costs the same whether that
-/// is ten or a hundred thousand; memory is 9 bytes for each permit of the limit, allocated once. A
-/// request for `n` permits at once writes `n` times. Undoing grants allocates up to three times as
-/// much again, in chunks of 8 KiB: the first is needed by the first grant that is undone, and most
-/// of them only if many are.
+/// It remembers when each of the last permits was granted. A decision with a limit of a hundred
+/// thousand costs as much as with a limit of ten; memory is 9 bytes for each permit of the limit,
+/// allocated once. A request for `n` permits at once writes `n` times. Undoing grants allocates up
+/// to three times as much again, in chunks of 8 KiB: the first is needed by the first grant that is
+/// undone, and most of them only if many are.
 ///
 /// A request for more than the limit can never be had. Permits that are awaited are counted from
 /// the time at which they were really granted, so a timer that is late by a millisecond in a window
 /// of a second costs a thousandth of the rate.
 ///
-/// When the rate changes, what was granted stays granted: [`Keep::Count`], and [`Keep::Ratio`] is
-/// the same. A limit that is raised above the [room](SlidingLog::with_capacity) made for it is cut
-/// to that.
+/// When the rate changes, granted permits stay granted, also with [`Keep::Ratio`]: see
+/// [`Keep::Count`]. A limit that is raised above the [room](SlidingLog::with_capacity) made for it
+/// is cut to that room.
 ///
 /// # Examples
 ///
@@ -231,7 +231,7 @@ impl Policy for SlidingLog {
         let (mut free_at, latest) = state.look(moment(forecast.at), &window, |view, _| {
             (state.free_at(view, &window, of_ring), view.head.time)
         });
-        // Behind the last place of the ring come those of the grants that were foreseen.
+        // Behind the last place of the ring come the places of the foreseen grants.
         while let Some((end, places)) = forecast.next_back()
             && free < taken.saturating_sub(limit)
         {
@@ -271,7 +271,7 @@ impl Policy for SlidingLog {
         u64::MAX
     }
 
-    /// The oldest that count are given back: those that would have come back first.
+    /// Gives back the oldest permits that count. They would have come back first.
     fn refund(&self, state: &LogState, at: Nanos, n: u32) -> u64 {
         let window = self.window();
         if !window.unlimited {
@@ -318,7 +318,7 @@ impl Policy for SlidingLog {
             return PolicyStatus { limit, available: 0, full_at: Nanos::MAX };
         }
         state.look(moment(at), &window, |view, time| {
-            // Times rise along the ring, so those that are over come first.
+            // Times rise along the ring, so the places that are over come first.
             let over = state.count(view, 0, |there| state::end(there, &window) <= time);
             let taken = view.valid - over - view.credits.sum.min(view.valid - over);
             let available = limit.saturating_sub(taken.into());

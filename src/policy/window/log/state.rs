@@ -20,7 +20,7 @@
 //! |---|---|---|---|
 //! | 1 read | `head` | Acquire | sees the slot of its version, and the times of all grants but the last |
 //! | 2 judge | the place that has to be over; with a flag in the head, slot and links | Acquire | a newer value of any of them comes with a newer head, which 3 or 6 then sees |
-//! | 3 refuse | `head` again | Acquire | the same head: nothing was changed since 1 |
+//! | 3 refuse | `head` again | Acquire | an equal head says that nothing changed since 1 |
 //! | 4 leave out | credits that are over: compare and exchange | AcqRel | their places may be taken anew from 6 on |
 //! | 5 help | places of the last grant that are not written: read, `head` again, compare and exchange | Acquire, Acquire, AcqRel | 6 replaces the head that tells their time |
 //! | 6 take | `head`: compare and exchange | AcqRel | fails if the head is another one; publishes what 4 and 5 made sure of |
@@ -41,14 +41,15 @@
 //! last place to its first one, and the times ahead of the head ascend: if the first place shows
 //! the time of the grant, all of them do, by whatever they were written.
 //!
-//! **Nobody is too early.** Times rise along the ring, since a request is judged and noted as of
-//! its own time or that of the last grant, whichever is later. So the time of the place that has to
-//! be over is the newest of all that have to be over, and one look decides for any `n`.
+//! **No request is granted too early.** Times rise along the ring, since a request is judged and
+//! noted as of its own time or the time of the last grant, whichever is later. So the place that
+//! the request looks at has the newest time of all places that have to be over, and one look
+//! decides for any `n`.
 //!
-//! **Undone permits stay in the ring.** A place that was undone takes up room among those that
-//! count, so a request looks one place further back for each of them: "granted and not undone, and
-//! this request, are at most *N*" is "places in the window, and this request, are at most *N* and
-//! the undone ones". How permits are undone is told in `give_back.rs`.
+//! **Undone permits stay in the ring.** An undone place takes up room among the places that count.
+//! So a request looks one place further back for each undone permit. A request of `n` permits fits
+//! if the places in the window and `n` are together at most *N* and the undone places.
+//! `give_back.rs` has the protocol of undoing.
 //!
 //! **Checked by** `loom-tests/sliding_log.rs`. Loom's head is a mutex, so that the orderings of the
 //! head are argued here only.
@@ -88,7 +89,7 @@ pub(super) struct View {
 impl LogState {
     /// A log that has room for so many permits.
     pub(super) fn new(room: u32) -> LogState {
-        // One more, so that the place that is written next is none of those that decide.
+        // One place more, so that no decision looks at the place that is written next.
         let len = room + room / 8 + SPARE + 1;
         let state = LogState { head: AtomicU128::new(0), times: words(len), back: OnceLock::new() };
         if len > CHUNK {
@@ -199,8 +200,8 @@ impl LogState {
         let Some(back) = self.back.get().filter(|_| credits.sum > 0) else {
             return end(self.behind(view, window.limit - n + 1), window);
         };
-        // When that place is over, undone permits of the same time and before are too, and a newer
-        // place decides.
+        // When that place is over, undone permits of its time and of earlier times are over, too.
+        // Then a newer place decides.
         loop {
             let time = self.behind(view, window.limit - n + 1 + credits.sum);
             let sum = credits.sum;
@@ -295,8 +296,8 @@ impl LogState {
             let mut there = place.load(Ordering::Acquire);
             while there < head.time {
                 if self.head() != head {
-                    // Whoever replaced it saw to this grant, and the place may belong to a newer
-                    // one.
+                    // The taker that replaced the head has written this grant, and the place may
+                    // belong to a newer grant by now.
                     return;
                 }
                 match place.compare_exchange(there, head.time, Ordering::AcqRel, Ordering::Acquire) {
