@@ -58,7 +58,9 @@ impl<const N: usize> Published<N> {
         let mut version = self.version.load(Ordering::Acquire);
         loop {
             let slot = &self.slots[usize::from(version & 1 == 1)];
+            // Acquire: a word of a newer publication shows the version that freed its slot.
             let words = std::array::from_fn(|i| slot[first + i].load(Ordering::Acquire));
+            // Relaxed: the acquire loads of the words keep this load behind them.
             let newer = self.version.load(Ordering::Relaxed);
             if newer == version {
                 return (words, version);
@@ -101,8 +103,10 @@ impl<const N: usize> Writer<'_, N> {
         // Only writers change the version, and this is the only writer.
         let next = version.load(Ordering::Relaxed).wrapping_add(1);
         for (word, slot) in words.into_iter().zip(&slots[usize::from(next & 1 == 1)]) {
+            // Release: a reader that sees this word sees that its own version is outdated.
             slot.store(word, Ordering::Release);
         }
+        // Release: a reader that sees this version sees all of its words.
         version.store(next, Ordering::Release);
     }
 }

@@ -118,6 +118,7 @@ impl Hot {
     /// The numbers of a bucket that is [`PLAIN`], and the price of a permit.
     #[inline]
     fn numbers(&self) -> (Numbers, u64) {
+        // The two may belong to different terms, which is harmless in a look that decides nothing.
         let [one, rest] = [&self.one, &self.rest].map(|word| word.load(Ordering::Acquire));
         let saved = rest.saturating_add(one);
         (Numbers { one, saved, stopped: ticks::NEVER, step: 0, shift: 0, gain: 0 }, one)

@@ -306,6 +306,8 @@ impl Bucket {
     fn try_acquire_one(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
+            // The mode comes after the word: a word that a change converted shows that the bucket
+            // is closed, or open by the new terms.
             if self.hot.mode.load(Ordering::Acquire) != PLAIN {
                 return Err(None);
             }

@@ -203,6 +203,7 @@ impl Cells {
             return Some(Cell { number, beginning: head.time, before: head.total });
         }
         let place = self.place(number);
+        // The mark comes first, since it is stored last: its number vouches for the beginning.
         let there = place.mark.load(Ordering::Acquire);
         let beginning = place.beginning.load(Ordering::Acquire);
         (there >> TOTAL == number).then_some(Cell { number, beginning, before: total(there) })
@@ -224,6 +225,7 @@ impl Cells {
         let now = at.max(head.time);
         let (beginning, span) = (window.beginning(now), window.piece * u64::from(cells));
         let over = beginning.saturating_sub(span);
+        // Relaxed: the hint is checked below.
         let (cells, hint) = (u64::from(cells), self.oldest.load(Ordering::Relaxed));
         let age = number(head.number.wrapping_sub(hint));
         // Where the hint is right, the cell counts and the one before it does not.
@@ -310,6 +312,8 @@ impl Cells {
         }
         if head.time < view.beginning {
             let number = number(head.number.wrapping_add(1));
+            // Release, in each exchange of the head: a request that reads it sees the cells that
+            // this thread has entered or seen.
             let opened = Head { time: view.beginning, fresh: true, number, ..head };
             self.head.replace(seen, opened.encode(), Ordering::Release);
             return None;
@@ -331,11 +335,13 @@ impl Cells {
         loop {
             let beginning = place.beginning.load(Ordering::Acquire);
             let there = place.mark.load(Ordering::Acquire);
-            // What was read is older than this cell only if the head is still fresh.
+            // The words that were read are older than this cell only if the head is still fresh.
             if there >> TOTAL == head.number || !self.head.is_still(seen) {
                 return;
             }
             let (release, acquire) = (Ordering::Release, Ordering::Acquire);
+            // The mark comes last, since its number vouches for the beginning. An exchange that
+            // fails finds a cell that another thread has entered; the next round says which.
             let _ = place.beginning.compare_exchange(beginning, head.time, release, acquire);
             let _ = place.mark.compare_exchange(there, mark(head.number, head.total), release, acquire);
         }
@@ -412,7 +418,7 @@ impl Cells {
             return false;
         }
         let level = total(view.before.wrapping_add(from_older));
-        // What counts before a cell that is not emptied stays.
+        // The total before a cell that is not emptied stays.
         let raised = |before: u64| {
             let above = total(before.wrapping_sub(view.before));
             if above < from_older { level } else { before }
@@ -430,7 +436,7 @@ impl Cells {
             let place = self.place(of);
             let mut there = place.mark.load(Ordering::Acquire);
             loop {
-                // A newer cell, or one of older terms: all that are older are over.
+                // The place shows a newer cell, or a cell of older terms. All older cells are over.
                 if there >> TOTAL != of {
                     return;
                 }
@@ -489,6 +495,7 @@ impl Cells {
         for (beginning, count) in carried.into_iter().rev() {
             of = number(of.wrapping_add(1));
             let place = self.place(of);
+            // The mark comes last, since its number vouches for the beginning.
             place.beginning.store(beginning, Ordering::Release);
             place.mark.store(mark(of, before), Ordering::Release);
             before = total(before.wrapping_add(count));

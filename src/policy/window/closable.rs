@@ -141,6 +141,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
                 return Err(refused_as_closed(at));
             };
             let (content, result) = step(seen.content())?;
+            // Relaxed: the word holds all that a request changes (6).
             if self.replace(seen, content, Ordering::Relaxed) {
                 return Ok(result);
             }
@@ -162,6 +163,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     pub(crate) fn update(&self, wait: impl Fn(), step: impl Fn(u128) -> u128) {
         loop {
             let seen = self.settled(&wait);
+            // Relaxed, as for a request.
             if self.replace(seen, step(seen.content()), Ordering::Relaxed) {
                 return;
             }
@@ -173,8 +175,8 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         loop {
             let seen = self.settled(&wait);
             let result = look(seen.content());
-            // The terms may have been replaced meanwhile. Permits that were taken meanwhile do not
-            // matter.
+            // Another turn says that the terms were replaced meanwhile. Permits that were taken
+            // meanwhile do not matter.
             if (Cell::load(&self.0) ^ seen.0) & !Self::CONTENT == 0 {
                 return result;
             }
@@ -184,6 +186,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     /// Closes the word. The caller holds the lock of the terms' writer. Returns the content.
     pub(crate) fn close(&self) -> u128 {
         let mut bits = Cell::load(&self.0);
+        // Relaxed: the stores of the terms publish it (1).
         while let Err(newer) = self.0.exchange(bits, bits | Self::CLOSED, Ordering::Relaxed) {
             bits = newer;
         }
@@ -195,6 +198,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     pub(crate) fn open(&self, content: u128) {
         // No other thread writes a closed word.
         let turn = (Cell::load(&self.0) & Self::TURN) + Self::NEXT;
+        // Release: a request that reads this content reads the new terms (3).
         self.0.store(turn & Self::TURN | content & Self::CONTENT, Ordering::Release);
     }
 }

@@ -287,6 +287,7 @@ impl Policy for SlidingEstimate {
                 return Err(refused(word, beginning, n, window, at));
             }
             let after = Word { used: word.used + n, ..word };
+            // Relaxed: the word holds all that a request changes.
             if state.word.replace(seen, after.encode(), Ordering::Relaxed) {
                 return Ok(EstimateCharge { time: word.time, version, n });
             }

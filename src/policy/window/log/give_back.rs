@@ -161,6 +161,7 @@ impl GiveBack {
     /// Writes the slot of a version that no head has yet.
     pub(crate) fn prepare(&self, version: u16, floor: u32, first: u32, sum: u32) {
         let slot = self.slot(version);
+        // Release: a taker of an older version that reads these words sees a newer head.
         slot.floor.store(floor.into(), Ordering::Release);
         slot.credits.store(encode(version, first, sum), Ordering::Release);
     }

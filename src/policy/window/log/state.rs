@@ -238,6 +238,7 @@ impl LogState {
             if end(oldest, window) > time {
                 let no_credits = view.credits.sum == 0;
                 let free_at = if no_credits { end(oldest, window) } else { self.free_at(&view, window, n) };
+                // A refusal makes no exchange, so it looks at the head again (3).
                 match self.head.load(Ordering::Acquire) {
                     same if same == word => return Err(free_at),
                     newer => word = newer,
@@ -248,6 +249,7 @@ impl LogState {
                 word = self.head.load(Ordering::Acquire);
                 continue;
             }
+            // Help before the exchange: the next head does not tell the time of the last grant (5).
             self.help(head);
             let next = self.place(head.ring, head.place);
             let there = next.load(Ordering::Acquire);
@@ -256,7 +258,9 @@ impl LogState {
             let new = Head { place: self.after(head.place, n), n, time, floored, credited, ..head };
             match self.exchange_word(word, new) {
                 Ok(_) => {
-                    // One place needs no second look at the head: the exchange was it.
+                    // One place needs no second look at the head: the exchange was that look. If
+                    // this exchange fails, a helper may have written the place, and `help` finds
+                    // out.
                     let written = n == 1
                         && (there >= time
                             || next
@@ -296,7 +300,7 @@ impl LogState {
             let mut there = place.load(Ordering::Acquire);
             while there < head.time {
                 if self.head() != head {
-                    // The taker that replaced the head has written this grant, and the place may
+                    // The thread that replaced the head has written this grant, and the place may
                     // belong to a newer grant by now.
                     return;
                 }
