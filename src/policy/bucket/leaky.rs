@@ -71,7 +71,9 @@ use crate::time::Nanos;
 ///     limiter.acquire_many(1),
 ///     limiter.acquire_many(1),
 /// );
-/// assert_eq!((a, b, c), (Ok(Duration::ZERO), Ok(Duration::from_millis(100)), Ok(Duration::from_millis(200))));
+/// assert_eq!(a, Ok(Duration::ZERO));
+/// assert_eq!(b, Ok(Duration::from_millis(100)));
+/// assert_eq!(c, Ok(Duration::from_millis(200)));
 /// // The bucket was full.
 /// assert_eq!(d.unwrap_err().retry_after(), Some(Duration::from_millis(100)));
 /// # }

@@ -166,11 +166,13 @@ impl TokenBucket {
     /// use tidegate::{Nanos, Rate};
     ///
     /// // The limiter's clock begins 40 s after the full minute.
-    /// let policy = TokenBucket::new(Rate::per_minute(5), 5).at_wall_clock(Duration::ZERO)?;
+    /// let policy = TokenBucket::new(Rate::per_minute(5), 5);
+    /// let policy = policy.at_wall_clock(Duration::ZERO)?;
     /// let policy = policy.with_epoch(Duration::from_secs(1_000_000 * 60 + 40));
     /// let state = policy.start(Nanos::ZERO);
     /// policy.try_acquire(&state, Nanos::ZERO, 5)?;
-    /// assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 5), Nanos::from_duration(Duration::from_secs(20)));
+    /// let due = policy.ready_at(&state, Nanos::ZERO, 0, 5);
+    /// assert_eq!(due, Nanos::from_duration(Duration::from_secs(20)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn at_wall_clock(self, offset: Duration) -> Result<TokenBucket, PolicyError> {

@@ -123,7 +123,8 @@ use crate::time::Nanos;
 /// let state = policy.start(Nanos::ZERO);
 /// policy.try_acquire(&state, Nanos::ZERO, 1)?;
 /// // Cold: the second permit is due after 1.375 s, not after 0.5 s.
-/// assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 1), Nanos::new(1_375_000_000));
+/// let due = policy.ready_at(&state, Nanos::ZERO, 0, 1);
+/// assert_eq!(due, Nanos::new(1_375_000_000));
 /// # Ok::<(), tidegate::Refusal>(())
 /// ```
 ///

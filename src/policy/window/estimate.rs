@@ -78,7 +78,7 @@ use crate::time::Nanos;
 /// let state = policy.start(at(0));
 /// policy.try_acquire(&state, at(30), 9)?;
 /// policy.try_acquire(&state, at(70), 2)?;
-/// // A quarter into the next minute: 9 * 0.75 + 2 = 8.75, so one more, and not two.
+/// // A quarter into the next minute: 9 * 0.75 + 2 = 8.75, so one more.
 /// policy.try_acquire(&state, at(75), 1)?;
 /// assert!(policy.try_acquire(&state, at(75), 1).is_err());
 /// # Ok::<(), tidegate::Refusal>(())

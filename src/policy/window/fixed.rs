@@ -69,10 +69,12 @@ use crate::time::Nanos;
 /// use tidegate::{FixedWindow, ManualClock, Rate, RateLimiter, Refusal};
 ///
 /// let clock = ManualClock::new();
-/// let limiter = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock.clone());
+/// let policy = FixedWindow::new(Rate::per_minute(100));
+/// let limiter = RateLimiter::with_clock(policy, clock.clone());
 /// clock.advance(Duration::from_secs(59));
 /// limiter.try_acquire_many(100)?;
-/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(1).into() }));
+/// let refusal = limiter.try_acquire().unwrap_err();
+/// assert_eq!(refusal.retry_after(), Some(Duration::from_secs(1)));
 /// clock.advance(Duration::from_secs(1));
 /// limiter.try_acquire_many(100)?; // 200 within a second
 /// # Ok::<(), Refusal>(())

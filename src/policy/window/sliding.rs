@@ -65,11 +65,13 @@ use crate::time::Nanos;
 /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SlidingWindow};
 ///
 /// let clock = ManualClock::new();
-/// let limiter = RateLimiter::with_clock(SlidingWindow::new(Rate::per_minute(100), 6), clock.clone());
+/// let policy = SlidingWindow::new(Rate::per_minute(100), 6);
+/// let limiter = RateLimiter::with_clock(policy, clock.clone());
 /// clock.advance(Duration::from_secs(55));
 /// limiter.try_acquire_many(100)?;
 /// // The cell of 0:50 to 1:00 drops out at 1:50.
-/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(55).into() }));
+/// let refusal = limiter.try_acquire().unwrap_err();
+/// assert_eq!(refusal.retry_after(), Some(Duration::from_secs(55)));
 /// # Ok::<(), Refusal>(())
 /// ```
 ///

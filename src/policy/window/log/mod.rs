@@ -60,13 +60,15 @@ pub use state::LogState;
 /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SlidingLog};
 ///
 /// let clock = ManualClock::new();
-/// let limiter = RateLimiter::with_clock(SlidingLog::new(Rate::per_minute(2)), clock.clone());
+/// let policy = SlidingLog::new(Rate::per_minute(2));
+/// let limiter = RateLimiter::with_clock(policy, clock.clone());
 /// clock.advance(Duration::from_secs(24));
 /// limiter.try_acquire()?;
 /// clock.advance(Duration::from_secs(12));
 /// limiter.try_acquire()?;
 /// clock.advance(Duration::from_secs(13));
-/// assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Duration::from_secs(35).into() }));
+/// let refusal = limiter.try_acquire().unwrap_err();
+/// assert_eq!(refusal.retry_after(), Some(Duration::from_secs(35)));
 /// # Ok::<(), Refusal>(())
 /// ```
 ///
