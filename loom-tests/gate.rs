@@ -186,7 +186,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
             waker,
         };
         let key = line.push(&mut limiter.visit_at(now, &mut deferred), new_waiter);
-        limiter.tell_gate_word(&line);
+        limiter.store_gate_word(&line);
         let arming = line.watch(SECOND, &limiter.clock, &mut deferred);
         drop(line);
         if let Some(mut arming) = arming {
@@ -253,7 +253,7 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
         let mut deferred = Deferred::new();
         let mut line = lock(&limiter.line);
         line.remove(&mut limiter.visit_at(Nanos::ZERO, &mut deferred), key);
-        limiter.tell_gate_word(&line);
+        limiter.store_gate_word(&line);
         drop(line);
         drop(deferred);
     });

@@ -148,7 +148,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     fn reach(&self) -> (MutexGuard<'_, Line<R, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        line.tell(now);
+        line.note_time(now);
         (line, now)
     }
 
@@ -161,7 +161,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
         own: usize,
         deferred: &mut Deferred<C>,
     ) {
-        self.tell_others(&line);
+        self.publish(&line);
         if news && (line.len() > 0 || line.seats.len() > own) {
             drop(line);
             deferred.rechecks.push(self.clone());
@@ -381,6 +381,6 @@ impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     fn seen(&self) {
         let (line, now) = self.shared.reach();
         self.shared.was_late(&line, now);
-        self.shared.tell_others(&line);
+        self.shared.publish(&line);
     }
 }

@@ -112,7 +112,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
             return;
         }
         let now = self.clock.now();
-        line.tell(now);
+        line.note_time(now);
         let visit = &mut self.visit_at(now, deferred);
         line.serve(visit);
         if line.change(&self.rule, || policy.policy().change(state, at, change)).is_ok() {
@@ -122,6 +122,6 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
             // A request waits, and its alarm is not yet set to its new time.
             deferred.rechecks.push(self.clone());
         }
-        self.tell_others(&line);
+        self.publish(&line);
     }
 }

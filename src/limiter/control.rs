@@ -1,5 +1,5 @@
-//! What a limiter is told at run time: pauses, debts, bounds, a kept share, shadow, and who
-//! watches.
+//! Settings that change at run time: pauses, debts, queue bounds, a kept share, shadow mode, and
+//! the observer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::policy::{Change, Policy};
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
-/// Whatever the rule is.
+/// Settings of any limiter: a plain one, a key's, or a composite.
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
-    /// Whoever watches, from now on. `false` if somebody does already.
+    /// Sets the observer. Returns `false`, and changes nothing, if the limiter has one already.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         let first = self.events.observe(events);
-        self.visit(|line, _| line.settings.watched = true);
+        self.visit(|line, _| line.settings.observed = true);
         first
     }
 
-    /// Nobody passes before `until`, nor before the end of an earlier pause.
+    /// Grants no request before `until`, nor before the end of an earlier pause.
     pub(crate) fn pause_until(&self, until: Nanos) {
         let remaining = self.visit(|line, visit| {
             let now = visit.now;
@@ -32,7 +32,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 return None;
             }
             line.settings.opens = until;
-            // Nothing is charged as of a time before the end of the pause.
+            // A lateness from before the pause would charge a request as of a time in the pause.
             self.lateness.clear();
             self.retime(line, visit);
             Some(until.saturating_since(now))
@@ -42,7 +42,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Nobody passes for so long from now.
+    /// Grants no request for the time `span` from now.
     pub(crate) fn pause_for(&self, span: Duration) {
         self.pause_until(self.clock.now().saturating_add(Nanos::from_duration(span)));
     }
@@ -56,22 +56,22 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         paused
     }
 
-    /// Lets everybody pass, those in line at once, or not.
+    /// Turns shadow mode on or off. When it is turned on, the waiters in line pass at once.
     pub(crate) fn set_shadow(&self, shadow: bool) {
         self.visit(|line, _| line.settings.shadow = shadow);
     }
 
-    /// Whether everybody passes.
+    /// Whether the limiter is in shadow mode.
     pub(crate) fn is_shadow(&self) -> bool {
         self.gate_word.load().has(SHADOW)
     }
 
-    /// Bounds the line, for those who join it from now on.
+    /// Bounds the line, for requests that join it from now on.
     pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
         self.visit(|line, _| line.settings.bounds = bounds);
     }
 
-    /// Keeps so many permits for requests of this priority or a higher one.
+    /// Keeps `permits` for requests of the priority `from` or a higher one.
     pub(crate) fn keep_for_priority(&self, permits: u32, from: i8) {
         self.visit(|line, visit| {
             let kept = Some(KeptShare { permits, from });
@@ -80,7 +80,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         });
     }
 
-    /// How long nobody passes.
+    /// How long the pause still lasts; zero without one.
     pub(crate) fn paused_for(&self) -> Duration {
         if !self.gate_word.load().has(PAUSED) {
             return Duration::ZERO;
@@ -89,9 +89,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 }
 
-/// What only a policy knows how to do.
+/// Changes of the policy's state.
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// Charges permits whether they are there or not.
+    /// Charges `n` permits, also if they are not available: the rest is owed.
     pub(crate) fn debit(&self, n: u32) {
         let Single { policy, state } = &self.rule;
         self.visit(|line, visit| {
@@ -101,13 +101,13 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         });
     }
 
-    /// Takes all that is there. Returns how much that was.
+    /// Takes all available permits. Returns how many it took.
     pub(crate) fn drain(&self) -> u64 {
         let Single { policy, state } = &self.rule;
         self.visit(|line, visit| {
             let (mut taken, mut part) = (0, u32::MAX);
-            // Others may take at the same time, so what is there is asked for again: until there is
-            // nothing, or not to be had at once.
+            // Requests without the lock may take permits at the same moment. So each round asks
+            // again how many are available, and halves its part after a refusal.
             while part > 0 {
                 let status = policy.status(state, visit.now);
                 if status.limit == u64::MAX || status.available == 0 {
@@ -124,13 +124,13 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         })
     }
 
-    /// As a new limiter: full or empty as it started, and not paused.
+    /// Puts the state back to that of a new limiter, and ends a pause.
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
         let resumed = self.visit(|line, visit| {
             let resumed = line.settings.resume(visit.now);
             self.lateness.clear();
-            // No policy refuses it.
+            // No policy refuses a reset.
             let _ = line.change(&self.rule, || policy.change(state, visit.now, Change::reset()));
             self.retime(line, visit);
             resumed
@@ -141,39 +141,40 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     }
 }
 
-/// At run time, from any clone, and at once for those who wait.
+/// Changes at run time. Each can be made from any clone, and holds at once for waiters, too.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
-    /// Lets nobody pass before the time `until` of the limiter's [clock](RateLimiter::clock), also
-    /// those who already wait.
+    /// Pauses the limiter: grants no request before the time `until` of its
+    /// [clock](RateLimiter::clock). The pause holds for requests that already wait, too.
     ///
-    /// Who [waits](RateLimiter::acquire) is moved, a request
-    /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused at
-    /// once, and a `try_` is told when it would succeed: after the pause, and after those in line.
-    /// A time in the past does nothing, and neither does one before the end of a pause that lasts
-    /// longer: several callers that were told to wait may all pause, and the longest counts.
-    /// [`resume`](RateLimiter::resume) ends a pause; [`Nanos::MAX`] waits for that.
+    /// [Waiting](RateLimiter::acquire) requests are served after the pause. A request
+    /// [within](RateLimiter::acquire_within) a time that the pause exceeds is refused at once. The
+    /// `retry_after` of a refused `try_` call covers the pause and the waiters in line.
     ///
-    /// Permits go on coming in meanwhile, as far as there is room for them. If they are not to,
+    /// Several callers may pause one limiter: the latest end counts. So a time in the past does
+    /// nothing, and neither does a time before the end of the current pause.
+    /// [`resume`](RateLimiter::resume) ends a pause; [`Nanos::MAX`] pauses until then.
+    ///
+    /// Permits accrue during a pause, up to the burst. To avoid that,
     /// [`drain`](RateLimiter::drain) the limiter when the pause ends, or
-    /// [`debit`](RateLimiter::debit) it now. Nothing is charged as of a time before the pause
-    /// ended, so a late timer gains nothing by it.
+    /// [`debit`](RateLimiter::debit) it now. A grant after the pause is never charged as of a time
+    /// in the pause, even where the timer is late.
     ///
-    /// A call that begins after this has returned obeys the pause; one that overlaps with it may
-    /// pass. Of those who wait, the first 4,096 are looked at; one behind them that is too late now
-    /// is refused at the end of its time.
+    /// A call that begins after this method has returned obeys the pause; a call that overlaps with
+    /// it may pass. The pause checks the deadlines of the first 4,096 waiters at once; a waiter
+    /// behind them that is too late now is refused at its deadline.
     pub fn pause_until(&self, until: Nanos) {
         self.shared.pause_until(until);
     }
 
-    /// [`pause_until`](RateLimiter::pause_until) so long from now: what a server's `Retry-After`
+    /// [Pauses](RateLimiter::pause_until) for the time `span` from now, as a server's `Retry-After`
     /// asks for.
     ///
-    /// Zero does nothing. [`Duration::MAX`] pauses until somebody [resumes](RateLimiter::resume).
+    /// Zero does nothing. [`Duration::MAX`] pauses until [`resume`](RateLimiter::resume) is called.
     ///
-    /// After a refusal by the server pause first, and settle an
-    /// [reservation](RateLimiter::reserve) then: what it gives back is granted at once to
-    /// those who wait. A call that is made again goes to the end of the line, unless it is more
-    /// [important](crate::Request::priority).
+    /// After a refusal by the server, pause first, and settle a [reservation](RateLimiter::reserve)
+    /// after that: otherwise the permits that it gives back are granted to waiters at once. A call
+    /// that is repeated goes to the end of the line, unless it has a higher
+    /// [priority](crate::Request::priority).
     ///
     /// # Examples
     ///
@@ -194,35 +195,35 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.pause_for(span);
     }
 
-    /// Ends a pause now. Those who wait and are due pass at once. Returns whether there was a
-    /// pause.
+    /// Ends a pause now. Waiters that are due are granted at once. Returns whether the limiter was
+    /// paused.
     pub fn resume(&self) -> bool {
         self.shared.resume()
     }
 
-    /// Bounds the queue: how many may wait, for how many permits, and who makes room. Without
-    /// bounds unless set.
+    /// Bounds the queue: how many requests may wait, for how many permits, and which request makes
+    /// room in a full queue. A new limiter has no bounds.
     ///
-    /// For those who come from now on; those who wait already stay, also if they are too many.
-    /// [`QueueBounds`] says whom it refuses, and that [`acquire`](RateLimiter::acquire) is not
-    /// among them.
+    /// The bounds hold for requests that come from now on; requests that already wait stay, even
+    /// if they exceed the bounds. [`QueueBounds`] says which requests are refused;
+    /// [`acquire`](RateLimiter::acquire) never is.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.shared.set_bounds(bounds);
     }
 
-    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one: a request
-    /// below it is granted only if so many remain afterwards. Zero permits keep nothing, as a new
-    /// limiter.
+    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one. A request
+    /// of lower priority is granted only if `permits` remain afterwards. Zero keeps no permits, as
+    /// in a new limiter.
     ///
-    /// What is left is what single calls could get one after the other, which with Guava's two
-    /// policies includes the one on credit. A request below `from` that asks for more than the
-    /// burst less what is kept can never be granted: it is refused with
-    /// [`ExceedsLimit`](crate::Refusal::ExceedsLimit), which tells the smaller burst. A single
-    /// permit is not refused but waits, for ever if all are kept. Calls without a priority have
-    /// priority 0. Those who wait are moved.
+    /// The remaining permits are the ones that single calls could get one after the other; with
+    /// Guava's two policies they include the one on credit. A request below `from` that asks for
+    /// more than the burst less the kept permits can never be granted: it is refused with
+    /// [`ExceedsLimit`](crate::Refusal::ExceedsLimit), which tells the smaller burst. A request for
+    /// a single permit is not refused but waits, for ever if all permits are kept. Calls without a
+    /// priority have priority 0. Waiters that are served later by this move back.
     ///
-    /// Looking how many are left and taking are two steps, so while anything is kept every call
-    /// takes the queue's lock.
+    /// While permits are kept, every call takes the queue's lock, since counting the remaining
+    /// permits and taking some are two steps.
     ///
     /// # Examples
     ///
@@ -241,12 +242,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.keep_for_priority(permits, from);
     }
 
-    /// Lets every call pass, or ends that: to see what a limit would do before it does it.
+    /// Turns shadow mode on or off. In shadow mode every call passes, and the
+    /// [observer](RateLimiter::observe) is told what the limit would have done.
     ///
-    /// The limiter decides as ever, and those who [watch](RateLimiter::observe) are told of each
-    /// call that would have been refused, or would have waited, and how long. Then the call passes,
-    /// with zero time waited, and takes nothing, as if it had been refused. Nobody waits: those in
-    /// line pass at once. That goes for all refusals, and for pauses.
+    /// The limiter decides as usual. It tells the observer of each call that would have been
+    /// refused, or would have waited, and how long. Such a call then passes at once and takes no
+    /// permits. This holds for every kind of refusal, and for pauses. Requests that wait when
+    /// shadow mode begins pass at once.
     ///
     /// # Examples
     ///
@@ -269,31 +271,30 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.set_shadow(shadow);
     }
 
-    /// Whether every call passes.
+    /// Whether the limiter is in [shadow mode](RateLimiter::set_shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shared.is_shadow()
     }
 
-    /// Tells `events` of every call from now on. Returns `false` if the limiter is watched already;
-    /// then nothing was changed.
+    /// Sets the observer, which is told of every call from now on. Returns `false`, and changes
+    /// nothing, if the limiter has an observer already.
     ///
-    /// Once for each limiter, and for all its clones. A limiter that is not watched pays nothing
-    /// for it. One that is takes a longer way to the same decision, still without a lock while
-    /// nobody waits; [`Events`] has an example.
+    /// All clones of a limiter share the observer. A limiter without one pays nothing for this
+    /// feature. With one, each call takes a few instructions more, and still no lock while no
+    /// request waits. [`Events`] has an example.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.shared.observe(events)
     }
 
-    /// Charges `n` permits whether they are there or not: for work that was done without asking, or
-    /// that a server counted. Those who wait move back at once, and a request
+    /// Charges `n` permits, also if fewer are available: for work that was done without asking, or
+    /// that a server counted. Waiters move back at once, and a request
     /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused.
     ///
-    /// What is not there is owed, and everybody waits until it is paid. How a policy owes is its
-    /// own rule, see
-    /// [`Policy::debit`]: where there is no limit nothing is charged, and a debt beyond the clock's 34 years shuts
-    /// the limiter until it is [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero
-    /// does nothing.
+    /// The limiter owes the permits that were not available, and grants no request until the debt
+    /// is paid. Each policy says how it owes, see [`Policy::debit`]: an unlimited policy charges
+    /// nothing, and a debt beyond the clock's 34 years shuts the limiter until it is
+    /// [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero does nothing.
     ///
     /// # Examples
     ///
@@ -310,11 +311,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.debit(n);
     }
 
-    /// Takes all permits that are there now: after a server's 429, which says that there are none.
-    /// Returns how many that were.
+    /// Takes all permits that are available now, and returns how many it took. Use it after a
+    /// server's 429, which says that the server has no permits left.
     ///
-    /// New ones come in as ever. Without a limit there is nothing to take. Those who wait stay in
-    /// line, and move back if some of what they wait for was there already.
+    /// New permits accrue as before. An unlimited policy has no permits to take. Waiters stay in
+    /// line, and move back if some of their permits were available already.
     ///
     /// # Examples
     ///
@@ -330,12 +331,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.drain()
     }
 
-    /// Makes the limiter as new: as full as it started, owing nothing, and not paused. Those who
-    /// wait are served as far as that goes.
+    /// Puts the limiter back to its start: as full as it began, without debts, and not paused.
+    /// Waiters are served with the permits that this brings.
     ///
-    /// What it was told to be stays: rate and burst, [bounds](RateLimiter::set_queue_bounds), what
-    /// it [keeps](RateLimiter::keep_for_priority), [shadow](RateLimiter::set_shadow) and who
-    /// [watches](RateLimiter::observe).
+    /// The settings stay: rate and burst, [bounds](RateLimiter::set_queue_bounds), the
+    /// [kept share](RateLimiter::keep_for_priority), [shadow mode](RateLimiter::set_shadow) and the
+    /// [observer](RateLimiter::observe).
     ///
     /// # Examples
     ///

@@ -1,4 +1,4 @@
-//! What a limiter tells those who watch it.
+//! Observers: what a limiter tells about its calls.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,15 +14,15 @@ use crate::line::deferred::run_in_drop;
     doc = "All keys at once are watched by [`KeyedRateLimiter::observed_by`](crate::KeyedRateLimiter::observed_by)."
 )]
 ///
-/// Who watches a limiter is not told of what it gives to an [`AllOf`](crate::AllOf): that tells
-/// those who watch it.
+/// The observer of a limiter is not told of permits that an [`AllOf`](crate::AllOf) takes from it:
+/// the `AllOf` tells its own observer.
 ///
 /// Each method does nothing unless written. They are called in the thread of the call that they
 /// tell of, after it was decided and without any lock, so they may call the limiter. They are on
 /// the way of every call: be quick. [`Statistics`](crate::Statistics) counts.
 ///
-/// One that panics does so in the call that it tells of, whose permits are spent then. The limiter
-/// and those who wait take no harm.
+/// A panic of an observer unwinds the call that it is told of, and the permits of that call are
+/// spent. The limiter and its waiters are not affected.
 ///
 /// # Examples
 ///
@@ -84,31 +84,31 @@ pub trait Events: Send + Sync + 'static {
     fn resumed(&self) {}
 }
 
-/// Who is told of the calls of one limiter.
-pub(crate) struct Watchers {
-    /// Who watches all keys, if this is the limiter of a key.
+/// The observers of one limiter.
+pub(crate) struct Observers {
+    /// The observer of all keys, if this is the limiter of a key.
     all: Option<Arc<dyn Events>>,
-    /// Who watches this one.
+    /// The observer of this limiter alone.
     own: OnceLock<Arc<dyn Events>>,
 }
 
-impl Watchers {
-    pub(crate) fn new(all: Option<Arc<dyn Events>>) -> Watchers {
-        Watchers { all, own: OnceLock::new() }
+impl Observers {
+    pub(crate) fn new(all: Option<Arc<dyn Events>>) -> Observers {
+        Observers { all, own: OnceLock::new() }
     }
 
-    /// Whoever watches this one, from now on. `false` if somebody does already.
+    /// Sets the limiter's own observer. Returns `false`, and changes nothing, if it has one.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.own.set(events).is_ok()
     }
 
-    /// Whether somebody watches this one, and not only all keys.
+    /// Whether the limiter has an observer of its own.
     #[cfg(feature = "keyed")]
     pub(crate) fn has_own(&self) -> bool {
         self.own.get().is_some()
     }
 
-    /// Tells everybody who watches.
+    /// Tells each observer.
     pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
         for events in self.all.iter().chain(self.own.get()) {
             report(&**events, &event);

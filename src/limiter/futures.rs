@@ -82,8 +82,9 @@ impl<P: Policy, C: Timer> Future for Acquire<'_, P, C> {
         match pending.poll(Poller::Task(context.waker())) {
             Poll::Ready(Ok(answer)) => Poll::Ready(answer.waited),
             Poll::Ready(Err(_)) => {
-                // Only a policy that breaks its contract refuses one permit for good. It has none
-                // to give, so the request goes on waiting.
+                // Only a policy that breaks its contract refuses one permit for good, and this
+                // future cannot return an error. So it stays pending, without an entry in line and
+                // without a waker: nothing wakes it, and only another poll asks the policy again.
                 pending.wait = Waiting::new(1);
                 Poll::Pending
             }

@@ -1,4 +1,4 @@
-//! The gate word: what a request without the lock has to know of the line.
+//! The gate word tells a request whether it may ask the policy without the line's lock.
 //!
 //! The word is a count and flags. While it is zero, a request asks the policy directly: one load,
 //! one clock reading, one compare-and-swap. Otherwise the request takes the line's lock, serves the
@@ -7,8 +7,8 @@
 //! | bits | meaning | raised and lowered by | a request that sees it |
 //! |---|---|---|---|
 //! | 0, [`PAUSED`] | no request passes before a time | a pause and its end; the first lock holder after that time | takes the lock |
-//! | 1, [`SHARE_KEPT`] | a share of the permits is kept for a priority | `keep_for_priority` | takes the lock, since looking and taking are two steps |
-//! | 2, [`OBSERVED`] | an observer is told of each call | `observe`, never lowered | asks the policy without the lock, and tells |
+//! | 1, [`SHARE_KEPT`] | a share of the permits is kept for a priority | `keep_for_priority` | takes the lock, since counting the remaining permits and taking some are two steps |
+//! | 2, [`OBSERVED`] | the limiter has an observer | raised by `observe`, never lowered | asks the policy without the lock, then tells the observer how the call ended |
 //! | 3, [`SHADOW`] | no request is refused, and none waits | `set_shadow` | asks the policy without the lock, and passes anyway |
 //! | 4, [`LATE`] | the last grants were late | a waiter that sees a late grant; a request that uses the lateness up | asks the policy without the lock, as of an earlier time: `line/lateness.rs` |
 //! | the rest | how many requests are in line, were granted a moment ago and have not run yet, or hold a seat | joining, leaving, serving | takes the lock |
@@ -27,16 +27,24 @@
 //! **No overtaking.** The promise: a request that begins after a waiter has joined the line goes
 //! behind the waiter. "After" means happens-before, by whatever the program uses to order the two.
 //! The store of the word then happens before the load, and coherence makes the load see that store
-//! or a later one, at any ordering. A pause, and a request that begins after it, are the same case.
+//! or a later one, at any ordering. This also covers a request that begins after a pause was set.
 //! A request that overlaps with the joining may have read zero and take a permit a moment later: it
 //! came first, and is served first. The waiter's alarm then rings before its permit is there, and
 //! is set again.
 //!
-//! **No lost wake-up.** All that makes permits come *earlier* (a refund, a rate, a dropped wait)
-//! runs under the lock, and so does joining the line. Either the joining request asks the policy
-//! after the change, or the change finds the request in line. A request without the lock only makes
-//! permits come later, and an alarm that rings too early is set again. So there is no pattern of
-//! store-then-load on two sides, which would need sequential consistency.
+//! **No lost wake-up.** Every change that makes permits come *earlier* (a refund, a rate, a dropped
+//! wait) is followed by serving the line under the lock, and requests join the line under the lock.
+//! If a request joins before that, the change finds it in line and serves it. If it joins after
+//! that, the lock makes the change visible to it, and it asks the policy again before it waits.
+//!
+//! - Nearly all such changes happen under the lock, together with the serving.
+//! - `Shared::undo` of a policy that counts gives back before it takes the lock, and then takes the
+//!   lock and serves. A request that joins in between may still see the old state, but it is in
+//!   line when `undo` serves.
+//!
+//! A request without the lock only makes permits come later, and an alarm that rings too early is
+//! set again. So there is no pattern of store-then-load on two sides, which would need sequential
+//! consistency.
 //!
 //! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
 //! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
@@ -82,7 +90,7 @@ impl GateWord {
     }
 }
 
-/// What the gate word said when a request came.
+/// One reading of the gate word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Word(usize);
 
@@ -121,7 +129,7 @@ pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> Word {
     let word = line.present().saturating_mul(ONE)
         | flag(line.is_paused(), PAUSED)
         | flag(line.settings.kept.is_some(), SHARE_KEPT)
-        | flag(line.settings.watched, OBSERVED)
+        | flag(line.settings.observed, OBSERVED)
         | flag(line.settings.shadow, SHADOW);
     Word(word)
 }

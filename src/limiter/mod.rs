@@ -52,15 +52,15 @@ use crate::status::Status;
 ///
 /// # Fairness
 ///
-/// Requests of the same [priority](Request::priority) are served in the order in which they were
-/// first polled, whatever their size. Neither a newcomer nor a `try_` overtakes: while somebody
-/// waits, a `try_` gets only what nobody waits for. A waiter that is not polled, or was leaked,
-/// delays those behind it by its own turn and no more.
+/// Requests of one [priority](Request::priority) are served in the order in which they were first
+/// polled, whatever their size. A waiter is overtaken only by a request of higher priority, not by
+/// a newcomer nor by a `try_` call. A waiter that is not polled, or was leaked, delays the requests
+/// behind it by its own turn and no more.
 ///
 /// # Cancel safety
 ///
 /// Every wait can be dropped at any time without a trace: no permit is lost, none invented, and
-/// those behind move up.
+/// the requests behind move up.
 ///
 /// # Examples
 ///
@@ -83,7 +83,7 @@ use crate::status::Status;
 ///
 /// # Memory ordering
 ///
-/// A permit establishes no happens-before between those who got one.
+/// A permit establishes no happens-before between the callers that got one.
 pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pub(crate) shared: Arc<Shared<Single<P>, C>>,
 }
@@ -91,7 +91,7 @@ pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 /// A limiter without its state.
 #[cfg(feature = "keyed")]
 pub(crate) type Rest<P, C> =
-    (P, C, crate::sync::Mutex<crate::line::Line<Single<P>, C>>, crate::limiter::events::Watchers);
+    (P, C, crate::sync::Mutex<crate::line::Line<Single<P>, C>>, crate::limiter::events::Observers);
 
 impl RateLimiter<SmoothBursty> {
     /// A steady `rate` that saves up to one second's worth of unused permits: Guava's default.
@@ -131,7 +131,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         RateLimiter { shared: Arc::new(Shared::new(Single::new(policy, &clock), clock, CATCH_UP)) }
     }
 
-    /// A limiter that goes on with a state, perhaps told of to whoever watches all keys.
+    /// A limiter that goes on with a state, with the observer of all keys if there is one.
     #[cfg(feature = "keyed")]
     pub(crate) fn with_state(
         policy: P,
@@ -143,7 +143,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         RateLimiter { shared: Arc::new(shared.observed_by(all)) }
     }
 
-    /// Whether nobody else has this limiter, nobody waits, and nothing was set but by its policy.
+    /// Whether this is the only handle to the limiter, no request waits, and no setting differs
+    /// from those of a new limiter.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_idle(&self) -> bool {
         Arc::strong_count(&self.shared) == 1 && self.shared.is_plain()
@@ -171,13 +172,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Waits for one permit. Returns the time waited, zero if it was there.
     ///
-    /// Never returns an error: one permit can be had some day. That day may be far off, or beyond
-    /// the clock's 34 years if earlier requests took as much; and at [`Rate::ZERO`], with a burst
-    /// of 0, or with [`DenyAll`](crate::DenyAll) it waits until that is changed, perhaps for ever.
-    /// Where that can be, wait with [`acquire_within`](RateLimiter::acquire_within).
+    /// This never returns an error, however long it waits. At [`Rate::ZERO`], with a burst of 0, or
+    /// with [`DenyAll`](crate::DenyAll), it waits until that is changed, perhaps for ever; likewise
+    /// if earlier requests took the permits of the clock's 34 years. To limit the wait, use
+    /// [`acquire_within`](RateLimiter::acquire_within).
     ///
-    /// Since it cannot refuse, it does not mind how much room a [`LeakyBucket`](crate::LeakyBucket)
-    /// has; [`acquire_many(1)`](RateLimiter::acquire_many) does.
+    /// It joins the queue of a [`LeakyBucket`](crate::LeakyBucket) even if that is full;
+    /// [`acquire_many(1)`](RateLimiter::acquire_many) is refused then.
     ///
     /// # Fairness
     ///
@@ -218,7 +219,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once; also while the
     ///   request waits, if the burst or limit is lowered below it.
     /// - [`Refusal::Limited`] if the request has a time [within](Request::within) which it wants to
-    ///   be served, and would be served later. Its `retry_after` is the time until the same call
+    ///   be served, and would be served later. Its `retry_after` is the time until an equal call
     ///   would be accepted. A request that was accepted is refused later only if its time moves: by
     ///   a lower rate, by requests of a higher priority, or if the program stood still for longer
     ///   than the [catch-up](RateLimiter::set_catch_up). A [`LeakyBucket`](crate::LeakyBucket)
@@ -311,8 +312,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limited`] if no permit is due, or others wait for it. Its `retry_after` is exact:
-    /// without other calls, the same call succeeds that much later and not before.
+    /// [`Refusal::Limited`] if no permit is due, or other requests wait for it. Its `retry_after`
+    /// is exact: without other calls, an equal call succeeds that much later and not before.
     #[inline]
     pub fn try_acquire(&self) -> Result<(), Refusal> {
         self.shared.try_acquire(Demand { ask: &1, priority: 0 })
@@ -412,10 +413,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         Ok(Reservation::new(self.shared.clone(), self.shared.reserve(request.permits, &request)?))
     }
 
-    /// Gives back `n` permits that were acquired and not used. Those who wait move up at once.
+    /// Gives back `n` permits that were acquired and not used. Waiters move up at once.
     ///
-    /// The limiter takes back what it has room for: it never becomes fuller than full. It does not
-    /// know whom a permit was granted to, so give back only what you got.
+    /// The limiter takes back as many permits as it has room for: it never becomes fuller than
+    /// full. It does not know which caller got a permit, so give back only permits that you got.
     ///
     /// # Examples
     ///
@@ -433,16 +434,16 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.refund(n);
     }
 
-    /// Changes the price of every permit from now on, also for those who wait.
+    /// Changes the rate from now on, also for requests that already wait.
     ///
-    /// What happens to permits in stock, counted or owed is the policy's rule, which each of them
-    /// states; for another one, see [`change`](RateLimiter::change). With Guava's two, what was
-    /// granted before is still paid at the old price: after a permit at one per hour, the next one
-    /// is due in an hour, whatever the rate is set to. To forget such a debt,
+    /// Each policy states how it treats permits that are saved, counted or owed; to choose another
+    /// treatment, see [`change`](RateLimiter::change). With Guava's two policies, permits granted
+    /// before are still paid at the old rate: after a permit at one per hour, the next one is due
+    /// in an hour, whatever the rate is set to. To forget such a debt,
     /// [`refund`](RateLimiter::refund) it before the change. A request
     /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused at
-    /// once, and so is one for more permits than can be had at once any more. Behind 4,096 others
-    /// such a request is refused later: at the end of its time, or when it is the first in line.
+    /// once, and so is a request for more permits than the policy can now give at once. Behind 4,096
+    /// others such a request is refused later: at its deadline, or when it is the first in line.
     ///
     /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room;
     /// [`Unlimited`](crate::Unlimited) and [`DenyAll`](crate::DenyAll) stay what they are.
@@ -469,8 +470,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         let _ = self.shared.change(Change::rate(rate));
     }
 
-    /// Changes the rate, the burst or both, and chooses what becomes of the permits. Those who wait
-    /// are moved at once, as by [`set_rate`](RateLimiter::set_rate).
+    /// Changes the rate, the burst or both, and chooses what becomes of the permits. Waiters are
+    /// moved at once, as by [`set_rate`](RateLimiter::set_rate).
     ///
     /// # Errors
     ///

@@ -23,8 +23,8 @@ pub(crate) struct Waiting<Ask> {
     /// policy's `max_wait`. Not where the caller can be told no error.
     pub(crate) bounded: bool,
     pub(crate) stage: Stage,
-    /// Refused if it would take longer; `Nanos::MAX` if it waits for as long as it takes. Not an
-    /// `Option`: eight bytes more make a task 128 larger.
+    /// The longest wait that the caller accepts; `Nanos::MAX` if it accepts any. Not an `Option`,
+    /// since eight bytes more make a task 128 bytes larger.
     pub(crate) within: Nanos,
     /// When it was first polled.
     pub(crate) since: Nanos,
@@ -35,10 +35,10 @@ pub(crate) struct Waiting<Ask> {
 pub(crate) enum Stage {
     /// Not polled yet.
     New,
-    /// Not polled yet, and it passes anyway.
+    /// Not polled yet, and exempt: it passes without a permit.
     Exempt,
-    /// Asked without the lock, and refused for now, or not to be asked so: it joins the line, where
-    /// the policy is asked again.
+    /// The next poll joins the line. The policy refused the request for now, or could not be asked
+    /// without the lock; it is asked again under the lock.
     Joining,
     /// In the line, under this key.
     Queued(u32),
@@ -78,7 +78,7 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
         &self.wait.ask
     }
 
-    /// Lets go of the request, which stays where it is.
+    /// Takes the request out, so that dropping this does not leave the queue.
     pub(crate) fn release(&mut self) -> Waiting<R::Ask> {
         let done = Waiting { stage: Stage::Done, ..Waiting::new(self.wait.ask.clone()) };
         std::mem::replace(&mut self.wait, done)
@@ -92,7 +92,7 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Drop for Pending<R, C, 
     }
 }
 
-/// What a request is told.
+/// The end of a request: a grant or a refusal.
 pub(crate) type Answered<Charge> = Result<Answer<Charge>, Refusal>;
 
 /// The caller that polls, with what wakes it.
@@ -103,7 +103,7 @@ pub(crate) enum Poller<'a> {
 }
 
 impl<Ask> Waiting<Ask> {
-    /// A request that waits for as long as it takes, and wherever there is no room.
+    /// A request that waits for any time, even in a full queue.
     pub(crate) fn new(ask: Ask) -> Waiting<Ask> {
         let (stage, since) = (Stage::New, Nanos::ZERO);
         Waiting { ask, priority: 0, bounded: false, stage, within: Nanos::MAX, since, kind: GrantKind::Final }
@@ -137,7 +137,7 @@ impl<Ask> Waiting<Ask> {
         &self.ask
     }
 
-    /// Whether it had its answer.
+    /// Whether it has its answer.
     pub(crate) fn is_done(&self) -> bool {
         matches!(self.stage, Stage::Done)
     }

@@ -84,7 +84,7 @@ use crate::policy::{Policy, SmoothBursty};
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: OwnedPending<Single<P>, C>,
-    /// What it took, once it is claimed.
+    /// The grant, once it is claimed.
     claimed: Option<Share<Single<P>, C>>,
 }
 
@@ -152,14 +152,14 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// than reserved, the limiter gets the rest back, as if it had never been taken. If more were
     /// used, they are charged. Waiters are moved at once.
     ///
-    /// Permits that would have been lost by now, because the limiter would have been full, are not
-    /// given back. Where several grants are given back late, that is judged cautiously: some may
-    /// give back less than they took, never more. Permits that are charged and not there are owed:
-    /// later requests wait for them. The policy says what it can give back and owe; see
+    /// Permits that would have overflowed by now, because the limiter would have been full, are not
+    /// given back. If several grants are settled late, the limiter may give back fewer permits than
+    /// that, never more. If more permits are charged than are available, the limiter owes the rest,
+    /// and later requests wait for them. The policy says what it can give back and owe; see
     /// [`Policy::unspent`] and [`Policy::debit`].
     ///
-    /// A reservation that is settled without being claimed gives up its place, and all that was
-    /// used is charged.
+    /// A reservation that is settled without being claimed gives up its place, and all used permits
+    /// are charged.
     pub fn settle(mut self, used: u32) {
         match self.claimed.take() {
             Some(share) => Box::new(share).settle(used),
@@ -172,7 +172,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         }
     }
 
-    /// Gives up the place, or the permits if they were not claimed. The same as dropping it.
+    /// Gives up the place, or the permits if they were not claimed, as dropping the reservation
+    /// does.
     pub fn cancel(self) {}
 
     /// The number of permits reserved.

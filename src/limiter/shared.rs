@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
-use crate::limiter::events::{Events, Watchers};
+use crate::limiter::events::{Events, Observers};
 use crate::limiter::gate_word::{GateWord, LATE, SHADOW, Word};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
@@ -36,7 +36,7 @@ use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock}
 use crate::time::Nanos;
 
 /// How many limiters were made so far.
-static GATES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+static LIMITERS_MADE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 /// What a limiter and its futures share.
 pub(crate) struct Shared<R: Rule<C>, C: Timer> {
@@ -45,15 +45,16 @@ pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     /// Its number among all limiters. Composites ask their members in the order of numbers.
     pub(crate) number: u64,
     pub(crate) gate_word: GateWord,
-    /// Counts refunds. A composite reads it before it takes without the lock, and undoes the grant
-    /// with it.
+    /// The next number of the line's undo log, which rises with each mark and each refund. A
+    /// composite reads it before it takes without the lock, so that the log can tell, when the
+    /// grant is undone, what happened since.
     pub(crate) refunds: AtomicU64,
     /// How often the waiters in line were moved. Composites weigh their requests anew by it.
     pub(crate) changes: AtomicU64,
     /// By how much the last grants were late.
     pub(crate) lateness: Lateness,
     pub(crate) line: Mutex<Line<R, C>>,
-    pub(crate) events: Watchers,
+    pub(crate) events: Observers,
 }
 
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
@@ -62,13 +63,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         Shared {
             rule,
             clock,
-            number: GATES.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            number: LIMITERS_MADE.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             gate_word: GateWord::new(false),
             refunds: AtomicU64::new(line.refunds()),
             changes: AtomicU64::new(0),
             lateness: Lateness::new(catch_up),
             line: Mutex::new(line),
-            events: Watchers::new(None),
+            events: Observers::new(None),
         }
     }
 
@@ -76,9 +77,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     #[cfg(feature = "keyed")]
     pub(crate) fn observed_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
         if all.is_some() {
-            lock(&self.line).settings.watched = true;
+            lock(&self.line).settings.observed = true;
             self.gate_word = GateWord::new(true);
-            self.events = Watchers::new(all);
+            self.events = Observers::new(all);
         }
         self
     }
@@ -143,8 +144,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     #[cold]
     fn take_late(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
-        // Again where another request took the permit in between, but not for ever: a policy may
-        // not agree with itself.
+        // Another request may take the permit between the look and the take, so look again. Not for
+        // ever: a policy may contradict itself.
         for _ in 0..=LOOKS {
             let due = self.rule.ready_at(now, &R::Ahead::default(), ask);
             if due > now {
@@ -159,9 +160,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     if !self.lateness.is_some()
                         && let Some(line) = try_lock(&self.line)
                     {
-                        // Takes down the flag. Another holder of the lock does so, too, when it
-                        // lets go.
-                        self.tell_gate_word(&line);
+                        // Lowers the flag. If another thread holds the lock, that thread stores the
+                        // gate word before it unlocks.
+                        self.store_gate_word(&line);
                     }
                     return Ok(charge);
                 }
@@ -170,8 +171,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.rule.try_take(now, ask)
     }
 
-    /// Serves the waiters that are due, and takes only what no request waits for that goes before
-    /// this one.
+    /// Serves the waiters that are due, then takes permits only if no waiter goes before this
+    /// request.
     fn try_in_line(
         &self,
         demand: Demand<'_, R::Ask>,
@@ -212,7 +213,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.events.report(event);
     }
 
-    /// How many wait in line, and how many of several limiters.
+    /// How many requests are in line, and how many seats composites hold in it.
     pub(crate) fn waiting(&self) -> (usize, usize) {
         if !self.gate_word.load().has_waiters() {
             return (0, 0);
@@ -227,8 +228,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn is_plain(&self) -> bool {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        // A pause may be over, and no request came since.
-        line.tell(now);
+        // A pause may have ended with no call since.
+        line.note_time(now);
         word_of(&line).has_only(OBSERVED)
             // The next request may be charged as of an earlier time, and a state alone does not
             // tell.
@@ -242,7 +243,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.lateness.set_catch_up(catch_up);
     }
 
-    /// What a look at the line needs that is made now.
+    /// The [`Visit`] of a lock holder at the time `now`.
     pub(crate) fn visit_at<'a>(&'a self, now: Nanos, deferred: &'a mut Deferred<C>) -> Visit<'a, R, C> {
         Visit { rule: &self.rule, lateness: &self.lateness, now, deferred }
     }
@@ -253,14 +254,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         this
     }
 
-    /// Runs `work` with the line, after the waiters that are due were served.
+    /// Serves the waiters that are due, then runs `work` with the line.
     pub(crate) fn visit<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
         let mut work = Some(work);
         loop {
             let done = self.locked(|line, visit| {
                 let due = line.serve(visit);
-                // Where more are due than are served at once, the rest is served before this, a
-                // slice at a time.
+                // If more waiters are due than are served in one go, `work` runs in a later round.
                 let work = if due.is_some_and(|due| due <= visit.now) { None } else { work.take() };
                 work.map(|work| work(line, visit))
             });
@@ -273,14 +273,21 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Runs `work` with the line, serves the waiters that are due, and runs the deferred work.
     ///
     /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
-    /// event loop, a waker that is called. Waiters that were served before it, and those behind, do
-    /// not suffer, and then the panic goes on. It takes the result with it: an answer that was
-    /// taken out of the line would be lost. So answers are taken in a section of their own
-    /// ([`Line::collect`]), and permits are kept in a [`Held`].
+    /// event loop, a waker that is called.
+    ///
+    /// - A panic in `work`, in reading the time, in setting an alarm or in a waker is kept. The
+    ///   line is served first, then the panic goes on.
+    /// - A panic of the policy while [`finish`](Shared::finish) serves, or of the clock while it
+    ///   chooses an alarm, goes on at once. Waiters that were granted before it are woken. The
+    ///   gate word and the alarms stay as they were until the next call that takes the lock.
+    ///
+    /// A panic takes the result with it: an answer that was taken out of the line would be lost. So
+    /// answers are taken in a section of their own ([`Line::collect`]), and permits are kept in a
+    /// [`Held`].
     pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
         let mut deferred = Deferred::new();
         let mut line = lock(&self.line);
-        let now = self.tell_time(&mut line, &mut deferred);
+        let now = self.read_time(&mut line, &mut deferred);
         let mut visit = self.visit_at(now, &mut deferred);
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut line, &mut visit)));
         self.finish(line, now, &mut deferred);
@@ -288,11 +295,11 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Tells the line what time it is. Where the clock panics, it is still the latest time that it
-    /// told.
-    fn tell_time(&self, line: &mut Line<R, C>, deferred: &mut Deferred<C>) -> Nanos {
+    /// Reads the clock and notes the time in the line. If the clock panics, its latest reading
+    /// counts.
+    fn read_time(&self, line: &mut Line<R, C>, deferred: &mut Deferred<C>) -> Nanos {
         let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
-        line.tell(now);
+        line.note_time(now);
         now
     }
 
@@ -309,24 +316,27 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     ) {
         loop {
             let due = line.serve(&mut self.visit_at(now, deferred));
-            self.tell_others(&line);
+            self.publish(&line);
             if due.is_some_and(|due| due <= now) {
-                // More are due than are served at once. Meanwhile others may have the lock.
+                // More waiters are due than are served in one go. The lock is dropped in between,
+                // so that other threads can have it and the served waiters wake.
                 drop(line);
                 deferred.wake_now();
                 std::thread::yield_now();
                 line = lock(&self.line);
-                now = self.tell_time(&mut line, deferred);
+                now = self.read_time(&mut line, deferred);
                 continue;
             }
             let Some(mut arming) = due.and_then(|due| line.watch(due, &self.clock, deferred)) else { return };
+            // Setting an alarm may call its waker, which takes the lock.
             drop(line);
-            // A timer that panics is as good as gone.
+            // A timer that panics is treated as gone.
             let gone = deferred.run(|| arming.run()).unwrap_or(true);
             line = lock(&self.line);
             line.put_back(arming, gone, deferred);
-            // Much may have happened meanwhile, and others left the alarm to us.
-            now = self.tell_time(&mut line, deferred);
+            // Without the lock the line may have changed, and other threads leave an alarm alone
+            // while this one sets it. So the loop serves and checks again.
+            now = self.read_time(&mut line, deferred);
         }
     }
 }
@@ -337,20 +347,21 @@ impl<R: Rule<C>, C: Timer> Recheck for Shared<R, C> {
     }
 }
 
-/// What a call took, until its caller has it: given back if foreign code panics in between.
+/// A grant on its way to its caller. If foreign code panics in between, dropping it undoes the
+/// grant.
 pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
     shared: &'a Shared<R, C>,
-    /// `None` when the caller has it.
+    /// `None` once the caller has it.
     grant: Option<Undoable<R::Charge>>,
 }
 
 impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
-    /// What was taken just now, under the lock.
+    /// Holds a grant that was made just now, under the lock.
     pub(crate) fn new(shared: &'a Shared<R, C>, grant: Undoable<R::Charge>) -> Self {
         Held { shared, grant: Some(grant) }
     }
 
-    /// The caller has it.
+    /// Hands the grant to its caller.
     pub(crate) fn keep(mut self) -> Granted<R::Charge> {
         match self.grant.take() {
             Some(grant) => grant.granted(),
@@ -381,7 +392,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     ///
     /// A policy that counts undoes before the lock is taken, since a log takes a while for many
     /// permits. No request overtakes meanwhile: while a waiter is in line, every other request
-    /// takes the lock, and the holder of the lock serves the waiters first.
+    /// takes the lock, and the holder of the lock serves the waiters first. No wake-up is lost: the
+    /// visit that follows serves the waiters with the permits given back.
     pub(crate) fn undo(&self, grant: Tracked<R::Charge>) {
         let moved = self.rule.moved(&grant.charge);
         if !counts(moved) {
@@ -395,8 +407,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.visit(|line, _| line.undone(&self.rule, moved, id, level));
     }
 
-    /// Permits come later than the waiters were told, or weigh something else: moves all waiters,
-    /// composites too.
+    /// Computes the times of all waiters anew, composites included, after permits were made later
+    /// or their weights changed.
     pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
         self.changes.fetch_add(1, Ordering::Relaxed);
         line.retime(visit);
@@ -412,15 +424,15 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Tells requests without the lock whether they have to take it.
-    pub(crate) fn tell_gate_word(&self, line: &Line<R, C>) {
+    pub(crate) fn store_gate_word(&self, line: &Line<R, C>) {
         self.gate_word.store(line, self.lateness.is_some());
     }
 
     /// Stores the gate word, and the number of refunds.
-    pub(crate) fn tell_others(&self, line: &Line<R, C>) {
-        self.tell_gate_word(line);
-        // A reader of it finds in the policy's state what was given back before: see
-        // `all_of/member.rs`.
+    pub(crate) fn publish(&self, line: &Line<R, C>) {
+        self.store_gate_word(line);
+        // Release: a thread that reads this number also sees the refunds before it in the policy's
+        // state, see `all_of/member.rs`.
         self.refunds.store(line.refunds(), Ordering::Release);
     }
 }

@@ -1,4 +1,21 @@
 //! How a request waits at a limiter: it joins the line, looks for its answer, and leaves.
+//!
+//! # The steps of `acquire().await` without a permit
+//!
+//! | step | function | file |
+//! |---|---|---|
+//! | 1. the future is made, in stage `New` | `Acquire::new` | `limiter/futures.rs` |
+//! | 2. its first poll asks the policy without the lock, which refuses for now | `Shared::poll`, `take_without_lock` | here, `limiter/shared.rs` |
+//! | 3. the request takes the lock; waiters that are due are served first | `poll_slowly`, `join`, `Shared::visit` | here, `limiter/shared.rs` |
+//! | 4. the policy is asked again, and refuses for now | `Line::take` | `line/take.rs` |
+//! | 5. the task gets the alarm of its event loop | `task`, `Alarms::join` | here, `line/alarms.rs` |
+//! | 6. the request becomes an entry of the line, in stage `Queued` | `Line::push` | `line/mod.rs` |
+//! | 7. the gate word is stored: newcomers take the lock from now on | `Shared::finish` | `limiter/shared.rs` |
+//! | 8. an alarm is chosen, set without the lock, and put back; the poll returns `Pending` | `Line::watch`, `Arming::run`, `Line::put_back` | `line/watch.rs`, `line/alarms.rs` |
+//! | 9. the alarm rings, and its waker takes the lock | `AlarmWaker::wake`, `Shared::recheck` | `line/alarms.rs`, `limiter/shared.rs` |
+//! | 10. the entry is charged as of its due time, and leaves the line | `Line::serve` | `line/serve.rs` |
+//! | 11. without the lock, the task is woken | `Deferred::drop` | `line/deferred.rs` |
+//! | 12. the second poll takes the grant out of the entry and returns `Ready` | `look`, `collect`, `answer` | here |
 
 use std::sync::Arc;
 use std::task::{Poll, ready};
@@ -72,6 +89,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
         let (answer, waited) = match wait.stage {
             Stage::Exempt => (Ok(Outcome::Exempt), Duration::ZERO),
+            // `New` became `Joining` above.
             Stage::New | Stage::Joining => (ready!(self.join(wait, poller)), Duration::ZERO),
             Stage::Queued(key) => {
                 let (answer, now) = ready!(self.look(wait, key, poller));
@@ -111,8 +129,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             line.check(visit.rule, visit.now, demand)?;
             let no_room = wait.bounded && !line.has_room(visit.rule, demand.ask);
             // Asked again, with the lock: the permits may have come in between, and only a holder
-            // of the lock is told of those that come from now on. Where there is no room, even a
-            // permit that is there could not be waited for.
+            // of the lock learns of later ones. In a full queue the request cannot wait, so it takes
+            // an available permit even before woken waiters have collected theirs.
             if (line.uncollected() == 0 || no_room) && line.is_open(visit, demand) {
                 match line.take(visit, demand) {
                     Err(refusal) if refusal.may_retry() => {}
@@ -164,8 +182,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Joins the line with no waker, or takes what is there. Returns the request, whose grant is
-    /// kept.
+    /// Joins the line without a waker; if its permits are available, it is granted at once. Its
+    /// entry keeps the grant until the request claims it.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         ask: R::Ask,
@@ -180,7 +198,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
             let deadline = deadline(line, visit, demand, wait.longest(self.rule.max_wait()))?;
-            // One that is due does not wait.
+            // A request that is due now needs no room.
             if line.due_behind(visit, demand) > now {
                 line.make_room(visit, demand)?;
             }
@@ -199,14 +217,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             Ok(())
         });
         if let Err(refusal) = answer {
-            // In shadow mode it is as good as claimed.
+            // In shadow mode the request passes, and has nothing to claim.
             this.wait.stage = Stage::Done;
             self.tell(&this.wait.ask, Duration::ZERO, Err(refusal))?;
         }
         Ok(this.release())
     }
 
-    /// A waiter that relies on the alarm of its event loop, after it lost others.
+    /// Makes a waiter rely on the alarm of its event loop, of which it has `lost` so many before.
     fn task(
         self: &Arc<Self>,
         line: &mut Line<R, C>,
@@ -222,7 +240,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Looks whether a queued request has its answer, and if not, leaves the waker. Returns the
     /// answer and when it came.
     ///
-    /// Nearly always it was granted before it was woken: nothing to serve then, and nothing to set.
+    /// Nearly always the request was granted before it was woken; then nothing is left to serve.
     fn look(
         self: &Arc<Self>,
         wait: &mut Waiting<R::Ask>,
@@ -260,7 +278,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
         let answer = line.collect(key, wait.kind)?;
         wait.stage = Stage::Done;
-        self.tell_gate_word(&line);
+        self.store_gate_word(&line);
         Some(answer)
     }
 
@@ -308,7 +326,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         });
     }
 
-    /// What a new call would be told now, for a request that was refused while it waited.
+    /// The refusal that a new call would get now, for a request that was refused while it waited.
     fn refused_now(&self, wait: &Waiting<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest(self.rule.max_wait())) else {
             return refusal;
@@ -318,7 +336,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         })
     }
 
-    /// Until when a blocked thread is to be parked.
+    /// Until when a blocked thread parks.
     pub(crate) fn looks_at(&self, wait: &Waiting<R::Ask>) -> Nanos {
         let Stage::Queued(key) = wait.stage else { return Nanos::ZERO };
         lock(&self.line).looks_at(key)
@@ -348,7 +366,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         Some(self.answer(wait, waited, decision))
     }
 
-    /// Drops a request at any stage, and leaves no trace of it.
+    /// Removes a request at any stage; a grant that it did not see is undone.
     pub(crate) fn leave(&self, wait: &mut Waiting<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {

@@ -204,8 +204,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.entries.is_empty() && self.settings.is_unbounded()
     }
 
-    /// Tells the line the time, before it does anything else.
-    pub(crate) fn tell(&mut self, now: Nanos) {
+    /// Notes the time, before a lock holder does anything else.
+    pub(crate) fn note_time(&mut self, now: Nanos) {
         self.latest = self.latest.max(now);
         let lasted = self.latest.saturating_since(self.epoch_began);
         if self.uncollected != [0, 0] && lasted > PATIENCE {

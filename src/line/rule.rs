@@ -222,7 +222,13 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     }
 
     #[inline]
-    fn take(&self, at: Nanos, _now: Nanos, n: &u32, _after: &mut Deferred<C>) -> Result<P::Charge, Refusal> {
+    fn take(
+        &self,
+        at: Nanos,
+        _now: Nanos,
+        n: &u32,
+        _deferred: &mut Deferred<C>,
+    ) -> Result<P::Charge, Refusal> {
         self.policy.try_acquire(&self.state, at, *n)
     }
 
@@ -297,7 +303,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
     }
 
-    fn undo(&self, now: Nanos, charge: P::Charge, most: u64, _after: &mut Deferred<C>) -> u64 {
+    fn undo(&self, now: Nanos, charge: P::Charge, most: u64, _deferred: &mut Deferred<C>) -> u64 {
         self.policy.undo(&self.state, now, charge, most)
     }
 

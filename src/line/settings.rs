@@ -8,7 +8,7 @@ pub(crate) struct Settings {
     /// No request passes before: the end of the latest pause, also if it is over.
     pub(crate) opens: Nanos,
     /// An observer is told of each call.
-    pub(crate) watched: bool,
+    pub(crate) observed: bool,
     /// No request is refused, and none waits.
     pub(crate) shadow: bool,
     /// `None` if no permits are kept.
@@ -27,7 +27,7 @@ impl Settings {
     pub(crate) fn new() -> Settings {
         Settings {
             opens: Nanos::ZERO,
-            watched: false,
+            observed: false,
             shadow: false,
             kept: None,
             bounds: QueueBounds::UNBOUNDED,
