@@ -1,39 +1,44 @@
-//! Alarms: who looks at the line when the next permit is due.
+//! Alarms: timers that serve the line when the next permit is due.
 //!
 //! The line has one alarm per event loop in which tasks wait: a [`Sleep`] set to the time at which
-//! the head of the line is due, with a waker that serves the line itself. So nobody depends on a
-//! waiter being polled, and a time that moves is one alarm to set, not one timer per waiter.
+//! the head of the line is due, with a waker that serves the line itself. So no waiter depends on
+//! another waiter being polled, and a time that moves is one alarm to set, not one timer per
+//! waiter.
 //!
 //! Setting an alarm may call its waker on the spot, and the waker takes the line's lock. So an
-//! alarm is taken out of the line, set without the lock, and put back. Whoever finds it taken
-//! leaves it: the one who has it looks at the line again when putting it back.
+//! alarm is taken out of the line, set without the lock, and put back. A lock holder that finds an
+//! alarm taken leaves it alone: the thread that took it looks at the line again when it puts the
+//! alarm back.
 //!
 //! # States of an alarm
 //!
-//! | `sleep` | `armed` | meaning | who changes it |
+//! | `sleep` | `armed` | meaning | changed by |
 //! |---|---|---|---|
-//! | there | none | set to nothing: new, or it rang | the next one to look at the line takes it |
-//! | there | a time | rings at that time | taken when the head is due earlier; or it rings |
-//! | taken | | somebody sets it right now | that one puts it back |
+//! | there | none | not set: new, or it rang | the next lock holder, which takes it to set it |
+//! | there | a time | rings at that time | a lock holder that takes it to set it to another time; its ring |
+//! | taken | | a thread sets it right now | that thread, which puts it back |
 //!
 //! # Which alarm is set to when
 //!
 //! | alarm | set to |
 //! |---|---|
-//! | that of the head's event loop | when the head is due |
-//! | the reserve: of the others, that of the event loop whose timer rang last | [`SLACK`] later |
-//! | the second reserve: of the others, that of the event loop which was joined last | [`SECOND`] later |
-//! | the rest | [`REST`] later |
+//! | the alarm of the head's event loop | when the head is due |
+//! | the reserve: of the other alarms, that of the event loop whose timer rang last | [`SLACK`] later |
+//! | the second reserve: of the other alarms, that of the event loop whose task joined the line last | [`SECOND`] later |
+//! | all other alarms | [`REST`] later |
 //!
-//! An alarm that is no longer due so early is moved later before it rings, when half of its margin
-//! is used up. So only the head's alarm rings while its event loop runs, however many there are. An
-//! event loop that stalls costs [`SLACK`] for each of its turns, and two at once cost [`SECOND`]
-//! once, since the one that rings is the reserve from then on.
+//! The reserves serve the line if the head's event loop stalls. While it runs they never ring: a
+//! reserve is moved later as soon as half of its margin is used up.
 //!
-//! An alarm is lost if it rings far too early: its event loop is shutting down, which fires all
-//! timers, or does not keep the clock's time. Or if its event loop turns out to be gone when it is
-//! set, or its timer panics. Those who relied on it are woken, and the ones that still live make a
-//! new one.
+//! If one event loop stalls, each waiter of that event loop is served late by [`SLACK`] when it is
+//! the head. If the first reserve's event loop stalls too, the second reserve serves the line,
+//! [`SECOND`] late. That happens once: the second reserve has rung last, so it is the first reserve
+//! from then on.
+//!
+//! An alarm is lost in three cases: it rings far too early, since its event loop is shutting down
+//! and fires all timers, or does not keep the clock's time; its event loop is gone when it is set;
+//! its timer panics. The tasks that relied on it are woken, and each task that still runs makes a
+//! new alarm or joins that of its event loop.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -46,19 +51,19 @@ use crate::line::recheck::Recheck;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
 
-/// How much later than the head is due the reserve rings, and blocked threads look, in case the
-/// head's own alarm is held up. Together with a late timer less than the catch-up, so that nothing
-/// is lost by it.
+/// The margin of the reserve, and of blocked threads that look at the line in its place. With the
+/// usual lateness of a timer it is less than the catch-up, so a stalled event loop loses no
+/// permits.
 pub(crate) const SLACK: Nanos = Nanos::new(5_000_000);
 
-/// The same for the second reserve.
+/// The margin of the second reserve.
 const SECOND: Nanos = Nanos::new(20_000_000);
 
-/// The same for the rest: seldom, since there may be hundreds, and each has to be moved later when
-/// half of it is over.
+/// The margin of all other alarms. It is long since there may be hundreds, and each has to be moved
+/// later when half of the margin is used up.
 const REST: Nanos = Nanos::new(1_000_000_000);
 
-/// How early an alarm may ring: two clocks that differ a little, or one that ticks in milliseconds.
+/// How early an alarm may ring, since two clocks differ a little, or one ticks in milliseconds.
 const EARLY: Nanos = Nanos::new(2_000_000);
 
 /// The waker of an alarm.
@@ -70,7 +75,8 @@ struct AlarmWaker {
 
 impl Wake for AlarmWaker {
     fn wake(self: Arc<Self>) {
-        // Before the lock: whoever holds the line, or the alarm, sees it when they look again.
+        // Before the lock, so that a thread that holds the lock, or has taken the alarm, finds the
+        // ring when it looks again. Release: pairs with the Acquire load in `check`.
         self.rung.store(true, Ordering::Release);
         if let Some(owner) = self.owner.upgrade() {
             owner.recheck();
@@ -83,7 +89,7 @@ struct Alarm<C: Timer> {
     domain: C::RuntimeId,
     /// How many tasks of this event loop wait.
     users: usize,
-    /// `None` while somebody has taken it to set it.
+    /// `None` while a thread has taken it to set it.
     sleep: Option<Pin<Box<C::Sleep>>>,
     waker: Waker,
     rung: Arc<AtomicBool>,
@@ -105,9 +111,9 @@ struct Armed {
 /// All alarms of a line.
 pub(crate) struct Alarms<C: Timer> {
     list: Slab<Alarm<C>>,
-    /// How many users there were.
+    /// How many users have joined so far.
     joins: u64,
-    /// The event loops whose timers rang last. Their alarms may be gone, and come again.
+    /// The two event loops whose timers rang last. Their alarms may be removed, and made again.
     rung: [Option<C::RuntimeId>; 2],
 }
 
@@ -186,14 +192,15 @@ impl<C: Timer> Alarms<C> {
         self.list[key].domain
     }
 
-    /// Removes a user. Returns the sleep that nobody uses any more, to be dropped without the lock.
+    /// Removes a user. Returns the sleep if that was the last user, to be dropped without the lock.
     #[must_use]
     pub(crate) fn leave(&mut self, key: usize) -> Option<Pin<Box<C::Sleep>>> {
         self.list[key].users -= 1;
         if self.list[key].users > 0 {
             return None;
         }
-        // If it is taken, whoever has it will not find its place and drop it.
+        // If the sleep is taken, its holder does not find the alarm when it puts the sleep back, and
+        // drops it.
         self.list.remove(key).sleep
     }
 
@@ -205,13 +212,13 @@ impl<C: Timer> Alarms<C> {
         let (reserve, second) = self.reserves(first);
         for (key, alarm) in &mut self.list {
             if alarm.sleep.is_none() {
-                // Whoever has it looks again. A ring stays for them: it may be that of the new
-                // setting already.
+                // The thread that has taken it looks again. The ring is left for that thread, since
+                // it may belong to the new setting already.
                 continue;
             }
             if alarm.rung.load(Ordering::Acquire) {
-                // A new reading of the clock: an older one may be from before the time that made it
-                // ring. Before anything is changed, since a clock may panic.
+                // The clock is read anew, since an older reading may lie before the ring. It is read
+                // before any change, since a clock may panic.
                 let now = clock.now();
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
@@ -233,8 +240,8 @@ impl<C: Timer> Alarms<C> {
                 _ if at == Nanos::MAX => continue,
                 None => at,
                 Some(armed) if armed.at > at => at,
-                // Not one that may ring this moment: that would be taken for a ring of the new
-                // setting.
+                // An alarm that may ring at this moment is not moved: its ring would be taken for
+                // one of the new setting.
                 Some(armed) if armed.at < half && armed.at > clock.now().saturating_add(EARLY) => armed.at,
                 Some(_) => continue,
             };
@@ -284,8 +291,8 @@ impl<C: Timer> Alarms<C> {
 }
 
 impl<C: Timer> Arming<C> {
-    /// Sets the alarm. Returns whether its event loop is gone. Not under the line's lock: this may
-    /// call the bell.
+    /// Sets the alarm. Returns whether its event loop is gone. Called without the line's lock, since
+    /// this may call the alarm's waker.
     pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.armed.at);
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
@@ -299,7 +306,7 @@ impl Armed {
     /// A steady clock and a steady timer drift apart by far less than an eighth.
     fn is_far_too_early(self, now: Nanos) -> bool {
         let missing = self.earliest.saturating_since(now);
-        // A clock that went back is late itself, which is no fault of the timer's.
+        // After the clock went back, the alarm only seems early.
         now > self.since
             && missing.as_u64() > EARLY.as_u64() + self.at.saturating_since(self.since).as_u64() / 8
     }

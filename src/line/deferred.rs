@@ -1,8 +1,12 @@
-//! What is left to be done when a lock is gone.
+//! Work that is deferred until the lock is released.
 //!
 //! Wakers, sleeps, rings and guards run foreign code, which may take its time, call the limiter, or
 //! panic. So the holder of a line's lock collects them in a [`Deferred`], which calls or drops them
-//! when the lock is gone.
+//! after the lock is released.
+//!
+//! A panic of foreign code is kept until all deferred work is done. It then goes on from the drop
+//! of the `Deferred`, in the thread that held the lock: into the caller of the limiter, or, where an
+//! alarm rang, into the timer's thread. A later panic is leaked.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,16 +20,16 @@ use crate::line::recheck::{Recheck, recheck_all};
 /// What a panic carries.
 pub(crate) type Payload = Box<dyn Any + Send>;
 
-/// What is done when the lock is gone: on drop, so also if foreign code panics meanwhile.
+/// Deferred work. It is done on drop, so also while a panic of foreign code unwinds.
 pub(crate) struct Deferred<C: Timer> {
     pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
-    /// Gates that have to look at their queues.
+    /// Limiters that have to look at their lines.
     pub(crate) rechecks: Vec<Arc<dyn Recheck>>,
-    /// What calls foreign code when it is dropped.
+    /// Values whose drop calls foreign code.
     pub(crate) drops: Vec<Box<dyn Any + Send>>,
-    /// The first panic of foreign code, which goes on when everything is done.
+    /// The first panic of foreign code, which goes on when all work is done.
     panic: Option<Payload>,
 }
 
@@ -41,19 +45,19 @@ impl<C: Timer> Deferred<C> {
         }
     }
 
-    /// Wakes those who have their answer by now. Not under a lock.
+    /// Wakes the waiters that have their answer by now. Called without a lock.
     pub(crate) fn wake_now(&mut self) {
         for waker in self.wake.drain(..) {
             run(&mut self.panic, || waker.wake());
         }
     }
 
-    /// Runs foreign code. A panic goes on when everything is done.
+    /// Runs foreign code. Keeps a panic, which goes on when all work is done.
     pub(crate) fn run<T>(&mut self, foreign: impl FnOnce() -> T) -> Option<T> {
         run(&mut self.panic, foreign)
     }
 
-    /// The same for foreign code that leaves something to be done.
+    /// Runs foreign code that may defer work itself. Keeps a panic as [`run`](Self::run) does.
     #[cfg(feature = "keyed")]
     pub(crate) fn run_with<T>(&mut self, foreign: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let mut panic = None;
@@ -98,7 +102,7 @@ pub(crate) fn run_in_drop(work: impl FnOnce()) {
 
 impl<C: Timer> Drop for Deferred<C> {
     fn drop(&mut self) {
-        // Each by itself: one that panics must not take the wake-ups of the others with it.
+        // Each call is caught by itself, so that a waker that panics does not stop the others.
         self.wake_now();
         let Deferred { discard, sleeps, rechecks, drops, panic, .. } = self;
         for waker in discard.drain(..) {
@@ -117,8 +121,8 @@ impl<C: Timer> Drop for Deferred<C> {
     }
 }
 
-/// Lets a panic go on that was kept in a drop, unless a second one would end the process: in a
-/// thread that is unwinding already.
+/// Lets a kept panic go on. In a thread that is unwinding already it is leaked, since a second
+/// panic would end the process.
 pub(crate) fn go_on(panic: Option<Payload>) {
     match panic {
         None => {}

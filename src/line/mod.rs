@@ -1,20 +1,30 @@
 //! The line: which request is next, when it is due, and which waiters are woken.
 //!
-//! The more important first, and of equals first come, first served. A waiter owes nothing until it
-//! is served; then it is charged as of the time its permits were due, and leaves the line. Its
-//! entry stays until its future has seen the grant or is dropped.
+//! Waiters are served by priority, and within a priority first come, first served. A waiter is
+//! charged when it is served, as of the time its permits were due, and then leaves the line. Its
+//! entry stays in memory until its future has seen the answer or is dropped.
 //!
 //! # Entry
 //!
 //! | state | in line | charged | leaves by |
 //! |---|---|---|---|
-//! | waiting | yes | no | [`serve`](Line::serve): granted or refused; [`remove`](Line::remove): its future was dropped |
-//! | granted | no | yes | its future sees it; or was dropped: the charge is undone |
-//! | passed | no | no | its future sees it, or was dropped: it was in line when shadow began |
-//! | refused | no | no | its future sees it, or was dropped |
+//! | waiting | yes | no | `serve_due`: granted or refused; `expire`: refused at its deadline; `retime`: refused since a change made it too late; `make_room`: refused in favour of a newcomer; `pass_all`: passed in shadow mode; [`remove`](Line::remove): its future was dropped |
+//! | granted | no | yes | [`collect`](Line::collect): its future sees the grant; `remove`: the charge is undone |
+//! | passed | no | no | `collect` or `remove`; the entry was in line when shadow mode began |
+//! | refused | no | no | `collect` or `remove` |
 //!
-//! Serving is in `line/serve.rs`, told times are in `line/due.rs`, and the alarms are in
-//! `line/watch.rs`.
+//! # Modules
+//!
+//! | module | content |
+//! |---|---|
+//! | `entries`, `place`, `priorities`, `index`, `sizes` | the entries in memory, and their order and sums |
+//! | `serve`, `take`, `bounds` | granting and refusing waiters, taking permits under the lock, making room in a full line |
+//! | `due`, `terms`, `settings` | when a request is due, and the settings that decide it |
+//! | `watch`, `alarms` | what wakes the line when its head is due |
+//! | `seats` | places of composites |
+//! | `grant`, `undo`, `lateness` | grants that can be undone, how much of them, and late grants |
+//! | `rule`, `visit`, `outcome` | the interface to the policy, the context of a lock holder, the end of a request |
+//! | `deferred`, `recheck` | work for the time after the lock: wakers, drops, and other limiters that must look at their lines |
 //!
 //! All of this is plain data under one lock. Wakers and sleeps are collected in
 //! [`Deferred`](deferred::Deferred) and called or dropped when the lock is gone, since both may run
@@ -76,16 +86,16 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     /// The line, linked through the entries.
     head: u32,
     priorities: Priorities<R::Ahead>,
-    /// Of a long line.
+    /// Only a long line has one.
     index: Option<Index>,
-    /// What was foreseen for the last one that asked for its time behind all.
+    /// The forecast that was made for the last request that asked for its time behind all others.
     memo: Cell<Option<Box<Memo<R::Ahead>>>>,
     len: usize,
     /// How many permits the waiters in line ask for.
     permits: u128,
     /// How many places were given, to entries and to seats.
     arrivals: u64,
-    /// The entries in line that are refused if they are due too late, by the time at which that is.
+    /// The deadlines of the entries in line that have one, in order of time.
     deadlines: BTreeSet<(Nanos, u32)>,
     /// The highest clock reading so far.
     latest: Nanos,
@@ -117,9 +127,9 @@ struct Entry<Ask, Charge, RuntimeId> {
     previous: u32,
     next: u32,
     woken_by: WokenBy<RuntimeId>,
-    /// It is not charged as of a time before.
+    /// The entry is not charged as of a time before this.
     since: Nanos,
-    /// Due later than this, it is refused.
+    /// The entry is refused if it is due later than this.
     deadline: Nanos,
     state: State<Charge>,
 }
@@ -131,10 +141,10 @@ pub(crate) struct NewWaiter<Ask, RuntimeId> {
     /// Whether it may have to make room for others.
     pub(crate) droppable: bool,
     pub(crate) woken_by: WokenBy<RuntimeId>,
-    /// It is not charged as of a time before: now, or [earlier](Visit::arrival) where the last
-    /// grants were late.
+    /// The waiter is not charged as of a time before this: now, or [earlier](Visit::arrival) where
+    /// the last grants were late.
     pub(crate) since: Nanos,
-    /// Due later than this, it is refused.
+    /// The waiter is refused if it is due later than this.
     pub(crate) deadline: Nanos,
     pub(crate) waker: Option<Waker>,
 }
@@ -142,12 +152,12 @@ pub(crate) struct NewWaiter<Ask, RuntimeId> {
 /// What wakes a waiter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WokenBy<RuntimeId> {
-    /// A task, with the key of its event loop's alarm, and how many of that event loop it lost
-    /// before.
+    /// A task, with the key of its event loop's alarm, and how many alarms of that event loop it
+    /// lost before.
     Task { alarm: u32, lost: u8 },
     /// A task that lost so many alarms of this event loop, and was woken to get a new one.
     Lost { domain: RuntimeId, times: u8 },
-    /// A blocked thread, which is its own alarm when it is first: it will look at this time.
+    /// A blocked thread, which parks until this time and then looks at the line itself.
     Thread { looks_at: Nanos },
     /// A reservation that is not awaited yet. Nothing wakes it when it is due.
     Nobody,
@@ -157,7 +167,7 @@ pub(crate) enum WokenBy<RuntimeId> {
 enum State<Charge> {
     Waiting(Option<Waker>),
     Granted(Uncollected<Charge>),
-    /// It passes without a permit, and would have been told this.
+    /// The request passes without a permit; outside of shadow mode it would have got this refusal.
     Passed(Refusal),
     Refused(Refusal),
 }
@@ -198,7 +208,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.len
     }
 
-    /// Whether it has no entry, also none that was granted and not seen.
+    /// Whether the line has no entry, not even one with an unseen grant, and no bounds.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_unused(&self) -> bool {
         self.entries.is_empty() && self.settings.is_unbounded()
@@ -216,11 +226,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// How many were granted lately, and their futures were woken and have not run yet.
+    /// How many waiters were granted lately and have not run since they were woken.
     ///
-    /// While there are any, a newcomer does not run on even if its permit is there: it is granted
-    /// at once, and woken behind them. Rounds last for `PATIENCE`, and this one and the one before
-    /// are counted, so that a future that never runs does not keep all requests in line for ever.
+    /// While there are any, a newcomer whose permit is available does not return at once: it joins
+    /// the line, is granted, and is woken behind the earlier waiters. Rounds last for `PATIENCE`;
+    /// only this round and the one before are counted, so a future that never runs does not keep
+    /// all newcomers in line for ever.
     pub(crate) fn uncollected(&self) -> usize {
         self.uncollected[0] + self.uncollected[1]
     }
@@ -231,7 +242,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.len + self.uncollected() + self.seats.len()
     }
 
-    /// What the limiter grants by.
+    /// The policy and the settings.
     pub(crate) fn terms<'a>(&'a self, rule: &'a R) -> Terms<'a, R> {
         Terms { rule, settings: &self.settings }
     }
@@ -250,8 +261,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         place
     }
 
-    /// Tells a seat what it is held for and until when. Returns whether that is news for the
-    /// requests behind, and when it is due here.
+    /// Tells a seat its request and the time until which it is held. Returns whether that changes
+    /// anything for the requests behind, and when the seat is due here.
     pub(crate) fn tell_seat(
         &mut self,
         rule: &R,
@@ -268,8 +279,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.settings.opens > self.latest
     }
 
-    /// Refuses the waiters that a request of this priority has gone before, if they are too late by
-    /// it.
+    /// Refuses the waiters that miss their deadline because a request of this priority has gone
+    /// before them.
     fn moved_back(&mut self, visit: &mut Visit<'_, R, C>, priority: i8) {
         if self.priorities.behind(priority).iter().any(|class| class.with_deadline > 0) {
             self.retime(visit);
@@ -331,7 +342,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let index = self.index.get_or_insert_default();
         let mut at = if new { self.head } else { key };
         while let Some(Entry { ask, place, next, .. }) = self.entries.get(at as usize) {
-            // Where there are no sizes, there is nothing to tell by them.
+            // The index sums sizes, so a line without sizes has none.
             let Some(n) = rule.size(ask) else { return self.index = None };
             index.add(*place, at, n);
             at = if new { *next } else { NONE };
@@ -392,24 +403,22 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// How an entry waits, if it still does.
+    /// What wakes an entry, if it still waits.
     pub(crate) fn waits(&self, key: u32) -> Option<WokenBy<C::RuntimeId>> {
         let Entry { woken_by, ref state, .. } = self.entries[key as usize];
         matches!(state, State::Waiting(_)).then_some(woken_by)
     }
 
-    /// Whether an entry was granted that a future or a thread waited for.
+    /// Whether an entry was granted, and a future or a thread has waited for it.
     pub(crate) fn was_granted(&self, key: u32) -> bool {
         let Entry { woken_by, ref state, .. } = self.entries[key as usize];
         matches!(state, State::Granted(_)) && !matches!(woken_by, WokenBy::Nobody)
     }
 
-    /// Looks at an entry on behalf of its future, and removes it if its wait is over.
+    /// Takes the answer out of an entry and removes it, if its wait is over.
     ///
-    /// The key is another entry's from then on, so no foreign code may run before the future has
-    /// forgotten it.
-    ///
-    /// A grant of the kind `Final` cannot be undone from then on.
+    /// Another entry may get the key after that, so no foreign code may run before the future has
+    /// forgotten it. A grant of the kind `Final` can no longer be undone after that.
     pub(crate) fn collect(&mut self, key: u32, kind: GrantKind) -> Option<Decision<Granted<R::Charge>>> {
         if self.waits(key).is_some() {
             return None;
@@ -467,9 +476,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.latest
     }
 
-    /// Removes an entry whose future is dropped. Leaves no trace: in line it owed nothing, granted
-    /// it is undone. Returns a grant of a policy that [counts], which is to be undone
-    /// without the lock.
+    /// Removes an entry whose future is dropped. An entry in line owes nothing; a grant is undone,
+    /// except that of a policy that [counts]: it is returned, to be undone without the lock.
     pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) -> Option<Tracked<R::Charge>> {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(visit, key);

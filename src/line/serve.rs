@@ -1,5 +1,5 @@
-//! Serving the line: grants requests that are due, in order, and refuses those that will be too
-//! late.
+//! Serving the line: grants waiters that are due, in order, and refuses waiters that will miss
+//! their deadline.
 
 use crate::clock::Timer;
 use crate::error::Refusal;
@@ -16,10 +16,9 @@ use crate::time::Nanos;
 const SLICE: usize = 1024;
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
-    /// Grants requests that are due, in order, and refuses those that cannot be served by their
-    /// deadline: as many as there are, or a [`SLICE`]. Returns when the first of the others is due,
-    /// or to be looked at: a time that is not later than `now` if more are due. Tells composites
-    /// about it.
+    /// Grants waiters that are due, in order, and refuses waiters that cannot be served by their
+    /// deadline, at most a [`SLICE`] of them. Returns when to serve the line next: a time that is
+    /// not later than `now` if more waiters are due. Rings the composites that this concerns.
     pub(crate) fn serve(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
         let now = visit.now;
         if self.len() > 0 && visit.rule.has_changed() {
@@ -27,8 +26,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         let mut due = self.serve_due(visit);
         if let Some(first) = due.as_mut().filter(|first| **first > now) {
-            // The first waits beyond now, and so does each of the others, also those that a change
-            // has made too late and that stood too far back to be refused by it.
+            // No waiter is due now, so each waiter whose deadline has passed is refused. These may
+            // be waiters that a change has made too late, too far back to be refused by it.
             let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
             *first = self.expire(visit, refusal).min(*first);
         }
@@ -67,9 +66,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { place, woken_by, since, deadline, priority, .. } = first;
-            // A policy that counts says "now" where a permit has been there for a while. When a
-            // reservation that nothing looks at had its turn is told by the state as of the grant
-            // before it.
+            // A policy that counts returns "now" for a permit that was available before. Nothing
+            // wakes a reservation that is not awaited, so it may have been due long ago. Asked as of
+            // the grant before it, the policy returns when the reservation was due.
             let unattended =
                 matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.is_empty();
             let as_of = if unattended { since.max(self.charged).min(now) } else { now };
@@ -77,7 +76,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             if due == Nanos::MAX
                 && let Err(never) = self.check(rule, now, Demand { ask: &ask, priority })
             {
-                // Where one of several limiters was changed.
+                // A member of a composite was changed.
                 self.answer(visit, key, State::Refused(never));
                 continue;
             }
@@ -89,10 +88,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             if due > now {
                 return Some(due);
             }
-            // As of when it was due, so that a late timer costs nothing; but not further back than
-            // allowed, so that a machine that stood still does not let everything through at once.
-            // Where nobody was to look, the grant was not late: its turn passed at its time, and is
-            // over. And not before it was asked for.
+            // The waiter is charged as of when it was due, so that a late timer costs no permits.
+            // But not further back than the catch-up, so that a machine that stood still does not
+            // grant a burst, and not before the request was made. A reservation that is not awaited
+            // has no timer that could be late: it is charged as of its time, however long ago.
             let late = match woken_by {
                 WokenBy::Nobody => u64::MAX,
                 // A policy that counts in real time is charged as of now.
@@ -102,7 +101,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 }
             };
             let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
-            // The clock may have gone back since it joined.
+            // The clock may have gone back since the request joined.
             let at = due.max(oldest).min(now);
             match self.charge_at(visit, at, &ask) {
                 Ok(charge) => {
@@ -110,15 +109,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                     self.answer(visit, key, State::Granted(grant));
                 }
                 Err(Refusal::Limited { .. }) => {
-                    // A request that came before the line formed took it just now.
+                    // A request that overlapped with the joining has just taken the permit.
                     if self.due(rule, now, place, &none, &ask) <= due {
                         // Still due but refused: another request got in between, or the policy does
                         // not agree with itself. Look again, but do not spin.
                         return Some(due.max(now.saturating_add(Nanos::new(1))));
                     }
                 }
-                // No time is known: giving back a permit in use rechecks this line. Until then only
-                // deadlines pass.
+                // No due time is known: when a permit in use is given back, this line is rechecked.
+                // Until then only deadlines end.
                 Err(refusal @ Refusal::InUse { .. }) => {
                     let next = self.expire(visit, refusal);
                     if self.entries.contains(self.head as usize) && self.head == key {
@@ -145,9 +144,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.deadlines.first().map_or(Nanos::MAX, |(deadline, _)| *deadline)
     }
 
-    /// After a change: weighs anew, and refuses at once those of the first waiters that will not
-    /// be served by their deadline, or not at all. Further back they are refused when their time is
-    /// over, or when they are the first.
+    /// Computes times and weights anew after a change. Of the first [`FORESEEN`] waiters, refuses
+    /// at once each that will miss its deadline or can never be served. A waiter further back is
+    /// refused at its deadline, or when it is the first.
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
@@ -164,7 +163,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let mark = forecast.mark();
             let due = rule.foresee(&mut forecast, ask, self.settings.kept_from(priority)).max(opens);
             let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
-                // More than can be had at once now: it would keep all others waiting for ever.
+                // The policy can no longer give so many at once. The waiter would keep all others
+                // waiting for ever.
                 Some(never)
             } else if due > deadline {
                 let retry_after = due.saturating_since(deadline);
@@ -180,7 +180,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// Weighs anew request by request, where no sum tells it: in the line of a composite, and where
+    /// Weighs each request anew, where sums do not suffice: in the line of a composite, and where
     /// composites have seats.
     fn retime_all(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
@@ -196,7 +196,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             counted = place;
             let due = self.due(rule, now, place, &ahead, &ask);
             if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
-                // More than can be had at once now: it would keep all others waiting for ever.
+                // The policy can no longer give so many at once, as in `retime`.
                 self.answer(visit, key, State::Refused(never));
             } else if due > deadline {
                 let retry_after = due.saturating_since(deadline);

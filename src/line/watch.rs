@@ -1,4 +1,4 @@
-//! Who looks at the line when its head is due: the alarm of an event loop, or a blocked thread.
+//! Waking the line when its head is due: by the alarm of an event loop, or by a blocked thread.
 
 use crate::clock::Timer;
 use crate::line::alarms::{AlarmCheck, Arming, LostAlarm, PutBack, SLACK};
@@ -9,8 +9,8 @@ use crate::line::{Entry, Line, State, WokenBy};
 use crate::time::Nanos;
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
-    /// Sees that somebody will look when the head is due at `due`: sets an alarm, or tells a
-    /// thread. Returns an alarm to be set without the lock.
+    /// Makes sure that an alarm or a blocked thread looks at the line when the head is due, at
+    /// `due`. Returns an alarm that is to be set without the lock, if there is one.
     pub(crate) fn watch(&mut self, due: Nanos, clock: &C, deferred: &mut Deferred<C>) -> Option<Arming<C>> {
         loop {
             let first = match self.entries.get(self.head as usize)?.woken_by {
@@ -36,7 +36,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// Wakes those who relied on an alarm that is lost.
+    /// Wakes the tasks that relied on a lost alarm, so that each of them makes a new one.
     fn lose(&mut self, lost: LostAlarm<C>, deferred: &mut Deferred<C>) {
         let LostAlarm { key, domain, sleep } = lost;
         deferred.sleeps.extend(sleep);
@@ -51,8 +51,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// The first blocked thread in line looks at the time itself: when the head is due if it is the
-    /// head, or if there are no alarms, and else a little later, in case they are held up.
+    /// Tells the first blocked thread in line when to look. It looks when the head is due if it is
+    /// the head itself, or if there are no alarms. Otherwise it looks a little later, in case the
+    /// alarms are held up.
     fn tell_thread(&mut self, due: Nanos, deferred: &mut Deferred<C>) {
         let first = self.priorities.first_thread();
         let own = first == self.head || self.alarms.is_empty();
@@ -71,15 +72,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn looks_at(&self, key: u32) -> Nanos {
         match &self.entries[key as usize] {
             Entry { state: State::Waiting(_), woken_by: WokenBy::Thread { looks_at }, .. } => *looks_at,
-            // It relies on an alarm.
+            // The entry relies on an alarm.
             Entry { state: State::Waiting(_), .. } => Nanos::MAX,
-            // It has its answer. Its wake-up may have been used up by a waker that parked this
-            // thread.
+            // The entry has its answer, so the thread must not park. It cannot rely on its unpark
+            // token: foreign code that this thread ran may have parked and used the token up.
             _ => Nanos::ZERO,
         }
     }
 
-    /// Changes who waits.
+    /// Changes what wakes a waiter.
     pub(crate) fn set_woken_by(
         &mut self,
         key: u32,
