@@ -243,6 +243,40 @@ fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// An undone permit counts until its time is over. Then its place is taken anew, while another
+/// undone permit still counts.
+#[test]
+fn undone_permits_stay_forgotten_when_their_place_is_taken_anew() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingLog::new(Rate::per_second(200));
+    let state = policy.start(Nanos::ZERO);
+    // Three halves of the limit are more places than the ring has.
+    for at in [ms(1), ms(900)] {
+        let charge = policy.try_acquire(&state, at, 1)?;
+        policy.try_acquire(&state, at, 99)?;
+        policy.undo(&state, at, charge, u64::MAX);
+        policy.try_acquire(&state, at, 1)?;
+    }
+    policy.try_acquire(&state, ms(1001), 100)?;
+    assert_eq!(policy.status(&state, ms(1001)).available, 0);
+    assert!(policy.try_acquire(&state, ms(1001), 1).is_err());
+    Ok(())
+}
+
+/// A debit gives up the copy that leaves undone permits out, and the spare places fill up.
+#[test]
+fn undone_permits_between_debits_are_granted_once() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingLog::new(Rate::per_hour(100));
+    let state = policy.start(Nanos::ZERO);
+    let charges: Result<Vec<_>, _> = (0..100).map(|at| policy.try_acquire(&state, ms(at), 1)).collect();
+    // The newest first: a debit takes the places of the oldest anew.
+    for charge in charges?.into_iter().rev() {
+        policy.undo(&state, ms(100), charge, u64::MAX);
+        policy.debit(&state, ms(100), 1);
+        assert!(policy.try_acquire(&state, ms(100), 1).is_err());
+    }
+    Ok(())
+}
+
 /// An empty cell kept its beginning, which lies within the longer one, and the grant was counted as
 /// of that.
 #[test]

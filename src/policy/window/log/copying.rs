@@ -198,6 +198,9 @@ impl LogState {
 
 #[cfg(all(test, not(tidegate_loom)))]
 mod tests {
+    use std::time::Duration;
+
+    use super::SLICE;
     use crate::policy::{Policy, SlidingLog};
     use crate::rate::Rate;
     use crate::sync::lock;
@@ -207,8 +210,11 @@ mod tests {
     /// spare place was left: 8 to 12 ms at a limit of a million.
     #[test]
     fn a_copy_is_complete_before_the_spare_places_are_used() {
-        let log = SlidingLog::new(Rate::per_hour(10_000));
-        for outstanding in [20, 5_000] {
+        // In the shorter window, a permit is over for each one that is granted.
+        let cases = [(3_600_000_000_000, 20), (3_600_000_000_000, 5_000), (10_000, 5_000)];
+        for (length, outstanding) in cases {
+            let rate = Rate::new(10_000, Duration::from_nanos(length)).expect("whole");
+            let log = SlidingLog::new(rate);
             let state = log.start(Nanos::ZERO);
             let (mut charges, mut most) = (Vec::new(), 0);
             for nanos in 0..40_000 {
@@ -223,5 +229,58 @@ mod tests {
             assert!(lock(&state.give_back().books).copies > 10);
             assert!(most < state.spare(), "{most} of {} with {outstanding}", state.spare());
         }
+    }
+
+    /// A giver-back holds the lock for a time that the number of its permits bounds.
+    #[test]
+    fn each_undone_permit_fills_or_copies_a_slice() {
+        let log = SlidingLog::new(Rate::per_hour(10_000));
+        let state = log.start(Nanos::ZERO);
+        let take = |nanos| log.try_acquire(&state, Nanos::new(nanos), 1).expect("room");
+        let charges: Vec<_> = (1..=10_000).map(take).collect();
+        let mut left = Vec::new();
+        for charge in charges {
+            log.undo(&state, Nanos::new(10_000), charge, u64::MAX);
+            let books = lock(&state.give_back().books);
+            match &books.copying {
+                Some(copying) => left.push((copying.unfilled, copying.pending)),
+                None if left.is_empty() => {}
+                None => break,
+            }
+        }
+        assert_eq!(left[0].0, state.len() - SLICE);
+        for (before, after) in left.iter().zip(&left[1..]) {
+            assert_eq!((before.0 + before.1) - (after.0 + after.1), SLICE);
+        }
+    }
+
+    /// How many permits are available when permits that are over count again in a longer window.
+    /// Half of the limit is undone by one call, which copies the ring.
+    fn available_in_a_longer_window(over: u64, undone: usize) -> u64 {
+        let rate = |length| Rate::new(100, Duration::from_nanos(length)).expect("whole");
+        let log = SlidingLog::new(rate(1000));
+        let state = log.start(Nanos::ZERO);
+        let take = |nanos, n| log.try_acquire(&state, Nanos::new(nanos), n).expect("room");
+        let charges: Vec<_> = (1..=over).map(|nanos| take(nanos, 1)).collect();
+        for charge in charges.into_iter().rev().take(undone) {
+            log.undo(&state, Nanos::new(over), charge, u64::MAX);
+        }
+        (1101..=1150).map(|nanos| take(nanos, 1)).for_each(drop);
+        let (half, now) = (take(1151, 50), Nanos::new(1151));
+        log.undo(&state, now, half, u64::MAX);
+        assert!(state.head().ring, "the copy is in force");
+        assert_eq!(log.status(&state, now).available, 50);
+        log.set_rate(&state, now, rate(3000));
+        log.status(&state, now).available
+    }
+
+    #[test]
+    fn a_copy_keeps_as_many_permits_that_are_over_as_the_room_has() {
+        assert_eq!(available_in_a_longer_window(100, 0), 0);
+    }
+
+    #[test]
+    fn a_copy_leaves_out_undone_permits_that_are_over() {
+        assert_eq!(available_in_a_longer_window(50, 1), 1);
     }
 }

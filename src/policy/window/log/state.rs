@@ -319,3 +319,28 @@ impl LogState {
 pub(super) fn end(time: Stamp, window: &Window) -> Stamp {
     time.saturating_add(window.length)
 }
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use crate::policy::{Policy, SlidingLog};
+    use crate::rate::Rate;
+    use crate::time::Nanos;
+
+    /// With a flag in the head, each decision looks at the slot of its version too.
+    #[test]
+    fn the_flags_of_a_head_fall_when_they_say_nothing_more() {
+        let log = SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate"));
+        let state = log.start(Nanos::ZERO);
+        let take = |nanos| log.try_acquire(&state, Nanos::new(nanos), 1).expect("room");
+        log.undo(&state, Nanos::new(1), take(1), u64::MAX);
+        assert!(state.head().credited);
+        take(11);
+        assert!(!state.head().credited, "the undone permit is over");
+        log.refund(&state, Nanos::new(11), 1);
+        for lap in 1..state.len() {
+            assert!(state.head().floored);
+            take(11 + 10 * u64::from(lap));
+        }
+        assert!(!state.head().floored, "each place was taken anew");
+    }
+}
