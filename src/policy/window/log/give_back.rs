@@ -375,7 +375,7 @@ impl LogState {
     fn run(&self, time: Stamp, now: Stamp, window: &Window) -> Option<(u32, u32)> {
         loop {
             let (view, latest) = self.settled(now, window);
-            if end(time, window) <= latest || view.valid == 0 {
+            if end(time, window) <= latest {
                 return None;
             }
             let first = self.count(&view, 0, |there| there < time);
