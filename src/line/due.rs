@@ -1,12 +1,12 @@
-//! Told times: when a request is due behind those in line.
+//! Told times: when a request is due behind the waiters in line.
 //!
-//! Where the sum of all that go first tells it, that is one look, however many there are. In a
-//! window it does not: a request that does not fit leaves room that nobody uses, so each request
-//! ahead is foreseen, in order. That costs a few nanoseconds for each, so it ends after
-//! [`FORESEEN`], and the next request goes on from there. The due times that were foreseen are kept
-//! until something changes, so asking again for any of these entries is a search by halving. All
-//! others are a crowd of which sums are known, and are foreseen as slow as they can be: a told time
-//! may then be too late, and is never too early.
+//! For most policies the sum of the weights ahead tells the time, at a cost that does not depend on
+//! their number. For a window it does not: a request that does not fit leaves room that no other
+//! request uses, so each request ahead is foreseen, in order. That costs a few nanoseconds for
+//! each, so it ends after [`FORESEEN`], and the next request goes on from there. The due times that
+//! were foreseen are kept until something changes, so asking again for any of these entries is a
+//! search by halving. All others are a crowd of which sums are known, and are foreseen as slow as
+//! they can be: a told time may then be too late, and is never too early.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(super) struct Memo<Ahead> {
     weight: Ahead,
     /// The place of each of the first that were foreseen, and when it is due, in order.
     dues: Vec<(u64, Nanos)>,
-    /// The end of a pause, and what is kept.
+    /// The end of a pause, and the kept share.
     terms: (Nanos, Option<KeptShare>),
 }
 
@@ -87,7 +87,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         ahead
     }
 
-    /// When a request at this place is due, if those ahead go first, by their sum.
+    /// When a request at this place is due, behind requests that weigh `ahead` together.
     pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
         let terms = self.terms(rule);
         if self.seats.is_empty() {
@@ -96,7 +96,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.seats.due(&terms, (now, now), (place, 0), ahead, ask)
     }
 
-    /// When a newcomer is due, behind those that go before it.
+    /// When a newcomer is due, behind the requests that go before it.
     pub(crate) fn due_behind(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> Nanos {
         let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
         let (place, priorities) = (end_of(priority), self.priorities.before(priority));
@@ -215,7 +215,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             index.before(place).for_each(|part| sizes.merge(part));
             last = Some(block_of(place));
         }
-        // Those of its own block, or all of a short line.
+        // The entries of its own block, or all of a short line.
         while let Some(Entry { previous, .. }) = self.entries.get(at as usize)
             && let Some(entry) = self.entries.get(*previous as usize)
             && last.is_none_or(|block| block_of(entry.place) == block)
@@ -269,7 +269,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// When a request is due behind all from the head to `end`, of which `steps` are foreseen one
-    /// by one, beside those that were foreseen before.
+    /// by one, beside the entries that were foreseen before.
     fn foreseen(
         &self,
         visit: &Visit<'_, R, C>,

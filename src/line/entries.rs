@@ -184,7 +184,7 @@ mod tests {
         others.iter().for_each(|key| _ = entries.remove(*key));
         assert!(entries.capacity() <= 2 * CHUNK, "of the last one, and a spare one");
         assert_eq!(entries[*last], 99_999);
-        // Those that come now fill what is there.
+        // New entries fill the chunks that have room.
         let again: Vec<_> = (0..CHUNK).map(|number| entries.insert(number)).collect();
         assert!(entries.capacity() <= 2 * CHUNK);
         again.iter().for_each(|key| _ = entries.remove(*key));

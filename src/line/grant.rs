@@ -24,13 +24,14 @@ pub(crate) struct GrantId(pub(super) u64);
 #[derive(Debug)]
 pub(crate) enum Undoable<Charge> {
     Tracked(Tracked<Charge>),
-    /// The undo log does not know it. The [number of refunds](crate::line::Line::refunds) was read
-    /// before the grant.
+    /// A grant that the undo log does not track, with the log's [next
+    /// number](crate::line::Line::refunds). A taker under the lock reads the number after the take,
+    /// before it unlocks. A composite that takes without the lock reads it before the take.
     Since(Charge, u64),
 }
 
 impl<Charge> Undoable<Charge> {
-    /// The caller has it.
+    /// The grant as its caller gets it.
     pub(crate) fn granted(self) -> Granted<Charge> {
         match self {
             Undoable::Tracked(grant) => Granted::Tracked(grant),
@@ -92,12 +93,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         Tracked { charge, id }
     }
 
-    /// A grant is final.
+    /// Makes a grant final: it can no longer be undone.
     pub(crate) fn release(&mut self, id: GrantId) {
         self.undo_log.release(id);
     }
 
-    /// What the caller of a waiter's grant has from now on.
+    /// Hands a waiter's grant to its caller.
     pub(super) fn hand_over(&mut self, grant: Tracked<R::Charge>, kind: GrantKind) -> Granted<R::Charge> {
         match kind {
             GrantKind::Tracked => Granted::Tracked(grant),
@@ -108,7 +109,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// A grant that its caller does not have yet: foreign code may panic before.
+    /// Makes a grant undoable until its caller has it, since foreign code may panic before.
     pub(crate) fn undoable(&mut self, rule: &R, charge: R::Charge, kind: GrantKind) -> Undoable<R::Charge> {
         match kind {
             GrantKind::Tracked => Undoable::Tracked(self.track(rule, charge)),
@@ -128,7 +129,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, grant: Tracked<R::Charge>) {
         let (Visit { rule, deferred, .. }, Tracked { charge, id }) = (visit, grant);
         self.memo.set(None);
-        // At the latest time: what overflowed by then is lost, also if the clock went back.
+        // As of the latest time: permits that overflowed by then are lost, also if the clock went
+        // back since.
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
         self.undo_log.undo(id, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
@@ -140,8 +142,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.undo_log.undo(id, moved, rule.full_level(self.latest), |_| level);
     }
 
-    /// Undoes a grant that was made without the lock, after the number of [refunds](Line::refunds)
-    /// was read as `since`.
+    /// Undoes a grant that the undo log does not track. `since` is the log's [next
+    /// number](Line::refunds) when the grant was made.
     fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
         let Visit { rule, deferred, .. } = visit;
         self.memo.set(None);
@@ -149,7 +151,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.undo_log.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
 
-    /// A number that is another one each time permits are given back.
+    /// The next number of the undo log. It rises each time permits are given back.
     pub(crate) fn refunds(&self) -> u64 {
         self.undo_log.number()
     }
@@ -169,7 +171,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         Ok(())
     }
 
-    /// Permits are charged that were not asked for.
+    /// Notes that permits were charged which cannot be undone.
     pub(crate) fn debited(&mut self) {
         self.memo.set(None);
         self.undo_log.touch();

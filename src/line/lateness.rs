@@ -10,7 +10,7 @@
 //! | event | lateness afterwards |
 //! |---|---|
 //! | a waiter sees its grant, and no other is left in line | the time since the latest charge |
-//! | a request is granted as of an earlier time | the time between the two: the same or less |
+//! | a request is granted as of an earlier time | the time from then until now: no more than before |
 //! | a request comes when its permit has been due for more than twice the lateness: the limiter was idle | none |
 //! | a request is granted as of now | none |
 //! | neither of the first two happens for longer than the catch-up | none |
@@ -20,8 +20,9 @@
 //! one that the catch-up states. It ends by time alone, so that the limiter of a key can be put
 //! away when it has ended: see `keyed/`.
 //!
-//! Twice, since the request before was granted late itself: it was charged at *c* and seen at *c* +
-//! *late*, and this one comes within *late* of that.
+//! The limiter counts as idle after twice the lateness, since the request before was granted late
+//! itself: it was charged at *c* and seen at *c* + *late*, and the next one comes within *late* of
+//! that.
 //!
 //! # Memory ordering
 //!
@@ -48,13 +49,14 @@ use std::time::Duration;
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
 
-/// How far back a late grant is charged unless set otherwise: more than a busy machine is late.
+/// The default catch-up: a late grant is charged at most this far back. Timers are later than this
+/// only on a machine that stands still.
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(10);
 
 pub(crate) struct Lateness {
     /// In nanoseconds; zero if there is none.
     late: AtomicU64,
-    /// When a grant was seen late, or made late, most recently: in nanoseconds.
+    /// When a waiter last saw its grant late, or a request last used the lateness: in nanoseconds.
     noted: AtomicU64,
     /// How far back a grant can be charged, in nanoseconds.
     catch_up: AtomicU64,
@@ -89,8 +91,8 @@ impl Lateness {
         self.is_some() && now.saturating_since(noted) <= self.catch_up()
     }
 
-    /// As of when a request counts as made that comes now and is due at `due`: now, less the
-    /// lateness.
+    /// The time as of which a request counts as made that comes now and is due at `due`: now, less
+    /// the lateness.
     pub(crate) fn arrival(&self, now: Nanos, due: Nanos) -> Nanos {
         if !self.is_usable(now) {
             return now;
@@ -109,7 +111,7 @@ impl Lateness {
     pub(crate) fn used(&self, now: Nanos, at: Nanos) {
         let (late, left) = (self.late.load(Ordering::Relaxed), now.saturating_since(at).as_u64());
         if left < late {
-            // If it fails, another one was granted meanwhile, or seen late.
+            // If this fails, another thread has stored a newer lateness meanwhile.
             let _ = self.late.compare_exchange(late, left, Ordering::Relaxed, Ordering::Relaxed);
         }
         if late > 0 {

@@ -6,7 +6,7 @@ use crate::error::Refusal;
 #[derive(Debug)]
 pub(crate) enum Outcome<Grant> {
     Granted(Grant),
-    /// The limiter is in shadow. Otherwise the request would have been refused like this.
+    /// The limiter is in shadow mode. Outside of it the request would have got this refusal.
     Shadow(Refusal),
     /// The request is exempt: the policy was not asked.
     Exempt,

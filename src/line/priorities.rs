@@ -1,9 +1,9 @@
 //! The levels of importance in a line: one for each priority that waits, the most important first.
 //!
 //! The line itself is linked through its entries. A level knows where it ends, so that a newcomer
-//! finds its place without passing those who wait, and what its entries sum up to, so that its turn
-//! can be told. There are as many levels as different priorities in line, at most 256: a sorted
-//! list that is searched by halving, and keeps its memory while nobody waits.
+//! finds its place without passing the waiters, and the sum of its entries, so that the newcomer's
+//! due time can be told. There are as many levels as different priorities in line, at most 256: a
+//! sorted list that is searched by halving, and keeps its memory while no request waits.
 
 use crate::line::sizes::Sizes;
 
@@ -39,12 +39,12 @@ impl<Ahead: Default> Priorities<Ahead> {
         &self.0
     }
 
-    /// Those that go before a newcomer of this priority.
+    /// The levels that go before a newcomer of this priority.
     pub(crate) fn before(&self, priority: i8) -> &[Class<Ahead>] {
         &self.0[..self.count_before(priority)]
     }
 
-    /// Those that a newcomer of this priority goes before.
+    /// The levels that a newcomer of this priority goes before.
     pub(crate) fn behind(&self, priority: i8) -> &[Class<Ahead>] {
         &self.0[self.count_before(priority)..]
     }
@@ -58,7 +58,7 @@ impl<Ahead: Default> Priorities<Ahead> {
         self.0.partition_point(|class| class.priority >= priority)
     }
 
-    /// The level of a priority, which is new if nobody of it waits.
+    /// The level of a priority. It is made if no waiter has that priority.
     pub(crate) fn class(&mut self, priority: i8) -> &mut Class<Ahead> {
         let count = self.count_before(priority);
         let at = match count.checked_sub(1) {
@@ -80,7 +80,7 @@ impl<Ahead: Default> Priorities<Ahead> {
         &mut self.0[at]
     }
 
-    /// Forgets a level that nobody is in.
+    /// Removes a level without entries.
     pub(crate) fn forget(&mut self, priority: i8) {
         self.0.retain(|class| class.priority != priority);
     }

@@ -1,5 +1,5 @@
-//! What a limiter asks for permits: a policy with its state, one key of many, or several limiters
-//! at once.
+//! Rules: what a line asks for permits. A rule is a policy with its state, one key of many, or
+//! several limiters at once.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use crate::time::Nanos;
 
 /// Decides about requests. The line adds the waiting.
 ///
-/// The methods that take a [`Deferred`] are called with the line's lock held, and leave there
-/// whatever has to be done without it.
+/// The methods that take a [`Deferred`] are called with the line's lock held, and leave work there
+/// that has to be done without the lock.
 pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
-    /// What one request asks for.
+    /// The permits that one request asks for.
     type Ask: Clone + Debug + PartialEq + Send + 'static;
 
     /// The sum of requests that go first.
     type Ahead: Clone + Default + Debug + Send + 'static;
 
-    /// What one grant took.
+    /// The permits that one grant took, and what the policy needs to undo it.
     type Charge: Debug + Send + 'static;
 
     /// Whether such a request can ever be granted.
@@ -41,10 +41,10 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// The requests of `less` do not go first any more.
     fn unmerge(&self, ahead: &mut Self::Ahead, less: &Self::Ahead);
 
-    /// Takes what is asked for now, or nothing. Called without any lock.
+    /// Takes all permits of the request as of `now`, or none. Called without any lock.
     fn try_take(&self, now: Nanos, ask: &Self::Ask) -> Result<Self::Charge, Refusal>;
 
-    /// Takes what is asked for as of `at`, which is `now` or was a moment ago, or nothing.
+    /// Takes all permits of the request as of `at`, or none. `at` is `now`, or a moment before.
     fn take(
         &self,
         at: Nanos,
@@ -63,7 +63,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         self.ready_at(now, ahead, ask)
     }
 
-    /// Whether such a request can ever be granted, as far as it is up to what is kept.
+    /// Refuses a request that can never be granted because `kept` permits are kept.
     fn check_leaving(&self, now: Nanos, ask: &Self::Ask, kept: u32) -> Result<(), Refusal> {
         let _ = (now, ask, kept);
         Ok(())
@@ -72,7 +72,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// How many permits one request asks for, where a sum of requests is told by their sizes.
     fn size(&self, ask: &Self::Ask) -> Option<u32>;
 
-    /// What requests of these sizes weigh by the terms of now. `None` where sizes do not tell it.
+    /// The weight of requests of these sizes at the current rate. `None` where sizes do not tell it.
     fn weigh(&self, sizes: &Sizes) -> Option<Self::Ahead>;
 
     /// How many requests, the first in line, have to be foreseen before a sum of the others tells
@@ -129,8 +129,9 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         let _ = (priority, deferred);
     }
 
-    /// Whether terms have changed that sums of requests were made by, since it was asked last. Not
-    /// where who changes them sees to it.
+    /// Whether the weights in sums of requests are outdated: they have changed since the last call
+    /// of this method, and the change did not weigh the line anew itself. Only a composite's can:
+    /// its members change without its lock.
     fn has_changed(&self) -> bool {
         false
     }
@@ -149,8 +150,8 @@ pub(crate) struct Single<P: Policy> {
     pub(crate) state: Alone<P::State>,
 }
 
-/// On cache lines of its own: each grant takes the line of the state away from all other threads,
-/// and with it whatever lies beside.
+/// A value on cache lines of its own. Each grant takes the cache line of the state away from all
+/// other threads, and would take neighbouring data with it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Alone<T>(T);
@@ -179,7 +180,7 @@ impl<P: Policy> Single<P> {
         (self.policy, self.state.0)
     }
 
-    /// The most permits that can be had at once if so many are kept.
+    /// The largest request that can be granted if `kept` permits are kept.
     fn left_by(&self, now: Nanos, kept: u32) -> u64 {
         self.policy.status(&self.state, now).limit.saturating_sub(kept.into())
     }
@@ -236,8 +237,8 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.ready_at(&self.state, now, u64::try_from(*ahead).unwrap_or(u64::MAX), *n)
     }
 
-    /// As if those that are to be left were asked for as well: all at once, and, since some
-    /// policies grant on credit, one by one.
+    /// The time at which the policy could grant the kept permits as well: all at once and, since
+    /// some policies grant on credit, one by one; the later of the two.
     fn ready_leaving(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if self.left_by(now, kept) < u64::from(*n) {
@@ -250,7 +251,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         one_by_one.max(ready_at(*ahead, n.saturating_add(kept)))
     }
 
-    /// One permit is never refused for good, as by any policy.
+    /// A request for one permit is never refused for good, as no policy does.
     fn check_leaving(&self, now: Nanos, n: &u32, kept: u32) -> Result<(), Refusal> {
         let left = self.left_by(now, kept);
         if *n == 1 || u64::from(*n) <= left {
@@ -275,8 +276,8 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.forecast(&self.state, now)
     }
 
-    /// As if those that are to be left were asked for as well: all at once, and, since some
-    /// policies grant on credit, one by one.
+    /// The time at which the policy could grant the kept permits as well: all at once and, since
+    /// some policies grant on credit, one by one; the later of the two.
     fn foresee(&self, forecast: &mut Forecast, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if kept > 0 {
@@ -330,7 +331,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     }
 }
 
-/// A rule of one limiter, whatever its policy and wherever its state.
+/// The rule of a single limiter, plain or of a key.
 pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
     fn status(&self, at: Nanos) -> PolicyStatus;
 

@@ -1,36 +1,35 @@
-//! Seats: places in a limiter's line that are held for those who wait for several limiters at once.
+//! Seats: places of composites in a limiter's line.
 //!
-//! Who waits for all of several limiters ([`AllOf`](crate::AllOf)) cannot stand in a line as others
-//! do: when its turn comes here, another limiter may not be ready for an hour, and the line would
-//! stand still. If it went to the end each time, it would wait for ever where the permits of two
-//! busy limiters never coincide by chance. So it has a *seat*: a place with a time `at`, at which
-//! it expects to have permits everywhere.
+//! The first waiter of a composite ([`AllOf`](crate::AllOf)) cannot stand in the lines of its
+//! members as other waiters do: when its turn comes here, another limiter may not be ready for an
+//! hour, and the line would stand still. If it went to the end each time, it would wait for ever
+//! where the permits of two busy limiters never coincide by chance. So it has a *seat*: a place with
+//! a time `at`, at which it expects to have permits of all members.
 //!
 //! # The rule
 //!
-//! | the seat | waits for | those behind |
+//! | the seat | waits for | requests behind it |
 //! |---|---|---|
 //! | here | this limiter and no other | go after it, as behind an entry of the line |
 //! | away | another limiter, until `at` | go first if the seat can still be served at its time |
-//! | idle | another limiter that may never be due, or somebody more important | go first |
+//! | idle | another limiter that may never be due, or a waiter of higher priority | go first |
 //!
-//! Jobs are filled in so on large computers, where it is called backfilling. A limiter that is due
-//! long before the other goes on serving everybody, and stops in time to have the permits ready.
-//! When `at` has come the seat is rung: its composite takes from all members, or finds a later
-//! time.
+//! Job schedulers of large computers call this backfilling. A limiter that is due long before the
+//! other goes on serving the requests behind the seat, and stops in time to have the permits ready.
+//! At the time `at` the seat is rung: its composite takes from all members, or finds a later time.
 //!
 //! # What a look costs
 //!
-//! Seats that are here are a sum. Of the seats that are away, the [`DEPTH`] whose times come first
-//! are judged, one by one; schedulers bound it so, too. A seat whose time is later loses nothing
+//! Seats that are here are summed. Of the seats that are away, the [`DEPTH`] with the earliest times
+//! are judged, one by one. A seat whose time is later loses nothing
 //! yet. If many times come at once, a seat may find at its time that other requests have taken what
 //! it needs. Then it is here, at its old place, until a time that is at most its turn away, and at
 //! its other limiters its time is among the first. So a seat does not wait for ever.
 //!
-//! What stands before a seat is a sum, too, and a request that leaves changes the sums of all seats
-//! behind it. So seats lie in blocks of about [`BLOCK`], in the order of their places. A block
-//! keeps what is to be added to the sums of all its seats, and hands it down when one of them is
-//! touched by itself: a change costs one block, and an addition for each block behind.
+//! Each seat keeps the sum of the requests before it, and a request that leaves changes the sums of
+//! all seats behind it. So seats lie in blocks of about [`BLOCK`], in the order of their places. A
+//! block keeps a sum that is still to be added to all its seats, and adds it when one of them is
+//! changed by itself. So a change costs one block, and an addition for each block behind.
 //!
 //! # When a time moves
 //!
@@ -56,43 +55,43 @@ pub(crate) const UNSURE: Nanos = Nanos::new(100_000);
 /// So many seats that are away are judged one by one.
 const DEPTH: usize = 8;
 
-/// So many seats share what is added to their sums, up to twice as many: about the root of the most
-/// that are expected.
+/// The seats of a block, at most twice as many: about the root of the most seats expected.
 const BLOCK: usize = 128;
 
 /// The seats in one line.
 pub(crate) struct Seats<R: Rule<C>, C: Timer> {
     /// By their place in the line.
     list: BTreeMap<u64, Seat<R::Ask, R::Ahead>>,
-    /// Of those that are here: what they ask for.
+    /// The requests of the seats that are here, by place.
     here: BTreeMap<u64, R::Ask>,
-    /// The sum of it.
+    /// The sum of `here`.
     here_sum: R::Ahead,
     /// The blocks, by the place from which on they hold all seats up to the next block.
     blocks: BTreeMap<u64, Block<R::Ahead>>,
     /// The seats that are away, by the time until which they are.
     away: BTreeSet<(Nanos, u64)>,
-    /// When those are to be rung that were not yet.
-    bells: BTreeSet<(Nanos, u64)>,
-    /// All that went before all seats and left, since the sums of the seats were made.
+    /// The seats that have still to be rung, by their times.
+    rings: BTreeSet<(Nanos, u64)>,
+    /// The sum of the entries that stood before all seats and have left since the seats' sums were
+    /// made.
     gone: R::Ahead,
 }
 
 struct Block<Ahead> {
     seats: usize,
-    /// What is to be added to the sums of all its seats, and then what is to be taken off. Mostly
-    /// nothing.
+    /// Sums that are still to be added to, and then subtracted from, the sums of all its seats.
+    /// Mostly none.
     kept: Option<(Ahead, Ahead)>,
 }
 
 struct Seat<Ask, Ahead> {
     ask: Ask,
-    /// All in line before it, summed, and those that are gone; without seats that are not here, and
-    /// without what its block keeps.
+    /// The sum of all entries and seats before it that are in line, and of `gone`. It lacks the
+    /// sums that its block keeps, and seats that are not here.
     ahead: Ahead,
     /// When it expects to have permits of all limiters.
     at: Nanos,
-    /// When it was due here, when it was told last.
+    /// When it was due here at the last `tell`.
     due: Nanos,
     shared: Weak<dyn Recheck>,
 }
@@ -105,7 +104,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             here_sum: R::Ahead::default(),
             blocks: BTreeMap::new(),
             away: BTreeSet::new(),
-            bells: BTreeSet::new(),
+            rings: BTreeSet::new(),
             gone: R::Ahead::default(),
         }
     }
@@ -132,7 +131,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// An entry of the line, or a seat that was here, has left the line.
     pub(crate) fn left(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         if self.list.first_key_value().is_some_and(|(first, _)| place < *first) {
-            // As nearly always. Then it is one sum, however many seats there are.
+            // Nearly always. One sum is changed, however many seats there are.
             return rule.add(&mut self.gone, ask);
         }
         let behind = self.open_block(rule, place);
@@ -144,8 +143,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// Hands down what the block of this place keeps. Returns where the next block begins, after
-    /// the place at least.
+    /// Adds the sums that the block of this place keeps to its seats. Returns where the next block
+    /// begins, after the place at least.
     fn open_block(&mut self, rule: &R, place: u64) -> u64 {
         let behind = self.blocks.range(place + 1..).next().map_or(LAST_PLACE, |(behind, _)| *behind);
         if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back()
@@ -189,7 +188,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         Some(seat)
     }
 
-    /// Before all are counted anew.
+    /// Begins to compute all sums anew.
     pub(crate) fn begin_reweighing(&mut self, rule: &R) {
         for block in self.blocks.values_mut() {
             block.kept = None;
@@ -200,15 +199,15 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// Counted anew: those in the seats between two entries of the line have this much ahead,
-    /// beside other seats.
+    /// Sets the sum of the seats between two neighbouring entries of the line, `from` and `to`:
+    /// `ahead` is the sum of the entries up to `from`. Seats are added at the end.
     pub(crate) fn reweigh(&mut self, from: u64, to: u64, ahead: &R::Ahead) {
         for (_, seat) in self.list.range_mut(from..to) {
             seat.ahead = ahead.clone();
         }
     }
 
-    /// After all were counted: the other seats.
+    /// Ends computing all sums anew: adds to each seat's sum the seats before it that are here.
     pub(crate) fn end_reweighing(&mut self, rule: &R) {
         self.gone = R::Ahead::default();
         let (mut here, mut sum) = (self.here.iter().peekable(), R::Ahead::default());
@@ -220,8 +219,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         }
     }
 
-    /// What those ask for that are here and stand before a place. Looks at those before or at those
-    /// behind, whichever are fewer.
+    /// The sum of the seats that are here and stand before a place. Passes the seats before it or
+    /// the seats behind it, whichever are fewer.
     fn here_before(&self, rule: &R, place: u64) -> R::Ahead {
         let (mut before, mut behind) = (self.here.range(..place), self.here.range(place..));
         let (mut sum, mut rest) = (R::Ahead::default(), self.here_sum.clone());
@@ -275,7 +274,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         Some(self.due_among(terms, times, (place, place), &ahead, ask))
     }
 
-    /// The same behind all that are `ahead`, and among the seats that are away.
+    /// When a request at this place is due, not before `at`, behind the sum `ahead` and among the
+    /// seats that are away.
     fn due_among(
         &self,
         terms: &Terms<'_, R>,
@@ -296,8 +296,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         // time all at once. The truth is in between, so the later of the two counts.
         let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
         rule.add(&mut one, ask);
-        // Those that go first; those of them that have the latest time; and everybody, with this
-        // request before them.
+        // `first` sums the requests that go first, `last` the seats of them with the latest time,
+        // and `all` every request so far, this one included.
         let (mut first, mut last, mut last_at) = (ahead.clone(), R::Ahead::default(), Nanos::ZERO);
         let mut all = ahead.clone();
         rule.add(&mut all, ask);
@@ -321,7 +321,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         due
     }
 
-    /// Rings all of them.
+    /// Rings all seats.
     pub(crate) fn ring_all(&self, deferred: &mut Deferred<C>) {
         deferred.rechecks.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
     }
@@ -344,8 +344,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         self.insert(rule, place, Seat { ask, ahead, at: Nanos::MAX, due: Nanos::ZERO, shared });
     }
 
-    /// Tells a seat what it is held for and until when. Returns whether that is news for those
-    /// behind, and when it is due here.
+    /// Tells a seat its request and the time until which it is held. Returns whether that changes
+    /// anything for the requests behind, and when the seat is due here.
     pub(crate) fn tell(
         &mut self,
         terms: &Terms<'_, R>,
@@ -358,22 +358,22 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         (self.file(terms.rule, place, ask, (at, due)), due)
     }
 
-    /// Keeps a seat as a place, for somebody who is not the first of those it is for. Returns
-    /// whether that is news for those behind.
+    /// Makes a seat idle, for a waiter that is not the first of its composite any more. Returns
+    /// whether that changes anything for the requests behind.
     pub(crate) fn stand_by(&mut self, rule: &R, place: u64) -> bool {
         let ask = self.list.get(&place).map(|seat| seat.ask.clone());
         ask.is_some_and(|ask| self.file(rule, place, &ask, (Nanos::MAX, Nanos::ZERO)))
     }
 
-    /// Files a seat by what it waits for. Returns whether anything has changed.
+    /// Files a seat as here, away or idle. Returns whether anything has changed.
     fn file(&mut self, rule: &R, place: u64, ask: &R::Ask, (at, due): (Nanos, Nanos)) -> bool {
         let Some(seat) = self.list.get_mut(&place) else { return false };
         let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
         (seat.at, seat.due) = (at, due);
         let moved = at != old_at || *ask != old_ask;
         if moved {
-            self.bells.remove(&(old_at, place));
-            self.bells.insert((at, place));
+            self.rings.remove(&(old_at, place));
+            self.rings.insert((at, place));
         }
         // Whether it waits for this limiter and no other.
         let (was_here, is_here) = (self.here.contains_key(&place), at <= due.saturating_add(UNSURE));
@@ -402,7 +402,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// Gives up a seat. Returns whether it was there.
     pub(crate) fn rise(&mut self, rule: &R, place: u64) -> bool {
         let Some(seat) = self.remove(place) else { return false };
-        self.bells.remove(&(seat.at, place));
+        self.rings.remove(&(seat.at, place));
         self.away.remove(&(seat.at, place));
         if self.here.contains_key(&place) {
             self.leave(rule, place, &seat.ask);
@@ -410,14 +410,16 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         true
     }
 
-    /// Rings those whose time has come, and the first of those that are here if it is due earlier.
+    /// Rings the seats whose time has come, and the first seat that is here if it is due earlier
+    /// than it was told.
     pub(crate) fn ring(&mut self, terms: &Terms<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         let mut due = Vec::new();
-        while let Some(bell) = self.bells.first().copied().filter(|(at, _)| *at <= now) {
-            self.bells.remove(&bell);
-            due.push(bell.1);
+        while let Some(ring) = self.rings.first().copied().filter(|(at, _)| *at <= now) {
+            self.rings.remove(&ring);
+            due.push(ring.1);
         }
-        // Those in front first: so each finds a time behind them, and not the same one as they.
+        // In the order of places, so that each composite finds a time behind the seats before its
+        // own, instead of an equal time.
         due.sort_unstable();
         deferred.rechecks.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };

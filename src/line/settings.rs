@@ -1,11 +1,11 @@
-//! What a limiter was told to do at run time: plain data under the line's lock.
+//! The settings of a limiter that can change at run time: plain data under the line's lock.
 
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// No request passes before: the end of the latest pause, also if it is over.
+    /// The end of the latest pause, also if it is over. No request passes before this time.
     pub(crate) opens: Nanos,
     /// An observer is told of each call.
     pub(crate) observed: bool,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Sizes {
     requests: u64,
     permits: u128,
-    /// One size and its count, so that requests of the same size allocate nothing.
+    /// One size and its count, so that requests of one size allocate nothing.
     one: (u32, u64),
     others: BTreeMap<u32, u64>,
 }
@@ -71,7 +71,7 @@ impl Sizes {
         u64::try_from(self.permits).unwrap_or(u64::MAX)
     }
 
-    /// What all of them weigh, if a request of one size weighs so much.
+    /// The weight of all requests, by the weight of a request of each size.
     pub(crate) fn weigh(&self, weight: impl Fn(u32) -> u64) -> u128 {
         self.counts().map(|(n, count)| u128::from(weight(n)) * u128::from(count)).sum()
     }

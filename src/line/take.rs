@@ -27,7 +27,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         rule.check(demand.ask)
     }
 
-    /// Takes for a request that no request goes before, or refuses it.
+    /// Takes permits if no waiter goes before this request; refuses otherwise.
     pub(crate) fn try_take(
         &mut self,
         visit: &mut Visit<'_, R, C>,
@@ -40,8 +40,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         Err(limited(self.due_behind(visit, demand), visit.now))
     }
 
-    /// Takes for a request that no request goes before, and moves back the waiters that it goes
-    /// before.
+    /// Takes permits for a request that no waiter goes before. The waiters of lower priority move
+    /// back.
     pub(crate) fn take(
         &mut self,
         visit: &mut Visit<'_, R, C>,
@@ -50,8 +50,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let (Demand { ask, priority }, now) = (demand, visit.now);
         let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
         if self.settings.kept_from(priority) > 0 {
-            // Looking and taking are two steps. No request takes in between, since all of them need
-            // this lock.
+            // Counting the remaining permits and taking some are two steps. No request takes permits
+            // in between, since while a share is kept every request needs this lock.
             let due = due();
             if due > now {
                 return Err(limited(due, now));
@@ -64,8 +64,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         Ok(charge)
     }
 
-    /// Takes as of `at`, or as of now if the permit was taken in between, by a request without the
-    /// lock.
+    /// Takes permits as of `at`. If a request without the lock has taken them in between, takes
+    /// permits as of now.
     pub(crate) fn charge(
         &mut self,
         visit: &mut Visit<'_, R, C>,

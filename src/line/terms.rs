@@ -5,7 +5,7 @@ use crate::line::rule::Rule;
 use crate::line::settings::Settings;
 use crate::time::Nanos;
 
-/// What a limiter grants by: its policy with the state, and what it was told at run time.
+/// The terms of a limiter: its policy with the state, and its settings.
 pub(crate) struct Terms<'a, R> {
     pub(crate) rule: &'a R,
     pub(crate) settings: &'a Settings,
@@ -21,7 +21,7 @@ impl<R> Terms<'_, R> {
         if opens == Nanos::MAX {
             return opens;
         }
-        // Asked as of the end of a pause: until then permits accrue up to the burst.
+        // As of the end of a pause, since permits accrue until then, up to the burst.
         self.ready_at(now.max(opens), priority, ahead, ask).max(opens)
     }
 

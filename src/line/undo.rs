@@ -6,7 +6,7 @@
 //! lacks to be full. And an undone grant takes room away from all others that were there when it
 //! was: without it, the history of these was fuller, too.
 //!
-//! # What is known
+//! # Input
 //!
 //! Two numbers say how full a limiter is: its [level](crate::Policy::moved), which only grants and
 //! debits raise, and the [level of a full one](crate::Policy::full_level), which rises with time.
@@ -44,8 +44,8 @@
 //! then all grants could be undone and the room at this moment would suffice. So grants that wait
 //! to be seen cost nothing while the limiter is far from full.
 //!
-//! Where the line sees every grant, what is given back is exact: then each look is a moment at
-//! which the replay is cut, too.
+//! Where the line sees every grant, exactly the right number is given back: then each look is a
+//! moment at which the replay is cut, too.
 //!
 //! **A change of terms** is a look by the old terms. Rooms are converted as the policy converts its
 //! stock, rounded down. A policy that does not convert by a factor returns level 0, and grants from
@@ -54,9 +54,9 @@
 //! **A clock that goes back** is not followed: the time of a look is the latest that the line was
 //! told. What a grant without the lock found at a later time than that is not seen here.
 //!
-//! **What is left.** A taker without the lock may read a later time than the thread that holds the
-//! lock, if this thread is kept off its processor between reading the clock and looking at the
-//! state. By what comes in within that time, too much may be given back, once.
+//! **The remaining error.** A taker without the lock may read a later time than the thread that
+//! holds the lock, if this thread is kept off its processor between reading the clock and looking
+//! at the state. By what comes in within that time, too much may be given back, once.
 //!
 //! **Checked by** the test below, by `tests/limiter/undo.rs` against replays of history, and by
 //! `loom-tests/compose.rs`.
@@ -75,7 +75,7 @@ pub(crate) struct UndoLog {
     marks: BTreeMap<u64, Mark>,
     /// The room of the last mark, or a little more: see [`UndoLog::changed`].
     top: u64,
-    /// The number of what is noted next, a mark or a giving back. It begins above `forgotten`.
+    /// The number of the next note, a mark or a giving back. It begins above `forgotten`.
     next: u64,
     recent: usize,
     base: u64,
@@ -124,7 +124,7 @@ impl Mark {
 }
 
 impl UndoLog {
-    /// For a state whose levels have this unit.
+    /// A log for a state whose levels have this unit.
     pub(crate) fn new(unit: (u64, u64)) -> UndoLog {
         UndoLog {
             marks: BTreeMap::new(),
@@ -140,7 +140,7 @@ impl UndoLog {
         }
     }
 
-    /// A number that is another one each time something is given back.
+    /// The next number of the log. It rises each time permits are given back.
     pub(crate) fn number(&self) -> u64 {
         self.next
     }
@@ -205,7 +205,7 @@ impl UndoLog {
         self.gave(room, back, put_back(if alone { u64::MAX } else { back }));
     }
 
-    /// The same for a grant that was made without telling, after this number was read.
+    /// Undoes a grant that the log does not track, made after this number was read.
     pub(crate) fn undo_since(
         &mut self,
         since: u64,

@@ -1,11 +1,11 @@
-//! One look at a line: what its holder knows, and what it leaves to be done.
+//! The context of a thread that holds a line's lock.
 
 use crate::clock::Timer;
 use crate::line::deferred::Deferred;
 use crate::line::lateness::Lateness;
 use crate::time::Nanos;
 
-/// What one look at a line needs beside the line itself.
+/// The context of a lock holder, beside the line itself.
 pub(crate) struct Visit<'a, R, C: Timer> {
     /// The policy and its state.
     pub(crate) rule: &'a R,
@@ -16,14 +16,14 @@ pub(crate) struct Visit<'a, R, C: Timer> {
 }
 
 impl<R, C: Timer> Visit<'_, R, C> {
-    /// As of when a request counts as made that comes now, if `due` tells when it is due: earlier
+    /// The time as of which a request counts as made that comes now and is due at `due`: earlier
     /// than now where the last grants were late.
     pub(crate) fn arrival(&self, due: impl FnOnce() -> Nanos) -> Nanos {
         if self.lateness.is_some() { self.lateness.arrival(self.now, due()) } else { self.now }
     }
 }
 
-/// What a request asks for, and at which priority.
+/// The permits that a request asks for, and its priority.
 pub(crate) struct Demand<'a, Ask> {
     pub(crate) ask: &'a Ask,
     pub(crate) priority: i8,
