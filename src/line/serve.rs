@@ -80,7 +80,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 self.answer(visit, key, State::Refused(never));
                 continue;
             }
-            if due > deadline {
+            if due > deadline && !self.may_be_late(visit, due, deadline) {
                 let retry_after = due.saturating_since(deadline);
                 self.answer(visit, key, State::Refused(Refusal::Limited { retry_after }));
                 continue;
@@ -128,6 +128,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             }
         }
         (self.len() > 0).then_some(now)
+    }
+
+    /// Whether a waiter that is found after its deadline may have its permit. A policy that counts
+    /// says "now" of a permit that has been there for a while, so a late timer would refuse a waiter
+    /// that was in time. It is not refused for as much lateness as grants are charged back
+    /// elsewhere.
+    fn may_be_late(&self, visit: &Visit<'_, R, C>, due: Nanos, deadline: Nanos) -> bool {
+        let late = visit.now.saturating_since(deadline);
+        due <= visit.now && !visit.rule.catches_up() && late <= visit.lateness.catch_up()
     }
 
     /// Refuses waiters that are still in line at their deadline, a [`SLICE`] of them. Returns the

@@ -87,6 +87,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         woken_by: WokenBy<C::RuntimeId>,
         deferred: &mut Deferred<C>,
     ) {
+        let &Entry { place, priority, .. } = &self.entries[key as usize];
+        if matches!(woken_by, WokenBy::Thread { .. }) {
+            // A reservation for which a thread waits from now on.
+            let first = self.priorities.class(priority).first_thread;
+            if self.entries.get(first as usize).is_none_or(|first| place < first.place) {
+                self.priorities.class(priority).first_thread = key;
+            }
+        }
         let old = std::mem::replace(&mut self.entries[key as usize].woken_by, woken_by);
         self.leave_alarm(old, deferred);
     }

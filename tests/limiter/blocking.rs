@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::{Limiter, one_per_second, waiting};
-use tidegate::{Refusal, Request, SystemClock};
+use tidegate::{AllOf, Rate, RateLimiter, Refusal, Request, SystemClock, TokenBucket};
 use tokio_test::assert_ready_eq;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -106,4 +106,22 @@ fn plain_threads_need_no_runtime() {
         }
     });
     assert_eq!(limiter.status().waiting, 0);
+}
+
+/// A reservation has no waker until a thread waits for it. The thread once slept for ever.
+#[test]
+fn threads_wait_for_their_reservations_by_the_systems_clock() {
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1000), 1), SystemClock::new());
+    limiter.try_acquire().expect("the burst");
+    let (mut first, mut second) =
+        (limiter.reserve(1).expect("a place"), limiter.reserve(1).expect("a place"));
+    thread::scope(|scope| {
+        let second = scope.spawn(|| second.blocking_claim());
+        let first = scope.spawn(|| first.blocking_claim());
+        assert!(first.join().expect("no panic").is_ok());
+        assert!(second.join().expect("no panic").is_ok());
+    });
+    let all = AllOf::new("one", &limiter);
+    let mut place = all.reserve([1]).expect("a place");
+    assert!(place.blocking_claim().is_ok());
 }

@@ -287,3 +287,29 @@ fn a_reservation_that_is_not_looked_at_has_its_turn_at_its_time() {
         drop(reservations);
     }
 }
+
+/// A policy that counts says "now" of a permit that has been there for a while. So a waiter that
+/// was in time was refused if its timer was a microsecond late.
+#[test]
+fn a_waiter_that_was_accepted_is_served_by_a_late_timer() {
+    const POLICIES: [&str; 6] = [
+        "fixed_window 10/s",
+        "fixed_window 10/s from_first_grant",
+        "sliding_window 10/s cells 5",
+        "sliding_estimate 10/s",
+        "sliding_log 10/s",
+        "token_bucket 10/s burst 10",
+    ];
+    for policy in POLICIES {
+        for (late, served) in [(0, true), (1_000, true), (9_000_000, true), (20_000_000, false)] {
+            let (mut line, clock) = limiter(policy);
+            assert_eq!(line.limiter.try_acquire_many(10), Ok(()));
+            let due = line.join_just(Request::permits(1)).expect("it waits");
+            clock.jump(due.saturating_since(clock.now()).as_duration() + Duration::from_nanos(late));
+            let answer = line.waiting[0].look();
+            // A bucket knows since when the permit has been there.
+            let served = served || policy.starts_with("token_bucket");
+            assert_eq!(answer == Some(Ok(())), served, "{policy}, {late} ns late: {answer:?}");
+        }
+    }
+}
