@@ -223,7 +223,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// priority have priority 0. Waiters that are served later by this move back.
     ///
     /// While permits are kept, every call takes the queue's lock, since counting the remaining
-    /// permits and taking some are two steps.
+    /// permits and taking some are two steps. Late timers then lower the average where the burst
+    /// less the kept permits is worth less than the lateness: permits that come in while the
+    /// limiter is full are lost. And a reservation that is not polled is charged when a call looks
+    /// at the line, which may be later than it was due; behind it, told times may be too early.
     ///
     /// # Examples
     ///
