@@ -21,16 +21,16 @@ use crate::policy::{Crowd, Forecast, limited};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::time::Nanos;
 
-/// How often a time is judged again by what the members say about it. One round is enough unless
-/// others wait in seats, too.
+/// How often the members are asked again about the time found so far. One round is enough unless
+/// other composites have seats, too.
 const ROUNDS: usize = 4;
 
 /// All of several limiters.
 pub(crate) struct All<C: Timer> {
     pub(crate) members: Vec<Entry<C>>,
-    /// In which order they are asked for permits: the same for any two composites, whichever way
-    /// they were written, so that of two that meet at their last permits one gets them. Those that
-    /// count come last.
+    /// The order in which members are asked for permits. Any two composites ask common members in
+    /// one order, so that of two that meet at the last permits one gets them. Counting limits come
+    /// last.
     order: Vec<usize>,
     /// The places in the lines of the members. Used under the composite's lock.
     pub(super) seats: Mutex<Seats>,
@@ -38,8 +38,8 @@ pub(crate) struct All<C: Timer> {
     /// earlier, so it is not charged as of a time before, however long its own rates were due.
     /// Changed under the composite's lock.
     last: AtomicU64,
-    /// How often members had moved those who wait when the sums of those who wait were made.
-    /// Changed under the composite's lock.
+    /// How often members had moved their waiters when the sums of this composite's waiters were
+    /// made. Changed under the composite's lock.
     changes: AtomicU64,
     pub(super) shared: Weak<Shared<All<C>, C>>,
 }
@@ -56,12 +56,12 @@ pub(crate) enum Kind<C: Timer> {
 
 /// The first waiter of each priority keeps its places while a more important one is first.
 pub(super) struct Seats {
-    /// Of each priority for which somebody waits and was first, in the line of each member; 0 where
-    /// there is none.
+    /// The places in the line of each member, for each priority that has a waiter which was once
+    /// the first; 0 where there is none.
     pub(super) places: BTreeMap<i8, Vec<u64>>,
     /// The priority of the first waiter, as long as it has places.
     first: i8,
-    /// What the first waiter does at the members that count.
+    /// The state of the first waiter at the counting limits.
     pub(super) counting: Counting,
 }
 
@@ -71,7 +71,7 @@ impl Seats {
     }
 }
 
-/// Permits of those that count. Nearly always there is one at most, which is kept without
+/// Permits of counting limits. Nearly always there is one at most, which is kept without
 /// allocating.
 #[derive(Debug, Default)]
 pub(crate) struct Permits {
@@ -79,7 +79,7 @@ pub(crate) struct Permits {
     more: Vec<CountingPermit>,
 }
 
-/// What one grant took.
+/// The permits that one grant took.
 pub(crate) struct AllCharge<C: Timer> {
     /// Empty for a grant that was made without the lock, since its owner saw it at once.
     pub(crate) taken: Vec<(usize, Box<dyn Taken<C>>)>,
@@ -143,7 +143,7 @@ impl<C: Timer> All<C> {
         All { members, order, seats, last: AtomicU64::new(0), changes: AtomicU64::new(0), shared }
     }
 
-    /// Those with a rate that are asked, in order.
+    /// The members with a rate that this request asks, in order.
     fn rates<'a>(&'a self, ask: &'a [u32]) -> impl Iterator<Item = (usize, &'a Arc<dyn Member<C>>, u32)> {
         self.order.iter().filter_map(|&index| match (&self.members.get(index)?.kind, *ask.get(index)?) {
             (_, 0) | (Kind::Counting(_), _) => None,
@@ -151,7 +151,7 @@ impl<C: Timer> All<C> {
         })
     }
 
-    /// Those that count and are asked, in order.
+    /// The counting limits that this request asks, in order.
     pub(super) fn counting<'a>(
         &'a self,
         ask: &'a [u32],
@@ -162,7 +162,7 @@ impl<C: Timer> All<C> {
         })
     }
 
-    /// Looks whether all have enough, and takes nothing.
+    /// Looks whether all members have enough permits, and takes none.
     fn look(&self, ask: &Weights) -> Result<(), Refusal> {
         for (_, limit, n) in self.counting(ask) {
             if limit.available() < n {
@@ -213,7 +213,7 @@ impl<C: Timer> Entry<C> {
 
 impl<C: Timer> Rule<C> for All<C> {
     type Ask = Weights;
-    /// By member, each in its own unit; empty if there is nobody.
+    /// The sum for each member, in its own unit; empty if there is no request.
     type Ahead = Vec<u128>;
     type Charge = AllCharge<C>;
 
@@ -261,8 +261,8 @@ impl<C: Timer> Rule<C> for All<C> {
         let mut permits = Permits::default();
         match self.take_rest(ask, &self.order, &mut permits) {
             Ok(()) => Ok(AllCharge { taken: Vec::new(), permits }),
-            // Somebody took it just now. What the same call would be told by now, or else what this
-            // one was told.
+            // Another request took the permits just now. An equal call would get this refusal now;
+            // if it would be granted, the first refusal counts.
             Err(refusal) => Err(self.look(ask).err().unwrap_or(refusal)),
         }
     }
@@ -278,9 +278,10 @@ impl<C: Timer> Rule<C> for All<C> {
         if due > now {
             return Err(limited(due, now));
         }
-        // What counts comes first here: no permit of a rate is spent on somebody who cannot begin.
+        // Counting limits come first here, so that no permit of a rate is spent on a request that
+        // cannot begin.
         let permits = self.take_counting(ask, deferred)?;
-        // If it was that for which it waited, the rates were not late.
+        // If the request waited for a counting limit, the rates were not late.
         let last = Nanos::new(self.last.load(Ordering::Relaxed));
         let waited_for_permits = lock(&self.seats).counting.was_short(ask.priority);
         let at = if waited_for_permits { now } else { at.max(last).min(now) };
@@ -310,8 +311,8 @@ impl<C: Timer> Rule<C> for All<C> {
         let begin = span(now, told);
         let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
         for _ in 0..ROUNDS {
-            // By then others in seats may go first who do not now, or the other way round. Not
-            // where this is due by then anyway.
+            // By then other seats may go first that do not go first now, or the other way round. If
+            // this request is due by then anyway, that makes no difference.
             let judged =
                 self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
                     let ahead = ahead.get(index).copied().unwrap_or(0);
@@ -428,9 +429,9 @@ impl<C: Timer> Rule<C> for All<C> {
         if new && self.ready_at(now, &Vec::new(), ask) < due {
             deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Recheck>));
         }
-        // If it is due later than by each of the members for itself, others will go first somewhere
-        // who do not now: it is away everywhere until then, and waits for one member alone from
-        // then on.
+        // If the request is due later than at each member by itself, other seats will go first at
+        // some member. Then its seats are away everywhere until that time, and from then on it
+        // waits for one member alone.
         let alone_from = time(now, alone_from);
         if alone_from > now && alone_from.saturating_add(UNSURE) < due {
             alone_from.min(look_at)
@@ -449,7 +450,7 @@ impl<C: Timer> Rule<C> for All<C> {
         self.rise(places, deferred);
     }
 
-    /// What a request weighs is told by its members' terms.
+    /// The terms of the members give the weight of a request.
     fn has_changed(&self) -> bool {
         let changes = self.members.iter().map(|entry| match &entry.kind {
             Kind::Rate(member) => member.changes(),
@@ -475,7 +476,7 @@ impl<C: Timer> Rule<C> for All<C> {
 }
 
 impl<C: Timer> All<C> {
-    /// How long nobody passes, whatever the members say.
+    /// How long the composite itself is still paused.
     pub(crate) fn paused_for(&self) -> Duration {
         self.shared.upgrade().map_or(Duration::ZERO, |shared| shared.paused_for())
     }
@@ -485,7 +486,8 @@ impl<C: Timer> All<C> {
     }
 }
 
-/// Nobody waits for all of them any more, whether their futures were dropped or leaked.
+/// When the last handle is gone no request waits any more, whether its future was dropped or
+/// leaked.
 impl<C: Timer> Drop for All<C> {
     fn drop(&mut self) {
         let mut deferred = Deferred::new();

@@ -1,4 +1,4 @@
-//! What a composite is told at run time.
+//! Settings of a composite that change at run time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::limiter::events::Events;
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
-/// At run time, from any clone. Only for calls of this composite: its members are told by
-/// themselves.
+/// Changes at run time, from any clone. They hold for calls of this composite only; each member has
+/// settings of its own.
 impl<C: Timer> AllOf<C> {
-    /// Lets nobody pass for so long: what a server's `Retry-After` asks for. As
+    /// Pauses the composite for the time `span`, as a server's `Retry-After` asks for. See
     /// [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
     ///
     /// A refusal names the member that is ready last, or the first one if all are ready.
@@ -37,7 +37,7 @@ impl<C: Timer> AllOf<C> {
         self.shared.pause_for(span);
     }
 
-    /// Lets nobody pass before this time of the clock of the first member. As
+    /// Pauses the composite until this time of the first member's clock. See
     /// [`RateLimiter::pause_until`](crate::RateLimiter::pause_until).
     pub fn pause_until(&self, until: Nanos) {
         self.shared.pause_until(until);
@@ -54,11 +54,11 @@ impl<C: Timer> AllOf<C> {
         self.shared.set_bounds(bounds);
     }
 
-    /// Tells `events` of each call of this composite; its weights, summed, are the permits. As
-    /// [`RateLimiter::observe`](crate::RateLimiter::observe). Returns `false` if somebody watches
-    /// already.
+    /// Sets the observer, which is told of each call of this composite; its weights, summed, are the
+    /// permits. Returns `false`, and changes nothing, if the composite has an observer already. See
+    /// [`RateLimiter::observe`](crate::RateLimiter::observe).
     ///
-    /// Those who watch a member are not told of what it gives to composites.
+    /// The observer of a member is not told of permits that composites take from it.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.shared.observe(events)
     }

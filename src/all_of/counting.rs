@@ -1,4 +1,4 @@
-//! What the first waiter of a composite does at its limits of what is in use.
+//! The first waiter of a composite at its counting limits.
 //!
 //! A composite that waits holds no permit. It has a place in the line of each limit
 //! (`src/counting/line.rs`) and takes from all members at one moment, when all permits are there.
@@ -28,14 +28,14 @@ use crate::line::deferred::Deferred;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-/// The state of the first waiter. Used under the composite's lock.
+/// The state of the first waiter at the counting limits. Used under the composite's lock.
 #[derive(Debug)]
 pub(crate) struct Counting {
     /// The priority of the request that found permits missing in this look, with all rates due.
     short: Option<i8>,
     /// The priority of the first waiter, if the look before found so.
     was_short: Option<i8>,
-    /// What the first waiter asks for: another request has a state of its own.
+    /// The request of the first waiter. Another request has a state of its own.
     ask: Option<Weights>,
     /// When the first waiter found permits missing for the first time.
     since: Option<Nanos>,
@@ -116,7 +116,7 @@ impl<C: Timer> All<C> {
         let Seats { places, counting, .. } = seats;
         let Some(places) = places.get_mut(&ask.priority) else { return Nanos::MAX };
         // A request that asks nothing of a limit has a place there as well: it is rung if the limit
-        // is lowered, for those behind it.
+        // is lowered, for the requests behind it.
         for ((entry, place), n) in self.members.iter().zip(places.iter_mut()).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Rate(_) => {}

@@ -1,8 +1,8 @@
 //! One limiter among several: what a composite asks of it.
 //!
-//! Two kinds of calls. Those of a `try_` hold no lock when they come; they go past the line while
-//! nobody is in it. Those on behalf of a waiter come with the composite's lock, take the
-//! member's for a moment, and leave all foreign code in [`Deferred`].
+//! There are two kinds of calls. A call of a `try_` holds no lock when it comes, and takes none
+//! while no request is in the member's line. A call on behalf of a waiter comes with the composite's
+//! lock, takes the member's for a moment, and leaves all foreign code in [`Deferred`].
 //!
 //! # Taking without the lock
 //!
@@ -16,7 +16,7 @@
 //! | operation | ordering | pairs with | what for |
 //! |---|---|---|---|
 //! | `refunds` is stored, under the lock, after permits were given back | Release | the load | |
-//! | `refunds` is loaded, before the take without the lock | Acquire | the store | whoever reads a number takes from a state in which these permits are back |
+//! | `refunds` is loaded, before the take without the lock | Acquire | the store | a thread that reads a number takes from a state in which these permits are back |
 //! | `refunds` is compared, under the lock | as the lock | | |
 //!
 //! **Why enough.** The bad execution: permits are given back after the take, and the number is that
@@ -72,13 +72,13 @@ pub(crate) trait Member<C: Timer>: Recheck {
     /// Whether `n` permits can ever be granted to a request of this priority.
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
 
-    /// How often those who wait were moved.
+    /// How often the waiters in its line were moved.
     fn changes(&self) -> u64;
 
-    /// Charges `n` permits whether they are there or not.
+    /// Charges `n` permits, also if they are not available.
     fn debit(&self, n: u32);
 
-    /// What `n` permits weigh in a sum of those that go first.
+    /// The weight of `n` permits in a sum of requests that go first.
     fn weight(&self, n: u32) -> u128;
 
     /// The longest time that a request may wait.
@@ -86,11 +86,11 @@ pub(crate) trait Member<C: Timer>: Recheck {
 
     fn status(&self) -> Status;
 
-    /// The number of the limiter, the same for all clones.
+    /// The number of the limiter, equal for all clones.
     fn number(&self) -> u64;
 
-    /// How long until `n` permits can be had, behind all who wait. Takes nothing and writes nothing
-    /// while nobody waits.
+    /// How long until `n` permits are due, behind all waiters. Takes no permits, and writes nothing
+    /// while no request waits.
     fn look(&self, n: u32, priority: i8) -> Nanos;
 
     /// Takes so many permits for a request of this priority now, then lets the `rest` take; puts
@@ -133,7 +133,7 @@ pub(crate) trait Member<C: Timer>: Recheck {
     ) -> Result<Box<dyn Taken<C>>, Refusal>;
 }
 
-/// What a member gave to a waiter. Dropped, it is final.
+/// A member's grant to a waiter of a composite. Dropping it makes the grant final.
 pub(crate) trait Taken<C: Timer>: Settle {
     /// Puts it back.
     fn undo(self: Box<Self>, deferred: &mut Deferred<C>);
@@ -152,8 +152,8 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
         (line, now)
     }
 
-    /// Unlocks. If there is news for others than those in the `own` seats, they are seen to when no
-    /// lock is held.
+    /// Unlocks. If anything has changed for requests other than the `own` seats, the line is
+    /// rechecked when no lock is held.
     fn let_go(
         self: &Arc<Self>,
         line: MutexGuard<'_, Line<R, C>>,
@@ -355,7 +355,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         };
         let taken =
             grant.map(|grant| Box::new(Share { shared: shared.clone(), n, grant }) as Box<dyn Taken<C>>);
-        // Those who were served just now are woken; whoever is next needs an alarm.
+        // The waiters that were served just now are woken, and the next one needs an alarm.
         shared.let_go(line, true, usize::from(seat > 0), deferred);
         taken
     }

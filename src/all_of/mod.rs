@@ -1,59 +1,120 @@
 //! Several limits at once: all of them or none.
 //!
 //! [`AllOf`] asks several limiters in one call: 10 per second *and* 100 per minute *and* at most 20
-//! at a time; a user's limit *and* that of all users. Either all of them give what is asked for, or
-//! none of them does.
+//! in flight; a user's limit *and* the limit of all users. Either all of them grant the request, or
+//! none of them does. A refused or dropped request costs no permit at any member.
 //!
-//! # How it works
+//! # Usage
 //!
-//! An `AllOf` waits as a [`RateLimiter`] does: the same queue, alarms, threads and deadlines, with
-//! a rule that asks several limiters instead of one policy. Two ways lead through it.
+//! Try, and refuse at once if a member has too few permits:
 //!
-//! **While nobody waits.** First all members are looked at; a refusal writes nothing. Then one
-//! after the other takes, each inside the one before: if a later one has not enough after all,
-//! because somebody took it just now, those before put back exactly what they took. Meanwhile
-//! others may see fewer permits than there are, never more. No lock is taken and nothing is
-//! allocated, unless somebody waits at a member: then its queue is asked, and those in it go first.
+//! ```
+//! use tidegate::{AllOf, Rate, RateLimiter, TokenBucket};
 //!
-//! **Waiting.** The waiters of one `AllOf` stand in its own queue. The first of them has a *seat*
-//! in the line of each member, which keeps its place there and does not hold up those behind
-//! (`src/line/seats.rs`). When it is due everywhere it is charged, in all or none.
+//! let user = RateLimiter::new(TokenBucket::new(Rate::per_second(2), 2));
+//! let all_users = RateLimiter::new(TokenBucket::new(Rate::per_second(100), 100));
+//! let both = AllOf::new("user", &user).with("all users", &all_users);
 //!
-//! | the first waiter | its seats | what it holds |
-//! |---|---|---|
-//! | is due at *T*, the latest of its members' times | say *T*; those behind pass as long as that does not delay it | nothing |
-//! | *T* has come, and no permit is free at a limit of what is in use | say its deadline, or never | nothing |
-//! | all is there | are given up | everything: it is granted and woken |
-//! | is dropped | are the next waiter's of this priority, or given up | nothing |
-//! | is no longer the first, since a more important one came | keep their places and hold up nobody, until it is the first again | nothing |
+//! let _permits = (both.try_acquire()?, both.try_acquire()?);
+//! assert_eq!(both.try_acquire().unwrap_err().member(), Some("user"));
+//! # Ok::<(), tidegate::AllRefusal>(())
+//! ```
 //!
-//! At limits of what is in use it has places of another kind: `src/all_of/counting.rs`.
+//! Wait until all members have enough permits:
 //!
-//! # Locks
+//! ```
+//! use std::time::Duration;
+//! use tidegate::{AllOf, Rate, RateLimiter, TokenBucket, TokioClock};
 //!
-//! The lock of an `AllOf` comes before those of its members, rates and limits alike, of which one
-//! at a time is held for a moment. With the former held no foreign code runs: wakers, rings, and
-//! what calls code when dropped, are left in the list that is worked off without a lock. A
-//! member never locks an `AllOf`: it *rings* it, from the same list, when no lock is held. So there
-//! is no order of locks in which two threads wait for each other, and a chain of rings is a loop,
-//! not a recursion (`src/line/recheck.rs`).
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), tidegate::AllRefusal> {
+//! let clock = TokioClock::new();
+//! let fast = TokenBucket::new(Rate::per_second(10), 10);
+//! let slow = TokenBucket::new(Rate::per_second(2), 1);
+//! let requests = RateLimiter::with_clock(fast, clock);
+//! let uploads = RateLimiter::with_clock(slow, clock);
+//! let both = AllOf::new("requests", &requests).with("uploads", &uploads);
 //!
-//! # Why no time is missed
+//! assert_eq!(both.acquire().await?.waited(), Duration::ZERO);
+//! assert_eq!(both.acquire().await?.waited(), Duration::from_millis(500));
+//! # Ok(())
+//! # }
+//! ```
 //!
-//! What makes permits of a member come earlier (a refund, a new rate, somebody who leaves) happens
-//! under the member's lock, and rings the seat. If there was no seat yet, the composite finds it:
-//! having taken its seats it asks all members again, and if one of them is due earlier than before,
-//! it rings itself. Each of the two happens under the member's lock, so one of them sees the other.
+//! Reserve an estimate, and settle it when the real cost is known:
 //!
-//! What makes them come later needs no ring. When *T* comes and a member is not ready, the
-//! composite finds a later time. That happens only where permits were taken past the seats: by
-//! requests that overlapped with sitting down, or by a lower rate.
+//! ```
+//! use tidegate::{AllOf, Rate, RateLimiter, TokenBucket, TokioClock};
 //!
-//! The orderings of the way without the lock are argued in `all_of/member.rs`.
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), tidegate::AllRefusal> {
+//! let clock = TokioClock::new();
+//! let calls = TokenBucket::new(Rate::per_minute(60), 60);
+//! let requests = RateLimiter::with_clock(calls, clock);
+//! let used = TokenBucket::new(Rate::per_minute(1000), 1000);
+//! let tokens = RateLimiter::with_clock(used, clock);
+//! let api = AllOf::new("requests", &requests).with("tokens", &tokens);
 //!
-//! **Checked by** `loom-tests/compose.rs`: two composites that share two members, a composite
-//! against a plain taker, a dropped wait against its grant; with twins that do not undo, undo too
-//! much, or forget to ring.
+//! let mut call = api.reserve([1, 800])?; // one request, about 800 tokens
+//! (&mut call).await?;
+//! call.settle(&[1, 300])?; // it was 300: 500 tokens are given back
+//! assert_eq!(tokens.status().available, 700);
+//! # Ok(())
+//! # }
+//! ```
+
+// # How it works
+//
+// An `AllOf` waits as a `RateLimiter` does, with an equal queue, alarms, threads and deadlines. Its
+// rule asks several limiters instead of one policy. There are two ways through it.
+//
+// **While no request waits.** First the composite looks at all members; a refusal writes nothing.
+// Then one member after the other takes, each inside the call of the one before. A later member may
+// have too few permits after all, because another request took them just now. Then the earlier
+// members put back exactly what they took. Meanwhile other requests may see fewer permits than
+// there are, never more. No lock is taken and nothing is allocated, unless a request waits at a
+// member: then the composite asks the member's line, and the waiters in it go first.
+//
+// **Waiting.** The waiters of one `AllOf` stand in its own queue. The first of them has a *seat* in
+// the line of each member, which keeps its place there and does not delay the requests behind it
+// (`src/line/seats.rs`). When the waiter is due at all members it is charged, by all or none.
+//
+// | the first waiter | its seats | its permits |
+// |---|---|---|
+// | is due at *T*, the latest of its members' times | have the time *T*; requests behind pass as long as that does not delay the seat | none |
+// | *T* has come, and no permit is free at a counting limit | have its deadline as their time, or never | none |
+// | has its turn, and all members have enough permits | are given up | all: it is granted and woken |
+// | is dropped | go to the next waiter of this priority, or are given up | none |
+// | is no longer the first, since a waiter of higher priority came | keep their places and delay no request, until it is the first again | none |
+//
+// At counting limits the waiter has places of another kind: `src/all_of/counting.rs`.
+//
+// # Locks
+//
+// The lock of an `AllOf` comes before those of its members, rates and counting limits alike; of
+// these one at a time is held for a moment. While the lock of an `AllOf` is held no foreign code
+// runs: wakers, rings, and values whose drop calls foreign code are collected in a list, and are
+// called without a lock. A member never locks an `AllOf`: it *rings* it from that list, when no lock
+// is held. So no order of locks makes two threads wait for each other, and a chain of rings is a
+// loop, not a recursion (`src/line/recheck.rs`).
+//
+// # Why no time is missed
+//
+// A change that makes permits of a member come earlier (a refund, a new rate, a waiter that leaves)
+// happens under the member's lock, and rings the seat. If there was no seat yet, the composite finds
+// the change: after it has taken its seats it asks all members again, and if one of them is due
+// earlier than before, it rings itself. The change and the sitting down both happen under the
+// member's lock, so one of them sees the other.
+//
+// A change that makes permits come later needs no ring. When *T* comes and a member is not ready,
+// the composite finds a later time. That happens only where permits were taken past the seats: by
+// requests that overlapped with sitting down, or by a lower rate.
+//
+// The orderings of the way without the lock are argued in `all_of/member.rs`.
+//
+// **Checked by** `loom-tests/compose.rs`: two composites that share two members, a composite
+// against a plain taker, a dropped wait against its grant; with twins that do not undo, undo too
+// much, or forget to ring.
 
 pub(crate) mod all;
 mod control;
@@ -90,7 +151,7 @@ use crate::status::Status;
 
 /// Several limits at once: a request is granted by all of them or by none.
 ///
-/// Built once from named limiters of any policies, and limits of what is in use at the same time.
+/// Built once from named limiters of any policies, and counting limits.
 /// The limiters stay usable on their own, and in other composites. Clones share one queue; a clone
 /// costs a reference count.
 ///
@@ -112,32 +173,32 @@ use crate::status::Status;
 ///
 /// # Fairness
 ///
-/// Those who wait in one composite are served first come, first served. The first of them stands in
-/// the line of each member, behind those who were there before. Those behind it may go first where
-/// that does not delay it: who waits an hour for one member does not hold up the others. And it
-/// never waits for the permits of busy members to coincide by chance: its turn comes, and then they
-/// are kept for it. After a grant the next waiter goes to the end of the members' lines.
+/// The waiters of one composite are served first come, first served. The first of them has a place
+/// in the line of each member. Requests behind that place may go first where that does not delay
+/// it, so a wait of an hour for one member does not block the other members. The waiter does not
+/// depend on busy members having permits at one moment by chance: when its turn comes, permits are
+/// kept for it. After a grant the next waiter goes to the end of the members' lines.
 ///
 /// # Settings of members
 ///
 /// | set on a member | for requests through a composite |
 /// |---|---|
-/// | a rate, a burst, a debt, a refund, a pause | holds, also for those who wait, unless its weight is 0 |
+/// | a rate, a burst, a debt, a refund, a pause | holds, also for waiters, unless its weight is 0 |
 /// | [a share that is kept](RateLimiter::keep_for_priority) | holds; the [priority](AllRequest::priority) of the request says whether it may use the share |
-/// | [shadow](RateLimiter::set_shadow) | it refuses nobody, and takes what is there |
-/// | [a bound on its queue](RateLimiter::set_queue_bounds), [who watches](RateLimiter::observe) | does not: bound and watch the composite |
+/// | [shadow mode](RateLimiter::set_shadow) | the member refuses no request, and takes permits where it has enough |
+/// | [a bound on its queue](RateLimiter::set_queue_bounds), [an observer](RateLimiter::observe) | does not hold: set it on the composite |
 ///
 /// # Cost
 ///
 /// A few hundred bytes and two allocations: a composite may be made for a single request, as for a
-/// user's limit and that of all users. Only who waits in the same composite shares a queue; those
-/// of different ones meet in the lines of their members, first come, first served.
+/// user's limit and that of all users. Only clones of one composite share a queue; the waiters of
+/// different composites meet in the lines of their members, first come, first served.
 ///
 /// # Cancel safety
 ///
 /// A wait can be dropped at any time, and a refusal happen at any point, without a trace in any
-/// member. While a request is being decided, others may see fewer permits of a member than it has,
-/// never more.
+/// member. While a request is being decided, other requests may see fewer permits of a member than
+/// it has, never more.
 ///
 /// # Examples
 ///
@@ -161,7 +222,7 @@ use crate::status::Status;
 /// let _permits = (both.try_acquire()?, both.try_acquire()?);
 /// let refusal = both.try_acquire().unwrap_err();
 /// assert_eq!(refusal.member(), Some("per minute"));
-/// // The minute gave nothing to those who were refused by the second.
+/// // The requests refused by "per second" took nothing from "per minute".
 /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(4800)));
 /// # Ok::<(), tidegate::AllRefusal>(())
 /// ```
@@ -190,7 +251,7 @@ pub struct AllOf<C: Timer = DefaultClock> {
 
 /// Permits of all members, given by an [`AllOf`].
 ///
-/// Permits of a rate are used up. Those of a [`CountingLimit`] are given back when this is dropped.
+/// Permits of a rate are used up. Permits of a [`CountingLimit`] are given back when this is dropped.
 #[must_use = "dropping it gives the permits back that are counted while in use"]
 pub struct AllPermits {
     permits: Permits,
@@ -220,11 +281,11 @@ pub enum AllRefusal {
     Member {
         /// The name of the member that is ready last, or refuses for good.
         name: &'static str,
-        /// Why. Its `retry_after` counts for all members: if nobody else comes, the same call
+        /// Why. Its `retry_after` counts for all members: without other requests, an equal call
         /// succeeds that much later and not before.
         refusal: Refusal,
     },
-    /// No member refused, but the composite itself, whose queue is full or which is paused; or
+    /// The composite itself refused: its queue is full, or it is paused. Or
     /// there is no limiter to ask, when it is made from the refusal of
     /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
     /// by `?`.
@@ -242,7 +303,8 @@ pub enum AllRefusal {
 }
 
 impl AllRefusal {
-    /// How long to wait before the same call can succeed; `None` if it never can, or nobody knows.
+    /// How long to wait before an equal call can succeed; `None` if it never can, or if the time is
+    /// not known.
     #[must_use]
     pub fn retry_after(self) -> Option<Duration> {
         self.refusal().and_then(Refusal::retry_after)
@@ -266,7 +328,7 @@ impl AllRefusal {
         }
     }
 
-    /// Whether the same request may be granted another time; see [`Refusal::may_retry`].
+    /// Whether an equal request may be granted later; see [`Refusal::may_retry`].
     #[must_use]
     pub fn may_retry(self) -> bool {
         self.refusal().is_some_and(Refusal::may_retry)
@@ -314,7 +376,7 @@ impl<C: Timer + Clone> AllOf<C> {
         self.and(Entry { name, kind: rate(limiter) })
     }
 
-    /// Adds a limit of what is in use at the same time.
+    /// Adds a counting limit, which bounds the permits in use at one time.
     ///
     /// A request that waits holds no permit: it takes from all members at one moment, when all
     /// permits are there. While the rates are not due, other callers of the limit go first. Where
@@ -362,13 +424,14 @@ fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind<C> {
 impl<C: Timer> AllOf<C> {
     /// Takes one permit of each member now, or none.
     ///
-    /// While nobody waits this takes no lock and allocates nothing, and a refusal writes nothing.
+    /// While no request waits, this takes no lock and allocates nothing, and a refusal writes
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::Member`] if one of them has none, or others wait for it. Its `retry_after` is
-    /// the longest of all members, and exact if nobody else comes and nobody waits at the members.
-    /// If a [`CountingLimit`] has none, nobody knows how long it takes.
+    /// [`AllRefusal::Member`] if a member has no permit, or other requests wait for it. Its
+    /// `retry_after` is the longest of all members, and exact if no other request comes and no
+    /// request waits at the members. It is `None` if a [`CountingLimit`] has no permit.
     #[inline]
     pub fn try_acquire(&self) -> Result<AllPermits, AllRefusal> {
         self.attempt(&self.ones)
@@ -424,8 +487,8 @@ impl<C: Timer> AllOf<C> {
     /// # async fn main() -> Result<(), AllRefusal> {
     /// let clock = TokioClock::new();
     /// let user = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(2)), clock);
-    /// let everybody = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock);
-    /// let both = AllOf::new("user", &user).with("everybody", &everybody);
+    /// let all_users = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock);
+    /// let both = AllOf::new("user", &user).with("all users", &all_users);
     /// assert_eq!(both.acquire().await?.waited(), Duration::ZERO);
     /// assert_eq!(both.acquire().await?.waited(), Duration::from_millis(500));
     /// # Ok(())
@@ -435,8 +498,8 @@ impl<C: Timer> AllOf<C> {
         AcquireAll::new(self, &AllRequest::one_each())
     }
 
-    /// Waits for what an [`AllRequest`] asks for, which may be just a number for each member, in
-    /// the order in which they were added.
+    /// Waits for the permits that an [`AllRequest`] asks for, which may be just a number for each
+    /// member, in the order in which they were added.
     ///
     /// # Errors
     ///
@@ -507,8 +570,8 @@ impl<C: Timer> AllOf<C> {
         }
     }
 
-    /// What could be had of all members now: the smallest limit, the fewest permits, the longest
-    /// time until all are full, and how many wait in this composite.
+    /// The status of all members together: the smallest limit, the fewest permits, the longest time
+    /// until all are full, and the number of waiters in this composite.
     #[must_use]
     pub fn status(&self) -> Status {
         let (waiting, _) = self.shared.waiting();
@@ -556,13 +619,13 @@ impl<C: Timer> AllOf<C> {
 fn permits<C: Timer>(answer: Answer<AllCharge<C>>) -> AllPermits {
     let Answer { waited, granted } = answer;
     let AllCharge { taken, permits } = granted.map(Granted::into_charge).unwrap_or_default();
-    // Nobody can undo it any more.
+    // From here on the grant cannot be undone.
     drop(taken);
     AllPermits { permits, waited }
 }
 
 impl<C: Timer> All<C> {
-    /// Names the member whose refusal it is.
+    /// Names the member that refused.
     fn blame(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
         if matches!(refusal, Refusal::QueueFull { .. } | Refusal::Displaced) {
             return AllRefusal::Queue { refusal };
@@ -575,7 +638,7 @@ impl<C: Timer> All<C> {
                     Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
                     Kind::Counting(_) => None,
                 })
-                // The first of those that are ready last.
+                // The first of the members that are ready last.
                 .reduce(|tightest, other| if other.0 > tightest.0 { other } else { tightest })
                 .filter(|(wait, _)| wait.as_duration() >= paused_for)
                 .map(|(_, entry)| entry),
@@ -621,7 +684,7 @@ impl<C: Timer> fmt::Debug for AllOf<C> {
 /// tokio runtime.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAll<C: Timer = DefaultClock> {
-    /// Or why it is refused at the first poll.
+    /// Or the refusal that the first poll returns.
     waiting: Result<OwnedPending<All<C>, C>, AllRefusal>,
 }
 

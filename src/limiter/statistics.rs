@@ -12,7 +12,7 @@ use crate::time::Nanos;
 const BUCKETS: usize = 65;
 
 /// Counts the calls of a limiter, by how they ended, and how long they waited: give it to
-/// [`RateLimiter::observe`](crate::RateLimiter::observe), or to what else can be [watched](Events).
+/// [`RateLimiter::observe`](crate::RateLimiter::observe), or to another kind of limiter that has [`Events`].
 ///
 /// A limiter without it counts nothing. One with it adds to three counters for each call, which all
 /// threads share; several limiters may share one, too. All counters wrap at 2^64, which a limiter
@@ -70,7 +70,7 @@ pub struct Statistics {
 pub struct StatisticsSnapshot {
     /// Got their permits.
     pub granted: u64,
-    /// The permits of those.
+    /// The permits of the granted calls.
     pub permits: u64,
     /// Refused with [`Refusal::Limited`].
     pub limited: u64,
