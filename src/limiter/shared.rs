@@ -275,11 +275,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
     /// event loop, a waker that is called.
     ///
-    /// - A panic in `work`, in reading the time, in setting an alarm or in a waker is kept. The
-    ///   line is served first, then the panic goes on.
-    /// - A panic of the policy while [`finish`](Shared::finish) serves, or of the clock while it
-    ///   chooses an alarm, goes on at once. Waiters that were granted before it are woken. The
-    ///   gate word and the alarms stay as they were until the next call that takes the lock.
+    /// The panic is kept. The line is served as far as it can be, the gate word is stored and the
+    /// granted waiters are woken; then the panic goes on. After a panic of the policy while the line
+    /// is served, or of the clock while an alarm is chosen, no alarm is set: the next call that
+    /// takes the lock sets it.
     ///
     /// A panic takes the result with it: an answer that was taken out of the line would be lost. So
     /// answers are taken in a section of their own ([`Line::collect`]), and permits are kept in a
@@ -315,7 +314,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         deferred: &mut Deferred<C>,
     ) {
         loop {
-            let due = line.serve(&mut self.visit_at(now, deferred));
+            let due = deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred))).flatten();
             self.publish(&line);
             if due.is_some_and(|due| due <= now) {
                 // More waiters are due than are served in one go. The lock is dropped in between,
@@ -327,7 +326,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 now = self.read_time(&mut line, deferred);
                 continue;
             }
-            let Some(mut arming) = due.and_then(|due| line.watch(due, &self.clock, deferred)) else { return };
+            let watch = |due| deferred.run_with(|deferred| line.watch(due, &self.clock, deferred)).flatten();
+            let Some(mut arming) = due.and_then(watch) else { return };
             // Setting an alarm may call its waker, which takes the lock.
             drop(line);
             // A timer that panics is treated as gone.

@@ -58,7 +58,6 @@ impl<C: Timer> Deferred<C> {
     }
 
     /// Runs foreign code that may defer work itself. Keeps a panic as [`run`](Self::run) does.
-    #[cfg(feature = "keyed")]
     pub(crate) fn run_with<T>(&mut self, foreign: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let mut panic = None;
         let result = run(&mut panic, || foreign(self));

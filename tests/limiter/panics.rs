@@ -10,11 +10,13 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use crate::support::asked::Asked;
 use crate::support::loops::Loops;
 use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
 use tidegate::{
-    Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SlidingLog, TokenBucket, WhenFull,
+    Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SlidingLog, SmoothBursty, TokenBucket,
+    WhenFull,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -379,4 +381,22 @@ fn a_clock_that_panics_when_an_answer_is_there_costs_nobody_a_permit() {
     assert!(second.is_woken());
     assert_ready!(second.poll());
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
+}
+
+/// The request is in line when the policy panics. The next request passed it, since the word that
+/// requests read without the lock was not stored.
+#[test]
+fn a_policy_that_panics_once_lets_no_request_overtake() {
+    let clock = ManualClock::new();
+    let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
+    let limiter = RateLimiter::with_clock(Asked::new(policy), clock.clone());
+    assert_eq!(limiter.try_acquire(), Ok(()));
+    let Asked { times, panics_at, .. } = limiter.policy();
+    panics_at.store(times.load(Ordering::Relaxed), Ordering::Relaxed);
+    let mut waiter = Box::pin(limiter.acquire());
+    let mut context = Context::from_waker(Waker::noop());
+    panics(|| waiter.as_mut().poll(&mut context));
+    clock.advance(SECOND);
+    assert!(limiter.try_acquire().is_err(), "the permit is the waiter's");
+    assert_eq!(waiter.as_mut().poll(&mut context), Poll::Ready(SECOND));
 }

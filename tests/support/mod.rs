@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // Each test file uses its part.
 
+pub(crate) mod asked;
 pub(crate) mod late;
 pub(crate) mod loops;
 
