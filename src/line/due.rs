@@ -282,12 +282,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if self.settings.opens == Nanos::MAX {
             return Nanos::MAX;
         }
-        let kept_memo = if end == NONE { None } else { self.memo.take() };
-        let mut memo = self.memo(visit);
         let end_place = self.entries.get(end as usize).map_or(u64::MAX, |end| end.place);
-        let never = self.go_on(visit, &mut memo, steps, |entry| entry.place >= end_place).is_err();
-        if never {
-            self.memo.set(kept_memo);
+        let mut memo = self.memo(visit);
+        // The kept forecast may have gone beyond the end. Then it is put aside for this once.
+        let next = self.entries.get(memo.next as usize);
+        let beyond = end != NONE && next.is_none_or(|next| next.place > end_place);
+        let aside = beyond.then(|| std::mem::replace(&mut memo, self.memo(visit)));
+        if self.go_on(visit, &mut memo, steps, |entry| entry.place >= end_place).is_err() {
+            self.memo.set(Some(aside.unwrap_or(memo)));
             return Nanos::MAX;
         }
         crowd.requests = crowd.requests.saturating_sub(memo.requests);
@@ -304,7 +306,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             memo.forecast.go_back(mark);
             due
         };
-        self.memo.set(if end == NONE { Some(memo) } else { kept_memo });
+        self.memo.set(Some(aside.unwrap_or(memo)));
         due
     }
 }
