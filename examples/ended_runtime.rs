@@ -19,7 +19,8 @@ fn multi_thread() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// Polls a wait once in a runtime, ends the runtime, and goes on with the limiter in another one and in none.
+/// Polls a wait once in a runtime, ends the runtime, and goes on with the limiter in another one
+/// and in none.
 fn outlive(runtime: Runtime, other: Runtime) {
     let limiter = RateLimiter::new(TokenBucket::new(Rate::per_hour(1), 1));
     limiter.try_acquire().expect("the first");

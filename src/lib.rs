@@ -39,8 +39,9 @@
 //! # }
 //! ```
 //!
-//! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same queue.
-//! A wait can be dropped at any time, so `tokio::time::timeout` and `select!` around it are fine.
+//! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same
+//! queue. A wait can be dropped at any time, so `tokio::time::timeout` and `select!` around it are
+//! fine.
 //!
 //! # Three recipes
 //!
@@ -67,7 +68,8 @@
 //! # }
 //! ```
 //!
-//! **A server that refuses per user, with `Retry-After`.** Memory is bounded, and needs no sweeping.
+//! **A server that refuses per user, with `Retry-After`.** Memory is bounded, and needs no
+//! sweeping.
 //!
 #![cfg_attr(feature = "keyed", doc = "```")]
 #![cfg_attr(not(feature = "keyed"), doc = "```ignore")]

@@ -66,8 +66,8 @@ impl Request {
     /// The first poll decides, by the place that the request gets in the queue. The time at which
     /// the permits are due counts, not the time at which a late timer fires. A policy that counts,
     /// such as a window, does not tell since when a permit has been there: there a waiter is served
-    /// if the timer is late by the [catch-up](crate::RateLimiter::set_catch_up) at most. A call that
-    /// never waits ignores this.
+    /// if the timer is late by the [catch-up](crate::RateLimiter::set_catch_up) at most. A call
+    /// that never waits ignores this.
     pub const fn within(self, within: Duration) -> Request {
         Request { within: Some(within), ..self }
     }

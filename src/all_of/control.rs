@@ -24,7 +24,8 @@ impl<C: Timer> AllOf<C> {
     /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
     ///
     /// let clock = ManualClock::new();
-    /// let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_second(10), 10);
+    /// let tokens = RateLimiter::with_clock(policy, clock.clone());
     /// let api = AllOf::new("tokens", &tokens);
     /// api.pause_for(Duration::from_secs(30));
     /// let refusal = api.try_acquire().map(drop).unwrap_err();
@@ -54,9 +55,9 @@ impl<C: Timer> AllOf<C> {
         self.shared.set_bounds(bounds);
     }
 
-    /// Sets the observer, which is told of each call of this composite; its weights, summed, are the
-    /// permits. Returns `false`, and changes nothing, if the composite has an observer already. See
-    /// [`RateLimiter::observe`](crate::RateLimiter::observe).
+    /// Sets the observer, which is told of each call of this composite; its weights, summed, are
+    /// the permits. Returns `false`, and changes nothing, if the composite has an observer already.
+    /// See [`RateLimiter::observe`](crate::RateLimiter::observe).
     ///
     /// The observer of a member is not told of permits that composites take from it.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {

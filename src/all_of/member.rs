@@ -1,8 +1,8 @@
 //! One limiter among several: what a composite asks of it.
 //!
 //! There are two kinds of calls. A call of a `try_` holds no lock when it comes, and takes none
-//! while no request is in the member's line. A call on behalf of a waiter comes with the composite's
-//! lock, takes the member's for a moment, and leaves all foreign code in [`Deferred`].
+//! while no request is in the member's line. A call on behalf of a waiter comes with the
+//! composite's lock, takes the member's for a moment, and leaves all foreign code in [`Deferred`].
 //!
 //! # Taking without the lock
 //!

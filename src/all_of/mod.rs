@@ -94,16 +94,16 @@
 // The lock of an `AllOf` comes before those of its members, rates and counting limits alike; of
 // these one at a time is held for a moment. While the lock of an `AllOf` is held no foreign code
 // runs: wakers, rings, and values whose drop calls foreign code are collected in a list, and are
-// called without a lock. A member never locks an `AllOf`: it *rings* it from that list, when no lock
-// is held. So no order of locks makes two threads wait for each other, and a chain of rings is a
-// loop, not a recursion (`src/line/recheck.rs`).
+// called without a lock. A member never locks an `AllOf`: it *rings* it from that list, when no
+// lock is held. So no order of locks makes two threads wait for each other, and a chain of rings is
+// a loop, not a recursion (`src/line/recheck.rs`).
 //
 // # Why no time is missed
 //
 // A change that makes permits of a member come earlier (a refund, a new rate, a waiter that leaves)
-// happens under the member's lock, and rings the seat. If there was no seat yet, the composite finds
-// the change: after it has taken its seats it asks all members again, and if one of them is due
-// earlier than before, it rings itself. The change and the sitting down both happen under the
+// happens under the member's lock, and rings the seat. If there was no seat yet, the composite
+// finds the change: after it has taken its seats it asks all members again, and if one of them is
+// due earlier than before, it rings itself. The change and the sitting down both happen under the
 // member's lock, so one of them sees the other.
 //
 // A change that makes permits come later needs no ring. When *T* comes and a member is not ready,
@@ -209,8 +209,10 @@ use crate::status::Status;
 /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
 ///
 /// let clock = ManualClock::new();
-/// let second = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock.clone());
-/// let minute = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(12), 12), clock.clone());
+/// let policy = TokenBucket::new(Rate::per_second(10), 10);
+/// let second = RateLimiter::with_clock(policy, clock.clone());
+/// let policy = TokenBucket::new(Rate::per_minute(12), 12);
+/// let minute = RateLimiter::with_clock(policy, clock.clone());
 /// let both = AllOf::new("per second", &second).with("per minute", &minute);
 ///
 /// for _ in 0..10 {
@@ -235,7 +237,9 @@ use crate::status::Status;
 /// let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(500), 500));
 /// let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(30_000), 30_000));
 /// let in_flight = CountingLimit::new(10);
-/// let api = AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("in flight", &in_flight);
+/// let api = AllOf::new("requests", &requests)
+///     .with("tokens", &tokens)
+///     .with_counting("in flight", &in_flight);
 ///
 /// let permits = api.try_acquire_many([1, 850, 1])?;
 /// assert_eq!(in_flight.available(), 9);
@@ -251,7 +255,8 @@ pub struct AllOf<C: Timer = DefaultClock> {
 
 /// Permits of all members, given by an [`AllOf`].
 ///
-/// Permits of a rate are used up. Permits of a [`CountingLimit`] are given back when this is dropped.
+/// Permits of a rate are used up. Permits of a [`CountingLimit`] are given back when this is
+/// dropped.
 #[must_use = "dropping it gives the permits back that are counted while in use"]
 pub struct AllPermits {
     permits: Permits,
@@ -486,8 +491,10 @@ impl<C: Timer> AllOf<C> {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), AllRefusal> {
     /// let clock = TokioClock::new();
-    /// let user = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(2)), clock);
-    /// let all_users = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock);
+    /// let policy = SmoothBursty::new(Rate::per_second(2));
+    /// let user = RateLimiter::with_clock(policy, clock);
+    /// let policy = SmoothBursty::new(Rate::per_second(5));
+    /// let all_users = RateLimiter::with_clock(policy, clock);
     /// let both = AllOf::new("user", &user).with("all users", &all_users);
     /// assert_eq!(both.acquire().await?.waited(), Duration::ZERO);
     /// assert_eq!(both.acquire().await?.waited(), Duration::from_millis(500));

@@ -20,8 +20,10 @@ use crate::request::Request;
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), AllRefusal> {
 /// let clock = TokioClock::new();
-/// let requests = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(2)), clock);
-/// let tokens = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1000)), clock);
+/// let policy = SmoothBursty::new(Rate::per_second(2));
+/// let requests = RateLimiter::with_clock(policy, clock);
+/// let policy = SmoothBursty::new(Rate::per_second(1000));
+/// let tokens = RateLimiter::with_clock(policy, clock);
 /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
 /// let urgent = AllRequest::permits([1, 850]).priority(1).within(Duration::from_secs(1));
 /// let _permits = api.acquire_many(urgent).await?;

@@ -39,10 +39,14 @@ use crate::sync::lock;
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), AllRefusal> {
 /// let clock = TokioClock::new();
-/// let requests = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(10), 10), clock);
-/// let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1000), 1000), clock);
+/// let policy = TokenBucket::new(Rate::per_hour(10), 10);
+/// let requests = RateLimiter::with_clock(policy, clock);
+/// let policy = TokenBucket::new(Rate::per_hour(1000), 1000);
+/// let tokens = RateLimiter::with_clock(policy, clock);
 /// let in_flight = CountingLimit::new(2);
-/// let api = AllOf::new("requests", &requests).with("tokens", &tokens).with_counting("in flight", &in_flight);
+/// let api = AllOf::new("requests", &requests)
+///     .with("tokens", &tokens)
+///     .with_counting("in flight", &in_flight);
 ///
 /// let mut place = api.reserve([1, 850, 1])?;
 /// (&mut place).await?;
@@ -81,8 +85,8 @@ impl<C: Timer> AllReservation<C> {
 
     /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
     /// [`Duration::MAX`] means never, or that it was refused. The time at which a
-    /// [`CountingLimit`](crate::CountingLimit) has a permit is not known and not counted: with zero,
-    /// the reservation may still wait for one.
+    /// [`CountingLimit`](crate::CountingLimit) has a permit is not known and not counted: with
+    /// zero, the reservation may still wait for one.
     #[must_use]
     pub fn due_in(&self) -> Duration {
         if self.pending.wait.is_done() && self.claimed.is_none() {

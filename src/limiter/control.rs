@@ -183,7 +183,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
     ///
     /// let clock = ManualClock::new();
-    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock.clone());
+    /// let policy = SmoothBursty::new(Rate::per_second(5));
+    /// let limiter = RateLimiter::with_clock(policy, clock.clone());
     /// limiter.pause_for(Duration::from_secs(30));
     /// let refusal = limiter.try_acquire().unwrap_err();
     /// assert_eq!(refusal.retry_after(), Some(Duration::from_secs(30)));
@@ -259,7 +260,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use std::sync::Arc;
     /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SmoothBursty, Statistics};
     ///
-    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), ManualClock::new());
+    /// let policy = SmoothBursty::new(Rate::per_second(1));
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// let statistics = Arc::new(Statistics::new());
     /// limiter.observe(statistics.clone());
     /// limiter.set_shadow(true);
@@ -305,7 +307,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use std::time::Duration;
     /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
     ///
-    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// limiter.debit(20);
     /// // Ten are owed, and one more is needed.
     /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(2200)));
@@ -326,7 +329,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use std::time::Duration;
     /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
     ///
-    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// assert_eq!(limiter.drain(), 10);
     /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(200)));
     /// ```
@@ -346,7 +350,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
     ///
-    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// limiter.debit(1000);
     /// limiter.reset();
     /// assert_eq!(limiter.status().available, 10);

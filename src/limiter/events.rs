@@ -39,7 +39,8 @@ use crate::line::deferred::run_in_drop;
 ///     }
 /// }
 ///
-/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+/// let policy = SmoothBursty::new(Rate::per_second(5));
+/// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
 /// let log = Arc::new(Log::default());
 /// limiter.observe(log.clone());
 /// limiter.try_acquire_many(3)?;

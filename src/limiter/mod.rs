@@ -70,7 +70,8 @@ use crate::status::Status;
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Refusal> {
-/// # let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
+/// # let policy = SmoothBursty::new(Rate::per_second(5));
+/// # let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// # #[cfg(any())]
 /// let limiter = RateLimiter::smooth_bursty(Rate::per_second(5));
 /// assert_eq!(limiter.acquire().await, Duration::ZERO);
@@ -239,7 +240,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Refusal> {
-    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
+    /// let policy = SmoothBursty::new(Rate::per_second(10));
+    /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
     /// limiter.acquire_many(3).await?;
     /// let soon = Request::permits(2).within(Duration::from_millis(50));
     /// let refusal = limiter.acquire_many(soon).await.unwrap_err();
@@ -279,7 +281,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() {
-    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
+    /// let policy = SmoothBursty::new(Rate::per_second(10));
+    /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
     /// limiter.acquire().await;
     /// let refusal = limiter.acquire_within(Duration::from_millis(30)).await.unwrap_err();
     /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(70)));
@@ -341,7 +344,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
     ///
     /// let clock = ManualClock::new();
-    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3).start_empty(), clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_second(1), 3).start_empty();
+    /// let limiter = RateLimiter::with_clock(policy, clock.clone());
     /// let bulk = limiter.reserve(3)?;
     /// clock.advance(Duration::from_secs(1));
     /// // There is one permit, and the bulk request waits for it.
@@ -423,7 +427,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
     ///
-    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), ManualClock::new());
+    /// let policy = SmoothBursty::new(Rate::per_second(5));
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// limiter.try_acquire_many(10)?;
     /// assert!(limiter.try_acquire().is_err());
     /// limiter.refund(10);
@@ -442,8 +447,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// in an hour, whatever the rate is set to. To forget such a debt,
     /// [`refund`](RateLimiter::refund) it before the change. A request
     /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused at
-    /// once, and so is a request for more permits than the policy can now give at once. Behind 4,096
-    /// others such a request is refused later: at its deadline, or when it is the first in line.
+    /// once, and so is a request for more permits than the policy can now give at once. Behind
+    /// 4,096 others such a request is refused later: at its deadline, or when it is the first in
+    /// line.
     ///
     /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room;
     /// [`Unlimited`](crate::Unlimited) and [`DenyAll`](crate::DenyAll) stay what they are.
@@ -454,7 +460,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use std::time::Duration;
     /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
     ///
-    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), ManualClock::new());
+    /// let policy = SmoothBursty::new(Rate::per_second(1));
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// limiter.try_acquire()?;
     /// let first = limiter.reserve(1)?;
     /// let second = limiter.reserve(1)?;
@@ -510,7 +517,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use tidegate::policy::Change;
     /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
     ///
-    /// let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 10), ManualClock::new());
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// limiter.change(Change::only_burst(20))?;
     /// assert_eq!(limiter.policy().burst(), 20);
     /// # Ok::<(), tidegate::PolicyError>(())

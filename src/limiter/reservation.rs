@@ -50,7 +50,8 @@ use crate::policy::{Policy, SmoothBursty};
 /// use tidegate::{ManualClock, Rate, RateLimiter, SmoothBursty};
 ///
 /// let clock = ManualClock::new();
-/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock.clone());
+/// let policy = SmoothBursty::new(Rate::per_second(5));
+/// let limiter = RateLimiter::with_clock(policy, clock.clone());
 /// limiter.try_acquire()?;
 /// let mut reservation = limiter.reserve(1)?;
 /// assert_eq!(reservation.due_in(), Duration::from_millis(200));
@@ -67,7 +68,8 @@ use crate::policy::{Policy, SmoothBursty};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Refusal> {
-/// let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(1000), 1000), TokioClock::new());
+/// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
+/// let tokens = RateLimiter::with_clock(policy, TokioClock::new());
 /// let mut place = tokens.reserve(800)?;
 /// (&mut place).await?;
 /// assert_eq!(tokens.status().available, 200);

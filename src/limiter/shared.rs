@@ -276,9 +276,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// event loop, a waker that is called.
     ///
     /// The panic is kept. The line is served as far as it can be, the gate word is stored and the
-    /// granted waiters are woken; then the panic goes on. After a panic of the policy while the line
-    /// is served, or of the clock while an alarm is chosen, no alarm is set: the next call that
-    /// takes the lock sets it.
+    /// granted waiters are woken; then the panic goes on. After a panic of the policy while the
+    /// line is served, or of the clock while an alarm is chosen, no alarm is set: the next call
+    /// that takes the lock sets it.
     ///
     /// A panic takes the result with it: an answer that was taken out of the line would be lost. So
     /// answers are taken in a section of their own ([`Line::collect`]), and permits are kept in a

@@ -12,7 +12,8 @@ use crate::time::Nanos;
 const BUCKETS: usize = 65;
 
 /// Counts the calls of a limiter, by how they ended, and how long they waited: give it to
-/// [`RateLimiter::observe`](crate::RateLimiter::observe), or to another kind of limiter that has [`Events`].
+/// [`RateLimiter::observe`](crate::RateLimiter::observe), or to another kind of limiter that has
+/// [`Events`].
 ///
 /// A limiter without it counts nothing. One with it adds to three counters for each call, which all
 /// threads share; several limiters may share one, too. All counters wrap at 2^64, which a limiter
@@ -27,7 +28,8 @@ const BUCKETS: usize = 65;
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() {
-/// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(10)), TokioClock::new());
+/// let policy = SmoothBursty::new(Rate::per_second(10));
+/// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// let statistics = Arc::new(Statistics::new());
 /// limiter.observe(statistics.clone());
 /// for _ in 0..100 {

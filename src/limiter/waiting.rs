@@ -129,8 +129,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             line.check(visit.rule, visit.now, demand)?;
             let no_room = wait.bounded && !line.has_room(visit.rule, demand.ask);
             // Asked again, with the lock: the permits may have come in between, and only a holder
-            // of the lock learns of later ones. In a full queue the request cannot wait, so it takes
-            // an available permit even before woken waiters have collected theirs.
+            // of the lock learns of later ones. In a full queue the request cannot wait, so it
+            // takes an available permit even before woken waiters have collected theirs.
             if (line.uncollected() == 0 || no_room) && line.is_open(visit, demand) {
                 match line.take(visit, demand) {
                     Err(refusal) if refusal.may_retry() => {}

@@ -199,8 +199,8 @@ impl<C: Timer> Alarms<C> {
         if self.list[key].users > 0 {
             return None;
         }
-        // If the sleep is taken, its holder does not find the alarm when it puts the sleep back, and
-        // drops it.
+        // If the sleep is taken, its holder does not find the alarm when it puts the sleep back,
+        // and drops it.
         self.list.remove(key).sleep
     }
 
@@ -217,8 +217,8 @@ impl<C: Timer> Alarms<C> {
                 continue;
             }
             if alarm.rung.load(Ordering::Acquire) {
-                // The clock is read anew, since an older reading may lie before the ring. It is read
-                // before any change, since a clock may panic.
+                // The clock is read anew, since an older reading may lie before the ring. It is
+                // read before any change, since a clock may panic.
                 let now = clock.now();
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
@@ -291,8 +291,8 @@ impl<C: Timer> Alarms<C> {
 }
 
 impl<C: Timer> Arming<C> {
-    /// Sets the alarm. Returns whether its event loop is gone. Called without the line's lock, since
-    /// this may call the alarm's waker.
+    /// Sets the alarm. Returns whether its event loop is gone. Called without the line's lock,
+    /// since this may call the alarm's waker.
     pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.armed.at);
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {

@@ -5,8 +5,8 @@
 //! after the lock is released.
 //!
 //! A panic of foreign code is kept until all deferred work is done. It then goes on from the drop
-//! of the `Deferred`, in the thread that held the lock: into the caller of the limiter, or, where an
-//! alarm rang, into the timer's thread. A later panic is leaked.
+//! of the `Deferred`, in the thread that held the lock: into the caller of the limiter, or, where
+//! an alarm rang, into the timer's thread. A later panic is leaked.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

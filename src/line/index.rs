@@ -2,9 +2,9 @@
 //! without passing each entry.
 //!
 //! Places rise along the line. Entries whose places differ in the last eight bits alone are a
-//! block, and 256 blocks are a shelf. The sum before an entry adds the shelves before its shelf, the
-//! blocks before its block, and the entries before it in its block. A short line has no index, since
-//! passing its entries is as fast.
+//! block, and 256 blocks are a shelf. The sum before an entry adds the shelves before its shelf,
+//! the blocks before its block, and the entries before it in its block. A short line has no index,
+//! since passing its entries is as fast.
 
 use std::collections::BTreeMap;
 

@@ -72,7 +72,8 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// How many permits one request asks for, where a sum of requests is told by their sizes.
     fn size(&self, ask: &Self::Ask) -> Option<u32>;
 
-    /// The weight of requests of these sizes at the current rate. `None` where sizes do not tell it.
+    /// The weight of requests of these sizes at the current rate. `None` where sizes do not tell
+    /// it.
     fn weigh(&self, sizes: &Sizes) -> Option<Self::Ahead>;
 
     /// How many requests, the first in line, have to be foreseen before a sum of the others tells

@@ -3,8 +3,8 @@
 //! The first waiter of a composite ([`AllOf`](crate::AllOf)) cannot stand in the lines of its
 //! members as other waiters do: when its turn comes here, another limiter may not be ready for an
 //! hour, and the line would stand still. If it went to the end each time, it would wait for ever
-//! where the permits of two busy limiters never coincide by chance. So it has a *seat*: a place with
-//! a time `at`, at which it expects to have permits of all members.
+//! where the permits of two busy limiters never coincide by chance. So it has a *seat*: a place
+//! with a time `at`, at which it expects to have permits of all members.
 //!
 //! # The rule
 //!
@@ -20,8 +20,8 @@
 //!
 //! # What a look costs
 //!
-//! Seats that are here are summed. Of the seats that are away, the [`DEPTH`] with the earliest times
-//! are judged, one by one. A seat whose time is later loses nothing
+//! Seats that are here are summed. Of the seats that are away, the [`DEPTH`] with the earliest
+//! times are judged, one by one. A seat whose time is later loses nothing
 //! yet. If many times come at once, a seat may find at its time that other requests have taken what
 //! it needs. Then it is here, at its old place, until a time that is at most its turn away, and at
 //! its other limiters its time is among the first. So a seat does not wait for ever.

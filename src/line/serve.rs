@@ -67,8 +67,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { place, woken_by, since, deadline, priority, .. } = first;
             // A policy that counts returns "now" for a permit that was available before. Nothing
-            // wakes a reservation that is not awaited, so it may have been due long ago. Asked as of
-            // the grant before it, the policy returns when the reservation was due.
+            // wakes a reservation that is not awaited, so it may have been due long ago. Asked as
+            // of the grant before it, the policy returns when the reservation was due.
             let unattended =
                 matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.is_empty();
             let as_of = if unattended { since.max(self.charged).min(now) } else { now };
@@ -131,8 +131,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Whether a waiter that is found after its deadline may have its permit. A policy that counts
-    /// says "now" of a permit that has been there for a while, so a late timer would refuse a waiter
-    /// that was in time. It is not refused for as much lateness as grants are charged back
+    /// says "now" of a permit that has been there for a while, so a late timer would refuse a
+    /// waiter that was in time. It is not refused for as much lateness as grants are charged back
     /// elsewhere.
     fn may_be_late(&self, visit: &Visit<'_, R, C>, due: Nanos, deadline: Nanos) -> bool {
         let late = visit.now.saturating_since(deadline);

@@ -50,8 +50,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let (Demand { ask, priority }, now) = (demand, visit.now);
         let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
         if self.settings.kept_from(priority) > 0 {
-            // Counting the remaining permits and taking some are two steps. No request takes permits
-            // in between, since while a share is kept every request needs this lock.
+            // Counting the remaining permits and taking some are two steps. No request takes
+            // permits in between, since while a share is kept every request needs this lock.
             let due = due();
             if due > now {
                 return Err(limited(due, now));
