@@ -24,7 +24,7 @@ pub(crate) fn all(options: &Options) {
         let limit = u32::try_from(*limit).expect("a limit");
         for outstanding in [20, limit / 2] {
             if let Some(case) = case(&format!("singles of {outstanding}")) {
-                give_back(&case, limit, 0, 1, outstanding as usize, 4_000_000.min(2 * limit));
+                give_back(&case, limit, 0, 1, outstanding, 4_000_000.min(2 * limit));
             }
         }
         for kept in [0, limit / 2] {
@@ -74,19 +74,19 @@ fn print(case: &str, call: &str, mut times: Vec<f64>) {
     println!("{case:<34} {call:<8} first {first:>9.1} us  999 of 1000 {slow:>9.1} us  most {most:>9.1} us");
 }
 
-/// Beside `kept` single permits, takes `n` at a time and gives them back in random order, so that
-/// so many grants are outstanding.
-fn give_back(case: &str, limit: u32, kept: u32, n: u32, outstanding: usize, rounds: u32) {
+/// Beside `kept` single permits, takes `n` at a time. From the time on when so many grants are
+/// outstanding, gives back a random one in each of the rounds.
+fn give_back(case: &str, limit: u32, kept: u32, n: u32, outstanding: u32, rounds: u32) {
     let (mut log, mut random) = (Log::new(limit), SmallRng::seed_from_u64(7));
     for _ in 0..kept {
         log.now += 10;
         log.take(1).expect("room");
     }
     let (mut taking, mut undoing, mut charges) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..rounds {
+    for round in 0..outstanding + rounds {
         log.now += 10;
         charges.push(time(&mut taking, || log.take(n)).expect("room"));
-        if charges.len() > outstanding {
+        if round >= outstanding {
             let charge = charges.swap_remove(random.random_range(0..charges.len()));
             time(&mut undoing, || log.undo(charge));
         }
