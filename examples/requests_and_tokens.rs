@@ -18,12 +18,12 @@ async fn main() -> Result<(), AllRefusal> {
     let begin = Instant::now();
     for call in 1..=5 {
         // At most 800 tokens, of which a call uses 200 to 400.
-        let mut place = api.reserve([1, 800, 1])?;
+        let mut place = api.reserve([("tokens", 800)])?;
         let waited = (&mut place).await?;
         let used = 200 + 40 * call;
         println!("{:>4} ms  call {call} waited {waited:?} and used {used}", begin.elapsed().as_millis());
         // The rest comes back, and the call is no longer in flight.
-        place.settle(&[1, used, 1])?;
+        place.settle([("tokens", used)])?;
     }
     println!("{} of 1000 tokens are left", tokens.status().available);
     Ok(())

@@ -36,7 +36,7 @@ fn bucket_of(burst: u32, clock: &LoomClock) -> Bucket {
 
 fn both(members: [&Bucket; 2], clock: &LoomClock) -> Both {
     let entry = |limiter: &Bucket| Entry {
-        name: "one of them",
+        name: "one of them".into(),
         kind: Kind::Rate(Arc::new(Handle(limiter.clone())) as Arc<dyn Member<LoomClock>>),
     };
     let members = members.map(entry).into();

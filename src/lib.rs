@@ -102,11 +102,11 @@
 //!     .with("tokens", &tokens)
 //!     .with_counting("calls", &calls);
 //!
-//! let mut place = api.reserve([1, 4000, 1])?;
+//! let mut place = api.reserve([("tokens", 4000)])?;
 //! (&mut place).await?;
 //! // ... the call: it took 1200 tokens
-//! place.settle(&[1, 1200, 1])?;
-//! let refusal = api.try_acquire_many([1, 9000, 1]).unwrap_err();
+//! place.settle([("tokens", 1200)])?;
+//! let refusal = api.try_acquire_many([("tokens", 9000)]).unwrap_err();
 //! assert_eq!(refusal.member(), Some("tokens"));
 //! # Ok(())
 //! # }

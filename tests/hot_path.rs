@@ -91,11 +91,11 @@ fn several_at_once(clock: &Counted) {
     let in_use = CountingLimit::new(2);
     let all = AllOf::new("a", &a).with("b", &b).with_counting("in use", &in_use);
     let region = Region::new(ALLOCATOR);
-    let held = (all.try_acquire(), all.try_acquire_many([3, 1, 1]));
+    let held = (all.try_acquire(), all.try_acquire_many([("a", 3)]));
     assert!(held.0.is_ok() && held.1.is_ok() && all.try_acquire().is_err());
     drop(held);
-    assert!(all.try_acquire_many([7, 1, 1]).is_err());
-    assert!(all.try_acquire_many([0, 11, 0]).is_err());
+    assert!(all.try_acquire_many([("a", 7)]).is_err());
+    assert!(all.try_acquire_many([("a", 0), ("b", 11), ("in use", 0)]).is_err());
     let change = region.change();
     assert_eq!((change.allocations, change.deallocations, change.reallocations), (0, 0, 0));
 }

@@ -87,7 +87,7 @@ impl Limits {
             }
             None => None,
         };
-        let request = AllRequest::permits([1, tokens, 1]).priority(TENANTS[tenant].priority);
+        let request = AllRequest::new().cost("tokens", tokens).priority(TENANTS[tenant].priority);
         let mut all = self.all.reserve(request)?;
         waited[1] = (&mut all).await?;
         Ok(Permit { own, all, waited })
@@ -128,7 +128,7 @@ impl Permit {
             own.settle(tokens);
         }
         // This also ends the call: it is no longer in flight.
-        self.all.settle(&[1, tokens, 1])?;
+        self.all.settle([("tokens", tokens)])?;
         Ok(())
     }
 }

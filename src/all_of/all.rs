@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::all_of::counting::Counting;
 use crate::all_of::member::{Member, Span, Taken, span, time};
+use crate::all_of::name::Name;
 use crate::all_of::weights::Weights;
 use crate::clock::Timer;
 use crate::counting::{CountingLimit, CountingPermit};
@@ -45,7 +46,7 @@ pub(crate) struct All<C: Timer> {
 }
 
 pub(crate) struct Entry<C: Timer> {
-    pub(crate) name: &'static str,
+    pub(crate) name: Name,
     pub(crate) kind: Kind<C>,
 }
 
@@ -111,7 +112,7 @@ impl<C: Timer> Clone for Entry<C> {
             Kind::Rate(member) => Kind::Rate(member.clone()),
             Kind::Counting(limit) => Kind::Counting(limit.clone()),
         };
-        Entry { name: self.name, kind }
+        Entry { name: self.name.clone(), kind }
     }
 }
 

@@ -49,13 +49,13 @@ impl<C: Timer> AllOf<C> {
         self.shared.resume()
     }
 
-    /// Bounds the queue of this composite, by requests and by their weights summed. As
+    /// Bounds the queue of this composite, by requests and by their costs summed. As
     /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.shared.set_bounds(bounds);
     }
 
-    /// Sets the observer, which is told of each call of this composite; its weights, summed, are
+    /// Sets the observer, which is told of each call of this composite; its costs, summed, are
     /// the permits. Returns `false`, and changes nothing, if the composite has an observer already.
     /// See [`RateLimiter::observe`](crate::RateLimiter::observe).
     ///

@@ -55,9 +55,9 @@
 //! let tokens = RateLimiter::with_clock(used, clock);
 //! let api = AllOf::new("requests", &requests).with("tokens", &tokens);
 //!
-//! let mut call = api.reserve([1, 800])?; // one request, about 800 tokens
+//! let mut call = api.reserve([("tokens", 800)])?; // one request, about 800 tokens
 //! (&mut call).await?;
-//! call.settle(&[1, 300])?; // it was 300: 500 tokens are given back
+//! call.settle([("tokens", 300)])?; // it was 300: 500 tokens are given back
 //! assert_eq!(tokens.status().available, 700);
 //! # Ok(())
 //! # }
@@ -120,10 +120,12 @@ pub(crate) mod all;
 mod control;
 mod counting;
 pub(crate) mod member;
+mod name;
 mod request;
 mod reservation;
 pub(crate) mod weights;
 
+pub use name::Name;
 pub use request::AllRequest;
 pub use reservation::AllReservation;
 
@@ -163,10 +165,10 @@ use crate::status::Status;
 /// | [`blocking_acquire`](AllOf::blocking_acquire), [`blocking_acquire_many`](AllOf::blocking_acquire_many) | waits in the same queue, from a plain thread |
 /// | [`reserve`](AllOf::reserve) | takes a place in the queue, for a cost that is settled later |
 ///
-/// One request can weigh differently in each member: one call and 850 tokens are `[1, 850]`, in the
-/// order in which the members were added. A member with weight 0 is not asked. The calls that take
-/// weights take an [`AllRequest`] as well, which says more: a priority, a longest wait, an
-/// exemption.
+/// A request asks for one permit of each member, unless it names a member and says how many: one
+/// call and 850 tokens are `[("tokens", 850)]`. A member of which 0 are asked for is not asked. The
+/// calls that take such a list take an [`AllRequest`] as well, which says more: a priority, a
+/// longest wait, an exemption.
 ///
 /// Add each limiter once. All rate limiters of one composite have clocks of one type that run at
 /// the same pace; they may have begun at different times. Alarms are set by the clock of the first.
@@ -183,7 +185,7 @@ use crate::status::Status;
 ///
 /// | set on a member | for requests through a composite |
 /// |---|---|
-/// | a rate, a burst, a debt, a refund, a pause | holds, also for waiters, unless its weight is 0 |
+/// | a rate, a burst, a debt, a refund, a pause | holds, also for waiters, unless they ask for 0 of it |
 /// | [a share that is kept](RateLimiter::keep_for_priority) | holds; the [priority](AllRequest::priority) of the request says whether it may use the share |
 /// | [shadow mode](RateLimiter::set_shadow) | the member refuses no request, and takes permits where it has enough |
 /// | [a bound on its queue](RateLimiter::set_queue_bounds), [an observer](RateLimiter::observe) | does not hold: set it on the composite |
@@ -241,7 +243,7 @@ use crate::status::Status;
 ///     .with("tokens", &tokens)
 ///     .with_counting("in flight", &in_flight);
 ///
-/// let permits = api.try_acquire_many([1, 850, 1])?;
+/// let permits = api.try_acquire_many([("tokens", 850)])?;
 /// assert_eq!(in_flight.available(), 9);
 /// drop(permits); // the call is over
 /// assert_eq!(in_flight.available(), 10);
@@ -279,13 +281,13 @@ impl fmt::Debug for AllPermits {
 }
 
 /// Why an [`AllOf`] gave no permits. Nothing was taken from any member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllRefusal {
     /// A member refused.
     Member {
         /// The name of the member that is ready last, or refuses for good.
-        name: &'static str,
+        name: Name,
         /// Why. Its `retry_after` counts for all members: without other requests, an equal call
         /// succeeds that much later and not before.
         refusal: Refusal,
@@ -298,12 +300,12 @@ pub enum AllRefusal {
         /// Why.
         refusal: Refusal,
     },
-    /// The number of weights is not that of the members.
-    Weights {
-        /// How many were given.
-        given: usize,
-        /// How many members there are.
-        members: usize,
+    /// The request names a member that there is not. Waiting does not help.
+    NoMember {
+        /// The name that it gives.
+        name: Box<str>,
+        /// The names of the members, in the order in which they were added.
+        members: Box<[Name]>,
     },
 }
 
@@ -311,31 +313,31 @@ impl AllRefusal {
     /// How long to wait before an equal call can succeed; `None` if it never can, or if the time is
     /// not known.
     #[must_use]
-    pub fn retry_after(self) -> Option<Duration> {
+    pub fn retry_after(&self) -> Option<Duration> {
         self.refusal().and_then(Refusal::retry_after)
     }
 
     /// The name of the member that is ready last, or refuses for good; `None` if it was no member.
     #[must_use]
-    pub fn member(self) -> Option<&'static str> {
+    pub fn member(&self) -> Option<&str> {
         match self {
             AllRefusal::Member { name, .. } => Some(name),
-            AllRefusal::Queue { .. } | AllRefusal::Weights { .. } => None,
+            AllRefusal::Queue { .. } | AllRefusal::NoMember { .. } => None,
         }
     }
 
     /// The refusal without the name.
     #[must_use]
-    pub fn refusal(self) -> Option<Refusal> {
+    pub fn refusal(&self) -> Option<Refusal> {
         match self {
-            AllRefusal::Member { refusal, .. } | AllRefusal::Queue { refusal } => Some(refusal),
-            AllRefusal::Weights { .. } => None,
+            AllRefusal::Member { refusal, .. } | AllRefusal::Queue { refusal } => Some(*refusal),
+            AllRefusal::NoMember { .. } => None,
         }
     }
 
     /// Whether an equal request may be granted later; see [`Refusal::may_retry`].
     #[must_use]
-    pub fn may_retry(self) -> bool {
+    pub fn may_retry(&self) -> bool {
         self.refusal().is_some_and(Refusal::may_retry)
     }
 }
@@ -345,8 +347,11 @@ impl fmt::Display for AllRefusal {
         match self {
             AllRefusal::Member { name, refusal } => write!(f, "{name}: {refusal}"),
             AllRefusal::Queue { refusal } => refusal.fmt(f),
-            AllRefusal::Weights { given, members } => {
-                write!(f, "{given} weights were given for {members} limiters")
+            AllRefusal::NoMember { name, members } => {
+                write!(f, "{name:?} is not a member: the members are ")?;
+                members.iter().enumerate().try_for_each(|(index, member)| {
+                    write!(f, "{}{member:?}", if index == 0 { "" } else { ", " })
+                })
             }
         }
     }
@@ -361,11 +366,11 @@ impl From<Refusal> for AllRefusal {
 }
 
 impl<C: Timer + Clone> AllOf<C> {
-    /// A composite of one limiter so far. `name` is what a refusal calls it.
+    /// A composite of one limiter so far. `name` is what requests and refusals call it.
     #[must_use]
-    pub fn new<P: Policy>(name: &'static str, limiter: &RateLimiter<P, C>) -> Self {
+    pub fn new<P: Policy>(name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
         let clock = limiter.clock().clone();
-        AllOf::of(vec![Entry { name, kind: rate(limiter) }], clock)
+        AllOf::of(vec![Entry { name: name.into(), kind: rate(limiter) }], clock)
     }
 
     /// Adds a limiter.
@@ -374,11 +379,11 @@ impl<C: Timer + Clone> AllOf<C> {
     ///
     /// # Panics
     ///
-    /// If it is a member already: to take two permits of it, give it the weight 2.
+    /// If it is a member already, or a member has this name.
     #[must_use]
     #[track_caller]
-    pub fn with<P: Policy>(self, name: &'static str, limiter: &RateLimiter<P, C>) -> Self {
-        self.and(Entry { name, kind: rate(limiter) })
+    pub fn with<P: Policy>(self, name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
+        self.and(Entry { name: name.into(), kind: rate(limiter) })
     }
 
     /// Adds a counting limit, which bounds the permits in use at one time.
@@ -395,11 +400,11 @@ impl<C: Timer + Clone> AllOf<C> {
     ///
     /// # Panics
     ///
-    /// If it is a member already.
+    /// If it is a member already, or a member has this name.
     #[must_use]
     #[track_caller]
-    pub fn with_counting(self, name: &'static str, limit: &CountingLimit) -> Self {
-        self.and(Entry { name, kind: Kind::Counting(limit.clone()) })
+    pub fn with_counting(self, name: impl Into<Name>, limit: &CountingLimit) -> Self {
+        self.and(Entry { name: name.into(), kind: Kind::Counting(limit.clone()) })
     }
 
     #[track_caller]
@@ -407,6 +412,9 @@ impl<C: Timer + Clone> AllOf<C> {
         let mut members = self.shared.rule.members.clone();
         if let Some(same) = members.iter().find(|other| other.rank() == member.rank()) {
             panic!("the limiter that is to be {:?} is a member already, as {:?}", member.name, same.name);
+        }
+        if members.iter().any(|other| other.name == member.name) {
+            panic!("there is a member {:?} already", member.name);
         }
         members.push(member);
         AllOf::of(members, self.shared.clock.clone())
@@ -442,17 +450,17 @@ impl<C: Timer> AllOf<C> {
         self.attempt(&self.ones)
     }
 
-    /// Takes what an [`AllRequest`] asks for now, or nothing. The request may be just a number for
-    /// each member, in the order in which they were added.
+    /// Takes what an [`AllRequest`] asks for now, or nothing. The request may be just a list of
+    /// costs by name.
     ///
     /// # Errors
     ///
     /// As [`try_acquire`](AllOf::try_acquire), and:
     ///
     /// - [`AllRefusal::Member`] with a refusal for good if a member can never give so many at once,
-    ///   or all weights are 0.
-    /// - [`AllRefusal::Weights`] if there are more or fewer weights than members.
-    pub fn try_acquire_many(&self, request: impl Into<AllRequest>) -> Result<AllPermits, AllRefusal> {
+    ///   or the request asks for 0 permits of each.
+    /// - [`AllRefusal::NoMember`] if no member has a name that the request gives.
+    pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AllPermits, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
         if request.request.exempt {
@@ -502,11 +510,11 @@ impl<C: Timer> AllOf<C> {
     /// # }
     /// ```
     pub fn acquire(&self) -> AcquireAll<C> {
-        AcquireAll::new(self, &AllRequest::one_each())
+        AcquireAll::new(self, &AllRequest::new())
     }
 
-    /// Waits for the permits that an [`AllRequest`] asks for, which may be just a number for each
-    /// member, in the order in which they were added.
+    /// Waits for the permits that an [`AllRequest`] asks for, which may be just a list of costs by
+    /// name.
     ///
     /// # Errors
     ///
@@ -514,9 +522,9 @@ impl<C: Timer> AllOf<C> {
     ///   waiting cannot cure.
     /// - [`AllRefusal::Member`] with [`Refusal::Limited`] if the request cannot be served
     ///   [within](AllRequest::within) its time; it names the member that is ready last.
-    /// - [`AllRefusal::Weights`] if there are more or fewer weights than members.
+    /// - [`AllRefusal::NoMember`] if no member has a name that the request gives.
     /// - [`AllRefusal::Queue`] if the queue is [bounded](AllOf::set_queue_bounds).
-    pub fn acquire_many(&self, request: impl Into<AllRequest>) -> AcquireAll<C> {
+    pub fn acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> AcquireAll<C> {
         AcquireAll::new(self, &request.into())
     }
 
@@ -530,7 +538,7 @@ impl<C: Timer> AllOf<C> {
     ///
     /// As [`RateLimiter::acquire_within`], with the name of the member that is ready last.
     pub fn acquire_within(&self, within: Duration) -> AcquireAll<C> {
-        AcquireAll::new(self, &AllRequest::one_each().within(within))
+        AcquireAll::new(self, &AllRequest::new().within(within))
     }
 
     /// Blocks the calling thread until it has one permit of each member.
@@ -542,7 +550,7 @@ impl<C: Timer> AllOf<C> {
     ///
     /// As [`acquire`](AllOf::acquire).
     pub fn blocking_acquire(&self) -> Result<AllPermits, AllRefusal> {
-        self.blocking_acquire_many(AllRequest::one_each())
+        self.blocking_acquire_many(AllRequest::new())
     }
 
     /// Blocks the calling thread until it has what an [`AllRequest`] asks for.
@@ -550,7 +558,10 @@ impl<C: Timer> AllOf<C> {
     /// # Errors
     ///
     /// As [`acquire_many`](AllOf::acquire_many).
-    pub fn blocking_acquire_many(&self, request: impl Into<AllRequest>) -> Result<AllPermits, AllRefusal> {
+    pub fn blocking_acquire_many<'a>(
+        &self,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
         match blocking::acquire(&self.shared, Waiting::with(ask.clone(), &request.request)) {
@@ -568,11 +579,11 @@ impl<C: Timer> AllOf<C> {
     /// # Errors
     ///
     /// As [`acquire_many`](AllOf::acquire_many).
-    pub fn reserve(&self, request: impl Into<AllRequest>) -> Result<AllReservation<C>, AllRefusal> {
+    pub fn reserve<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AllReservation<C>, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
         match self.shared.reserve(ask.clone(), &request.request) {
-            Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait)),
+            Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait, request.request.exempt)),
             Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
         }
     }
@@ -606,13 +617,16 @@ impl<C: Timer> AllOf<C> {
     }
 
     /// The names of the members, in the order in which they were added.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.shared.rule.members.iter().map(|entry| entry.name)
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.shared.rule.members.iter().map(|entry| entry.name.as_str())
     }
 
-    fn ask(&self, request: &AllRequest) -> Result<Weights, AllRefusal> {
-        let members = self.shared.rule.members.len();
-        request.weights(members).map_err(|given| AllRefusal::Weights { given, members })
+    fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
+        let mut ask = self.ones.clone().of_priority(request.request.priority);
+        for (name, n) in request.costs() {
+            ask.set(self.shared.rule.find(name)?, n);
+        }
+        Ok(ask)
     }
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
@@ -658,9 +672,20 @@ impl<C: Timer> All<C> {
         if named.is_none() && !paused_for.is_zero() {
             return AllRefusal::Queue { refusal };
         }
-        // All weights were zero, or it can be had after all by now.
-        let name = named.or(self.members.first()).map_or("", |entry| entry.name);
+        // All costs are zero, or it can be had after all by now.
+        let name = named.or(self.members.first()).map_or_else(|| "".into(), |entry| entry.name.clone());
         AllRefusal::Member { name, refusal }
+    }
+
+    /// The member with this name.
+    fn find(&self, name: &str) -> Result<usize, AllRefusal> {
+        self.members.iter().position(|entry| entry.name == *name).ok_or_else(|| self.no_member(name))
+    }
+
+    #[cold]
+    fn no_member(&self, name: &str) -> AllRefusal {
+        let members = self.members.iter().map(|entry| entry.name.clone()).collect();
+        AllRefusal::NoMember { name: name.into(), members }
     }
 }
 
@@ -696,7 +721,7 @@ pub struct AcquireAll<C: Timer = DefaultClock> {
 }
 
 impl<C: Timer> AcquireAll<C> {
-    fn new(all: &AllOf<C>, request: &AllRequest) -> Self {
+    fn new(all: &AllOf<C>, request: &AllRequest<'_>) -> Self {
         let waiting = all.ask(request).map(|ask| {
             let wait = Waiting::with(ask, &request.request);
             Pending { shared: all.shared.clone(), wait }
@@ -711,7 +736,7 @@ impl<C: Timer> Future for AcquireAll<C> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let waiting = match &mut self.get_mut().waiting {
             Ok(waiting) => waiting,
-            Err(refusal) => return Poll::Ready(Err(*refusal)),
+            Err(refusal) => return Poll::Ready(Err(refusal.clone())),
         };
         Poll::Ready(match ready!(waiting.poll(Poller::Task(context.waker()))) {
             Ok(answer) => Ok(permits(answer)),
@@ -723,7 +748,7 @@ impl<C: Timer> Future for AcquireAll<C> {
 impl<C: Timer> fmt::Debug for AcquireAll<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcquireAll")
-            .field("weights", &self.waiting.as_ref().ok().map(Pending::ask))
+            .field("costs", &self.waiting.as_ref().ok().map(Pending::ask))
             .finish_non_exhaustive()
     }
 }

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use crate::all_of::weights::Weights;
 use crate::request::Request;
 
-/// What a call of an [`AllOf`](crate::AllOf) asks for: how many permits of each member, how
+/// So many costs are kept without allocating.
+const FEW: usize = 4;
+
+/// What a call of an [`AllOf`](crate::AllOf) asks for: the cost at each member by its name, how
 /// important it is, how long it waits.
 ///
-/// Every call that takes a number for each member takes a request as well: `acquire_many([1, 850])`
-/// is `acquire_many(AllRequest::permits([1, 850]))`.
+/// A member that is not named is asked for one permit. So a call of an API that counts requests
+/// and tokens names the tokens alone. A list of costs will do where nothing else is to be said:
+/// `acquire_many([("tokens", 850)])` is `acquire_many(AllRequest::new().cost("tokens", 850))`.
 ///
 /// # Examples
 ///
@@ -25,30 +28,52 @@ use crate::request::Request;
 /// let policy = SmoothBursty::new(Rate::per_second(1000));
 /// let tokens = RateLimiter::with_clock(policy, clock);
 /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
-/// let urgent = AllRequest::permits([1, 850]).priority(1).within(Duration::from_secs(1));
-/// let _permits = api.acquire_many(urgent).await?;
+/// let call = AllRequest::new().cost("tokens", 850);
+/// let _permits = api.acquire_many(call.priority(1).within(Duration::from_secs(1))).await?;
+///
+/// let refusal = api.try_acquire_many([("tonkes", 850)]).unwrap_err();
+/// let expected = r#""tonkes" is not a member: the members are "requests", "tokens""#;
+/// assert_eq!(refusal.to_string(), expected);
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 #[must_use = "a request does nothing unless it is given to a limiter"]
-pub struct AllRequest {
-    /// One of each member if there are none.
-    weights: Option<Weights>,
+pub struct AllRequest<'a> {
+    /// The first of the costs that were named, which need no allocation, and how many they are.
+    few: [(&'a str, u32); FEW],
+    len: usize,
+    more: Vec<(&'a str, u32)>,
     /// All else that it says.
     pub(super) request: Request,
 }
 
-impl AllRequest {
-    /// Asks for so many permits of each member, in the order in which the members were added, at
-    /// priority 0, for as long as it takes. A member of which none are asked for is not asked.
-    pub fn permits(permits: impl AsRef<[u32]>) -> AllRequest {
-        AllRequest { weights: Some(Weights::new(permits.as_ref())), ..AllRequest::one_each() }
+impl<'a> AllRequest<'a> {
+    /// Asks for one permit of each member, at priority 0, for as long as it takes.
+    pub const fn new() -> AllRequest<'a> {
+        AllRequest { few: [("", 0); FEW], len: 0, more: Vec::new(), request: Request::permits(1) }
     }
 
-    /// Asks for one permit of each member, at priority 0, for as long as it takes.
-    pub const fn one_each() -> AllRequest {
-        AllRequest { weights: None, request: Request::permits(1) }
+    /// Asks for `n` permits of the member with this name. A member of which 0 are asked for is not
+    /// asked. If a member is named twice, the last number counts.
+    ///
+    /// A name that no member has is refused by the call that gets this request:
+    /// [`AllRefusal::NoMember`](crate::AllRefusal::NoMember). Up to four costs are kept without
+    /// allocating.
+    pub fn cost(mut self, name: &'a str, n: u32) -> AllRequest<'a> {
+        match self.few.get_mut(self.len) {
+            Some(cost) => {
+                *cost = (name, n);
+                self.len += 1;
+            }
+            None => self.more.push((name, n)),
+        }
+        self
+    }
+
+    /// The costs that were named, in order.
+    pub(super) fn costs(&self) -> impl Iterator<Item = (&'a str, u32)> {
+        self.few[..self.len].iter().chain(&self.more).copied()
     }
 
     /// How important the request is: the higher, the sooner. 0 unless set.
@@ -56,7 +81,7 @@ impl AllRequest {
     /// It holds in the queue of the `AllOf` and in the lines of its members, and for what a member
     /// [keeps](crate::RateLimiter::keep_for_priority) for important requests. See
     /// [`Request::priority`].
-    pub const fn priority(mut self, priority: i8) -> AllRequest {
+    pub const fn priority(mut self, priority: i8) -> AllRequest<'a> {
         self.request = self.request.priority(priority);
         self
     }
@@ -66,60 +91,40 @@ impl AllRequest {
     ///
     /// The time at which a [`CountingLimit`](crate::CountingLimit) has a permit is not known ahead.
     /// A request that waits for nothing else is refused when its time is over.
-    pub const fn within(mut self, within: Duration) -> AllRequest {
+    pub const fn within(mut self, within: Duration) -> AllRequest<'a> {
         self.request = self.request.within(within);
         self
     }
 
     /// The request passes at once and takes nothing. See [`Request::exempt`].
-    pub const fn exempt(mut self) -> AllRequest {
+    pub const fn exempt(mut self) -> AllRequest<'a> {
         self.request = self.request.exempt();
         self
     }
+}
 
-    /// The weights, of so many members. `Err` tells how many were given instead.
-    pub(super) fn weights(&self, members: usize) -> Result<Weights, usize> {
-        let weights = match &self.weights {
-            Some(weights) if weights.len() == members => weights.clone(),
-            Some(weights) => return Err(weights.len()),
-            None => Weights::ones(members),
-        };
-        Ok(weights.of_priority(self.request.priority))
+impl Default for AllRequest<'_> {
+    fn default() -> Self {
+        AllRequest::new()
     }
 }
 
-impl Default for AllRequest {
-    fn default() -> AllRequest {
-        AllRequest::one_each()
+/// Asks for so many permits of the members with these names, and for one of each other member.
+impl<'a, const N: usize> From<[(&'a str, u32); N]> for AllRequest<'a> {
+    fn from(costs: [(&'a str, u32); N]) -> AllRequest<'a> {
+        costs.into_iter().collect()
     }
 }
 
-impl From<&[u32]> for AllRequest {
-    fn from(permits: &[u32]) -> AllRequest {
-        AllRequest::permits(permits)
+/// Asks for so many permits of the members with these names, and for one of each other member.
+impl<'a> From<&[(&'a str, u32)]> for AllRequest<'a> {
+    fn from(costs: &[(&'a str, u32)]) -> AllRequest<'a> {
+        costs.iter().copied().collect()
     }
 }
 
-impl<const N: usize> From<[u32; N]> for AllRequest {
-    fn from(permits: [u32; N]) -> AllRequest {
-        AllRequest::permits(permits)
-    }
-}
-
-impl<const N: usize> From<&[u32; N]> for AllRequest {
-    fn from(permits: &[u32; N]) -> AllRequest {
-        AllRequest::permits(permits)
-    }
-}
-
-impl From<Vec<u32>> for AllRequest {
-    fn from(permits: Vec<u32>) -> AllRequest {
-        AllRequest::permits(permits)
-    }
-}
-
-impl From<&Vec<u32>> for AllRequest {
-    fn from(permits: &Vec<u32>) -> AllRequest {
-        AllRequest::permits(permits)
+impl<'a> FromIterator<(&'a str, u32)> for AllRequest<'a> {
+    fn from_iter<I: IntoIterator<Item = (&'a str, u32)>>(costs: I) -> AllRequest<'a> {
+        costs.into_iter().fold(AllRequest::new(), |request, (name, n)| request.cost(name, n))
     }
 }

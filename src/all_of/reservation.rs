@@ -48,10 +48,10 @@ use crate::sync::lock;
 ///     .with("tokens", &tokens)
 ///     .with_counting("in flight", &in_flight);
 ///
-/// let mut place = api.reserve([1, 850, 1])?;
+/// let mut place = api.reserve([("tokens", 850)])?;
 /// (&mut place).await?;
 /// // The answer was shorter than expected, and the call is over.
-/// place.settle(&[1, 200, 1])?;
+/// place.settle([("tokens", 200)])?;
 /// assert_eq!(tokens.status().available, 800);
 /// assert_eq!(in_flight.available(), 2);
 /// # Ok(())
@@ -62,11 +62,13 @@ pub struct AllReservation<C: Timer = DefaultClock> {
     pending: OwnedPending<All<C>, C>,
     /// What it took, once it is claimed.
     claimed: Option<AllCharge<C>>,
+    /// Whether it passes and takes nothing.
+    exempt: bool,
 }
 
 impl<C: Timer> AllReservation<C> {
-    pub(super) fn new(shared: Arc<Shared<All<C>, C>>, wait: Waiting<Weights>) -> Self {
-        AllReservation { pending: Pending { shared, wait }, claimed: None }
+    pub(super) fn new(shared: Arc<Shared<All<C>, C>>, wait: Waiting<Weights>, exempt: bool) -> Self {
+        AllReservation { pending: Pending { shared, wait }, claimed: None, exempt }
     }
 
     /// Keeps what the grant took.
@@ -126,49 +128,65 @@ impl<C: Timer> AllReservation<C> {
         }
     }
 
-    /// Tells how many permits of each member were really used, in the order in which the members
-    /// were added, for a cost that was estimated. A rate limiter of which fewer were used gets the
-    /// rest back, and one of which more were used charges them; waiters are moved at once. A member
-    /// that was not asked is not charged. The call is over: permits of a
-    /// [`CountingLimit`](crate::CountingLimit) are free again, whatever their number here.
+    /// Tells how many permits were really used of the members with these names, for a cost that was
+    /// estimated. Of a member that is not named, what was reserved was used.
     ///
-    /// All zeros take back the whole reservation, as far as that is possible: for a call that
-    /// failed. A reservation that is settled without being claimed gives up its place, and all that
-    /// was used is charged.
+    /// A rate limiter of which fewer were used gets the rest back, and one of which more were used
+    /// charges them; waiters are moved at once. The call is over: permits of a
+    /// [`CountingLimit`](crate::CountingLimit) are free again, whatever their number here. For a
+    /// call that was not made there is [`settle_unused`](AllReservation::settle_unused).
+    ///
+    /// A reservation that is settled without being claimed gives up its place, and all that was
+    /// used is charged. An [exempt](crate::AllRequest::exempt) one charges nothing.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::Weights`] if there are more or fewer numbers than members; then what was
-    /// reserved is the cost.
-    pub fn settle(mut self, used: &[u32]) -> Result<(), AllRefusal> {
-        let (given, members) = (used.len(), self.pending.ask().len());
-        if given != members {
-            return Err(AllRefusal::Weights { given, members });
+    /// [`AllRefusal::NoMember`] if no member has such a name; then what was reserved is the cost.
+    pub fn settle(
+        mut self,
+        used: impl IntoIterator<Item = (impl AsRef<str>, u32)>,
+    ) -> Result<(), AllRefusal> {
+        let mut all = self.pending.ask().clone();
+        for (name, n) in used {
+            all.set(self.pending.shared.rule.find(name.as_ref())?, n);
         }
-        if let Some(AllCharge { taken, permits }) = self.claimed.take() {
-            for (index, share) in taken {
-                share.settle(used[index]);
-            }
-            drop(permits);
-            return Ok(());
-        }
-        self.pending.leave();
-        let asked = self.pending.ask();
-        for ((entry, used), asked) in self.pending.shared.rule.members.iter().zip(used).zip(asked.iter()) {
-            if let Kind::Rate(member) = &entry.kind
-                && *asked > 0
-                && *used > 0
-            {
-                member.debit(*used);
-            }
-        }
+        self.used(&all);
         Ok(())
     }
 
-    /// The permits reserved, in the order of the members.
-    #[must_use]
-    pub fn permits(&self) -> &[u32] {
-        self.pending.ask()
+    /// Takes back the whole reservation, as far as that is possible: for a call that failed or was
+    /// not made. As [`settle`](AllReservation::settle) with 0 for each member.
+    pub fn settle_unused(mut self) {
+        self.used(&vec![0; self.pending.ask().len()]);
+    }
+
+    fn used(&mut self, used: &[u32]) {
+        if self.exempt {
+            return;
+        }
+        let charge = self.claimed.take();
+        if charge.is_none() {
+            self.pending.leave();
+        }
+        let AllCharge { taken, permits } = charge.unwrap_or_default();
+        let mut extra = used.to_vec();
+        for (index, share) in taken {
+            share.settle(std::mem::take(&mut extra[index]));
+        }
+        drop(permits);
+        for (entry, n) in self.pending.shared.rule.members.iter().zip(extra) {
+            if let Kind::Rate(member) = &entry.kind
+                && n > 0
+            {
+                member.debit(n);
+            }
+        }
+    }
+
+    /// How many permits of each member were reserved, in the order in which the members were added.
+    pub fn costs(&self) -> impl Iterator<Item = (&str, u32)> {
+        let members = &self.pending.shared.rule.members;
+        members.iter().zip(self.pending.ask().iter()).map(|(entry, n)| (entry.name.as_str(), *n))
     }
 }
 
@@ -205,6 +223,7 @@ impl<C: Timer> Future for AllReservation<C> {
 
 impl<C: Timer> fmt::Debug for AllReservation<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AllReservation").field("permits", &self.permits()).finish_non_exhaustive()
+        let costs: Vec<_> = self.costs().collect();
+        f.debug_struct("AllReservation").field("costs", &costs).finish_non_exhaustive()
     }
 }

@@ -42,6 +42,15 @@ impl Weights {
     pub(crate) fn of_priority(self, priority: i8) -> Weights {
         Weights { priority, ..self }
     }
+
+    /// Sets the number of one member.
+    pub(crate) fn set(&mut self, index: usize, n: u32) {
+        let weights = match &mut self.more {
+            None => &mut self.few[..],
+            Some(more) => Arc::make_mut(more),
+        };
+        weights[index] = n;
+    }
 }
 
 impl Deref for Weights {

@@ -143,18 +143,23 @@ fn each_member_has_its_own_weight_and_zero_is_not_asked() -> Result<(), AllRefus
     let requests = bucket(&clock, Rate::per_second(1), 2);
     let tokens = bucket(&clock, Rate::per_second(100), 1000);
     let api = AllOf::new("requests", &requests).with("tokens", &tokens);
-    let _permits = api.try_acquire_many([1, 850])?;
-    assert_limited(api.try_acquire_many([1, 850]), "tokens", 7 * SECOND);
-    let _permits = api.try_acquire_many([0, 150])?;
+    let _permits = api.try_acquire_many([("tokens", 850)])?;
+    assert_limited(api.try_acquire_many([("tokens", 850)]), "tokens", 7 * SECOND);
+    let _permits = api.try_acquire_many([("requests", 0), ("tokens", 150)])?;
     assert_eq!((requests.status().available, tokens.status().available), (1, 0));
-    let never = api.try_acquire_many([1, 1001]).expect_err("too large");
+    let never = api.try_acquire_many([("tokens", 1001)]).expect_err("too large");
     assert_eq!(never.to_string(), "tokens: 1001 permits requested, the limit is 1000");
     assert!(!never.may_retry());
-    let wrong = api.try_acquire_many([1, 2, 3]).expect_err("wrong");
-    assert_eq!(wrong, AllRefusal::Weights { given: 3, members: 2 });
-    assert_eq!(wrong.to_string(), "3 weights were given for 2 limiters");
-    assert_eq!(api.try_acquire_many([0, 0]).expect_err("zero").refusal(), Some(Refusal::ZeroPermits));
-    assert_ready_err!(spawn(api.acquire_many([1])).poll());
+    let wrong = api.try_acquire_many([("token", 2)]).expect_err("wrong");
+    let members = ["requests".into(), "tokens".into()].into();
+    assert_eq!(wrong, AllRefusal::NoMember { name: "token".into(), members });
+    assert_eq!(wrong.to_string(), r#""token" is not a member: the members are "requests", "tokens""#);
+    assert!(!wrong.may_retry());
+    assert_eq!(
+        api.try_acquire_many([("requests", 0), ("tokens", 0)]).expect_err("zero").refusal(),
+        Some(Refusal::ZeroPermits)
+    );
+    assert_ready_err!(spawn(api.acquire_many([("token", 1)])).poll());
     Ok(())
 }
 
@@ -356,9 +361,9 @@ fn waiters_are_served_in_order_whatever_they_weigh() {
     let a = bucket(&clock, Rate::per_second(1), 5);
     let b = bucket(&clock, Rate::per_second(1), 5);
     let both = AllOf::new("a", &a).with("b", &b);
-    let _ = both.try_acquire_many([5, 5]).expect("full");
-    let mut large = waiting(both.acquire_many([1, 4]));
-    let mut small = waiting(both.acquire_many([1, 0]));
+    let _ = both.try_acquire_many([("a", 5), ("b", 5)]).expect("full");
+    let mut large = waiting(both.acquire_many([("b", 4)]));
+    let mut small = waiting(both.acquire_many([("b", 0)]));
     clock.advance(4 * SECOND - MS);
     assert!(!large.is_woken() && !small.is_woken());
     assert_eq!(both.status().waiting, 2);
@@ -501,7 +506,7 @@ fn threads_wait_in_the_same_queue() {
     }
     clock.advance(2 * SECOND);
     assert_eq!(thread.join().expect("no panic").ok(), Some(2 * SECOND));
-    assert_limited(both.blocking_acquire_many(AllRequest::one_each().within(SECOND)), "b", SECOND);
+    assert_limited(both.blocking_acquire_many(AllRequest::new().within(SECOND)), "b", SECOND);
 }
 
 /// Clocks that began at different times agree on how long it takes.

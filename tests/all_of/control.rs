@@ -27,7 +27,7 @@ fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
 }
 
 fn limited(name: &'static str, retry_after: Duration) -> AllRefusal {
-    AllRefusal::Member { name, refusal: Refusal::Limited { retry_after: retry_after.into() } }
+    AllRefusal::Member { name: name.into(), refusal: Refusal::Limited { retry_after: retry_after.into() } }
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn the_important_go_first() {
     assert_eq!(a.try_acquire(), Ok(()));
     let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
     assert!(first.poll().is_pending() && second.poll().is_pending());
-    let mut urgent = spawn(both.acquire_many(AllRequest::one_each().priority(5)));
+    let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(5)));
     assert_pending!(urgent.poll());
     clock.advance(SECOND);
     assert_pending!(first.poll());
@@ -95,7 +95,7 @@ fn the_important_go_first_in_the_line_of_a_member() {
     assert_eq!(a.try_acquire(), Ok(()));
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
-    let mut urgent = spawn(both.acquire_many(AllRequest::one_each().priority(1)));
+    let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
     let mut equal = spawn(both.acquire());
     assert!(urgent.poll().is_pending() && equal.poll().is_pending());
     clock.advance(SECOND);
@@ -167,7 +167,7 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
         assert_eq!(a.try_acquire(), Ok(()));
         let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
         assert!(low.poll().is_pending() && plain.poll().is_pending());
-        let mut urgent = spawn(both.acquire_many(AllRequest::one_each().priority(1)));
+        let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
         assert_pending!(urgent.poll());
         if granted {
             clock.advance(SECOND);
@@ -191,7 +191,7 @@ fn a_place_is_not_kept_for_nobody() {
     assert_eq!(a.try_acquire(), Ok(()));
     let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
     assert!(low.poll().is_pending() && plain.poll().is_pending());
-    let mut urgent = spawn(both.acquire_many(AllRequest::one_each().priority(1)));
+    let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
     assert_pending!(urgent.poll());
     drop(low);
     let mut late = spawn(both.acquire());
@@ -213,7 +213,7 @@ fn what_a_member_keeps_is_for_the_important() {
     clock.advance(SECOND);
     b.debit(1);
     assert_eq!(both.try_acquire().err(), Some(limited("b", 100 * MS)));
-    assert!(both.try_acquire_many(AllRequest::one_each().priority(3)).is_ok());
+    assert!(both.try_acquire_many(AllRequest::new().priority(3)).is_ok());
     assert_eq!(b.status().available, 8);
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
@@ -241,11 +241,11 @@ fn what_is_kept_for_others_is_never_due() {
     let (_a, b, both, _clock) = two();
     b.keep_for_priority(10, 3);
     let never = limited("b", Duration::MAX);
-    assert_eq!(both.try_acquire().err(), Some(never));
+    assert_eq!(both.try_acquire().err(), Some(never.clone()));
     let mut within = spawn(both.acquire_within(SECOND));
-    assert_eq!(assert_ready!(within.poll()).err(), Some(never));
+    assert_eq!(assert_ready!(within.poll()).err(), Some(never.clone()));
     assert_eq!(never.retry_after(), None);
-    assert!(both.reserve(AllRequest::permits([1, 10]).priority(3).within(Duration::ZERO)).is_ok());
+    assert!(both.reserve(AllRequest::new().cost("b", 10).priority(3).within(Duration::ZERO)).is_ok());
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_composite_s_queue_can_be_bounded_and_watched() {
     both.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
     let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
     assert_pending!(first.poll());
-    let refusal = assert_ready!(second.poll()).err().and_then(AllRefusal::refusal);
+    let refusal = assert_ready!(second.poll()).err().and_then(|refusal| refusal.refusal());
     assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
     assert_eq!(statistics.snapshot().refused(), 1);
 }
@@ -364,12 +364,12 @@ fn who_asks_for_more_than_a_member_can_give_any_more_is_refused() {
     let a = bucket(&clock, 1, 10);
     let all = AllOf::new("a", &a);
     assert_eq!(a.try_acquire_many(10), Ok(()));
-    let (mut big, mut small) = (spawn(all.acquire_many([5])), spawn(all.acquire()));
+    let (mut big, mut small) = (spawn(all.acquire_many([("a", 5)])), spawn(all.acquire()));
     assert!(big.poll().is_pending() && small.poll().is_pending());
     assert_eq!(a.change(Change::only_burst(3)), Ok(()));
     clock.advance(5 * SECOND);
     let refusal = Refusal::ExceedsLimit { requested: 5, limit: 3 };
-    assert_eq!(assert_ready!(big.poll()).err(), Some(AllRefusal::Member { name: "a", refusal }));
+    assert_eq!(assert_ready!(big.poll()).err(), Some(AllRefusal::Member { name: "a".into(), refusal }));
     clock.advance(SECOND);
     assert!(assert_ready!(small.poll()).is_ok());
 }
@@ -381,9 +381,9 @@ fn more_than_a_share_leaves_is_refused() {
     let all = AllOf::new("a", &a);
     a.keep_for_priority(5, 1);
     let refusal = Refusal::ExceedsLimit { requested: 6, limit: 5 };
-    let expected = Some(AllRefusal::Member { name: "a", refusal });
-    assert_eq!(all.try_acquire_many([6]).err(), expected);
-    assert_eq!(assert_ready!(spawn(all.acquire_many([6])).poll()).err(), expected);
+    let expected = Some(AllRefusal::Member { name: "a".into(), refusal });
+    assert_eq!(all.try_acquire_many([("a", 6)]).err(), expected);
+    assert_eq!(assert_ready!(spawn(all.acquire_many([("a", 6)])).poll()).err(), expected);
 }
 
 #[test]
@@ -392,11 +392,11 @@ fn what_counts_is_not_held_for_who_does_not_ask_for_it() -> Result<(), Refusal> 
     let (a, count) = (bucket(&clock, 1, 1), CountingLimit::new(2));
     let both = AllOf::new("a", &a).with_counting("n", &count);
     let out = count.try_acquire_many(2)?;
-    let mut first = spawn(both.acquire_many([1, 2]));
+    let mut first = spawn(both.acquire_many([("n", 2)]));
     assert_pending!(first.poll());
     a.try_acquire()?;
     drop(out);
-    let mut second = spawn(both.acquire_many([1, 0]));
+    let mut second = spawn(both.acquire_many([("n", 0)]));
     assert_pending!(second.poll());
     drop(first);
     assert_eq!(count.available(), 2);
@@ -438,7 +438,7 @@ fn who_is_too_late_after_a_change_of_a_member_is_refused_at_once() {
         act(&a);
         for wait in &mut waits {
             assert!(wait.is_woken(), "{name}");
-            let refusal = assert_ready!(wait.poll()).err().and_then(AllRefusal::refusal);
+            let refusal = assert_ready!(wait.poll()).err().and_then(|refusal| refusal.refusal());
             assert!(matches!(refusal, Some(Refusal::Limited { .. })), "{name}: {refusal:?}");
         }
     }

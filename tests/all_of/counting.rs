@@ -8,13 +8,13 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::MS;
+use crate::support::{MS, costs};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AllPermits, AllRefusal, AllRequest, CountingLimit, CountingPermit, ManualClock, Rate, RateLimiter,
-    Refusal, SystemClock, TokenBucket,
+    AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, ManualClock, Rate, RateLimiter, Refusal,
+    SystemClock, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -36,7 +36,7 @@ fn waiting(future: AcquireAll<ManualClock>) -> Waiting {
 }
 
 fn exceeds(requested: u32, burst: u32) -> AllRefusal {
-    AllRefusal::Member { name: "calls", refusal: Refusal::ExceedsLimit { requested, limit: burst } }
+    AllRefusal::Member { name: "calls".into(), refusal: Refusal::ExceedsLimit { requested, limit: burst } }
 }
 
 /// A rate of ten per second with ten in stock, four calls at a time, and both.
@@ -52,8 +52,8 @@ fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire().expect("one");
-    let mut large = waiting(both.acquire_many([1, 4]));
-    let mut middle = waiting(both.acquire_many([1, 2]));
+    let mut large = waiting(both.acquire_many([("calls", 4)]));
+    let mut middle = waiting(both.acquire_many([("calls", 2)]));
     let mut small = waiting(both.acquire());
     let mut other = spawn(calls.acquire_many(1));
     assert_pending!(other.poll());
@@ -76,7 +76,7 @@ fn a_lowered_limit_refuses_a_waiter_whose_rates_are_not_due() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     rate.pause_for(Duration::from_secs(3600));
-    let mut large = waiting(both.acquire_many([1, 4]));
+    let mut large = waiting(both.acquire_many([("calls", 4)]));
     let mut small = waiting(both.acquire());
     calls.set_limit(3);
     assert!(large.is_woken() && !small.is_woken());
@@ -91,8 +91,8 @@ fn a_lowered_limit_refuses_a_waiter_in_the_middle() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     rate.pause_for(SECOND);
-    let mut first = waiting(both.acquire_many([1, 0]));
-    let mut large = waiting(both.acquire_many([1, 4]));
+    let mut first = waiting(both.acquire_many([("calls", 0)]));
+    let mut large = waiting(both.acquire_many([("calls", 4)]));
     let mut small = waiting(both.acquire());
     calls.set_limit(2);
     assert!(!first.is_woken() && large.is_woken() && !small.is_woken());
@@ -106,7 +106,7 @@ fn a_limit_lowered_to_zero_and_raised_serves_what_still_waits() {
     let clock = ManualClock::new();
     let (_rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire_many(4).expect("all");
-    let mut two = waiting(both.acquire_many([1, 2]));
+    let mut two = waiting(both.acquire_many([("calls", 2)]));
     let mut one = waiting(both.acquire());
     calls.set_limit(0);
     assert_eq!(assert_ready_err!(two.poll()), exceeds(2, 0));
@@ -128,8 +128,11 @@ fn a_lowered_limit_refuses_the_waiters_of_all_composites() {
     let tokens = bucket(&clock, Rate::per_second(1000), 1000);
     let other = AllOf::new("tokens", &tokens).with_counting("calls", &calls);
     let held = calls.try_acquire().expect("one");
-    let (mut a, mut b) = (waiting(both.acquire_many([1, 4])), waiting(other.acquire_many([9, 4])));
-    let mut c = waiting(other.acquire_many([5, 2]));
+    let (mut a, mut b) = (
+        waiting(both.acquire_many([("calls", 4)])),
+        waiting(other.acquire_many([("tokens", 9), ("calls", 4)])),
+    );
+    let mut c = waiting(other.acquire_many([("tokens", 5), ("calls", 2)]));
     calls.set_limit(3);
     assert_eq!(assert_ready_err!(a.poll()), exceeds(4, 3));
     assert_eq!(assert_ready_err!(b.poll()), exceeds(4, 3));
@@ -192,7 +195,7 @@ fn a_granted_composite_holds_its_permits_until_it_is_dropped() {
     let clock = ManualClock::new();
     let (_rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire_many(4).expect("all");
-    let unseen = waiting(both.acquire_many([1, 3]));
+    let unseen = waiting(both.acquire_many([("calls", 3)]));
     drop(held);
     assert!(unseen.is_woken());
     assert_eq!(calls.available(), 1);
@@ -276,13 +279,13 @@ impl World {
         match act {
             Act::Join(of, a, b, priority) => {
                 let (composite, weights) = &self.composites[of];
-                let wait = composite.acquire_many(AllRequest::permits(weights(a, b)).priority(priority));
+                let wait = composite.acquire_many(costs(composite, &weights(a, b)).priority(priority));
                 self.waits.push((spawn(wait), World::taken(of, a, b)));
             }
             Act::JoinWithin(of, n, within) => {
                 let (composite, weights) = &self.composites[of];
                 let within = Duration::from_millis(within);
-                let wait = composite.acquire_many(AllRequest::permits(weights(n, 1)).within(within));
+                let wait = composite.acquire_many(costs(composite, &weights(n, 1)).within(within));
                 self.waits.push((spawn(wait), World::taken(of, n, 1)));
             }
             Act::JoinPlain(of, n) => {
@@ -296,7 +299,7 @@ impl World {
             }
             Act::Try(of, a, b) => {
                 let (composite, weights) = &self.composites[of];
-                let permits = composite.try_acquire_many(weights(a, b)).ok();
+                let permits = composite.try_acquire_many(costs(composite, &weights(a, b))).ok();
                 self.permits.extend(permits.map(|permits| (permits, World::taken(of, a, b))));
             }
             Act::TryRate(n) => drop(self.rate.try_acquire_many(n)),
@@ -389,7 +392,10 @@ impl World {
         assert_eq!(self.rate.status().waiting, 0);
         for (composite, weights) in &self.composites {
             self.clock.advance(SECOND);
-            assert!(composite.try_acquire_many(weights(3, 3)).is_ok(), "nothing is in the way");
+            assert!(
+                composite.try_acquire_many(costs(composite, &weights(3, 3))).is_ok(),
+                "nothing is in the way"
+            );
         }
     }
 }
@@ -503,7 +509,7 @@ fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     let all = AllOf::new("rate", &rate).with_counting("x", &x).with_counting("y", &y);
     let (held, _busy) = (x.try_acquire_many(2).expect("two"), y.try_acquire().expect("the only one"));
     let mut first = waiting(all.acquire_within(SECOND));
-    let mut second = waiting(all.acquire_many([1, 2, 0]));
+    let mut second = waiting(all.acquire_many([("x", 2), ("y", 0)]));
     clock.advance(SECOND);
     assert_ready_err!(first.poll());
     assert!(!second.is_woken());
@@ -550,13 +556,13 @@ fn limits_change_beside_threads_that_take_from_several() {
             let taken = [a, b];
             match attempt % 5 {
                 0 => {
-                    if let Ok(permits) = composite.try_acquire_many(weights) {
+                    if let Ok(permits) = composite.try_acquire_many(costs(composite, &weights)) {
                         held(taken);
                         drop(permits);
                     }
                 }
                 1 | 2 => {
-                    if let Ok(permits) = composite.blocking_acquire_many(weights) {
+                    if let Ok(permits) = composite.blocking_acquire_many(costs(composite, &weights)) {
                         held(taken);
                         drop(permits);
                     }
@@ -564,7 +570,7 @@ fn limits_change_beside_threads_that_take_from_several() {
                 3 => {
                     let within = Duration::from_micros(300);
                     if let Ok(permits) =
-                        composite.blocking_acquire_many(AllRequest::permits(weights).within(within))
+                        composite.blocking_acquire_many(costs(composite, &weights).within(within))
                     {
                         held(taken);
                         drop(permits);

@@ -94,7 +94,7 @@ impl Side {
 
     fn several(&self, n: u32) -> Wait {
         let all = AllOf::new("short", &self.limiter).with("ample", &self.ample);
-        Wait::Several(spawn(all.acquire_many([n, 1])))
+        Wait::Several(spawn(all.acquire_many([("short", n)])))
     }
 
     fn plain(&self, n: u32) -> Wait {
@@ -190,7 +190,7 @@ fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
 
 /// A waiter of a composite of a shared limiter and its own.
 fn user(all: &Bucket, own: &Bucket, n: u32) -> Waiting {
-    let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_many([1, n]));
+    let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_many([("all", n)]));
     assert!(wait.poll().is_pending());
     wait
 }
@@ -302,7 +302,7 @@ fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
     let _far: Vec<_> = (0..100)
         .map(|_| {
             let all = AllOf::new("hour", &hour).with("a", &a).with("b", &b);
-            let mut wait = spawn(all.acquire_many([200, 1, 1]));
+            let mut wait = spawn(all.acquire_many([("hour", 200)]));
             assert!(wait.poll().is_pending());
             wait
         })

@@ -8,14 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use crate::support::costs;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::AcquireOwned;
 use tidegate::all_of::AcquireAll;
 use tidegate::policy::Policy;
 use tidegate::{
-    AllOf, AllPermits, AllRequest, AnyPolicy, Clock, CountingLimit, FixedWindow, ManualClock, Nanos, Rate,
-    RateLimiter, SlidingLog, SmoothBursty, TokenBucket,
+    AllOf, AllPermits, AnyPolicy, Clock, CountingLimit, FixedWindow, ManualClock, Nanos, Rate, RateLimiter,
+    SlidingLog, SmoothBursty, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 
@@ -98,7 +99,9 @@ impl World {
                 self.composites.iter().for_each(|composite| assert!(composite.status().waiting < 100));
                 let before = self.members.each_ref().map(|member| member.status().available);
                 let free = self.in_use.available();
-                match self.composites[of].try_acquire_many(Self::weights(of, a, b)) {
+                match self.composites[of]
+                    .try_acquire_many(costs(&self.composites[of], &Self::weights(of, a, b)))
+                {
                     Ok(permits) => self.permits.push(permits),
                     Err(_) => {
                         let after = self.members.each_ref().map(|member| member.status().available);
@@ -111,14 +114,14 @@ impl World {
                 }
             }
             Act::Join(of, a, b, priority) => {
-                let request = AllRequest::permits(Self::weights(of, a, b)).priority(priority);
+                let request = costs(&self.composites[of], &Self::weights(of, a, b)).priority(priority);
                 self.waits.push(spawn(self.composites[of].acquire_many(request)));
             }
             Act::JoinWithin(of, n, within) => {
                 let within = Duration::from_nanos(within);
                 let weights = Self::weights(of, n, 1);
                 self.waits.push(spawn(
-                    self.composites[of].acquire_many(AllRequest::permits(&weights).within(within)),
+                    self.composites[of].acquire_many(costs(&self.composites[of], &weights).within(within)),
                 ));
             }
             Act::TryPlain(of, n) => drop(self.members[of].try_acquire_many(n)),
@@ -240,7 +243,7 @@ proptest! {
             match act {
                 Act::Try(of, a, b) => {
                     let asked = World::weights(of, a, b);
-                    if let Ok(permits) = world.composites[of].try_acquire_many(&asked) {
+                    if let Ok(permits) = world.composites[of].try_acquire_many(costs(&world.composites[of], &asked)) {
                         granted.push((world.clock.now(), of, asked));
                         world.permits.push(permits);
                     }
@@ -249,7 +252,7 @@ proptest! {
                     let composite = &world.composites[of];
                     let asked = World::weights(of, a, b);
                     let woken = Arc::new(Woken { clock: world.clock.clone(), at: AtomicU64::new(u64::MAX) });
-                    waits.push((Box::pin(composite.acquire_many(AllRequest::permits(&asked).priority(priority))), woken, of, asked));
+                    waits.push((Box::pin(composite.acquire_many(costs(composite, &asked).priority(priority))), woken, of, asked));
                 }
                 Act::Drop(which) if !waits.is_empty() => drop(waits.remove(which % waits.len())),
                 Act::GiveBack(which) if !world.permits.is_empty() => {

@@ -51,27 +51,32 @@ fn all_bounds_hold_among_threads() {
             let (bucket, log) = match (attempt + thread) % 7 {
                 0 => (u64::from(bucket.try_acquire().is_ok()), 0),
                 1 => (0, u64::from(log.try_acquire().is_ok())),
-                2 => match one.try_acquire_many([3, 1]).is_ok() {
+                2 => match one.try_acquire_many([("bucket", 3)]).is_ok() {
                     true => (3, 1),
                     false => (0, 0),
                 },
-                3 => match other.try_acquire_many([2, 1, 1]).is_ok() {
+                3 => match other.try_acquire_many([("log", 2)]).is_ok() {
                     true => (1, 2),
                     false => (0, 0),
                 },
-                4 => match one.blocking_acquire_many(AllRequest::one_each().within(within)).is_ok() {
+                4 => match one.blocking_acquire_many(AllRequest::new().within(within)).is_ok() {
                     true => (1, 1),
                     false => (0, 0),
                 },
                 5 => {
-                    match other.blocking_acquire_many(AllRequest::permits([1, 0, 2]).within(within)).is_ok() {
+                    match other
+                        .blocking_acquire_many(
+                            AllRequest::new().cost("in use", 0).cost("bucket", 2).within(within),
+                        )
+                        .is_ok()
+                    {
                         true => (2, 1),
                         false => (0, 0),
                     }
                 }
-                _ => match one.reserve(AllRequest::permits([4, 1]).within(Duration::ZERO)) {
+                _ => match one.reserve(AllRequest::new().cost("bucket", 4).within(Duration::ZERO)) {
                     // Put back at once: it counts as what it was for that moment.
-                    Ok(mut place) => match place.claim() && place.settle(&[4, 1]).is_ok() {
+                    Ok(mut place) => match place.claim() && place.settle([("bucket", 4)]).is_ok() {
                         true => (4, 1),
                         false => (0, 0),
                     },

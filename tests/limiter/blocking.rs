@@ -122,6 +122,6 @@ fn threads_wait_for_their_reservations_by_the_systems_clock() {
         assert!(second.join().expect("no panic").is_ok());
     });
     let all = AllOf::new("one", &limiter);
-    let mut place = all.reserve([1]).expect("a place");
+    let mut place = all.reserve([("one", 1)]).expect("a place");
     assert!(place.blocking_claim().is_ok());
 }

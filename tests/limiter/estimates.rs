@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::support::MS;
 use proptest::prelude::*;
 use tidegate::{
-    AllOf, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingEstimate,
-    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Status, TokenBucket,
+    AllOf, AllRequest, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request,
+    SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Status, TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -167,21 +167,43 @@ fn an_estimate_of_several_limiters() {
     let (requests, clock) = ten_per_second(10);
     let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1000), 1000), clock.clone());
     let api = AllOf::new("requests", &requests).with("tokens", &tokens);
-    let estimate = crate::support::estimate_of_all(&api, &[1, 850]).expect("full");
-    assert_eq!(estimate.permits(), [1, 850]);
-    let mut wait = spawn(api.reserve([1, 950]).expect("later"));
+    let estimate = crate::support::estimate_of_all(&api, [("tokens", 850)]).expect("full");
+    assert!(estimate.costs().eq([("requests", 1), ("tokens", 850)]));
+    let mut wait = spawn(api.reserve([("tokens", 950)]).expect("later"));
     assert_pending!(wait.poll());
-    estimate.settle(&[1, 50]).expect("two");
+    estimate.settle([("tokens", 50)]).expect("a member");
     assert_ready_ok!(wait.poll());
-    wait.into_inner().settle(&[1, 1950]).expect("two");
+    wait.into_inner().settle([("tokens", 1950)]).expect("a member");
     assert_eq!(tokens.try_acquire(), Err(Refusal::Limited { retry_after: (1001 * MS).into() }));
     assert_eq!(requests.status().available, 8);
     clock.advance(2 * SECOND);
-    api.reserve([1, 1000]).expect("later").settle(&[1, 500]).expect("two");
+    api.reserve([("tokens", 1000)]).expect("later").settle([("tokens", 500)]).expect("a member");
     assert_eq!(tokens.status().available, 500, "charged without being claimed");
-    let wrong =
-        crate::support::estimate_of_all(&api, &[1, 1]).expect("there").settle(&[1]).expect_err("wrong");
-    assert_eq!(wrong.to_string(), "1 weights were given for 2 limiters");
+    let estimate = crate::support::estimate_of_all(&api, AllRequest::new()).expect("there");
+    let wrong = estimate.settle([("token", 0)]).expect_err("wrong");
+    assert_eq!(wrong.to_string(), r#""token" is not a member: the members are "requests", "tokens""#);
+    assert_eq!(tokens.status().available, 499, "what was reserved is the cost");
+}
+
+#[test]
+fn an_estimate_of_several_limiters_charges_what_was_used_and_not_reserved() {
+    let (requests, clock) = ten_per_second(10);
+    let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1000), 1000), clock);
+    let api = AllOf::new("requests", &requests).with("tokens", &tokens);
+    let left = || (requests.status().available, tokens.status().available);
+    let estimate = crate::support::estimate_of_all(&api, [("tokens", 0)]).expect("full");
+    assert_eq!(left(), (9, 1000));
+    estimate.settle([("tokens", 300)]).expect("a member");
+    assert_eq!(left(), (9, 700));
+    crate::support::estimate_of_all(&api, [("tokens", 700)]).expect("there").settle_unused();
+    assert_eq!(left(), (9, 700), "all of it is back");
+
+    let exempt = || api.reserve(AllRequest::new().exempt()).expect("exempt");
+    exempt().settle([("tokens", 300)]).expect("a member");
+    let mut claimed = exempt();
+    assert!(claimed.claim());
+    claimed.settle([("tokens", 300)]).expect("a member");
+    assert_eq!(left(), (9, 700), "exempt from charges, too");
 }
 
 fn policy(kind: u8) -> AnyPolicy {

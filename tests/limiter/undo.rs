@@ -8,8 +8,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change, DenyAll};
 use tidegate::{
-    AllOf, Clock, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Reservation, SmoothBursty,
-    TokenBucket,
+    AllOf, AllReservation, Clock, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Reservation,
+    SmoothBursty, TokenBucket,
 };
 
 type Limiter = RateLimiter<AnyPolicy, ManualClock>;
@@ -81,13 +81,13 @@ fn an_estimate_of_several_limiters_shares_the_room_too() {
     let (requests, clock) = limiter(TokenBucket::new(Rate::per_second(1000), 1000));
     let (others, _) = limiter(TokenBucket::new(Rate::per_second(1_000_000), 1_000_000));
     let all = AllOf::new("requests", &requests).with("others", &others);
-    let first = crate::support::estimate_of_all(&all, &[500, 1]).expect("there");
+    let first = crate::support::estimate_of_all(&all, [("requests", 500)]).expect("there");
     let small: Vec<_> =
-        (0..100).map(|_| crate::support::estimate_of_all(&all, &[5, 1]).expect("there")).collect();
-    first.settle(&[0, 0]).expect("two numbers");
+        (0..100).map(|_| crate::support::estimate_of_all(&all, [("requests", 5)]).expect("there")).collect();
+    first.settle_unused();
     clock.advance(495 * MS);
     requests.try_acquire_many(995).expect("came in");
-    small.into_iter().for_each(|estimate| estimate.settle(&[0, 0]).expect("two numbers"));
+    small.into_iter().for_each(AllReservation::settle_unused);
     let passed = 995 + take_all(&requests);
     assert!(passed <= 1000, "{passed}");
 }
@@ -303,7 +303,7 @@ impl World {
                     self.history[place].1 = Event::Take(0);
                 }
             }
-            Act::AllOf(n) => assert!(self.all.try_acquire_many([n, 1]).is_err()),
+            Act::AllOf(n) => assert!(self.all.try_acquire_many([("limiter", n)]).is_err()),
             Act::Refund(n) => {
                 self.limiter.refund(n);
                 self.note(Event::Refund(n));

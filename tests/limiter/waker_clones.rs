@@ -96,7 +96,7 @@ fn a_waker_may_use_a_composite_and_its_members_when_it_is_cloned() {
     let both = AllOf::new("a", &a).with("b", &b);
     let same = (both.clone(), a.clone(), b.clone());
     waits(both.acquire(), &clock, move || {
-        let _ = (same.0.status(), same.0.reserve([1, 1]));
+        let _ = (same.0.status(), same.0.reserve([("a", 1)]));
         use_it(&same.1);
         use_it(&same.2);
     });

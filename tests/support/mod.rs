@@ -51,12 +51,18 @@ pub(crate) fn estimate<P: Policy, C: Timer>(
     Ok(place)
 }
 
-/// Takes so many permits of each limiter now, as an estimate that is settled later.
-pub(crate) fn estimate_of_all<C: Timer>(
+/// Costs in the order of the members, for tests that draw them as numbers.
+pub(crate) fn costs<'a, C: Timer>(all: &'a AllOf<C>, costs: &[u32]) -> AllRequest<'a> {
+    assert_eq!(all.names().count(), costs.len());
+    all.names().zip(costs.iter().copied()).collect()
+}
+
+/// Takes these permits now, as an estimate that is settled later.
+pub(crate) fn estimate_of_all<'a, C: Timer>(
     all: &AllOf<C>,
-    weights: &[u32],
+    request: impl Into<AllRequest<'a>>,
 ) -> Result<AllReservation<C>, AllRefusal> {
-    let mut place = all.reserve(AllRequest::permits(weights).within(Duration::ZERO))?;
+    let mut place = all.reserve(request.into().within(Duration::ZERO))?;
     assert!(place.claim(), "it is due now");
     Ok(place)
 }
