@@ -291,7 +291,7 @@ mod time;
 #[path = "../loom-tests/mod.rs"]
 mod loom_tests;
 
-pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation};
+pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, Refusal};

@@ -19,6 +19,7 @@ use crate::line::rule::Rule;
 use crate::line::seats::UNSURE;
 use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, limited};
+use crate::status::Status;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::time::Nanos;
 
@@ -122,6 +123,13 @@ impl<C: Timer> Entry<C> {
             _ if n == 0 => Ok(()),
             Kind::Rate(member) => member.check(n, priority),
             Kind::Counting(limit) => limit.check(n),
+        }
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        match &self.kind {
+            Kind::Rate(member) => member.status(),
+            Kind::Counting(limit) => limit.status(),
         }
     }
 

@@ -123,11 +123,13 @@ pub(crate) mod member;
 mod name;
 mod request;
 mod reservation;
+mod status;
 pub(crate) mod weights;
 
 pub use name::Name;
 pub use request::AllRequest;
 pub use reservation::AllReservation;
+pub use status::AllStatus;
 
 use std::fmt;
 use std::pin::Pin;
@@ -149,7 +151,6 @@ use crate::line::grant::{Answer, Granted};
 use crate::line::outcome::Outcome;
 use crate::line::visit::Demand;
 use crate::policy::Policy;
-use crate::status::Status;
 
 /// Several limits at once: a request is granted by all of them or by none.
 ///
@@ -588,32 +589,38 @@ impl<C: Timer> AllOf<C> {
         }
     }
 
-    /// The status of all members together: the smallest limit, the fewest permits, the longest time
-    /// until all are full, and the number of waiters in this composite.
+    /// How many requests wait in this composite, how long its own pause lasts, and the status of
+    /// each member.
+    ///
+    /// The numbers of different members are not summed up: requests, tokens and calls in flight
+    /// have no common unit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let requests = RateLimiter::with_clock(policy, clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
+    /// let tokens = RateLimiter::with_clock(policy, clock);
+    /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
+    /// let _permits = api.try_acquire_many([("tokens", 850)])?;
+    ///
+    /// let status = api.status();
+    /// assert_eq!(status.waiting, 0);
+    /// for (name, member) in &status.members {
+    ///     println!("{name}: {} of {}", member.available, member.limit);
+    /// }
+    /// assert_eq!(status.member("tokens").map(|tokens| tokens.available), Some(150));
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> AllStatus {
         let (waiting, _) = self.shared.waiting();
-        let none = Status {
-            limit: u64::MAX,
-            available: u64::MAX,
-            full_in: Duration::ZERO,
-            waiting,
-            paused_for: Duration::ZERO,
-        };
-        let mut all = self.shared.rule.members.iter().map(|entry| match &entry.kind {
-            Kind::Rate(member) => member.status(),
-            Kind::Counting(limit) => {
-                Status { limit: limit.limit().into(), available: limit.available().into(), ..none }
-            }
-        });
-        let status = all.by_ref().fold(none, |sum, one| Status {
-            limit: sum.limit.min(one.limit),
-            available: sum.available.min(one.available),
-            full_in: sum.full_in.max(one.full_in),
-            waiting,
-            paused_for: sum.paused_for.max(one.paused_for),
-        });
-        Status { available: if waiting == 0 { status.available } else { 0 }, ..status }
+        let members = self.shared.rule.members.iter().map(|entry| (entry.name.clone(), entry.status()));
+        AllStatus { waiting, paused_for: self.shared.paused_for(), members: members.collect() }
     }
 
     /// The names of the members, in the order in which they were added.
@@ -697,8 +704,7 @@ impl<C: Timer> Clone for AllOf<C> {
 
 impl<C: Timer> fmt::Debug for AllOf<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.names().collect();
-        f.debug_struct("AllOf").field("members", &names).field("status", &self.status()).finish()
+        f.debug_struct("AllOf").field("status", &self.status()).finish_non_exhaustive()
     }
 }
 

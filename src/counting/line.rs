@@ -168,6 +168,11 @@ impl Pool {
         if word & LINE != 0 { 0 } else { u32::try_from(free(word).max(0)).unwrap_or(u32::MAX) }
     }
 
+    /// Returns how many entries are in the line.
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.line).entries.len()
+    }
+
     /// Takes permits unless other requests wait for them. Takes no lock.
     #[inline]
     pub(super) fn try_take(&self, n: u32) -> bool {

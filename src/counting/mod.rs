@@ -15,6 +15,7 @@ use crate::limiter::RateLimiter;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
 use crate::policy::Policy;
+use crate::status::Status;
 
 /// Limits how many permits are out at one time: connections, calls in flight, jobs. Dropping a
 /// permit gives it back.
@@ -207,6 +208,35 @@ impl CountingLimit {
     #[must_use]
     pub fn available(&self) -> u32 {
         self.pool.available()
+    }
+
+    /// Returns the limit, how many permits a request would find now, and how many requests wait for
+    /// permits in use. A request that waits in an [`AllOf`](crate::AllOf) counts while nothing else
+    /// holds it up.
+    ///
+    /// The time at which permits are given back is not known: `full_in` is zero if no permit is in
+    /// use, and otherwise [`Duration::MAX`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::CountingLimit;
+    ///
+    /// let limit = CountingLimit::new(3);
+    /// let permit = limit.try_acquire()?;
+    /// let status = limit.status();
+    /// assert_eq!((status.limit, status.available, status.waiting), (3, 2, 0));
+    /// assert_eq!(status.full_in, Duration::MAX);
+    /// drop(permit);
+    /// assert_eq!(limit.status().full_in, Duration::ZERO);
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let (limit, available) = (self.limit().into(), self.available().into());
+        let full_in = if available >= limit { Duration::ZERO } else { Duration::MAX };
+        Status { limit, available, full_in, waiting: self.pool.waiting(), paused_for: Duration::ZERO }
     }
 
     /// Changes the limit, with immediate effect on waiting requests. A request for more than one

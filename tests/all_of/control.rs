@@ -146,6 +146,43 @@ fn a_limiter_is_a_member_once() {
 }
 
 #[test]
+#[should_panic(expected = "there is a member \"a\" already")]
+fn a_name_is_given_once() {
+    let (a, b, ..) = two();
+    let _ = AllOf::new("a", &a).with("a", &b);
+}
+
+#[test]
+fn the_status_is_that_of_each_member() {
+    let (a, _b, both, clock) = two();
+    let calls = CountingLimit::new(2);
+    let all = both.with_counting("calls", &calls);
+    let held = all.try_acquire_many([("b", 3)]).expect("full");
+    a.pause_for(SECOND);
+    all.pause_for(3 * SECOND);
+    let mut wait = spawn(all.acquire());
+    assert_pending!(wait.poll());
+
+    let status = all.status();
+    assert_eq!((status.waiting, status.paused_for), (1, 3 * SECOND));
+    assert!(status.members.iter().map(|(name, _)| &**name).eq(all.names()));
+    let of = |name| status.member(name).expect("a member");
+    assert_eq!((of("a").limit, of("a").paused_for), (1, SECOND));
+    assert_eq!((of("b").limit, of("b").full_in), (10, 300 * MS));
+    assert_eq!((of("calls").limit, of("calls").available, of("calls").full_in), (2, 1, Duration::MAX));
+    assert_eq!(status.member("c"), None);
+
+    let taken = calls.try_acquire().expect("one is free");
+    clock.advance(3 * SECOND);
+    assert_pending!(wait.poll());
+    let counted = all.status().member("calls").expect("a member");
+    assert_eq!((counted.available, counted.waiting), (0, 1));
+    drop((held, taken, wait));
+    assert_eq!(calls.status().full_in, Duration::ZERO);
+    assert_eq!((all.status().waiting, calls.status().waiting), (0, 0));
+}
+
+#[test]
 fn a_member_counts_the_composites_that_wait() {
     let (a, b, both, _clock) = two();
     a.debit(10);
