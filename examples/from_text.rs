@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let begin = Instant::now();
     for call in 1..=8 {
-        limiter.acquire().await;
+        limiter.acquire().await?;
         println!("{:>4} ms  call {call}", begin.elapsed().as_millis());
     }
     Ok(())

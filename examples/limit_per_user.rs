@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 async fn answer(users: Users, headers: HeaderMap) -> Response {
     let user = headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("");
     match users.try_acquire(user) {
-        Ok(()) => "hello\n".into_response(),
+        Ok(_) => "hello\n".into_response(),
         Err(refusal) => match refusal.retry_after_secs() {
             Some(secs) => {
                 (StatusCode::TOO_MANY_REQUESTS, [("retry-after", secs.to_string())]).into_response()

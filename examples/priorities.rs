@@ -7,11 +7,11 @@ use tidegate::{QueueBounds, Rate, RateLimiter, Refusal, Request, WhenFull};
 use tokio::task::JoinSet;
 
 #[tokio::main]
-async fn main() {
+async fn main() -> Result<(), Refusal> {
     let limiter = RateLimiter::smooth_bursty(Rate::per_second(10));
     let bounds = QueueBounds::UNBOUNDED.max_waiters(8);
     limiter.set_queue_bounds(bounds.when_full(WhenFull::DropLeastImportant));
-    limiter.acquire().await;
+    limiter.acquire().await?;
 
     let mut tasks = JoinSet::new();
     let mut ask = |name: &'static str, priority: i8| {
@@ -23,9 +23,10 @@ async fn main() {
     (0..3).for_each(|_| ask("interactive", 1));
     while let Some(done) = tasks.join_next().await {
         match done.expect("no panic") {
-            (name, Ok(waited)) => println!("{name}: waited {waited:?}"),
+            (name, Ok(grant)) => println!("{name}: waited {:?}", grant.waited()),
             (name, Err(Refusal::Displaced)) => println!("{name}: dropped, the queue is full"),
             (name, Err(refusal)) => println!("{name}: {refusal}"),
         }
     }
+    Ok(())
 }

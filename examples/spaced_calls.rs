@@ -17,7 +17,7 @@ async fn main() {
         let limiter = limiter.clone();
         tokio::spawn(async move {
             loop {
-                limiter.acquire().await;
+                limiter.acquire().await.expect("the queue has no bounds");
                 println!("{:>4} ms  call of task {task}", begin.elapsed().as_millis());
                 match call(task, begin).await {
                     Ok(()) => break,

@@ -15,7 +15,7 @@ fn main() {
             let limiter = &limiter;
             scope.spawn(move || {
                 for job in 0..4 {
-                    let waited = limiter.blocking_acquire();
+                    let waited = limiter.blocking_acquire().expect("the queue has no bounds").waited();
                     let now = begin.elapsed().as_millis();
                     println!("{now:>4} ms  worker {worker}, job {job}, waited {waited:.0?}");
                 }

@@ -48,7 +48,7 @@ impl Joining {
         Joining { limiter: limiter.clone(), wait, waker: Waker::from(Woken::new()) }
     }
 
-    fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
+    fn poll(&mut self) -> Poll<Result<Nanos, Refusal>> {
         self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 

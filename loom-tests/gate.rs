@@ -47,7 +47,7 @@ impl Request {
         Request { limiter: limiter.clone(), wait: Waiting::new(1), waker: Waker::from(Woken::new()) }
     }
 
-    fn poll(&mut self) -> Poll<Result<Duration, Refusal>> {
+    fn poll(&mut self) -> Poll<Result<Nanos, Refusal>> {
         self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 

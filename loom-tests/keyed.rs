@@ -33,7 +33,7 @@ fn keys(max_keys: usize) -> (Keys, LoomClock) {
 /// As above. Key 1 took its permit a second ago, so it is as good as new.
 fn with_a_fresh_key(max_keys: usize) -> Keys {
     let (keys, clock) = keys(max_keys);
-    assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
+    assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
     clock.set_without_ringing(SECOND);
     keys
 }
@@ -81,9 +81,9 @@ fn a_new_key_takes_a_free_place() {
         let keys = with_a_fresh_key(1);
         let other = {
             let keys = keys.clone();
-            thread::spawn(move || keys.try_acquire(&2, &Request::permits(1)))
+            thread::spawn(move || keys.try_acquire(&2, &Request::permits(1)).map(drop))
         };
-        let mine = keys.try_acquire(&1, &Request::permits(1));
+        let mine = keys.try_acquire(&1, &Request::permits(1)).map(drop);
         let other = other.join().expect("no panic");
         let full = Err(Refusal::TooManyKeys { limit: 1 });
         assert!([(Ok(()), full), (full, Ok(()))].contains(&(mine, other)), "{mine:?} {other:?}");
@@ -161,7 +161,7 @@ fn broken_a_state_moves_into_a_line_whole() {
 fn settling_against_a_wait(settle: fn(&Keys)) {
     model(move || {
         let (keys, clock) = keys(2);
-        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
         drop(keys.own_line(&1));
         let other = {
             let keys = keys.clone();
@@ -172,7 +172,7 @@ fn settling_against_a_wait(settle: fn(&Keys)) {
             async move {
                 match keys.own_line(&1) {
                     Ok(line) => line.acquire().await,
-                    Err(_) => Duration::MAX,
+                    Err(refusal) => Err(refusal),
                 }
             }
         });
@@ -208,7 +208,7 @@ fn a_state_moves_into_a_line_and_back_whole() {
 fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
     model(move || {
         let (keys, _) = keys(2);
-        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
         let mine = keys.own_line(&1).expect("there is room");
         let other = {
             let (keys, line) = (keys.clone(), mine.clone());
@@ -324,7 +324,7 @@ fn broken_a_new_key_begins_before_a_change_or_after_it() {
 fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
     model(move || {
         let (keys, _) = keys(2);
-        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
         drop(keys.own_line(&2));
         let other = {
             let keys = keys.clone();
@@ -377,7 +377,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
 fn who_joins_a_line_meanwhile_is_moved() {
     model(|| {
         let (keys, _) = keys(2);
-        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
         let other = {
             let keys = keys.clone();
             thread::spawn(move || keys.change_all(Change::rate(Rate::per_second(10))).expect("fits"))
@@ -393,7 +393,7 @@ fn who_joins_a_line_meanwhile_is_moved() {
 fn who_waits_for_a_key_that_is_removed_is_served() {
     model(|| {
         let (keys, clock) = keys(2);
-        assert_eq!(keys.try_acquire(&1, &Request::permits(1)), Ok(()));
+        assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
         let other = {
             let keys = keys.clone();
             thread::spawn(move || keys.remove(&1))

@@ -20,7 +20,7 @@
 //! # );
 //! # #[cfg(any())]
 //! let limiter = RateLimiter::smooth_bursty(Rate::per_second(5));
-//! limiter.acquire().await; // one permit; returns the time waited
+//! limiter.acquire().await?; // one permit
 //! limiter.acquire_many(3).await?; // three at once
 //!
 //! // Now, or a refusal that says when: the three are paid for after 800 ms.
@@ -54,17 +54,18 @@
 //! use tidegate::{Rate, RateLimiter, SmoothBursty};
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
-//! # async fn main() {
+//! # async fn main() -> Result<(), tidegate::Refusal> {
 //! # async fn call() -> Option<Duration> { None }
 //! let policy = SmoothBursty::new(Rate::per_second(19));
 //! let limiter = RateLimiter::new(policy.max_burst(Duration::ZERO));
 //! limiter.set_catch_up(Duration::ZERO); // no call makes up for a late one
 //! // In each task, with a clone of the limiter:
-//! limiter.acquire().await;
+//! limiter.acquire().await?;
 //! let retry_after = call().await;
 //! if let Some(wait) = retry_after {
 //!     limiter.pause_for(wait); // holds up all tasks
 //! }
+//! # Ok(())
 //! # }
 //! ```
 //!
@@ -214,12 +215,13 @@
 //! use tidegate::{Rate, RateLimiter, SmoothBursty, TokioClock};
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
-//! # async fn main() {
+//! # async fn main() -> Result<(), tidegate::Refusal> {
 //! let policy = SmoothBursty::new(Rate::per_hour(1));
 //! let limiter = RateLimiter::with_clock(policy, TokioClock::new());
-//! limiter.acquire().await;
+//! limiter.acquire().await?;
 //! // An hour of paused time passes at once.
-//! assert_eq!(limiter.acquire().await, Duration::from_secs(3600));
+//! assert_eq!(limiter.acquire().await?.waited(), Duration::from_secs(3600));
+//! # Ok(())
 //! # }
 //! ```
 //!
@@ -276,6 +278,7 @@ pub mod all_of;
 pub mod clock;
 mod counting;
 mod error;
+mod grant;
 #[cfg(feature = "keyed")]
 pub mod keyed;
 mod limiter;
@@ -295,11 +298,11 @@ pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReser
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, Refusal};
+pub use grant::Grant;
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedRateLimiter, WhenKeysFull};
 pub use limiter::{
-    Acquire, AcquireMany, AcquireOwned, Events, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
-    WaitHistogram,
+    Acquire, AcquireOwned, Events, RateLimiter, Reservation, Statistics, StatisticsSnapshot, WaitHistogram,
 };
 pub use policy::{
     AnyPolicy, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,

@@ -17,14 +17,14 @@ use std::time::Duration;
 /// # async fn main() -> Result<(), Refusal> {
 /// let policy = SmoothBursty::new(Rate::per_second(10));
 /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
-/// limiter.acquire().await;
+/// limiter.acquire().await?;
 /// let low = limiter.acquire_many(Request::permits(1).priority(-1));
 /// let within = Duration::from_secs(1);
 /// let high = Request::permits(1).priority(1).within(within);
 /// let high = limiter.acquire_many(high);
 /// let (low, high) = tokio::join!(low, high);
-/// assert_eq!(high?, Duration::from_millis(100));
-/// assert_eq!(low?, Duration::from_millis(200));
+/// assert_eq!(high?.waited(), Duration::from_millis(100));
+/// assert_eq!(low?.waited(), Duration::from_millis(200));
 /// # Ok(())
 /// # }
 /// ```
@@ -96,10 +96,7 @@ impl Default for Request {
 ///
 /// Bounds apply only to requests that have to wait: a request whose permits are due is granted even
 /// if no request may wait. A request beyond the bounds is refused with
-/// [`Refusal::QueueFull`](crate::Refusal::QueueFull). Two calls cannot return an error:
-/// [`acquire`](crate::RateLimiter::acquire) and
-/// [`blocking_acquire`](crate::RateLimiter::blocking_acquire). Their requests count towards the
-/// bounds, but wait even beyond them and are never dropped.
+/// [`Refusal::QueueFull`](crate::Refusal::QueueFull).
 ///
 /// # Examples
 ///

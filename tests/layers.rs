@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// The modules of the crate, from the ground up. Modules of one layer do not know each other.
 const LAYERS: &[&[&str]] = &[
     &["sync", "time", "rate", "request"],
-    &["error"],
+    &["error", "grant"],
     &["policy", "clock"],
     &["status", "line"],
     &["limiter"],

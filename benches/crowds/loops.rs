@@ -33,7 +33,7 @@ fn wake_ups(case: &str, loops: usize, options: &Options) {
             let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
             runtime.block_on(async {
                 while !done.load(Ordering::Relaxed) {
-                    limiter.acquire().await;
+                    limiter.acquire().await.expect("the queue has no bounds");
                     permits.fetch_add(1, Ordering::Relaxed);
                 }
             });

@@ -82,7 +82,7 @@ impl Limits {
         let own = match &self.own[tenant] {
             Some(limiter) => {
                 let mut own = limiter.reserve(tokens)?;
-                waited[0] = (&mut own).await?;
+                waited[0] = (&mut own).await?.waited();
                 Some(own)
             }
             None => None,

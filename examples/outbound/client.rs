@@ -39,11 +39,12 @@ impl Limiter {
     }
 
     async fn acquire(&self) -> Duration {
-        match self {
+        let answer = match self {
             Limiter::Bursty(limiter) => limiter.acquire().await,
             Limiter::WarmingUp(limiter) => limiter.acquire().await,
-            Limiter::None => Duration::ZERO,
-        }
+            Limiter::None => return Duration::ZERO,
+        };
+        answer.expect("the queue has no bounds").waited()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use tidegate::{AcquireMany, Clock, ManualClock, Policy, RateLimiter, Refusal};
+use tidegate::{Acquire, Clock, ManualClock, Policy, RateLimiter, Refusal};
 
 use crate::demand::{Demand, Request, seconds};
 
@@ -172,7 +172,7 @@ fn ask<P: Policy>(
     limiter: &RateLimiter<P, ManualClock>,
     permits: u32,
     patience: Patience,
-) -> AcquireMany<'_, P, ManualClock> {
+) -> Acquire<'_, P, ManualClock> {
     match patience {
         Patience::None => limiter.acquire_many(tidegate::Request::permits(permits).within(Duration::ZERO)),
         Patience::AtMost(most) => {

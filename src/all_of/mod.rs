@@ -147,10 +147,11 @@ use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
-use crate::line::grant::{Answer, Granted};
 use crate::line::outcome::Outcome;
+use crate::line::undoable::{Answer, Granted};
 use crate::line::visit::Demand;
 use crate::policy::Policy;
+use crate::time::Nanos;
 
 /// Several limits at once: a request is granted by all of them or by none.
 ///
@@ -263,21 +264,21 @@ pub struct AllOf<C: Timer = DefaultClock> {
 #[must_use = "dropping it gives the permits back that are counted while in use"]
 pub struct AllPermits {
     permits: Permits,
-    waited: Duration,
+    waited: Nanos,
 }
 
 impl AllPermits {
     /// The time waited for them, zero if they were there.
     #[must_use]
     pub fn waited(&self) -> Duration {
-        self.waited
+        self.waited.as_duration()
     }
 }
 
 impl fmt::Debug for AllPermits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted: u32 = self.permits.iter().map(CountingPermit::permits).sum();
-        f.debug_struct("AllPermits").field("waited", &self.waited).field("counted", &counted).finish()
+        f.debug_struct("AllPermits").field("waited", &self.waited()).field("counted", &counted).finish()
     }
 }
 
@@ -465,9 +466,9 @@ impl<C: Timer> AllOf<C> {
         let request = request.into();
         let ask = self.ask(&request)?;
         if request.request.exempt {
-            let passed = self.shared.tell(&ask, Duration::ZERO, Ok(Outcome::Exempt));
+            let passed = self.shared.tell(&ask, Nanos::ZERO, Ok(Outcome::Exempt));
             return passed
-                .map(|granted| permits(Answer { waited: Duration::ZERO, granted }))
+                .map(|granted| permits(Answer { waited: Nanos::ZERO, granted }))
                 .map_err(AllRefusal::from);
         }
         self.attempt(&ask)
@@ -638,7 +639,7 @@ impl<C: Timer> AllOf<C> {
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
         match self.shared.try_grant(Demand { ask, priority: ask.priority }) {
-            Ok(granted) => Ok(permits(Answer { waited: Duration::ZERO, granted })),
+            Ok(granted) => Ok(permits(Answer { waited: Nanos::ZERO, granted })),
             Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
         }
     }

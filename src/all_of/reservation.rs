@@ -14,7 +14,7 @@ use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
-use crate::line::grant::{Answer, Granted, Tracked};
+use crate::line::undoable::{Answer, Granted, Tracked};
 use crate::sync::lock;
 
 /// A place in the queue of an [`AllOf`](crate::AllOf), taken at once: made by
@@ -122,7 +122,7 @@ impl<C: Timer> AllReservation<C> {
         match blocking::acquire(&self.pending.shared, wait) {
             Ok(Answer { waited, granted }) => {
                 self.keep(granted);
-                Ok(waited)
+                Ok(waited.as_duration())
             }
             Err(refusal) => Err(self.blame(refusal)),
         }
@@ -214,7 +214,7 @@ impl<C: Timer> Future for AllReservation<C> {
         Poll::Ready(match ready!(this.pending.poll(Poller::Task(context.waker()))) {
             Ok(Answer { waited, granted }) => {
                 this.keep(granted);
-                Ok(waited)
+                Ok(waited.as_duration())
             }
             Err(refusal) => Err(this.blame(refusal)),
         })

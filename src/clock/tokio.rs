@@ -50,11 +50,12 @@ const TICK: Nanos = Nanos::new(1_000_000);
 /// use tidegate::{Rate, RateLimiter, SmoothBursty, TokioClock};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() {
+/// # async fn main() -> Result<(), tidegate::Refusal> {
 /// let policy = SmoothBursty::new(Rate::per_second(5));
 /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
-/// assert_eq!(limiter.acquire().await, Duration::ZERO);
-/// assert_eq!(limiter.acquire().await, Duration::from_millis(200));
+/// assert_eq!(limiter.acquire().await?.waited(), Duration::ZERO);
+/// assert_eq!(limiter.acquire().await?.waited(), Duration::from_millis(200));
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug)]

@@ -84,13 +84,12 @@ impl CountingLimit {
     }
 
     /// Waits until one permit is free.
-    pub async fn acquire(&self) -> CountingPermit {
-        match self.wait(1).await {
-            Ok(permit) => permit,
-            // Unreachable: a request for one permit is never refused, because the limit may be
-            // raised later.
-            Err(_) => std::future::pending().await,
-        }
+    ///
+    /// # Errors
+    ///
+    /// None yet: a request for one permit is not refused, because the limit may be raised later.
+    pub async fn acquire(&self) -> Result<CountingPermit, Refusal> {
+        self.wait(1).await
     }
 
     /// Waits until `n` permits are free at once.
@@ -160,9 +159,12 @@ impl CountingLimit {
     /// both the calls in flight and the calls per second.
     ///
     /// The rate comes second, so that a call that cannot begin spends no permit of the rate. A
-    /// request that waits for the rate holds a permit of this limit meanwhile. This method cannot
-    /// refuse, so with a [`LeakyBucket`](crate::LeakyBucket) it waits even when the bucket is at
-    /// its capacity. Dropping the future takes nothing from either limiter.
+    /// request that waits for the rate holds a permit of this limit meanwhile. Dropping the future takes nothing
+    /// from either limiter.
+    ///
+    /// # Errors
+    ///
+    /// The refusal of the rate limiter: see [`RateLimiter::acquire`].
     ///
     /// # Examples
     ///
@@ -170,18 +172,22 @@ impl CountingLimit {
     /// use tidegate::{CountingLimit, Rate, RateLimiter};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() {
+    /// # async fn main() -> Result<(), tidegate::Refusal> {
     /// let in_flight = CountingLimit::new(20);
     /// let rate = RateLimiter::smooth_bursty(Rate::per_second(100));
-    /// let permit = in_flight.acquire_with(&rate).await;
+    /// let permit = in_flight.acquire_with(&rate).await?;
     /// // ... the call ...
     /// drop(permit);
+    /// # Ok(())
     /// # }
     /// ```
-    pub async fn acquire_with<P: Policy, C: Timer>(&self, rate: &RateLimiter<P, C>) -> CountingPermit {
-        let permit = self.acquire().await;
-        rate.acquire().await;
-        permit
+    pub async fn acquire_with<P: Policy, C: Timer>(
+        &self,
+        rate: &RateLimiter<P, C>,
+    ) -> Result<CountingPermit, Refusal> {
+        let permit = self.acquire().await?;
+        rate.acquire().await?;
+        Ok(permit)
     }
 
     /// Takes one permit of this limit and one permit of a rate limiter now, or neither.

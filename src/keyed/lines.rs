@@ -102,7 +102,7 @@ where
         };
         match line {
             Ok(line) => Ok(self.visit(hash, line)),
-            Err(refusal) => self.tell(n, Err(refusal)).and(Err(refusal)),
+            Err(refusal) => self.tell(n, Err(refusal)),
         }
     }
 

@@ -17,9 +17,10 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::table::{Found, Table};
+use self::table::{Found, Table, Taken};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
+use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::Reservation;
 use crate::limiter::events::Events;
@@ -265,7 +266,7 @@ where
     /// - [`Refusal::Limited`] if no permit of this key is due, or other requests wait for it.
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
     #[inline]
-    pub fn try_acquire<Q>(&self, key: &Q) -> Result<(), Refusal>
+    pub fn try_acquire<Q>(&self, key: &Q) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -283,7 +284,7 @@ where
     /// - [`Refusal::ZeroPermits`] if the request asks for no permits.
     /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once.
     #[inline]
-    pub fn try_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<(), Refusal>
+    pub fn try_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -291,7 +292,7 @@ where
         self.table.try_acquire(key, &request.into())
     }
 
-    /// Waits for one permit of a key. Returns the time waited: zero if the permit was due.
+    /// Waits for one permit of a key. The [`Grant`] tells the time waited.
     ///
     /// # Fairness
     ///
@@ -316,12 +317,12 @@ where
     /// let policy = TokenBucket::new(Rate::per_second(5), 1);
     /// let users: KeyedRateLimiter<String, _, _> =
     ///     KeyedRateLimiter::with_clock(policy, 1000, TokioClock::new());
-    /// assert_eq!(users.acquire("alice").await?, Duration::ZERO);
-    /// assert_eq!(users.acquire("alice").await?, Duration::from_millis(200));
+    /// assert_eq!(users.acquire("alice").await?.waited(), Duration::ZERO);
+    /// assert_eq!(users.acquire("alice").await?.waited(), Duration::from_millis(200));
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn acquire<Q>(&self, key: &Q) -> Result<Duration, Refusal>
+    pub async fn acquire<Q>(&self, key: &Q) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -330,21 +331,21 @@ where
     }
 
     /// Waits for the permits of a [`Request`] from a key. The request may be a plain number.
-    /// Returns the time waited.
+    /// The [`Grant`] tells the time waited.
     ///
     /// # Errors
     ///
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
     /// - The rest as [`RateLimiter::acquire_many`].
-    pub async fn acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Duration, Refusal>
+    pub async fn acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let request = request.into();
         match self.table.take_or_line(key, &request)? {
-            None => Ok(Duration::ZERO),
-            Some(line) => line.acquire_many(request).await,
+            Taken::Granted(grant) => Ok(grant),
+            Taken::Line(line) => line.acquire_many(request).await,
         }
     }
 
@@ -355,7 +356,7 @@ where
     ///
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
     /// - The rest as [`RateLimiter::acquire_within`].
-    pub async fn acquire_within<Q>(&self, key: &Q, within: Duration) -> Result<Duration, Refusal>
+    pub async fn acquire_within<Q>(&self, key: &Q, within: Duration) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -363,12 +364,13 @@ where
         self.acquire_many(key, Request::permits(1).within(within)).await
     }
 
-    /// Blocks the calling thread until it has one permit of a key. Returns the time waited.
+    /// Blocks the calling thread until it has one permit of a key. The [`Grant`] tells the time
+    /// waited.
     ///
     /// # Errors
     ///
     /// As [`blocking_acquire_many`](KeyedRateLimiter::blocking_acquire_many).
-    pub fn blocking_acquire<Q>(&self, key: &Q) -> Result<Duration, Refusal>
+    pub fn blocking_acquire<Q>(&self, key: &Q) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -377,7 +379,7 @@ where
     }
 
     /// Blocks the calling thread until it has the permits of a [`Request`] from a key. The request
-    /// may be a plain number. Returns the time waited.
+    /// may be a plain number. The [`Grant`] tells the time waited.
     ///
     /// Threads and tasks wait in one queue. Do not call this from a task: it blocks the executor's
     /// thread.
@@ -385,15 +387,15 @@ where
     /// # Errors
     ///
     /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
-    pub fn blocking_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Duration, Refusal>
+    pub fn blocking_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let request = request.into();
         match self.table.take_or_line(key, &request)? {
-            None => Ok(Duration::ZERO),
-            Some(line) => line.blocking_acquire_many(request),
+            Taken::Granted(grant) => Ok(grant),
+            Taken::Line(line) => line.blocking_acquire_many(request),
         }
     }
 

@@ -82,6 +82,7 @@ use super::removed::Removed;
 use super::shard::{Locked, Shard};
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
 use crate::policy::Policy;
@@ -154,7 +155,13 @@ pub(crate) enum Found<T, L> {
 pub(crate) type Line<P, C> = RateLimiter<KeyPolicy<P>, C>;
 
 /// The answer to a request, or the line that has to answer it.
-type Asked<P, C> = Found<Result<(), Refusal>, Line<P, C>>;
+type Asked<P, C> = Found<Result<Grant, Refusal>, Line<P, C>>;
+
+/// What a request got, or the line at which it waits.
+pub(crate) enum Taken<L> {
+    Granted(Grant),
+    Line(L),
+}
 
 /// A key, and its status or the line that knows its status.
 type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
@@ -243,7 +250,7 @@ where
 
     /// Takes what a request asks for from a key.
     #[inline]
-    pub(crate) fn try_acquire<Q>(&self, key: &Q, request: &Request) -> Result<(), Refusal>
+    pub(crate) fn try_acquire<Q>(&self, key: &Q, request: &Request) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -261,7 +268,7 @@ where
 
     /// Takes `n` permits of a key if the key is known and its shard has no lines. Reports nothing.
     #[inline]
-    fn try_known<Q>(&self, hash: u64, key: &Q, n: u32) -> Option<Result<(), Refusal>>
+    fn try_known<Q>(&self, hash: u64, key: &Q, n: u32) -> Option<Result<Grant, Refusal>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
@@ -278,14 +285,15 @@ where
 
     /// Takes what a request asks for if the key is new or its shard has lines.
     #[cold]
-    fn try_slow<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<(), Refusal>
+    fn try_slow<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         match self.ask(hash, key, request.permits) {
-            Ok(Some(line)) => line.try_acquire_many(*request),
-            answer => self.tell(request.permits, answer.map(drop)),
+            Ok(Taken::Line(line)) => line.try_acquire_many(*request),
+            Ok(Taken::Granted(grant)) => self.tell(request.permits, Ok(grant)),
+            Err(refusal) => self.tell(request.permits, Err(refusal)),
         }
     }
 
@@ -294,30 +302,31 @@ where
         &self,
         key: &Q,
         request: &Request,
-    ) -> Result<Option<Visit<'_, K, P, C>>, Refusal>
+    ) -> Result<Taken<Visit<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let (hash, n) = (self.hash_of(key), request.permits);
         if request.exempt {
-            return self.pass_exempt(hash, key, request).map(|()| None);
+            return self.pass_exempt(hash, key, request).map(Taken::Granted);
         }
         let answer = match self.try_known(hash, key, n) {
-            Some(answer) => answer.map(|()| None),
+            Some(answer) => answer.map(Taken::Granted),
             None => self.ask(hash, key, n),
         };
         match answer {
-            Ok(Some(line)) => Ok(Some(line)),
+            Ok(Taken::Line(line)) => Ok(Taken::Line(line)),
             // Not reported: the line reports when the request is served or refused.
-            Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Some),
-            answer => self.tell(n, answer.map(drop)).map(|()| None),
+            Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Taken::Line),
+            Ok(Taken::Granted(grant)) => self.tell(n, Ok(grant)).map(Taken::Granted),
+            Err(refusal) => self.tell(n, Err(refusal)).map(Taken::Granted),
         }
     }
 
     /// Lets an exempt request pass. It takes no permits, so a new key stays unknown.
     #[cold]
-    fn pass_exempt<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<(), Refusal>
+    fn pass_exempt<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -326,14 +335,14 @@ where
             return self.visit(hash, line).try_acquire_many(*request);
         }
         self.report(|events| events.exempted(request.permits.into()));
-        Ok(())
+        Ok(Grant::at_once(0))
     }
 
     /// Reports a request that was decided without a line. A line reports for itself.
     #[cold]
-    pub(super) fn tell(&self, n: u32, answer: Result<(), Refusal>) -> Result<(), Refusal> {
+    pub(super) fn tell<T>(&self, n: u32, answer: Result<T, Refusal>) -> Result<T, Refusal> {
         self.report(|events| match &answer {
-            Ok(()) => events.granted(n.into(), Duration::ZERO),
+            Ok(_) => events.granted(n.into(), Duration::ZERO),
             Err(refusal) => events.refused(n.into(), refusal),
         });
         answer
@@ -354,7 +363,7 @@ where
     }
 
     /// Takes `n` permits of a key that may be new, or returns the line to ask. Reports nothing.
-    fn ask<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Option<Visit<'_, K, P, C>>, Refusal>
+    fn ask<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Taken<Visit<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -365,8 +374,8 @@ where
                 found => found,
             };
         match found {
-            Found::Known(answer) => answer.map(|()| None),
-            Found::Line(line) => Ok(Some(self.visit(hash, line))),
+            Found::Known(answer) => answer.map(Taken::Granted),
+            Found::Line(line) => Ok(Taken::Line(self.visit(hash, line))),
             // Unreachable: `add` never returns `Nowhere`.
             Found::Nowhere => Err(self.no_room()),
         }
@@ -561,11 +570,11 @@ where
 
 /// Takes `n` permits from a state.
 #[inline]
-fn take<P: Policy>(policy: &Arc<P>, state: &P::State, now: Nanos, n: u32) -> Result<(), Refusal> {
+fn take<P: Policy>(policy: &Arc<P>, state: &P::State, now: Nanos, n: u32) -> Result<Grant, Refusal> {
     // `?` leaves the charge where it is. `map(drop)` would first copy charge and refusal to one
     // place.
     policy.try_acquire(state, now, n)?;
-    Ok(())
+    Ok(Grant::at_once(n))
 }
 
 /// Returns the status of a state for which no request waits.

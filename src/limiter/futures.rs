@@ -1,13 +1,13 @@
-//! The futures of [`RateLimiter`](crate::RateLimiter). Each is a [`Pending`] with another output.
+//! The futures of [`RateLimiter`](crate::RateLimiter). Each is a [`Pending`], borrowed or owned.
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
+use crate::grant::Grant;
 use crate::limiter::pending::{Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
@@ -16,37 +16,28 @@ use crate::request::Request;
 
 type Limiter<P, C> = Arc<Shared<Single<P>, C>>;
 
-/// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire): one permit, and the time
-/// waited for it.
+/// The future of [`RateLimiter::acquire`](crate::RateLimiter::acquire),
+/// [`acquire_many`](crate::RateLimiter::acquire_many) and
+/// [`acquire_within`](crate::RateLimiter::acquire_within): a [`Grant`], or a refusal.
 ///
 /// Lazy: it joins the queue when it is first polled. `Unpin` and `Send`.
 ///
 /// # Cancel safety
 ///
 /// Dropping it at any time leaves no trace: it loses its place, and the waiters behind it move up.
-/// If it had been granted a permit that it did not yet see, the permit goes to the next waiter.
+/// If it had been granted permits that it did not yet see, the permits go to the next waiter.
 ///
 /// # Panics
 ///
 /// Polling it again after it was ready panics. So does waiting on the default clock outside of a
 /// tokio runtime.
-#[must_use = "futures do nothing unless awaited: no permit was acquired"]
+#[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: Pending<Single<P>, C, &'a Limiter<P, C>>,
 }
 
-/// The future of [`RateLimiter::acquire_many`](crate::RateLimiter::acquire_many) and
-/// [`acquire_within`](crate::RateLimiter::acquire_within): some permits, and the time waited for
-/// them.
-///
-/// Lazy, cancel safe, `Unpin` and `Send`, as [`Acquire`].
-#[must_use = "futures do nothing unless awaited: no permits were acquired"]
-pub struct AcquireMany<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    pending: Pending<Single<P>, C, &'a Limiter<P, C>>,
-}
-
 /// The future of [`RateLimiter::acquire_owned`](crate::RateLimiter::acquire_owned): as
-/// [`AcquireMany`], without a borrow. It can be spawned, stored or sent.
+/// [`Acquire`], without a borrow. It can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: Pending<Single<P>, C, Limiter<P, C>>,
@@ -54,15 +45,8 @@ pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 
 impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
     #[inline]
-    pub(super) fn new(shared: &'a Limiter<P, C>) -> Self {
-        Acquire { pending: Pending { shared, wait: Waiting::new(1) } }
-    }
-}
-
-impl<'a, P: Policy, C: Timer> AcquireMany<'a, P, C> {
-    #[inline]
     pub(super) fn new(shared: &'a Limiter<P, C>, request: &Request) -> Self {
-        AcquireMany { pending: Pending { shared, wait: Waiting::with(request.permits, request) } }
+        Acquire { pending: Pending { shared, wait: Waiting::with(request.permits, request) } }
     }
 }
 
@@ -74,54 +58,30 @@ impl<P: Policy, C: Timer> AcquireOwned<P, C> {
 }
 
 impl<P: Policy, C: Timer> Future for Acquire<'_, P, C> {
-    type Output = Duration;
-
-    #[inline]
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Duration> {
-        let pending = &mut self.get_mut().pending;
-        match pending.poll(Poller::Task(context.waker())) {
-            Poll::Ready(Ok(answer)) => Poll::Ready(answer.waited),
-            Poll::Ready(Err(_)) => {
-                // Only a policy that breaks its contract refuses one permit for good, and this
-                // future cannot return an error. So it stays pending, without an entry in line and
-                // without a waker: nothing wakes it, and only another poll asks the policy again.
-                pending.wait = Waiting::new(1);
-                Poll::Pending
-            }
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl<P: Policy, C: Timer> Future for AcquireMany<'_, P, C> {
-    type Output = Result<Duration, Refusal>;
+    type Output = Result<Grant, Refusal>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = self.get_mut().pending.poll(Poller::Task(context.waker()));
-        answer.map_ok(|answer| answer.waited)
+        let pending = &mut self.get_mut().pending;
+        let answer = pending.poll(Poller::Task(context.waker()));
+        answer.map_ok(|answer| answer.grant(*pending.ask()))
     }
 }
 
 impl<P: Policy, C: Timer> Future for AcquireOwned<P, C> {
-    type Output = Result<Duration, Refusal>;
+    type Output = Result<Grant, Refusal>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = self.get_mut().pending.poll(Poller::Task(context.waker()));
-        answer.map_ok(|answer| answer.waited)
+        let pending = &mut self.get_mut().pending;
+        let answer = pending.poll(Poller::Task(context.waker()));
+        answer.map_ok(|answer| answer.grant(*pending.ask()))
     }
 }
 
 impl<P: Policy, C: Timer> fmt::Debug for Acquire<'_, P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire").finish_non_exhaustive()
-    }
-}
-
-impl<P: Policy, C: Timer> fmt::Debug for AcquireMany<'_, P, C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireMany").field("permits", self.pending.ask()).finish_non_exhaustive()
+        f.debug_struct("Acquire").field("permits", self.pending.ask()).finish_non_exhaustive()
     }
 }
 

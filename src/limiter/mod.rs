@@ -5,15 +5,15 @@ mod control;
 pub(crate) mod events;
 mod futures;
 pub(crate) mod gate_word;
-pub(crate) mod grant;
 pub(crate) mod pending;
 mod reservation;
+pub(crate) mod settle;
 pub(crate) mod shared;
 mod statistics;
 mod waiting;
 
 pub use events::Events;
-pub use futures::{Acquire, AcquireMany, AcquireOwned};
+pub use futures::{Acquire, AcquireOwned};
 pub use reservation::Reservation;
 pub use statistics::{Statistics, StatisticsSnapshot, WaitHistogram};
 
@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
+use crate::grant::Grant;
 use crate::limiter::pending::Waiting;
 use crate::limiter::shared::Shared;
 use crate::line::lateness::CATCH_UP;
@@ -33,6 +34,7 @@ use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
+use crate::time::Nanos;
 
 /// Makes a program wait its turn: hands out permits at a rate, first come, first served.
 ///
@@ -74,10 +76,10 @@ use crate::status::Status;
 /// # let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// # #[cfg(any())]
 /// let limiter = RateLimiter::smooth_bursty(Rate::per_second(5));
-/// assert_eq!(limiter.acquire().await, Duration::ZERO);
+/// assert_eq!(limiter.acquire().await?.waited(), Duration::ZERO);
 /// // The first one is paid for by the second, which is not due yet.
 /// assert!(limiter.try_acquire().is_err());
-/// assert!(limiter.acquire_many(3).await? >= Duration::from_millis(200));
+/// assert!(limiter.acquire_many(3).await?.waited() >= Duration::from_millis(200));
 /// # Ok(())
 /// # }
 /// ```
@@ -171,15 +173,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self.shared
     }
 
-    /// Waits for one permit. Returns the time waited, zero if it was there.
+    /// Waits for one permit. The [`Grant`] tells the time waited, zero if the permit was there.
     ///
-    /// This never returns an error, however long it waits. At [`Rate::ZERO`], with a burst of 0, or
-    /// with [`DenyAll`](crate::DenyAll), it waits until that is changed, perhaps for ever; likewise
-    /// if earlier requests took the permits of the clock's 34 years. To limit the wait, use
-    /// [`acquire_within`](RateLimiter::acquire_within).
-    ///
-    /// It joins the queue of a [`LeakyBucket`](crate::LeakyBucket) even if that is full;
-    /// [`acquire_many(1)`](RateLimiter::acquire_many) is refused then.
+    /// At [`Rate::ZERO`], with a burst of 0, or with [`DenyAll`](crate::DenyAll), it waits until
+    /// that is changed, perhaps for ever; likewise if earlier requests took the permits of the
+    /// clock's 34 years. To limit the wait, use [`acquire_within`](RateLimiter::acquire_within).
     ///
     /// # Fairness
     ///
@@ -189,6 +187,15 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// Dropping the future leaves no trace.
     ///
+    /// # Errors
+    ///
+    /// One permit can always be had some day, so a limiter refuses this call only if it bounds its
+    /// waiters:
+    ///
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is
+    ///   [bounded](RateLimiter::set_queue_bounds).
+    /// - [`Refusal::Limited`] if a [`LeakyBucket`](crate::LeakyBucket) has no room.
+    ///
     /// # Panics
     ///
     /// With the default clock, if it has to wait outside of a tokio runtime with time enabled; or
@@ -196,11 +203,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// [`TokioClock`](crate::TokioClock).
     #[inline]
     pub fn acquire(&self) -> Acquire<'_, P, C> {
-        Acquire::new(&self.shared)
+        self.acquire_many(1)
     }
 
     /// Waits for what a [`Request`] asks for, which may be just a number: `acquire_many(3)` waits
-    /// for three permits at once. Returns the time waited.
+    /// for three permits at once. The [`Grant`] tells the time waited.
     ///
     /// The policy says which request pays for a large one. With Guava's two policies a large
     /// request is granted as soon as the one before it is paid for, and delays the next one.
@@ -250,8 +257,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # }
     /// ```
     #[inline]
-    pub fn acquire_many(&self, request: impl Into<Request>) -> AcquireMany<'_, P, C> {
-        AcquireMany::new(&self.shared, &request.into())
+    pub fn acquire_many(&self, request: impl Into<Request>) -> Acquire<'_, P, C> {
+        Acquire::new(&self.shared, &request.into())
     }
 
     /// Waits for one permit if it is due within a time, else refuses at once and spends nothing:
@@ -280,17 +287,18 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use tidegate::{Rate, RateLimiter, SmoothBursty, TokioClock};
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() {
+    /// # async fn main() -> Result<(), tidegate::Refusal> {
     /// let policy = SmoothBursty::new(Rate::per_second(10));
     /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
-    /// limiter.acquire().await;
+    /// limiter.acquire().await?;
     /// let refusal = limiter.acquire_within(Duration::from_millis(30)).await.unwrap_err();
     /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(70)));
     /// assert!(limiter.acquire_within(Duration::from_millis(100)).await.is_ok());
+    /// # Ok(())
     /// # }
     /// ```
     #[inline]
-    pub fn acquire_within(&self, within: Duration) -> AcquireMany<'_, P, C> {
+    pub fn acquire_within(&self, within: Duration) -> Acquire<'_, P, C> {
         self.acquire_many(Request::permits(1).within(within))
     }
 
@@ -318,7 +326,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// [`Refusal::Limited`] if no permit is due, or other requests wait for it. Its `retry_after`
     /// is exact: without other calls, an equal call succeeds that much later and not before.
     #[inline]
-    pub fn try_acquire(&self) -> Result<(), Refusal> {
+    pub fn try_acquire(&self) -> Result<Grant, Refusal> {
         self.shared.try_acquire(Demand { ask: &1, priority: 0 })
     }
 
@@ -355,15 +363,15 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), Refusal>(())
     /// ```
     #[inline]
-    pub fn try_acquire_many(&self, request: impl Into<Request>) -> Result<(), Refusal> {
+    pub fn try_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let Request { ref permits, priority, exempt, .. } = request.into();
         if exempt {
-            return self.shared.tell(permits, Duration::ZERO, Ok(Outcome::Exempt)).map(drop);
+            return self.shared.tell(permits, Nanos::ZERO, Ok(Outcome::Exempt)).map(|_| Grant::at_once(0));
         }
         self.shared.try_acquire(Demand { ask: permits, priority })
     }
 
-    /// Blocks the calling thread until it has one permit. Returns the time waited.
+    /// Blocks the calling thread until it has one permit. The [`Grant`] tells the time waited.
     ///
     /// Threads and tasks wait in one queue. Do not call it from a task: it blocks the executor's
     /// thread. It needs no runtime.
@@ -374,30 +382,28 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// use tidegate::{Rate, RateLimiter};
     ///
     /// let limiter = RateLimiter::smooth_bursty(Rate::per_second(1000));
-    /// limiter.blocking_acquire();
-    /// limiter.blocking_acquire();
+    /// limiter.blocking_acquire()?;
+    /// limiter.blocking_acquire()?;
+    /// # Ok::<(), tidegate::Refusal>(())
     /// ```
-    pub fn blocking_acquire(&self) -> Duration {
-        loop {
-            // One permit is never refused for good; a policy that does so breaks its contract, and
-            // has none to give.
-            match blocking::acquire(&self.shared, Waiting::new(1)) {
-                Ok(answer) => return answer.waited,
-                Err(_) => std::thread::park(),
-            }
-        }
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](RateLimiter::acquire).
+    pub fn blocking_acquire(&self) -> Result<Grant, Refusal> {
+        self.blocking_acquire_many(1)
     }
 
     /// Blocks the calling thread until it has what a [`Request`] asks for, which may be just a
-    /// number. Returns the time waited.
+    /// number. The [`Grant`] tells the time waited.
     ///
     /// # Errors
     ///
     /// As [`acquire_many`](RateLimiter::acquire_many).
-    pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Duration, Refusal> {
+    pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let request = request.into();
         let wait = Waiting::with(request.permits, &request);
-        blocking::acquire(&self.shared, wait).map(|answer| answer.waited)
+        blocking::acquire(&self.shared, wait).map(|answer| answer.grant(request.permits))
     }
 
     /// Takes a place in the queue now for what a [`Request`] asks for, and tells when it is due.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::shared::Shared;
-use crate::line::grant::{Answer, GrantKind};
 use crate::line::rule::Rule;
+use crate::line::undoable::{Answer, GrantKind};
 use crate::line::visit::Demand;
 use crate::request::Request;
 use crate::time::Nanos;
@@ -19,9 +19,6 @@ use crate::time::Nanos;
 pub(crate) struct Waiting<Ask> {
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
-    /// Whether the request can be refused while it waits: by a bound on the line, or by the
-    /// policy's `max_wait`. Not where the caller can be told no error.
-    pub(crate) bounded: bool,
     pub(crate) stage: Stage,
     /// The longest wait that the caller accepts; `Nanos::MAX` if it accepts any. Not an `Option`,
     /// since eight bytes more make a task 128 bytes larger.
@@ -103,10 +100,10 @@ pub(crate) enum Poller<'a> {
 }
 
 impl<Ask> Waiting<Ask> {
-    /// A request that waits for any time, even in a full queue.
+    /// A request that waits for any time.
     pub(crate) fn new(ask: Ask) -> Waiting<Ask> {
         let (stage, since) = (Stage::New, Nanos::ZERO);
-        Waiting { ask, priority: 0, bounded: false, stage, within: Nanos::MAX, since, kind: GrantKind::Final }
+        Waiting { ask, priority: 0, stage, within: Nanos::MAX, since, kind: GrantKind::Final }
     }
 
     /// A request that waits no longer than it says, nor than the policy lets any request wait.
@@ -115,14 +112,14 @@ impl<Ask> Waiting<Ask> {
         let most = Nanos::new(u64::MAX - 1);
         let within = request.within.map_or(Nanos::MAX, |within| Nanos::from_duration(within).min(most));
         let stage = if request.exempt { Stage::Exempt } else { Stage::New };
-        Waiting { within, priority: request.priority, bounded: true, stage, ..Waiting::new(ask) }
+        Waiting { within, priority: request.priority, stage, ..Waiting::new(ask) }
     }
 
-    /// The longest that the request waits, if there is a limit. The `max_wait` of a policy limits
-    /// the requests that can be refused; `Duration::MAX` is none.
+    /// The longest that the request waits, if there is a limit: its own, or the `max_wait` of the
+    /// policy, of which `Duration::MAX` is none.
     pub(crate) fn longest(&self, max_wait: Duration) -> Option<Nanos> {
         let within = (self.within < Nanos::MAX).then_some(self.within);
-        if !self.bounded || max_wait == Duration::MAX {
+        if max_wait == Duration::MAX {
             return within;
         }
         let max_wait = Nanos::from_duration(max_wait);

@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
+use crate::grant::Grant;
 use crate::limiter::blocking;
-use crate::limiter::grant::{Settle, Share};
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
+use crate::limiter::settle::{Settle, Share};
 use crate::limiter::shared::Shared;
-use crate::line::grant::{Answer, Granted};
 use crate::line::rule::Single;
+use crate::line::undoable::{Answer, Granted};
 use crate::policy::{Policy, SmoothBursty};
+use crate::time::Nanos;
 
 /// A place in the queue, taken at once: made by
 /// [`RateLimiter::reserve`](crate::RateLimiter::reserve).
@@ -86,8 +88,8 @@ use crate::policy::{Policy, SmoothBursty};
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: OwnedPending<Single<P>, C>,
-    /// The grant, once it is claimed.
-    claimed: Option<Share<Single<P>, C>>,
+    /// What the grant took, once it is claimed.
+    claimed: Option<(Grant, Share<Single<P>, C>)>,
 }
 
 impl<P: Policy, C: Timer> Reservation<P, C> {
@@ -95,16 +97,19 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         let mut this = Reservation { pending: Pending { shared, wait }, claimed: None };
         if this.pending.wait.is_done() {
             // In shadow mode a refused request passes, and takes nothing.
-            this.keep(None);
+            this.keep(Answer { waited: Nanos::ZERO, granted: None });
         }
         this
     }
 
-    /// Keeps what the grant took.
-    fn keep(&mut self, granted: Option<Granted<P::Charge>>) {
+    /// Keeps the grant and what it took.
+    fn keep(&mut self, answer: Answer<P::Charge>) -> Grant {
         let Pending { shared, wait } = &self.pending;
-        let grant = granted.and_then(Granted::tracked);
-        self.claimed = Some(Share { shared: shared.clone(), n: *wait.ask(), grant });
+        let (n, shared) = (*wait.ask(), shared.clone());
+        let grant = answer.grant(n);
+        let share = Share { shared, n, grant: answer.granted.and_then(Granted::tracked) };
+        self.claimed = Some((grant, share));
+        grant
     }
 
     /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
@@ -127,27 +132,26 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// refusal, if it was not claimed before.
     pub fn claim(&mut self) -> bool {
         if let Some(Ok(answer)) = self.pending.claim() {
-            self.keep(answer.granted);
+            self.keep(answer);
         }
         self.claimed.is_some()
     }
 
-    /// Blocks the calling thread until the reservation is due, and claims it. Returns the time
-    /// since it was made, or zero if it was claimed before.
+    /// Blocks the calling thread until the reservation is due, and claims it. The [`Grant`] tells
+    /// the time from the reservation to the claim. A second claim returns the same grant.
     ///
     /// Do not call it from a task: it blocks the executor's thread. It needs no runtime.
     ///
     /// # Errors
     ///
     /// As awaiting it.
-    pub fn blocking_claim(&mut self) -> Result<Duration, Refusal> {
-        if self.claimed.is_some() {
-            return Ok(Duration::ZERO);
+    pub fn blocking_claim(&mut self) -> Result<Grant, Refusal> {
+        if let Some((grant, _)) = self.claimed {
+            return Ok(grant);
         }
         let wait = self.pending.release();
-        let Answer { waited, granted } = blocking::acquire(&self.pending.shared, wait)?;
-        self.keep(granted);
-        Ok(waited)
+        let answer = blocking::acquire(&self.pending.shared, wait)?;
+        Ok(self.keep(answer))
     }
 
     /// Tells how many permits were really used, for a cost that was estimated. If fewer were used
@@ -164,7 +168,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// are charged.
     pub fn settle(mut self, used: u32) {
         match self.claimed.take() {
-            Some(share) => Box::new(share).settle(used),
+            Some((_, share)) => Box::new(share).settle(used),
             None => {
                 self.pending.leave();
                 if used > 0 {
@@ -185,8 +189,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     }
 }
 
-/// Waits until the reservation is due and claims it. Returns the time since it was made, or zero if
-/// it was claimed before.
+/// Waits until the reservation is due and claims it. The [`Grant`] tells the time from the
+/// reservation to the claim. A second claim returns the same grant.
 ///
 /// Await `&mut reservation` to keep it, for example to settle it.
 ///
@@ -200,18 +204,15 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
 /// With the default clock, if it has to wait outside of a tokio runtime. Polling it again after it
 /// was refused panics.
 impl<P: Policy, C: Timer> Future for Reservation<P, C> {
-    type Output = Result<Duration, Refusal>;
+    type Output = Result<Grant, Refusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if this.claimed.is_some() {
-            return Poll::Ready(Ok(Duration::ZERO));
+        if let Some((grant, _)) = this.claimed {
+            return Poll::Ready(Ok(grant));
         }
         let answer = ready!(this.pending.poll(Poller::Task(context.waker())));
-        Poll::Ready(answer.map(|Answer { waited, granted }| {
-            this.keep(granted);
-            waited
-        }))
+        Poll::Ready(answer.map(|answer| this.keep(answer)))
     }
 }
 

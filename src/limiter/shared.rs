@@ -16,19 +16,20 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
+use crate::grant::Grant;
 use crate::limiter::events::{Events, Observers};
 use crate::limiter::gate_word::{GateWord, LATE, SHADOW, Word};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::Line;
 use crate::line::deferred::{Deferred, run_in_drop};
-use crate::line::grant::{GrantKind, Granted, Tracked, Undoable, counts};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::{Rule, Single};
+use crate::line::undoable::{Answer, GrantKind, Granted, Tracked, Undoable, counts};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::status::Status;
@@ -84,20 +85,6 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self
     }
 
-    /// Takes permits now or not at all.
-    #[inline]
-    pub(crate) fn try_acquire(&self, demand: Demand<'_, R::Ask>) -> Result<(), Refusal> {
-        let word = self.gate_word.load();
-        if word.is_clear() {
-            // `?` leaves the charge where it is. `map(drop)`, or `try_grant`, would bring charge
-            // and refusal to one place first.
-            self.take_without_lock(word, self.clock.now(), demand.ask)?;
-            return Ok(());
-        }
-        self.try_slowly(demand, GrantKind::Final)?;
-        Ok(())
-    }
-
     /// Takes permits now or not at all. Returns what was taken, or `None` in shadow.
     #[inline]
     pub(crate) fn try_grant(
@@ -127,7 +114,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             }
             _ => self.try_in_line(demand, kind),
         };
-        self.tell(demand.ask, Duration::ZERO, answer.map(Outcome::Granted))
+        self.tell(demand.ask, Nanos::ZERO, answer.map(Outcome::Granted))
     }
 
     /// Takes permits without the lock, now or as of when they were due, or not at all: the one
@@ -189,7 +176,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn tell(
         &self,
         ask: &R::Ask,
-        waited: Duration,
+        waited: Nanos,
         answer: Decision<Granted<R::Charge>>,
     ) -> Result<Option<Granted<R::Charge>>, Refusal> {
         let answer = match answer {
@@ -199,7 +186,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.report(|events| {
             let permits = self.rule.permits(ask);
             match &answer {
-                Ok(Outcome::Granted(_)) => events.granted(permits, waited),
+                Ok(Outcome::Granted(_)) => events.granted(permits, waited.as_duration()),
                 Ok(Outcome::Shadow(refusal)) => events.shadowed(permits, refusal),
                 Ok(Outcome::Exempt) => events.exempted(permits),
                 Err(refusal) => events.refused(permits, refusal),
@@ -438,6 +425,20 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 }
 
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
+    /// Takes permits now or not at all.
+    #[inline]
+    pub(crate) fn try_acquire(&self, demand: Demand<'_, u32>) -> Result<Grant, Refusal> {
+        let word = self.gate_word.load();
+        if word.is_clear() {
+            // `?` leaves the charge where it is. `map`, or `try_grant`, would bring charge and
+            // refusal to one place first.
+            self.take_without_lock(word, self.clock.now(), demand.ask)?;
+            return Ok(Grant::at_once(*demand.ask));
+        }
+        let granted = self.try_slowly(demand, GrantKind::Final)?;
+        Ok(Answer { waited: Nanos::ZERO, granted }.grant(*demand.ask))
+    }
+
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&self, n: u32) {
         let Single { policy, state } = &self.rule;

@@ -27,19 +27,20 @@ const BUCKETS: usize = 65;
 /// use tidegate::{Rate, RateLimiter, SmoothBursty, Statistics, TokioClock};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() {
+/// # async fn main() -> Result<(), tidegate::Refusal> {
 /// let policy = SmoothBursty::new(Rate::per_second(10));
 /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// let statistics = Arc::new(Statistics::new());
 /// limiter.observe(statistics.clone());
 /// for _ in 0..100 {
-///     limiter.acquire().await;
+///     limiter.acquire().await?;
 /// }
 /// assert!(limiter.try_acquire().is_err());
 /// let snapshot = statistics.snapshot();
 /// assert_eq!((snapshot.granted, snapshot.limited), (100, 1));
 /// // 100 ms each; told as the end of a bucket, which is less than twice as much.
 /// assert_eq!(snapshot.waited.quantile(0.5), Duration::from_nanos((1 << 27) - 1));
+/// # Ok(())
 /// # }
 /// ```
 ///

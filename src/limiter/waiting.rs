@@ -26,10 +26,10 @@ use crate::error::Refusal;
 use crate::limiter::pending::{Answered, Pending, Poller, Stage, Waiting};
 use crate::limiter::shared::{Held, Shared};
 use crate::line::deferred::run_in_drop;
-use crate::line::grant::{Answer, GrantKind, Granted, Undoable};
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
+use crate::line::undoable::{Answer, GrantKind, Granted, Undoable};
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Line, NewWaiter, WokenBy};
 use crate::policy::limited;
@@ -58,7 +58,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     answer => {
                         wait.stage = Stage::Done;
                         return Poll::Ready(answer.map(|charge| Answer {
-                            waited: Duration::ZERO,
+                            waited: Nanos::ZERO,
                             granted: Some(Granted::Final(charge)),
                         }));
                     }
@@ -82,18 +82,18 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     Err(refusal) if refusal.may_retry() => {}
                     answer => {
                         let answer = answer.map(|charge| Outcome::Granted(Granted::Final(charge)));
-                        return Poll::Ready(self.answer(wait, Duration::ZERO, answer));
+                        return Poll::Ready(self.answer(wait, Nanos::ZERO, answer));
                     }
                 }
             }
         }
         let (answer, waited) = match wait.stage {
-            Stage::Exempt => (Ok(Outcome::Exempt), Duration::ZERO),
+            Stage::Exempt => (Ok(Outcome::Exempt), Nanos::ZERO),
             // `New` became `Joining` above.
-            Stage::New | Stage::Joining => (ready!(self.join(wait, poller)), Duration::ZERO),
+            Stage::New | Stage::Joining => (ready!(self.join(wait, poller)), Nanos::ZERO),
             Stage::Queued(key) => {
                 let (answer, now) = ready!(self.look(wait, key, poller));
-                (answer, now.saturating_since(wait.since).as_duration())
+                (answer, now.saturating_since(wait.since))
             }
             Stage::Done => panic!("polled after it was ready"),
         };
@@ -104,7 +104,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     fn answer(
         &self,
         wait: &mut Waiting<R::Ask>,
-        waited: Duration,
+        waited: Nanos,
         answer: Decision<Granted<R::Charge>>,
     ) -> Answered<R::Charge> {
         // First, so that the drop after a panic of an observer finds nothing to leave.
@@ -127,7 +127,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let held = self.visit(|line, visit| {
             let demand = wait.demand();
             line.check(visit.rule, visit.now, demand)?;
-            let no_room = wait.bounded && !line.has_room(visit.rule, demand.ask);
+            let no_room = !line.has_room(visit.rule, demand.ask);
             // Asked again, with the lock: the permits may have come in between, and only a holder
             // of the lock learns of later ones. In a full queue the request cannot wait, so it
             // takes an available permit even before woken waiters have collected theirs.
@@ -157,7 +157,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             }
             let since = visit.arrival(|| line.due_behind(visit, demand));
             let Demand { ask, priority } = demand;
-            let (ask, waker, droppable) = (ask.clone(), waker.take(), wait.bounded);
+            let (ask, waker, droppable) = (ask.clone(), waker.take(), true);
             let new_waiter = NewWaiter { ask, priority, droppable, woken_by, since, deadline, waker };
             // At once, so that the future knows of its entry also if foreign code panics before
             // this returns.
@@ -219,7 +219,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if let Err(refusal) = answer {
             // In shadow mode the request passes, and has nothing to claim.
             this.wait.stage = Stage::Done;
-            self.tell(&this.wait.ask, Duration::ZERO, Err(refusal))?;
+            self.tell(&this.wait.ask, Nanos::ZERO, Err(refusal))?;
         }
         Ok(this.release())
     }
@@ -354,13 +354,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             Stage::New | Stage::Joining | Stage::Done => return None,
             Stage::Exempt => {
                 wait.stage = Stage::Done;
-                (Ok(Outcome::Exempt), Duration::ZERO)
+                (Ok(Outcome::Exempt), Nanos::ZERO)
             }
             Stage::Queued(key) => {
                 self.recheck();
                 let now = self.clock.now();
                 let decision = self.collect(wait, key, now)?;
-                (decision, now.saturating_since(wait.since).as_duration())
+                (decision, now.saturating_since(wait.since))
             }
         };
         Some(self.answer(wait, waited, decision))

@@ -22,7 +22,7 @@
 //! | `due`, `terms`, `settings` | when a request is due, and the settings that decide it |
 //! | `watch`, `alarms` | what wakes the line when its head is due |
 //! | `seats` | places of composites |
-//! | `grant`, `undo`, `lateness` | grants that can be undone, how much of them, and late grants |
+//! | `undoable`, `undo`, `lateness` | grants that can be undone, how much of them, and late grants |
 //! | `rule`, `visit`, `outcome` | the interface to the policy, the context of a lock holder, the end of a request |
 //! | `deferred`, `recheck` | work for the time after the lock: wakers, drops, and other limiters that must look at their lines |
 //!
@@ -35,7 +35,6 @@ pub(crate) mod bounds;
 pub(crate) mod deferred;
 mod due;
 pub(crate) mod entries;
-pub(crate) mod grant;
 mod index;
 pub(crate) mod lateness;
 pub(crate) mod outcome;
@@ -50,6 +49,7 @@ pub(crate) mod sizes;
 mod take;
 pub(crate) mod terms;
 mod undo;
+pub(crate) mod undoable;
 pub(crate) mod visit;
 mod watch;
 
@@ -63,7 +63,6 @@ use crate::error::Refusal;
 use crate::line::alarms::Alarms;
 use crate::line::due::Memo;
 use crate::line::entries::Entries;
-use crate::line::grant::{GrantKind, Granted, Tracked, counts};
 use crate::line::index::{Index, LONG};
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::place::place_of;
@@ -74,6 +73,7 @@ use crate::line::seats::Seats;
 use crate::line::settings::Settings;
 use crate::line::terms::Terms;
 use crate::line::undo::UndoLog;
+use crate::line::undoable::{GrantKind, Granted, Tracked, counts};
 use crate::line::visit::{Demand, Visit};
 use crate::time::Nanos;
 

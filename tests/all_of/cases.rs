@@ -229,7 +229,7 @@ fn a_dropped_wait_leaves_no_trace() {
     clock.advance(500 * MS);
     drop(waits);
     clock.advance(500 * MS);
-    assert_ready!(plain.poll());
+    assert_ready_ok!(plain.poll());
     assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     assert_eq!(b.try_acquire(), Err(Refusal::Limited { retry_after: (9 * SECOND).into() }));
     assert_eq!((a.status().waiting, b.status().waiting, both.status().waiting), (0, 0, 0));
@@ -246,7 +246,7 @@ fn a_grant_that_was_not_seen_goes_back_to_all() {
     assert_pending!(plain.poll());
     drop(first);
     assert!(plain.is_woken());
-    assert_ready!(plain.poll());
+    assert_ready_ok!(plain.poll());
     assert!(b.try_acquire().is_ok() && a.try_acquire().is_err());
 }
 
@@ -259,7 +259,7 @@ fn a_leaked_wait_holds_up_nobody_beyond_its_turn() {
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
     clock.advance(SECOND);
-    assert_ready!(plain.poll());
+    assert_ready_ok!(plain.poll());
     clock.advance(5 * SECOND);
     drop(assert_ready_ok!(second.poll()));
 }
@@ -289,21 +289,21 @@ fn a_wait_for_one_member_does_not_hold_up_the_other() {
         let mut plain = spawn(a.acquire());
         assert_pending!(plain.poll());
         clock.advance(SECOND);
-        assert_ready!(plain.poll());
+        assert_ready_ok!(plain.poll());
     }
     // Only the last permit before its time is kept for it.
     assert_pending!(wait.poll());
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
     clock.advance(SECOND);
-    assert_ready!(plain.poll());
+    assert_ready_ok!(plain.poll());
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
     clock.advance(SECOND);
     assert!(wait.is_woken() && !plain.is_woken());
     drop(assert_ready_ok!(wait.poll()));
     clock.advance(SECOND);
-    assert_ready!(plain.poll());
+    assert_ready_ok!(plain.poll());
 }
 
 /// Two members whose permits never coincide, each with plain waiters all the time.
@@ -345,7 +345,7 @@ fn it_stands_in_the_line_of_each_member() {
     let mut behind = spawn(b.acquire_many(1));
     assert_pending!(behind.poll());
     clock.advance(SECOND);
-    assert_ready!(before.poll());
+    assert_ready_ok!(before.poll());
     // One of `b` is due that the composite cannot use yet, and it is there again in time.
     assert_ready_ok!(behind.poll());
     assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
@@ -392,7 +392,7 @@ fn changes_and_refunds_of_a_member_act_now() {
     assert_pending!(other.poll());
     drop(one);
     clock.advance(SECOND);
-    assert_ready!(other.poll());
+    assert_ready_ok!(other.poll());
     b.set_rate(Rate::per_second(2));
     one = waiting(both.acquire());
     // There again in time.
@@ -548,7 +548,7 @@ fn a_waker_that_panics_costs_nobody_their_turn() {
     }
     assert!(good.is_woken() && plain.is_woken());
     drop(assert_ready_ok!(good.poll()));
-    assert_ready!(plain.poll());
+    assert_ready_ok!(plain.poll());
     drop(bad);
     assert_eq!((a.status().waiting, b.status().waiting), (0, 0));
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::support::MS;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, Change, CountingLimit, ManualClock, QueueBounds, Rate, RateLimiter,
+    AllOf, AllRefusal, AllRequest, Change, CountingLimit, Grant, ManualClock, QueueBounds, Rate, RateLimiter,
     Refusal, TokenBucket, WhenFull,
 };
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready};
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
 type Bucket = RateLimiter<TokenBucket, ManualClock>;
 
@@ -50,7 +50,7 @@ fn who_waits_for_a_paused_member_goes_on_when_it_is_resumed() {
     assert_pending!(waiting.poll());
     clock.advance(SECOND);
     // Later requests do not wait for it at a member that is not paused.
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     assert!(waiting.poll().is_pending());
     assert!(b.resume());
     clock.advance(SECOND);
@@ -61,7 +61,7 @@ fn who_waits_for_a_paused_member_goes_on_when_it_is_resumed() {
 #[test]
 fn a_pause_that_comes_while_it_waits_moves_it() {
     let (a, _b, both, clock) = two();
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     a.pause_for(5 * SECOND);
@@ -74,7 +74,7 @@ fn a_pause_that_comes_while_it_waits_moves_it() {
 #[test]
 fn the_important_go_first() {
     let (a, _b, both, clock) = two();
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
     assert!(first.poll().is_pending() && second.poll().is_pending());
     let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(5)));
@@ -92,7 +92,7 @@ fn the_important_go_first() {
 #[test]
 fn the_important_go_first_in_the_line_of_a_member() {
     let (a, _b, both, clock) = two();
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
     let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
@@ -103,7 +103,7 @@ fn the_important_go_first_in_the_line_of_a_member() {
     assert!(assert_ready!(urgent.poll()).is_ok());
     clock.advance(SECOND);
     assert_pending!(equal.poll());
-    assert_eq!(assert_ready!(plain.poll()), 2 * SECOND);
+    assert_eq!(assert_ready!(plain.poll()).map(Grant::waited), Ok(2 * SECOND));
     clock.advance(SECOND);
     assert!(assert_ready!(equal.poll()).is_ok());
 }
@@ -201,7 +201,7 @@ fn a_member_counts_the_composites_that_wait() {
 fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
     for granted in [false, true] {
         let (a, _b, both, clock) = two();
-        assert_eq!(a.try_acquire(), Ok(()));
+        assert_eq!(a.try_acquire().map(drop), Ok(()));
         let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
         assert!(low.poll().is_pending() && plain.poll().is_pending());
         let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
@@ -216,7 +216,7 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
         assert!(low.is_woken() && low.poll().is_ready(), "it came first");
         assert_pending!(plain.poll());
         clock.advance(SECOND);
-        assert_ready!(plain.poll());
+        assert_ready_ok!(plain.poll());
         assert_eq!(a.status().waiting, 0);
     }
 }
@@ -225,7 +225,7 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
 #[test]
 fn a_place_is_not_kept_for_nobody() {
     let (a, _b, both, clock) = two();
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
     assert!(low.poll().is_pending() && plain.poll().is_pending());
     let mut urgent = spawn(both.acquire_many(AllRequest::new().priority(1)));
@@ -237,7 +237,7 @@ fn a_place_is_not_kept_for_nobody() {
     assert!(assert_ready!(urgent.poll()).is_ok());
     clock.advance(SECOND);
     assert_pending!(late.poll());
-    assert_ready!(plain.poll());
+    assert_ready_ok!(plain.poll());
     clock.advance(SECOND);
     assert!(assert_ready!(late.poll()).is_ok());
 }
@@ -303,7 +303,7 @@ fn a_member_in_shadow_lets_pass() {
 #[test]
 fn a_bound_on_a_member_is_not_for_composites() {
     let (a, _b, both, clock) = two();
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     a.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0).when_full(WhenFull::RefuseNewcomer));
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
@@ -314,7 +314,7 @@ fn a_bound_on_a_member_is_not_for_composites() {
 #[test]
 fn a_composite_can_be_paused_by_itself() {
     let (a, _b, both, clock) = two();
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     both.pause_for(5 * SECOND);
@@ -322,7 +322,7 @@ fn a_composite_can_be_paused_by_itself() {
     let refusal = Refusal::Limited { retry_after: (6 * SECOND).into() };
     assert_eq!(both.try_acquire().err(), Some(AllRefusal::Queue { refusal }));
     clock.advance(SECOND);
-    assert_eq!(a.try_acquire(), Ok(()), "the member is not paused");
+    assert_eq!(a.try_acquire().map(drop), Ok(()), "the member is not paused");
     clock.advance(4 * SECOND);
     assert!(assert_ready!(waiting.poll()).is_ok());
     both.pause_for(9 * SECOND);
@@ -337,7 +337,7 @@ fn a_composite_s_queue_can_be_bounded_and_watched() {
     let (a, _b, both, _clock) = two();
     let statistics = std::sync::Arc::new(tidegate::Statistics::new());
     assert!(both.observe(statistics.clone()));
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     both.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
     let (mut first, mut second) = (spawn(both.acquire()), spawn(both.acquire()));
     assert_pending!(first.poll());
@@ -349,7 +349,7 @@ fn a_composite_s_queue_can_be_bounded_and_watched() {
 #[test]
 fn a_rate_that_changes_moves_a_composite_up() {
     let (a, _b, both, clock) = two();
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     a.reset();
@@ -376,7 +376,7 @@ fn a_refund_reaches_who_waits_behind_a_share() {
     let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 10), clock.clone());
     let all = AllOf::new("a", &a);
     a.keep_for_priority(5, 1);
-    assert_eq!(a.try_acquire_many(5), Ok(()));
+    assert_eq!(a.try_acquire_many(5).map(drop), Ok(()));
     let mut waiting = spawn(all.acquire());
     assert_pending!(waiting.poll());
     a.refund(5);
@@ -400,7 +400,7 @@ fn who_asks_for_more_than_a_member_can_give_any_more_is_refused() {
     let clock = ManualClock::new();
     let a = bucket(&clock, 1, 10);
     let all = AllOf::new("a", &a);
-    assert_eq!(a.try_acquire_many(10), Ok(()));
+    assert_eq!(a.try_acquire_many(10).map(drop), Ok(()));
     let (mut big, mut small) = (spawn(all.acquire_many([("a", 5)])), spawn(all.acquire()));
     assert!(big.poll().is_pending() && small.poll().is_pending());
     assert_eq!(a.change(Change::only_burst(3)), Ok(()));
@@ -445,7 +445,7 @@ fn those_ahead_weigh_what_they_weigh_at_a_new_rate() {
     let clock = ManualClock::new();
     let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 1), clock.clone());
     let all = AllOf::new("a", &a);
-    assert_eq!(a.try_acquire(), Ok(()));
+    assert_eq!(a.try_acquire().map(drop), Ok(()));
     let mut waiting: Vec<_> = (0..10).map(|_| spawn(all.acquire())).collect();
     assert!(waiting.iter_mut().all(|wait| wait.poll().is_pending()));
     a.set_rate(Rate::per_second(10));

@@ -434,7 +434,9 @@ impl<'a> Crowd<'a> {
 
     fn join(&mut self) {
         while self.waits.len() < 3 {
-            let wait: Pin<Box<dyn Future<Output = _>>> = Box::pin(self.limit.acquire());
+            let limit = self.limit;
+            let wait: Pin<Box<dyn Future<Output = _>>> =
+                Box::pin(async move { limit.acquire().await.expect("a permit") });
             self.waits.push(spawn(wait));
         }
         let held = &mut self.held;

@@ -344,7 +344,7 @@ fn queue_up(warm_up: WarmUp, within: Duration) -> Vec<(u64, u64)> {
         for _ in 0..20 {
             waiting.retain_mut(|(arrived, place)| {
                 if let Poll::Ready(answer) = place.poll() {
-                    passed.extend(answer.ok().map(|waited| (*arrived, *arrived + nanos(waited))));
+                    passed.extend(answer.ok().map(|grant| (*arrived, *arrived + nanos(grant.waited()))));
                     return false;
                 }
                 true

@@ -13,8 +13,8 @@ use crate::support::MS;
 use proptest::prelude::*;
 use tidegate::policy::{Change, Keep};
 use tidegate::{
-    AnyPolicy, Clock, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, PolicyError, Rate, RateLimiter,
-    Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, TokioClock, WhenKeysFull,
+    AnyPolicy, Clock, Grant, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, PolicyError, Rate,
+    RateLimiter, Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, TokioClock, WhenKeysFull,
 };
 use tokio_test::assert_pending;
 use tokio_test::task::spawn;
@@ -37,10 +37,10 @@ fn limited(retry_after: Duration) -> Result<(), Refusal> {
 #[test]
 fn known_keys_and_new_ones_have_the_new_rate() {
     let (keys, _) = one_per_second(10);
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     keys.set_rate_all(Rate::per_second(10));
-    assert_eq!(keys.try_acquire(&1), limited(100 * MS));
-    assert_eq!([2, 2].map(|key| keys.try_acquire(&key)), [Ok(()), limited(100 * MS)]);
+    assert_eq!(keys.try_acquire(&1).map(drop), limited(100 * MS));
+    assert_eq!([2, 2].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), limited(100 * MS)]);
     assert_eq!(tidegate::Policy::rate(&keys.policy()), Rate::per_second(10));
 }
 
@@ -64,7 +64,7 @@ fn an_error_changes_nothing() -> Result<(), Refusal> {
     keys.try_acquire(&1)?;
     let change = Change::rate(Rate::per_second(10)).burst(5);
     assert_eq!(keys.change_all(change), Err(PolicyError::NoBurst { burst: 5 }));
-    assert_eq!(keys.try_acquire(&1), limited(SECOND));
+    assert_eq!(keys.try_acquire(&1).map(drop), limited(SECOND));
     assert_eq!(keys.limiter(&1)?.change(change), Err(PolicyError::NoBurst { burst: 5 }));
     assert!(!keys.limiter(&1)?.policy().is_own(), "nothing was changed for this key");
     Ok(())
@@ -86,7 +86,7 @@ async fn those_who_wait_are_moved_at_once() -> Result<(), Refusal> {
     for waiting in waiting {
         // Only a part of a permit was added before the change. The alarm is set anew, and only the
         // alarm polls.
-        let waited = waiting.await.map_err(|_| Refusal::Displaced)??;
+        let waited = waiting.await.map_err(|_| Refusal::Displaced)??.waited();
         assert!(waited > 100 * MS && waited <= 111 * MS, "{waited:?}");
     }
     Ok(())
@@ -126,10 +126,10 @@ fn a_key_with_terms_of_its_own_keeps_them() -> Result<(), Refusal> {
     let (keys, _) = one_per_second(10);
     keys.set_rate(&1, Rate::per_minute(1))?;
     keys.set_rate_all(Rate::per_second(10));
-    assert_eq!([1, 1].map(|key| keys.try_acquire(&key)), [Ok(()), limited(60 * SECOND)]);
+    assert_eq!([1, 1].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), limited(60 * SECOND)]);
     assert!(keys.limiter(&1)?.policy().is_own());
     keys.remove(&1);
-    assert_eq!([1, 1].map(|key| keys.try_acquire(&key)), [Ok(()), limited(100 * MS)]);
+    assert_eq!([1, 1].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), limited(100 * MS)]);
     Ok(())
 }
 
@@ -142,7 +142,7 @@ fn a_key_that_was_reset_or_bounded_goes_along() -> Result<(), Refusal> {
     keys.limiter(&2)?.set_catch_up(MS);
     keys.try_acquire(&2)?;
     keys.set_rate_all(Rate::per_second(10));
-    assert_eq!([1, 2].map(|key| keys.try_acquire(&key)), [limited(100 * MS), limited(100 * MS)]);
+    assert_eq!([1, 2].map(|key| keys.try_acquire(&key).map(drop)), [limited(100 * MS), limited(100 * MS)]);
     clock.advance(SECOND);
     keys.sweep();
     assert_eq!(keys.iter().map(|(key, _)| key).collect::<Vec<_>>(), [2], "a setting of its own stays");
@@ -179,9 +179,9 @@ fn those_without_room_go_along() -> Result<(), Refusal> {
     let keys = keys.when_full(WhenKeysFull::ShareOne);
     keys.try_acquire(&1)?;
     keys.try_acquire(&2)?;
-    assert_eq!(keys.try_acquire(&3), limited(SECOND));
+    assert_eq!(keys.try_acquire(&3).map(drop), limited(SECOND));
     keys.set_rate_all(Rate::per_second(10));
-    assert_eq!([1, 2, 3].map(|key| keys.try_acquire(&key)), [limited(100 * MS); 3]);
+    assert_eq!([1, 2, 3].map(|key| keys.try_acquire(&key).map(drop)), [limited(100 * MS); 3]);
     Ok(())
 }
 
@@ -199,7 +199,7 @@ fn a_window_that_changed_twice_still_counts() -> Result<(), Refusal> {
     assert!(keys.try_acquire(&1).is_err());
     keys.set_rate_all(Rate::per_second(4));
     clock.advance(SECOND);
-    assert_eq!(keys.try_acquire_many(&1, 4), Ok(()));
+    assert_eq!(keys.try_acquire_many(&1, 4).map(drop), Ok(()));
     Ok(())
 }
 
@@ -367,7 +367,7 @@ const POLICIES: [&str; 11] = [
     "smooth_warming_up 4/s warm_up 2s",
 ];
 
-type Answer = Result<Duration, Refusal>;
+type Answer = Result<Grant, Refusal>;
 type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
 
 fn poll(future: &mut Future) -> Poll<Answer> {

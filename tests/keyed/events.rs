@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::support::MS;
 use proptest::prelude::*;
 use tidegate::{
-    Events, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, Statistics,
+    Events, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, Statistics,
     TokenBucket, WhenKeysFull,
 };
 use tokio_test::assert_pending;
@@ -161,7 +161,7 @@ impl Events for ComesBack {
     fn granted(&self, _permits: u64, _waited: Duration) {
         let keys = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(keys) = keys {
-            assert_eq!((keys.try_acquire(&7), keys.len()), (Ok(()), 2));
+            assert_eq!((keys.try_acquire(&7).map(drop), keys.len()), (Ok(()), 2));
             keys.set_rate_all(Rate::per_second(2));
             keys.remove(&7);
             keys.sweep();
@@ -230,7 +230,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(act, 1..80)
 }
 
-type Answer = Result<Duration, Refusal>;
+type Answer = Result<Grant, Refusal>;
 type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
 
 fn poll(future: &mut Future) -> Poll<Answer> {

@@ -69,7 +69,7 @@ fn a_warm_key_stays_warm() {
         assert!(keys.try_acquire(&2).is_err(), "1 is still warm");
     }
     clock.advance(Duration::from_secs(3));
-    assert_eq!(keys.try_acquire(&2), Ok(()), "1 is cold, and forgotten");
+    assert_eq!(keys.try_acquire(&2).map(drop), Ok(()), "1 is cold, and forgotten");
 }
 
 /// A bucket with a tolerance holds two and a half permits. With two of them it counts as full, but
@@ -205,13 +205,13 @@ fn a_new_key_finds_the_one_fresh_key_of_a_small_table() {
         let policy = TokenBucket::new(Rate::per_second(1), 1);
         let keys: KeyedRateLimiter<u32, _, _> =
             KeyedRateLimiter::with_clock(policy, max_keys, clock.clone()).when_full(WhenKeysFull::RefuseNew);
-        assert_eq!(keys.try_acquire(&0), Ok(()));
+        assert_eq!(keys.try_acquire(&0).map(drop), Ok(()));
         clock.advance(Duration::from_secs(1));
         let number = |key: usize| u32::try_from(key).expect("a small number");
         for key in 1..max_keys {
-            assert_eq!(keys.try_acquire(&number(key)), Ok(()));
+            assert_eq!(keys.try_acquire(&number(key)).map(drop), Ok(()));
         }
-        assert_eq!(keys.try_acquire(&number(max_keys)), Ok(()), "of {max_keys} keys one is fresh");
+        assert_eq!(keys.try_acquire(&number(max_keys)).map(drop), Ok(()), "of {max_keys} keys one is fresh");
         let full = Err(Refusal::TooManyKeys { limit: max_keys });
         assert_eq!(keys.try_acquire(&number(max_keys + 1)), full, "of {max_keys} keys none is fresh");
     }

@@ -9,7 +9,7 @@ use crate::support::MS;
 use proptest::prelude::*;
 use tidegate::keyed::KeyPolicy;
 use tidegate::{
-    AnyPolicy, Clock, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request,
+    AnyPolicy, Clock, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request,
     SmoothBursty, TokenBucket, TokioClock, WhenKeysFull,
 };
 use tokio_test::task::spawn;
@@ -30,14 +30,14 @@ fn keys_do_not_know_of_each_other() {
     let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
     assert_eq!([1, 2, 1].map(|key| keys.try_acquire(&key).is_ok()), [true, true, false]);
     clock.advance(Duration::from_secs(1));
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
 }
 
 #[test]
 fn a_borrowed_key_finds_the_owned_one() {
     let policy = TokenBucket::new(Rate::per_second(1), 1);
     let keys: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
-    assert_eq!(keys.try_acquire("a"), Ok(()));
+    assert_eq!(keys.try_acquire("a").map(drop), Ok(()));
     assert!(keys.try_acquire(&"a".to_owned()).is_err());
     assert_eq!(keys.iter().map(|(key, _)| key).collect::<Vec<_>>(), ["a"]);
 }
@@ -45,14 +45,14 @@ fn a_borrowed_key_finds_the_owned_one() {
 #[test]
 fn a_full_table_refuses_a_new_key_until_one_is_as_good_as_new() {
     let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
-    assert_eq!([1, 2].map(|key| keys.try_acquire(&key)), [Ok(()), Ok(())]);
+    assert_eq!([1, 2].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), Ok(())]);
     let refusal = keys.try_acquire(&3);
     assert_eq!(refusal, Err(Refusal::TooManyKeys { limit: 2 }));
     assert_eq!(refusal.map_err(|refusal| refusal.to_string()), Err("no room for another key among 2".into()));
     clock.advance(Duration::from_secs(1) - Duration::from_nanos(1));
     assert!(keys.try_acquire(&3).is_err());
     clock.advance(Duration::from_nanos(1));
-    assert_eq!(keys.try_acquire(&3), Ok(()));
+    assert_eq!(keys.try_acquire(&3).map(drop), Ok(()));
     assert!(keys.len() <= 2);
 }
 
@@ -63,7 +63,7 @@ fn a_key_that_is_as_good_as_new_stays_while_there_is_room() {
     let (keys, clock) = one_per_second(100, WhenKeysFull::RefuseNew);
     for round in 0..10 {
         for key in 0..100 {
-            assert_eq!(keys.try_acquire(&key), Ok(()), "key {key} in round {round}");
+            assert_eq!(keys.try_acquire(&key).map(drop), Ok(()), "key {key} in round {round}");
             let known = if round == 0 { usize::try_from(key).unwrap_or(0) + 1 } else { 100 };
             assert_eq!(keys.len(), known, "at key {key} in round {round}");
         }
@@ -75,12 +75,12 @@ fn a_key_that_is_as_good_as_new_stays_while_there_is_room() {
 fn a_key_that_was_as_good_as_new_for_a_minute_makes_room_for_memory() {
     let (keys, clock) = one_per_second(100_000, WhenKeysFull::RefuseNew);
     for key in 0..1000 {
-        assert_eq!(keys.try_acquire(&key), Ok(()));
+        assert_eq!(keys.try_acquire(&key).map(drop), Ok(()));
     }
     // The permits come back in the first second, and a minute has passed since.
     clock.advance(Duration::from_secs(61));
     for key in 1000..5000 {
-        assert_eq!(keys.try_acquire(&key), Ok(()));
+        assert_eq!(keys.try_acquire(&key).map(drop), Ok(()));
     }
     assert!(keys.len() < 4500, "{} keys", keys.len());
 }
@@ -97,9 +97,9 @@ fn those_without_room_share_one_limiter() {
 #[test]
 fn the_freshest_gives_up_its_place() {
     let (keys, clock) = one_per_second(2, WhenKeysFull::ForgetFreshest);
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     clock.advance(500 * MS);
-    assert_eq!([2, 3].map(|key| keys.try_acquire(&key)), [Ok(()), Ok(())]);
+    assert_eq!([2, 3].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), Ok(())]);
     // 1 had half a second to go, 2 a whole one.
     assert_eq!((keys.len(), keys.status(&1).available, keys.status(&2).available), (2, 1, 0));
 }
@@ -129,7 +129,7 @@ fn without_room_for_any_key_all_are_refused() {
 #[test]
 fn the_most_keys_that_can_be_asked_for_are_no_problem() {
     let (keys, _) = one_per_second(usize::MAX, WhenKeysFull::RefuseNew);
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,26 +138,27 @@ async fn those_who_wait_for_a_key_are_served_in_order() -> Result<(), Refusal> {
     let keys: KeyedRateLimiter<&str, _, _> = KeyedRateLimiter::with_clock(policy, 10, TokioClock::new());
     keys.try_acquire(&"a")?;
     let (first, other, second) = tokio::join!(keys.acquire(&"a"), keys.acquire(&"b"), keys.acquire(&"a"));
-    assert_eq!((first, other, second), (Ok(100 * MS), Ok(Duration::ZERO), Ok(200 * MS)));
+    let waits = [first, other, second].map(|answer| answer.map(Grant::waited));
+    assert_eq!(waits, [Ok(100 * MS), Ok(Duration::ZERO), Ok(200 * MS)]);
     Ok(())
 }
 
 #[test]
 fn a_try_does_not_overtake_who_waits_for_the_key() {
     let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     let mut waiting = spawn(keys.acquire(&1));
     assert_pending!(waiting.poll());
     assert_eq!(keys.status(&1).waiting, 1);
     clock.advance(Duration::from_secs(1));
     assert!(keys.try_acquire(&1).is_err());
-    assert_eq!(assert_ready!(waiting.poll()), Ok(Duration::from_secs(1)));
+    assert_eq!(assert_ready!(waiting.poll()).map(Grant::waited), Ok(Duration::from_secs(1)));
 }
 
 #[test]
 fn a_dropped_wait_leaves_no_trace() {
     let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     for _ in 0..100 {
         let mut waiting = spawn(keys.acquire(&1));
         assert_pending!(waiting.poll());
@@ -171,23 +172,23 @@ fn a_dropped_wait_leaves_no_trace() {
 #[test]
 fn a_key_that_somebody_waits_for_is_not_forgotten() {
     let (keys, clock) = one_per_second(1, WhenKeysFull::ForgetFreshest);
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     let mut waiting = spawn(keys.acquire(&1));
     assert_pending!(waiting.poll());
     assert!(keys.try_acquire(&2).is_err());
     clock.advance(Duration::from_secs(1));
-    assert_eq!(assert_ready!(waiting.poll()), Ok(Duration::from_secs(1)));
+    assert_eq!(assert_ready!(waiting.poll()).map(Grant::waited), Ok(Duration::from_secs(1)));
     drop(waiting);
     // Its state went back into the table, with what it owes.
     clock.advance(500 * MS);
-    assert_eq!(keys.try_acquire(&2), Ok(()));
+    assert_eq!(keys.try_acquire(&2).map(drop), Ok(()));
     assert_eq!(keys.status(&2).available, 0);
 }
 
 #[test]
 fn a_key_that_is_settled_keeps_what_it_owes() {
     let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     drop(keys.limiter(&1));
     keys.sweep();
     assert_eq!(keys.try_acquire(&1), Err(Refusal::Limited { retry_after: Duration::from_secs(1).into() }));
@@ -233,7 +234,8 @@ fn what_is_shared_is_told_and_given_back() -> Result<(), Refusal> {
     keys.try_acquire(&2)?;
     assert_eq!((keys.status(&2).available, keys.status(&3).available), (0, 0));
     keys.refund(&2, 1);
-    keys.try_acquire(&3)
+    keys.try_acquire(&3)?;
+    Ok(())
 }
 
 #[test]
@@ -248,21 +250,21 @@ fn a_request_with_a_key() -> Result<(), Refusal> {
     assert!(low.poll().is_pending() && high.poll().is_pending());
     clock.advance(Duration::from_secs(1));
     assert_pending!(low.poll());
-    assert_eq!(assert_ready!(high.poll()), Ok(Duration::from_secs(1)));
+    assert_eq!(assert_ready!(high.poll()).map(Grant::waited), Ok(Duration::from_secs(1)));
     Ok(())
 }
 
 #[test]
 fn who_waits_for_a_removed_key_is_served() {
     let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
-    assert_eq!(keys.try_acquire(&1), Ok(()));
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     let mut waiting = spawn(keys.acquire(&1));
     assert_pending!(waiting.poll());
     assert!(keys.remove(&1));
     assert_eq!(keys.len(), 0);
-    assert_eq!(keys.try_acquire(&1), Ok(()), "it begins anew");
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()), "it begins anew");
     clock.advance(Duration::from_secs(1));
-    assert_eq!(assert_ready!(waiting.poll()), Ok(Duration::from_secs(1)));
+    assert_eq!(assert_ready!(waiting.poll()).map(Grant::waited), Ok(Duration::from_secs(1)));
 }
 
 #[test]
@@ -351,7 +353,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(act, 1..120)
 }
 
-type Answer = Result<Duration, Refusal>;
+type Answer = Result<Grant, Refusal>;
 type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
 
 fn poll(future: &mut Future) -> Poll<Answer> {

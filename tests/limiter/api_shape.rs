@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tidegate::policy::{AnyPolicy, ConfigError};
 use tidegate::{
-    Acquire, AcquireAll, AcquireMany, AcquireOwned, AllOf, AllPermits, AllRefusal, AllReservation,
-    CountingLimit, CountingPermit, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal,
-    Reservation, SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock, TokenBucket, TokioClock,
+    Acquire, AcquireAll, AcquireOwned, AllOf, AllPermits, AllRefusal, AllReservation, CountingLimit,
+    CountingPermit, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal, Reservation,
+    SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock, TokenBucket, TokioClock,
 };
 
 fn future<T: Send + Unpin>() {}
@@ -17,7 +17,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 #[test]
 fn everything_can_be_sent() {
     future::<Acquire<'_, SmoothBursty, SystemClock>>();
-    future::<AcquireMany<'_, SmoothWarmingUp, TokioClock>>();
+    future::<Acquire<'_, SmoothWarmingUp, TokioClock>>();
     future::<AcquireOwned<SmoothBursty, ManualClock>>();
     future::<AcquireOwned<SmoothBursty, SystemClock>>();
     future::<Reservation<SmoothBursty, SystemClock>>();

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::{Limiter, one_per_second, waiting};
-use tidegate::{AllOf, Rate, RateLimiter, Refusal, Request, SystemClock, TokenBucket};
+use tidegate::{AllOf, Grant, Rate, RateLimiter, Refusal, Request, SystemClock, TokenBucket};
 use tokio_test::assert_ready_eq;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ fn a_blocked_thread_is_served_when_its_permit_is_due() {
         let blocked = scope.spawn(|| limiter.blocking_acquire());
         until_waiting(&limiter, 1);
         clock.advance(SECOND);
-        assert_eq!(blocked.join().expect("no panic"), SECOND);
+        assert_eq!(blocked.join().expect("no panic").map(Grant::waited), Ok(SECOND));
     });
 }
 
@@ -38,20 +38,20 @@ fn threads_and_tasks_wait_in_one_line() {
         for (name, place) in [("second", 1), ("third", 2)] {
             let (done, limiter) = (done.clone(), &limiter);
             scope.spawn(move || {
-                limiter.blocking_acquire();
+                limiter.blocking_acquire().expect("a permit");
                 done.send(name).expect("the test listens");
             });
             until_waiting(limiter, place + 1);
         }
         let mut fourth = waiting(&limiter);
         clock.advance(SECOND);
-        assert_ready_eq!(first.poll(), SECOND);
+        assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(SECOND));
         clock.advance(SECOND);
         assert_eq!(order.recv(), Ok("second"));
         clock.advance(SECOND);
         assert_eq!(order.recv(), Ok("third"));
         clock.advance(SECOND);
-        assert_ready_eq!(fourth.poll(), 4 * SECOND);
+        assert_ready_eq!(fourth.poll().map_ok(Grant::waited), Ok(4 * SECOND));
     });
 }
 
@@ -64,7 +64,7 @@ fn a_dropped_task_and_a_refund_move_a_blocked_thread_up() {
         until_waiting(&limiter, 2);
         drop(ahead);
         limiter.refund(1);
-        assert_eq!(blocked.join().expect("no panic"), Duration::ZERO);
+        assert_eq!(blocked.join().expect("no panic").map(Grant::waited), Ok(Duration::ZERO));
     });
     drop(clock);
 }
@@ -80,7 +80,7 @@ fn a_thread_behind_a_reservation_that_nobody_claims_is_served() {
         clock.advance(SECOND);
         until_waiting(&limiter, 1);
         clock.advance(SECOND);
-        assert_eq!(blocked.join().expect("no panic"), 2 * SECOND);
+        assert_eq!(blocked.join().expect("no panic").map(Grant::waited), Ok(2 * SECOND));
     });
 }
 
@@ -100,7 +100,7 @@ fn plain_threads_need_no_runtime() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..500 {
-                    limiter.blocking_acquire();
+                    limiter.blocking_acquire().expect("a permit");
                 }
             });
         }

@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use crate::support::{Limiter, MS, one_per_second, waiting, without_burst};
-use tidegate::AcquireMany;
+use tidegate::Acquire;
 use tidegate::{
-    ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket, WhenFull,
+    Grant, ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request, SmoothBursty, TokenBucket,
+    WhenFull,
 };
 use tokio_test::task::{Spawn, spawn};
-use tokio_test::{assert_pending, assert_ready};
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
 const SECOND: Duration = Duration::from_secs(1);
 const NANO: Duration = Duration::from_nanos(1);
 
-type Ask<'a> = Spawn<AcquireMany<'a, SmoothBursty, ManualClock>>;
+type Ask<'a> = Spawn<Acquire<'a, SmoothBursty, ManualClock>>;
 
 /// A request that has been polled once and waits.
 fn asking(limiter: &Limiter, request: Request) -> Ask<'_> {
@@ -81,9 +82,9 @@ fn where_nobody_may_wait_a_permit_that_is_there_is_granted() {
 
     // Even if the waiters have been woken and have not run yet.
     let (limiter, clock) = without_burst(Rate::per_second(1000));
-    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     assert!(limiter.try_acquire().is_ok());
     let _unseen = waiting(&limiter);
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     clock.advance(2 * MS);
     assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
 }
@@ -107,17 +108,30 @@ fn a_bound_on_permits_counts_those_that_are_waited_for() {
 }
 
 #[test]
-fn calls_without_an_error_wait_beyond_a_bound_and_count_towards_it() {
+fn every_call_obeys_a_bound() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
+    let (mut first, mut second) = (waiting(&limiter), waiting(&limiter));
+    assert_eq!(assert_ready!(first.poll()), Err(Refusal::Displaced));
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
+    assert_eq!(assert_ready!(spawn(limiter.acquire()).poll()), Err(full(SECOND)));
+    assert_eq!(limiter.blocking_acquire(), Err(full(SECOND)));
+    clock.advance(SECOND);
+    assert_ready_ok!(second.poll());
+}
+
+#[test]
+fn waiters_stay_beyond_a_bound_that_comes_later() {
+    let (limiter, clock) = one_per_second();
     let mut waits: Vec<_> = (0..3).map(|_| waiting(&limiter)).collect();
+    limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
     assert_eq!(limiter.status().waiting, 3);
-    let refused = assert_ready!(spawn(limiter.acquire_many(1)).poll()).expect_err("nobody can be dropped");
+    let refused = assert_ready!(spawn(limiter.acquire()).poll()).expect_err("full");
     // Two have to be served first.
     assert_eq!(refused, full(3 * SECOND));
     for wait in &mut waits {
         clock.advance(SECOND);
-        assert_ready!(wait.poll());
+        assert_ready_ok!(wait.poll());
     }
 }
 
@@ -306,7 +320,7 @@ fn a_thread_and_a_task_of_different_priority_are_both_served() {
             std::thread::yield_now();
         }
         clock.advance(SECOND);
-        assert_eq!(thread.join().expect("no panic"), Ok(SECOND));
+        assert_eq!(thread.join().expect("no panic").map(Grant::waited), Ok(SECOND));
         assert!(!task.is_woken());
         clock.advance(SECOND);
         assert!(assert_ready!(task.poll()).is_ok());
@@ -349,7 +363,7 @@ fn who_waits_for_more_than_is_kept_does_not_hold_up_the_important() {
     clock.advance(2 * SECOND - NANO);
     assert!(!low.is_woken());
     clock.advance(NANO);
-    assert_ready!(low.poll());
+    assert_ready_ok!(low.poll());
 }
 
 #[test]
@@ -360,8 +374,8 @@ fn more_than_the_burst_less_what_is_kept_can_never_be_had() {
     assert_pending!(waits.poll());
     limiter.keep_for_priority(4, 1);
     let never = |requested| Err(Refusal::ExceedsLimit { requested, limit: 6 });
-    assert_eq!(assert_ready!(waits.poll()), never(8).map(|()| SECOND));
-    assert_eq!(limiter.try_acquire_many(7), never(7));
+    assert_eq!(assert_ready!(waits.poll()).map(Grant::waited), never(8).map(|()| SECOND));
+    assert_eq!(limiter.try_acquire_many(7).map(drop), never(7));
     assert!(limiter.try_acquire_many(6).expect_err("not yet").may_retry());
     assert!(limiter.try_acquire_many(Request::permits(7).priority(1)).expect_err("not yet").may_retry());
 
@@ -373,7 +387,7 @@ fn more_than_the_burst_less_what_is_kept_can_never_be_had() {
     limiter.refund(10);
     assert!(!wait.is_woken());
     limiter.keep_for_priority(0, 0);
-    assert_ready!(wait.poll());
+    assert_ready_ok!(wait.poll());
 }
 
 #[test]
@@ -395,15 +409,18 @@ fn in_shadow_everything_passes_and_nobody_waits() {
     let mut waits = (waiting(&limiter), asking(&limiter, one(0)));
     limiter.set_shadow(true);
     assert!(limiter.is_shadow());
-    assert_ready!(waits.0.poll());
+    assert_ready_ok!(waits.0.poll());
     assert!(assert_ready!(waits.1.poll()).is_ok());
     limiter.pause_for(SECOND);
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
-    assert_eq!(limiter.try_acquire_many(1000), Ok(()));
-    assert_eq!(limiter.try_acquire_many(0), Ok(()));
-    assert_eq!(assert_ready!(spawn(limiter.acquire()).poll()), Duration::ZERO);
-    assert_eq!(assert_ready!(spawn(limiter.acquire_within(MS)).poll()), Ok(Duration::ZERO));
-    assert_eq!(limiter.blocking_acquire(), Duration::ZERO);
+    assert_eq!(limiter.try_acquire_many(1000).map(drop), Ok(()));
+    assert_eq!(limiter.try_acquire_many(0).map(drop), Ok(()));
+    assert_eq!(assert_ready!(spawn(limiter.acquire()).poll()).map(Grant::waited), Ok(Duration::ZERO));
+    assert_eq!(
+        assert_ready!(spawn(limiter.acquire_within(MS)).poll()).map(Grant::waited),
+        Ok(Duration::ZERO)
+    );
+    assert_eq!(limiter.blocking_acquire().map(Grant::waited), Ok(Duration::ZERO));
     assert!(limiter.reserve(5).expect("everything passes").claim());
     // And as before when it ends: what passed has taken nothing.
     limiter.set_shadow(false);
@@ -417,8 +434,11 @@ fn an_exempt_call_passes_at_once_and_takes_nothing() {
     let _first = waiting(&limiter);
     limiter.pause_for(SECOND);
     let exempt = Request::permits(u32::MAX).exempt();
-    assert_eq!(limiter.try_acquire_many(exempt), Ok(()));
-    assert_eq!(assert_ready!(spawn(limiter.acquire_many(exempt)).poll()), Ok(Duration::ZERO));
-    assert_eq!(limiter.blocking_acquire_many(exempt), Ok(Duration::ZERO));
+    assert_eq!(limiter.try_acquire_many(exempt).map(drop), Ok(()));
+    assert_eq!(
+        assert_ready!(spawn(limiter.acquire_many(exempt)).poll()).map(Grant::waited),
+        Ok(Duration::ZERO)
+    );
+    assert_eq!(limiter.blocking_acquire_many(exempt).map(Grant::waited), Ok(Duration::ZERO));
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
 }

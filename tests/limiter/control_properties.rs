@@ -10,7 +10,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::AcquireOwned;
-use tidegate::{ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};
+use tidegate::{Grant, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};
 
 /// A permit comes in each second, and nothing happens in between but at whole quarters.
 const QUARTER: Duration = Duration::from_millis(250);
@@ -78,7 +78,6 @@ struct Waiter {
     priority: i8,
     /// By when, and within what it asked for.
     deadline: Option<(i64, i64)>,
-    droppable: bool,
 }
 
 struct Model {
@@ -186,13 +185,10 @@ impl Model {
     fn room(&self, n: u32, priority: i8) -> Option<(Vec<Waiter>, Vec<usize>)> {
         let (mut line, mut gone) = (self.line.clone(), Vec::new());
         while !self.fits(&line, n) {
-            let mut victims = line.iter().enumerate().filter(|(_, waiter)| {
-                waiter.droppable
-                    && match self.bounds.when_full {
-                        WhenFull::RefuseNewcomer => false,
-                        WhenFull::DropOldest => waiter.priority <= priority,
-                        WhenFull::DropLeastImportant => waiter.priority < priority,
-                    }
+            let mut victims = line.iter().enumerate().filter(|(_, waiter)| match self.bounds.when_full {
+                WhenFull::RefuseNewcomer => false,
+                WhenFull::DropOldest => waiter.priority <= priority,
+                WhenFull::DropLeastImportant => waiter.priority < priority,
             });
             let victim = match self.bounds.when_full {
                 // The first of the lowest priority, or the last of it.
@@ -205,8 +201,8 @@ impl Model {
         Some((line, gone))
     }
 
-    fn join(&mut self, name: usize, n: u32, priority: i8, within: Option<i64>, bounded: bool) {
-        if let Some(never) = self.can_never(n, priority).filter(|_| bounded) {
+    fn join(&mut self, name: usize, n: u32, priority: i8, within: Option<i64>) {
+        if let Some(never) = self.can_never(n, priority) {
             self.told.push((name, never));
             return;
         }
@@ -224,7 +220,7 @@ impl Model {
             self.told.push((name, Told::Limited(Self::span(due, deadline))));
             return;
         }
-        if bounded && !self.fits(&self.line, n) {
+        if !self.fits(&self.line, n) {
             let Some((line, gone)) = self.room(n, priority) else {
                 self.told.push((name, self.full(n, due)));
                 return;
@@ -232,7 +228,7 @@ impl Model {
             self.line = line;
             self.told.extend(gone.into_iter().map(|name| (name, Told::Displaced)));
         }
-        let waiter = Waiter { name, n, priority, deadline, droppable: bounded };
+        let waiter = Waiter { name, n, priority, deadline };
         self.line.insert(self.before(priority), waiter);
         self.retime_if_passed(priority);
         self.pass(0);
@@ -290,7 +286,7 @@ impl Wake for Flag {
     }
 }
 
-type Future = Pin<Box<dyn std::future::Future<Output = Result<Duration, Refusal>>>>;
+type Future = Pin<Box<dyn std::future::Future<Output = Result<Grant, Refusal>>>>;
 
 struct Real {
     limiter: RateLimiter<TokenBucket, ManualClock>,
@@ -307,9 +303,9 @@ fn quarters(span: Duration) -> i64 {
     i64::try_from(span.as_nanos() / QUARTER.as_nanos()).expect("soon")
 }
 
-fn told(answer: Result<(), Refusal>) -> Told {
+fn told(answer: Result<Grant, Refusal>) -> Told {
     match answer {
-        Ok(()) => Told::Granted,
+        Ok(_) => Told::Granted,
         Err(Refusal::Limited { retry_after }) => Told::Limited(quarters(retry_after.as_duration())),
         Err(Refusal::ExceedsLimit { limit, .. }) => Told::ExceedsLimit(limit),
         Err(Refusal::QueueFull { retry_after }) => Told::QueueFull(quarters(retry_after.as_duration())),
@@ -338,7 +334,7 @@ impl Real {
                 match future.as_mut().poll(&mut Context::from_waker(&waker)) {
                     Poll::Pending => true,
                     Poll::Ready(answer) => {
-                        answers.push((*name, told(answer.map(drop))));
+                        answers.push((*name, told(answer)));
                         false
                     }
                 }
@@ -372,14 +368,14 @@ proptest! {
         for (name, act) in acts.into_iter().enumerate() {
             match act {
                 Act::Join(n, priority, within) => {
-                    model.join(name, n, priority, within, true);
+                    model.join(name, n, priority, within);
                     let wait: AcquireOwned<_, _> = real.limiter.acquire_owned(request(n, priority, within));
                     real.join(name, Box::pin(wait));
                 }
                 Act::Acquire => {
-                    model.join(name, 1, 0, None, false);
+                    model.join(name, 1, 0, None);
                     let limiter = real.limiter.clone();
-                    real.join(name, Box::pin(async move { Ok(limiter.acquire().await) }));
+                    real.join(name, Box::pin(async move { limiter.acquire().await }));
                 }
                 Act::Try(n, priority) => {
                     let answer = real.limiter.try_acquire_many(request(n, priority, None));

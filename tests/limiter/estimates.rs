@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::MS;
 use proptest::prelude::*;
 use tidegate::{
-    AllOf, AllRequest, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request,
+    AllOf, AllRequest, AnyPolicy, FixedWindow, Grant, ManualClock, Rate, RateLimiter, Refusal, Request,
     SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Status, TokenBucket,
 };
 use tokio_test::task::spawn;
@@ -68,7 +68,7 @@ fn an_estimate_waits_in_line_and_its_dropped_wait_leaves_no_trace() -> Result<()
     clock.advance(500 * MS);
     assert!(first.is_woken());
     drop(first);
-    assert_eq!(assert_ready_ok!(second.poll()), 500 * MS);
+    assert_eq!(assert_ready_ok!(second.poll()).waited(), 500 * MS);
     second.into_inner().settle(0);
     assert_eq!(limiter.status().available, 5);
     Ok(())
@@ -84,7 +84,7 @@ fn settled_without_being_claimed_an_estimate_leaves_the_line_and_is_charged() ->
     clock.advance(299 * MS);
     assert_pending!(wait.poll());
     clock.advance(MS);
-    assert_ready!(wait.poll());
+    assert_ready_ok!(wait.poll());
     let unused = limiter.reserve(5)?;
     unused.settle(0);
     clock.advance(SECOND);
@@ -128,7 +128,7 @@ fn a_thread_waits_for_an_estimate() -> Result<(), Refusal> {
             std::thread::yield_now();
         }
         clock.advance(500 * MS);
-        assert_eq!(thread.join().expect("no panic"), Ok(500 * MS));
+        assert_eq!(thread.join().expect("no panic").map(Grant::waited), Ok(500 * MS));
     });
     assert_eq!(limiter.status().available, 4);
     Ok(())
@@ -138,7 +138,7 @@ fn a_thread_waits_for_an_estimate() -> Result<(), Refusal> {
 fn an_estimate_that_need_not_wait_gives_back_its_unused_part() -> Result<(), Refusal> {
     let (limiter, _clock) = ten_per_second(10);
     let mut estimate = spawn(limiter.reserve(8)?);
-    assert_eq!(assert_ready_ok!(estimate.poll()), Duration::ZERO);
+    assert_eq!(assert_ready_ok!(estimate.poll()).waited(), Duration::ZERO);
     estimate.into_inner().settle(3);
     assert_eq!(limiter.status().available, 7);
     Ok(())

@@ -14,7 +14,7 @@ use tidegate::{
     Unlimited, WhenFull,
 };
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready};
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -38,7 +38,7 @@ fn a_debit_moves_those_who_wait_back() {
     clock.advance(4 * SECOND - Duration::from_nanos(1));
     assert!(!first.is_woken());
     clock.advance(Duration::from_nanos(1));
-    assert_ready!(first.poll());
+    assert_ready_ok!(first.poll());
     clock.advance(SECOND);
     assert!(assert_ready!(in_time.poll()).is_ok());
 }
@@ -107,7 +107,7 @@ fn a_reset_ends_a_pause_and_serves_those_who_wait() {
     limiter.pause_for(10 * SECOND);
     let mut waits = [waiting(&limiter), waiting(&limiter)];
     limiter.reset();
-    assert_ready!(waits[0].poll());
+    assert_ready_ok!(waits[0].poll());
     assert!(!waits[1].is_woken());
     assert_eq!(limiter.status().paused_for, Duration::ZERO);
     assert_eq!(limiter.try_acquire(), Err(limited(2 * SECOND)));
@@ -187,7 +187,7 @@ fn every_call_is_told_once_when_it_ends() {
     assert!(limiter.try_acquire().is_err());
     clock.advance(SECOND);
     assert_eq!(log.take(), ["refused 1: limited, retry after 6s"], "nobody has looked yet");
-    assert_ready!(first.poll());
+    assert_ready_ok!(first.poll());
     drop(second);
     clock.advance(SECOND);
     assert!(reservation.claim() && reservation.claim());
@@ -211,8 +211,8 @@ fn pauses_shadow_and_exempt_calls_are_told() {
     let mut waiter = waiting(&limiter);
     limiter.set_shadow(true);
     assert!(limiter.try_acquire().is_ok());
-    assert_ready!(waiter.poll());
-    assert_ready!(spawn(limiter.acquire()).poll());
+    assert_ready_ok!(waiter.poll());
+    assert_ready_ok!(spawn(limiter.acquire()).poll());
     assert_eq!(
         log.take(),
         [
@@ -260,9 +260,9 @@ fn statistics_count_by_reason_and_by_time() {
     assert!(limiter.try_acquire().is_err());
     assert!(limiter.try_acquire_many(0).is_err());
     clock.advance(SECOND);
-    assert_ready!(waits[0].poll());
+    assert_ready_ok!(waits[0].poll());
     clock.advance(SECOND);
-    assert_ready!(waits[1].poll());
+    assert_ready_ok!(waits[1].poll());
     drop(waits);
     limiter.pause_for(SECOND);
     let counted = statistics.snapshot();

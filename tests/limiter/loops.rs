@@ -227,7 +227,7 @@ fn a_permit_that_is_there_needs_no_loop() {
     std::mem::forget(waiting_in(1, &limiter, &loops));
     clock.advance(10 * MS);
     clock.advance(Duration::from_secs(3600));
-    assert_ready!(spawn(limiter.acquire()).poll());
+    assert_ready_ok!(spawn(limiter.acquire()).poll());
 }
 
 #[test]

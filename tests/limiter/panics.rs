@@ -15,8 +15,8 @@ use crate::support::loops::Loops;
 use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
 use tidegate::{
-    Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SlidingLog, SmoothBursty, TokenBucket,
-    WhenFull,
+    Clock, Grant, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SlidingLog, SmoothBursty,
+    TokenBucket, WhenFull,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -55,7 +55,7 @@ fn limiter(burst: u32) -> (Limiter, ManualClock) {
     loops.enter(1);
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), burst), loops);
     limiter.set_catch_up(10 * SECOND);
-    assert_eq!(limiter.try_acquire_many(burst), Ok(()));
+    assert_eq!(limiter.try_acquire_many(burst).map(drop), Ok(()));
     (limiter, clock)
 }
 
@@ -67,7 +67,10 @@ fn waiting_with(limiter: &Limiter, waker: &Waker) -> Future {
 }
 
 fn poll_with(future: &mut Future, waker: &Waker) -> Poll<Duration> {
-    future.as_mut().poll(&mut Context::from_waker(waker)).map(|answer| answer.expect("one permit is granted"))
+    future
+        .as_mut()
+        .poll(&mut Context::from_waker(waker))
+        .map(|answer| answer.expect("one permit is granted").waited())
 }
 
 /// A request that waits, with a waker that panics when it is called.
@@ -190,9 +193,9 @@ fn a_granted_wait_of_a_log_is_undone_although_a_waker_panics_when_it_is_dropped(
     loops.enter(1);
     let log = SlidingLog::new(Rate::new(2, 10 * SECOND).expect("a rate"));
     let limiter = RateLimiter::with_clock(log, loops);
-    assert_eq!(limiter.try_acquire(), Ok(()));
+    assert_eq!(limiter.try_acquire().map(drop), Ok(()));
     clock.jump(5 * SECOND);
-    assert_eq!(limiter.try_acquire(), Ok(()));
+    assert_eq!(limiter.try_acquire().map(drop), Ok(()));
     let mut granted = spawn(limiter.acquire_owned(1));
     assert_pending!(granted.poll());
     let mut bad = Box::pin(limiter.acquire_owned(1));
@@ -315,7 +318,7 @@ fn nobody_makes_room_for_a_request_that_has_no_event_loop() {
     limiter.clock().enter(1);
     assert_pending!(first.poll());
     clock.jump(SECOND);
-    assert_eq!(assert_ready!(first.poll()), Ok(SECOND));
+    assert_eq!(assert_ready!(first.poll()).map(Grant::waited), Ok(SECOND));
 }
 
 /// A clock that panics when it is told to.
@@ -353,7 +356,7 @@ impl tidegate::Timer for Unsteady {
 fn a_clock_that_panics_while_a_wait_is_dropped_leaves_no_entry() {
     let clock = Unsteady { clock: ManualClock::new(), panics: Arc::default() };
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
-    assert_eq!(limiter.try_acquire(), Ok(()));
+    assert_eq!(limiter.try_acquire().map(drop), Ok(()));
     let mut first = spawn(limiter.acquire());
     let mut second = spawn(limiter.acquire());
     assert_pending!(first.poll());
@@ -362,14 +365,14 @@ fn a_clock_that_panics_while_a_wait_is_dropped_leaves_no_entry() {
     panics(|| drop(first));
     assert_eq!(limiter.status().waiting, 1);
     clock.clock.advance(SECOND);
-    assert_ready!(second.poll());
+    assert_ready_ok!(second.poll());
 }
 
 #[test]
 fn a_clock_that_panics_when_an_answer_is_there_costs_nobody_a_permit() {
     let clock = Unsteady { clock: ManualClock::new(), panics: Arc::default() };
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
-    assert_eq!(limiter.try_acquire(), Ok(()));
+    assert_eq!(limiter.try_acquire().map(drop), Ok(()));
     let mut first = spawn(limiter.acquire());
     assert_pending!(first.poll());
     clock.clock.advance(SECOND);
@@ -379,7 +382,7 @@ fn a_clock_that_panics_when_an_answer_is_there_costs_nobody_a_permit() {
     assert_pending!(second.poll());
     drop(first);
     assert!(second.is_woken());
-    assert_ready!(second.poll());
+    assert_ready_ok!(second.poll());
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
 }
 
@@ -390,7 +393,7 @@ fn a_policy_that_panics_once_lets_no_request_overtake() {
     let clock = ManualClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
     let limiter = RateLimiter::with_clock(Asked::new(policy), clock.clone());
-    assert_eq!(limiter.try_acquire(), Ok(()));
+    assert_eq!(limiter.try_acquire().map(drop), Ok(()));
     let Asked { times, panics_at, .. } = limiter.policy();
     panics_at.store(times.load(Ordering::Relaxed), Ordering::Relaxed);
     let mut waiter = Box::pin(limiter.acquire());
@@ -398,5 +401,5 @@ fn a_policy_that_panics_once_lets_no_request_overtake() {
     panics(|| waiter.as_mut().poll(&mut context));
     clock.advance(SECOND);
     assert!(limiter.try_acquire().is_err(), "the permit is the waiter's");
-    assert_eq!(waiter.as_mut().poll(&mut context), Poll::Ready(SECOND));
+    assert_eq!(waiter.as_mut().poll(&mut context).map_ok(Grant::waited), Poll::Ready(Ok(SECOND)));
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 use crate::support::{MS, waiting};
 use tidegate::policy::Keep;
 use tidegate::{
-    AnyPolicy, Change, DenyAll, FixedWindow, LeakyBucket, ManualClock, Nanos, Policy, PolicyError, Rate,
-    RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
+    AnyPolicy, Change, DenyAll, FixedWindow, Grant, LeakyBucket, ManualClock, Nanos, Policy, PolicyError,
+    Rate, RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
     TokenBucket, Unlimited,
 };
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready, assert_ready_eq};
+use tokio_test::{assert_pending, assert_ready, assert_ready_eq, assert_ready_ok};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -29,7 +29,7 @@ fn rate() -> Rate {
 fn drained<P: Policy>(policy: P) -> (RateLimiter<P, ManualClock>, ManualClock) {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(policy, clock.clone());
-    assert_eq!(limiter.try_acquire_many(LIMIT), Ok(()));
+    assert_eq!(limiter.try_acquire_many(LIMIT).map(drop), Ok(()));
     (limiter, clock)
 }
 
@@ -49,7 +49,7 @@ fn served_together<P: Policy>(policy: P) {
         assert!(rest.iter().all(|waiter| !waiter.is_woken()));
         for mut waiter in line {
             assert!(waiter.is_woken());
-            assert_ready_eq!(waiter.poll(), waits);
+            assert_ready_eq!(waiter.poll().map_ok(Grant::waited), Ok(waits));
         }
         line = rest;
         waits += WINDOW;
@@ -164,7 +164,7 @@ fn only_those_who_saw_their_grants_are_counted() {
         let mut witness = waiting(&limiter);
         let behind: Vec<_> = (0..dropped).map(|_| waiting(&limiter)).collect();
         clock.advance(WINDOW);
-        assert_ready_eq!(witness.poll(), WINDOW);
+        assert_ready_eq!(witness.poll().map_ok(Grant::waited), Ok(WINDOW));
         drop((before, behind));
         next_grants(&limiter, &clock)
     }
@@ -201,7 +201,7 @@ fn a_waiter_larger_than_the_new_burst_is_refused_and_the_others_go_on() {
             "{text}"
         );
         clock.advance(Duration::from_secs(20));
-        assert_ready!(small.poll());
+        assert_ready_ok!(small.poll());
     }
 }
 
@@ -214,8 +214,8 @@ fn a_leaky_bucket_can_become_higher_and_lower() -> Result<(), Box<dyn Error>> {
     let policy = LeakyBucket::new(Rate::per_second(1)).capacity(1);
     let limiter = RateLimiter::with_clock(policy, clock.clone());
     let joins = || {
-        let mut task = spawn(limiter.acquire_many(1));
-        let poll = task.poll();
+        let mut task = spawn(limiter.acquire());
+        let poll = task.poll().map_ok(Grant::waited);
         (task, poll)
     };
     let full = |wait: Duration| Poll::Ready(Err(Refusal::Limited { retry_after: wait.into() }));

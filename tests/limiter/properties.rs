@@ -313,7 +313,7 @@ proptest! {
                 }
                 Act::Drop(_) | Act::Forget(_) => {}
                 Act::Try(n) => {
-                    let told = real.limiter.try_acquire_many(n).map_err(|refusal| match refusal {
+                    let told = real.limiter.try_acquire_many(n).map(drop).map_err(|refusal| match refusal {
                         Refusal::Limited { retry_after } => i128::from(retry_after.as_u64()),
                         _ => -1,
                     });

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::{Clock, Rate, RateLimiter, SmoothBursty, SystemClock, TokioClock};
+use tidegate::{Clock, Grant, Rate, RateLimiter, SmoothBursty, SystemClock, TokioClock};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -28,7 +28,7 @@ async fn paused_time_drives_every_wait() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_second(5)), TokioClock::new());
     let start = Instant::now();
     for turn in 0..100 {
-        limiter.acquire().await;
+        limiter.acquire().await.expect("a permit");
         assert_eq!(start.elapsed(), turn * Duration::from_millis(200));
     }
 }
@@ -52,19 +52,19 @@ async fn tasks_are_served_in_order() {
 #[tokio::test(start_paused = true)]
 async fn a_timeout_around_a_wait_leaves_no_trace() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1)), TokioClock::new());
-    limiter.acquire().await;
+    limiter.acquire().await.expect("a permit");
     for _ in 0..9 {
         assert!(tokio::time::timeout(SECOND / 10, limiter.acquire()).await.is_err());
     }
     let start = Instant::now();
-    limiter.acquire().await;
+    limiter.acquire().await.expect("a permit");
     assert_eq!(start.elapsed(), SECOND / 10);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_task_without_budget_still_arms_the_alarm() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1)), TokioClock::new());
-    limiter.acquire().await;
+    limiter.acquire().await.expect("a permit");
     // Use up the cooperative budget of this task, then wait in this poll.
     let semaphore = tokio::sync::Semaphore::new(1);
     std::future::poll_fn(|context| {
@@ -74,7 +74,7 @@ async fn a_task_without_budget_still_arms_the_alarm() {
         Poll::Ready(())
     })
     .await;
-    assert_eq!(limiter.acquire().await, SECOND);
+    assert_eq!(limiter.acquire().await.map(Grant::waited), Ok(SECOND));
 }
 
 /// Without the feature `test-util` the default clock does not know that tokio's time is paused. It
@@ -83,8 +83,8 @@ async fn a_task_without_budget_still_arms_the_alarm() {
 #[should_panic(expected = "enable tidegate's feature `test-util`")]
 async fn a_clock_that_paused_time_does_not_drive_is_an_error() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_hour(1)), SystemClock::new());
-    limiter.acquire().await;
-    limiter.acquire().await;
+    limiter.acquire().await.expect("a permit");
+    limiter.acquire().await.expect("a permit");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_limiter_survives_a_wait_without_a_runtime() {
     let poll = move || pin!(waits.acquire()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
     assert!(std::thread::spawn(poll).join().is_err());
     assert_eq!(limiter.status().waiting, 0);
-    limiter.blocking_acquire();
+    limiter.blocking_acquire().expect("a permit");
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn a_stalled_runtime_holds_up_no_other() {
         std::future::poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending()
     });
     other.block_on(async {
-        limiter.acquire().await;
-        limiter.acquire().await;
+        limiter.acquire().await.expect("a permit");
+        limiter.acquire().await.expect("a permit");
     });
     stalled.block_on(first).expect("granted");
 }
@@ -154,7 +154,7 @@ fn many_runtimes_share_one_limiter() {
             scope.spawn(|| {
                 runtime().block_on(async {
                     for _ in 0..500 {
-                        limiter.acquire().await;
+                        limiter.acquire().await.expect("a permit");
                     }
                 });
             });
@@ -203,7 +203,7 @@ fn thread_takes(
     let limiter = limiter.clone();
     thread::spawn(move || {
         let _inside = enters.as_ref().map(Handle::enter);
-        tell.send((0..count).map(|_| limiter.blocking_acquire()).collect())
+        tell.send((0..count).map(|_| limiter.blocking_acquire().expect("a permit").waited()).collect())
     });
     told
 }
@@ -225,7 +225,7 @@ async fn a_plain_thread_reads_the_paused_time_of_the_runtime_that_made_the_clock
 #[tokio::test(start_paused = true)]
 async fn a_plain_thread_is_served_by_advance() {
     let limiter = hourly(TokioClock::new());
-    limiter.acquire().await;
+    limiter.acquire().await.expect("a permit");
     let mut told = thread_takes(&limiter, 1, None);
     until_waiting(&limiter, 1).await;
     tokio::time::advance(3599 * SECOND).await;
@@ -246,7 +246,7 @@ async fn a_runtime_with_nothing_to_do_advances_to_a_plain_thread() {
 #[tokio::test(start_paused = true)]
 async fn a_plain_thread_and_tasks_wait_in_one_line_under_paused_time() {
     let limiter = hourly(TokioClock::new());
-    limiter.acquire().await;
+    limiter.acquire().await.expect("a permit");
     let first = tokio::spawn({
         let limiter = limiter.clone();
         async move { limiter.acquire().await }
@@ -255,28 +255,28 @@ async fn a_plain_thread_and_tasks_wait_in_one_line_under_paused_time() {
     let told = thread_takes(&limiter, 1, None);
     until_waiting(&limiter, 2).await;
     tokio::time::advance(HOUR).await;
-    assert_eq!(first.await.expect("no panic"), HOUR);
+    assert_eq!(first.await.expect("no panic").map(Grant::waited), Ok(HOUR));
     assert_eq!(told.await, Ok(vec![2 * HOUR]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_blocking_task_is_served_by_advance() {
     let limiter = hourly(TokioClock::new());
-    limiter.acquire().await;
+    limiter.acquire().await.expect("a permit");
     let blocked = tokio::task::spawn_blocking({
         let limiter = limiter.clone();
         move || limiter.blocking_acquire()
     });
     until_waiting(&limiter, 1).await;
     tokio::time::advance(HOUR).await;
-    assert_eq!(blocked.await.expect("no panic"), HOUR);
+    assert_eq!(blocked.await.expect("no panic").map(Grant::waited), Ok(HOUR));
 }
 
 #[cfg(feature = "test-util")]
 #[tokio::test(start_paused = true)]
 async fn a_limiter_with_the_default_clock_serves_a_plain_thread_by_advance() {
     let limiter = Arc::new(RateLimiter::new(bursty(Rate::per_hour(1))));
-    limiter.acquire().await;
+    limiter.acquire().await.expect("a permit");
     let told = thread_takes(&limiter, 1, None);
     until_waiting(&limiter, 1).await;
     tokio::time::advance(HOUR).await;
@@ -288,7 +288,7 @@ fn a_thread_that_enters_the_runtime_is_served_with_a_clock_made_outside() {
     let limiter = hourly(TokioClock::new());
     let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime");
     runtime.block_on(async {
-        limiter.acquire().await;
+        limiter.acquire().await.expect("a permit");
         let told = thread_takes(&limiter, 1, Some(Handle::current()));
         until_waiting(&limiter, 1).await;
         tokio::time::advance(HOUR).await;
@@ -316,7 +316,7 @@ fn a_blocked_thread_goes_on_in_real_time_when_its_paused_runtime_ends() {
         let clock = TokioClock::new();
         tokio::time::advance(HOUR).await;
         let limiter = Arc::new(RateLimiter::with_clock(bursty(Rate::per_second(1000)), clock));
-        limiter.acquire().await;
+        limiter.acquire().await.expect("a permit");
         let told = thread_takes(&limiter, 10, None);
         until_waiting(&limiter, 1).await;
         (limiter, told)

@@ -159,7 +159,7 @@ impl Line {
     fn join_just(&mut self, request: Request) -> Option<Nanos> {
         let retry_after = match self.limiter.try_acquire_many(request) {
             Err(refusal) => refusal.retry_after().filter(|after| *after < Duration::MAX)?,
-            Ok(()) => return None,
+            Ok(_) => return None,
         };
         let now = self.clock.now();
         let due = now.saturating_add(Nanos::from_duration(retry_after));
@@ -253,7 +253,7 @@ fn a_window_has_room_for_whole_requests_only() {
         ["fixed_window 5/s", "sliding_window 5/s cells 1", "sliding_estimate 5/s", "sliding_log 5/s"]
     {
         let (mut line, clock) = limiter(policy);
-        assert_eq!(line.limiter.try_acquire_many(5), Ok(()));
+        assert_eq!(line.limiter.try_acquire_many(5).map(drop), Ok(()));
         let reservations: Vec<_> = (0..3).map(|_| line.limiter.reserve(3).expect("a place")).collect();
         let told: Vec<_> = reservations.iter().map(Reservation::due_in).collect();
         let due = |span: &Duration| clock.now().saturating_add(Nanos::from_duration(*span));
@@ -283,7 +283,7 @@ fn a_reservation_that_is_not_looked_at_has_its_turn_at_its_time() {
         let reservations = [3, 3].map(|n| line.limiter.reserve(n).expect("a place"));
         let refusal = line.limiter.try_acquire().expect_err("two wait");
         clock.advance(refusal.retry_after().expect("some day"));
-        assert_eq!(line.limiter.try_acquire(), Ok(()), "{policy}");
+        assert_eq!(line.limiter.try_acquire().map(drop), Ok(()), "{policy}");
         drop(reservations);
     }
 }
@@ -303,7 +303,7 @@ fn a_waiter_that_was_accepted_is_served_by_a_late_timer() {
     for policy in POLICIES {
         for (late, served) in [(0, true), (1_000, true), (9_000_000, true), (20_000_000, false)] {
             let (mut line, clock) = limiter(policy);
-            assert_eq!(line.limiter.try_acquire_many(10), Ok(()));
+            assert_eq!(line.limiter.try_acquire_many(10).map(drop), Ok(()));
             let due = line.join_just(Request::permits(1)).expect("it waits");
             clock.jump(due.saturating_since(clock.now()).as_duration() + Duration::from_nanos(late));
             let answer = line.waiting[0].look();

@@ -5,16 +5,18 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::support::{MS, one_per_second, waiting, without_burst};
-use tidegate::{ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SmoothBursty, SmoothWarmingUp};
+use tidegate::{
+    Grant, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SmoothBursty, SmoothWarmingUp,
+};
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready, assert_ready_eq};
+use tokio_test::{assert_pending, assert_ready, assert_ready_eq, assert_ready_ok};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn a_permit_that_is_there_is_ready_on_first_poll() {
     let (limiter, _clock) = without_burst(Rate::per_second(1));
-    assert_ready_eq!(spawn(limiter.acquire()).poll(), Duration::ZERO);
+    assert_ready_eq!(spawn(limiter.acquire()).poll().map_ok(Grant::waited), Ok(Duration::ZERO));
 }
 
 #[test]
@@ -26,7 +28,7 @@ fn a_waiter_is_woken_when_its_permit_is_due_and_told_how_long_it_took() {
     assert!(!future.is_woken());
     clock.advance(MS);
     assert!(future.is_woken());
-    assert_ready_eq!(future.poll(), 750 * MS);
+    assert_ready_eq!(future.poll().map_ok(Grant::waited), Ok(750 * MS));
 }
 
 #[test]
@@ -37,12 +39,12 @@ fn waiters_are_served_in_order_of_arrival_whatever_they_ask_for() {
     assert_pending!(large.poll());
     assert_pending!(small.poll());
     clock.advance(SECOND);
-    assert_ready_eq!(large.poll(), Ok(SECOND));
+    assert_ready_eq!(large.poll().map_ok(Grant::waited), Ok(SECOND));
     // The one behind pays for the large one.
     clock.advance(3 * SECOND - MS);
     assert_pending!(small.poll());
     clock.advance(MS);
-    assert_ready_eq!(small.poll(), Ok(4 * SECOND));
+    assert_ready_eq!(small.poll().map_ok(Grant::waited), Ok(4 * SECOND));
 }
 
 #[test]
@@ -53,7 +55,7 @@ fn nobody_overtakes_a_waiter() {
     clock.advance(SECOND);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     assert_pending!(spawn(limiter.acquire()).poll());
-    assert_ready_eq!(first.poll(), SECOND);
+    assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(SECOND));
 }
 
 #[test]
@@ -106,11 +108,11 @@ fn storm_leaves_no_trace(order: &Order) {
     assert!(!witness.is_woken());
     clock.advance(Duration::from_nanos(1));
     assert!(witness.is_woken());
-    assert_ready_eq!(witness.poll(), SECOND);
+    assert_ready_eq!(witness.poll().map_ok(Grant::waited), Ok(SECOND));
     // And the one after it as well.
     let mut next = waiting(&limiter);
     clock.advance(SECOND);
-    assert_ready_eq!(next.poll(), SECOND);
+    assert_ready_eq!(next.poll().map_ok(Grant::waited), Ok(SECOND));
     clock.advance(SECOND);
     assert_eq!(limiter.status().available, before.available + 1);
 }
@@ -139,9 +141,9 @@ fn those_behind_a_dropped_wait_move_up() {
     let mut second = waiting(&limiter);
     drop(large);
     clock.advance(SECOND);
-    assert_ready_eq!(first.poll(), SECOND);
+    assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(SECOND));
     clock.advance(SECOND);
-    assert_ready_eq!(second.poll(), 2 * SECOND);
+    assert_ready_eq!(second.poll().map_ok(Grant::waited), Ok(2 * SECOND));
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn a_grant_dropped_unseen_goes_to_the_next() {
     assert!(!second.is_woken());
     drop(first);
     assert!(second.is_woken());
-    assert_ready_eq!(second.poll(), SECOND);
+    assert_ready_eq!(second.poll().map_ok(Grant::waited), Ok(SECOND));
     // One permit was granted at 1 s, not two: the next is due at 2 s.
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
 }
@@ -207,9 +209,9 @@ fn a_leaked_head_delays_those_behind_by_its_own_turn_only() {
     let mut second = waiting(&limiter);
     let mut third = waiting(&limiter);
     clock.advance(2 * SECOND);
-    assert_ready_eq!(second.poll(), 2 * SECOND);
+    assert_ready_eq!(second.poll().map_ok(Grant::waited), Ok(2 * SECOND));
     clock.advance(SECOND);
-    assert_ready_eq!(third.poll(), 3 * SECOND);
+    assert_ready_eq!(third.poll().map_ok(Grant::waited), Ok(3 * SECOND));
 }
 
 #[test]
@@ -226,7 +228,7 @@ fn many_leaked_waiters_and_dropped_ones_before_them_delay_nobody() {
     clock.advance(10 * SECOND + SECOND / 2 - Duration::from_nanos(1));
     assert!(!live.is_woken());
     clock.advance(Duration::from_nanos(1));
-    assert_ready_eq!(live.poll(), 11 * SECOND);
+    assert_ready_eq!(live.poll().map_ok(Grant::waited), Ok(11 * SECOND));
 }
 
 #[test]
@@ -236,9 +238,9 @@ fn a_granted_waiter_that_is_not_polled_stalls_nobody() {
     let mut second = waiting(&limiter);
     let mut third = waiting(&limiter);
     clock.advance(3 * SECOND);
-    assert_ready_eq!(third.poll(), 3 * SECOND);
-    assert_ready_eq!(second.poll(), 3 * SECOND);
-    assert_ready_eq!(first.poll(), 3 * SECOND);
+    assert_ready_eq!(third.poll().map_ok(Grant::waited), Ok(3 * SECOND));
+    assert_ready_eq!(second.poll().map_ok(Grant::waited), Ok(3 * SECOND));
+    assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(3 * SECOND));
 }
 
 #[test]
@@ -260,9 +262,9 @@ fn a_faster_rate_moves_those_who_wait_forward() {
     limiter.set_rate(Rate::per_second(10));
     // The debt of the first second was made at the old rate.
     clock.advance(SECOND);
-    assert_ready_eq!(first.poll(), SECOND);
+    assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(SECOND));
     clock.advance(100 * MS);
-    assert_ready_eq!(second.poll(), SECOND + 100 * MS);
+    assert_ready_eq!(second.poll().map_ok(Grant::waited), Ok(SECOND + 100 * MS));
 }
 
 #[test]
@@ -273,11 +275,11 @@ fn a_slower_rate_moves_those_who_wait_back() {
     let mut second = waiting(&limiter);
     limiter.set_rate(Rate::per_second(1));
     clock.advance(100 * MS);
-    assert_ready_eq!(first.poll(), 100 * MS);
+    assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(100 * MS));
     clock.advance(999 * MS);
     assert_pending!(second.poll());
     clock.advance(MS);
-    assert_ready_eq!(second.poll(), SECOND + 100 * MS);
+    assert_ready_eq!(second.poll().map_ok(Grant::waited), Ok(SECOND + 100 * MS));
 }
 
 #[test]
@@ -287,7 +289,7 @@ fn an_unlimited_rate_lets_everybody_go_once_the_debt_is_over() {
     limiter.set_rate(Rate::UNLIMITED);
     clock.advance(SECOND);
     for waiter in &mut waiters {
-        assert_ready_eq!(waiter.poll(), SECOND);
+        assert_ready_eq!(waiter.poll().map_ok(Grant::waited), Ok(SECOND));
     }
     assert_eq!(limiter.rate(), Rate::UNLIMITED);
 }
@@ -298,7 +300,7 @@ fn a_refund_serves_those_who_wait_at_once() {
     let mut first = waiting(&limiter);
     let mut second = waiting(&limiter);
     limiter.refund(1);
-    assert_ready_eq!(first.poll(), Duration::ZERO);
+    assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(Duration::ZERO));
     assert_pending!(second.poll());
 }
 
@@ -310,7 +312,7 @@ fn a_waiter_too_late_for_its_deadline_is_refused_at_once() {
     assert_pending!(in_time.poll());
     assert_ready_eq!(too_late.poll(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     clock.advance(SECOND);
-    assert_ready_eq!(in_time.poll(), Ok(SECOND));
+    assert_ready_eq!(in_time.poll().map_ok(Grant::waited), Ok(SECOND));
 }
 
 #[test]
@@ -341,9 +343,9 @@ fn a_slower_rate_refuses_waiters_that_cannot_make_it_any_more() {
     assert!(assert_ready!(second.poll()).is_err());
     clock.advance(SECOND);
     // The first one was due by a debt made at the old rate.
-    assert_ready_eq!(first.poll(), Ok(SECOND));
+    assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(SECOND));
     clock.advance(60 * SECOND);
-    assert_ready_eq!(patient.poll(), 61 * SECOND);
+    assert_ready_eq!(patient.poll().map_ok(Grant::waited), Ok(61 * SECOND));
 }
 
 #[test]
@@ -375,7 +377,7 @@ fn a_clock_that_goes_back_grants_nothing_twice() {
     assert!(limiter.try_acquire().is_err());
     assert_pending!(waiter.poll());
     clock.advance(SECOND);
-    assert_ready_eq!(waiter.poll(), 6 * SECOND);
+    assert_ready_eq!(waiter.poll().map_ok(Grant::waited), Ok(6 * SECOND));
 }
 
 #[test]
@@ -401,10 +403,10 @@ fn lateness_is_caught_up_to_the_limit_and_no_further() {
         let mut second = waiting(&limiter);
         // Due at 10 ms, noticed late: charged as of 10 ms, or 5 ms ago.
         clock.jump(10 * MS + late);
-        assert_ready_eq!(first.poll(), 10 * MS + late);
+        assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(10 * MS + late));
         assert_pending!(second.poll());
         clock.advance(10 * MS + second_due - (10 * MS + late));
-        assert_ready_eq!(second.poll(), 10 * MS + second_due, "late by {late:?}");
+        assert_ready_eq!(second.poll().map_ok(Grant::waited), Ok(10 * MS + second_due), "late by {late:?}");
     }
 }
 
@@ -435,7 +437,7 @@ fn an_owned_wait_outlives_the_limiter() {
     assert_pending!(owned.poll());
     drop(limiter);
     clock.advance(SECOND);
-    assert_ready_eq!(owned.poll(), Ok(SECOND));
+    assert_ready_eq!(owned.poll().map_ok(Grant::waited), Ok(SECOND));
 }
 
 #[test]
@@ -449,7 +451,7 @@ fn a_wait_that_can_never_end_waits_until_the_rate_allows_it() {
     assert_pending!(waiter.poll());
     // A refund is worth the whole debt.
     limiter.refund(1);
-    assert_ready!(waiter.poll());
+    assert_ready_ok!(waiter.poll());
 }
 
 #[test]
@@ -480,9 +482,9 @@ fn a_reservation_can_be_awaited_at_any_time() {
     assert_pending!(early.poll());
     clock.advance(SECOND);
     assert!(early.is_woken());
-    assert_ready_eq!(early.poll(), Ok(SECOND));
+    assert_ready_eq!(early.poll().map_ok(Grant::waited), Ok(SECOND));
     clock.advance(SECOND);
-    assert_ready_eq!(late.poll(), Ok(2 * SECOND));
+    assert_ready_eq!(late.poll().map_ok(Grant::waited), Ok(2 * SECOND));
 }
 
 #[test]
@@ -491,6 +493,6 @@ fn an_unclaimed_reservation_uses_its_turn_and_holds_up_nobody() {
     let reservation = limiter.reserve(1).expect("one");
     let mut waiter = waiting(&limiter);
     clock.advance(2 * SECOND);
-    assert_ready_eq!(waiter.poll(), 2 * SECOND);
+    assert_ready_eq!(waiter.poll().map_ok(Grant::waited), Ok(2 * SECOND));
     assert_eq!(reservation.due_in(), Duration::ZERO);
 }

@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use tidegate::AcquireMany;
+use tidegate::Acquire;
 use tidegate::{
-    ManualClock, Nanos, Policy, PolicyError, Rate, RateError, RateLimiter, Refusal, Request, SmoothBursty,
-    SmoothWarmingUp, Timer,
+    Grant, ManualClock, Nanos, Policy, PolicyError, Rate, RateError, RateLimiter, Refusal, Request,
+    SmoothBursty, SmoothWarmingUp, Timer,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_ready, assert_ready_eq};
@@ -63,17 +63,17 @@ impl<P: Policy> Run<P> {
 
     /// Waits for a request of `n` permits by moving the clock to its time, and checks that it was
     /// not ready earlier.
-    fn finish(&self, n: u32, request: AcquireMany<'_, P, ManualClock>) -> Result<Duration, Refusal> {
+    fn finish(&self, n: u32, request: Acquire<'_, P, ManualClock>) -> Result<Duration, Refusal> {
         // A reservation that is dropped leaves no trace.
         let due_in = self.limiter.reserve(n)?.due_in();
         let mut request = spawn(request);
         if let std::task::Poll::Ready(answer) = request.poll() {
-            return answer;
+            return answer.map(Grant::waited);
         }
         self.clock.advance(due_in - Duration::from_nanos(1));
         assert!(request.poll().is_pending(), "granted before it was due in {due_in:?}");
         self.clock.advance(Duration::from_nanos(1));
-        let waited = assert_ready!(request.poll())?;
+        let waited = assert_ready!(request.poll())?.waited();
         assert_eq!(waited, due_in);
         Ok(waited)
     }
@@ -151,13 +151,13 @@ fn simple_with_wait() -> Result<(), Refusal> {
 #[test]
 fn simple_acquire_return_values() {
     let run = bursty(5);
-    assert_ready_eq!(spawn(run.limiter.acquire()).poll(), Duration::ZERO);
+    assert_ready_eq!(spawn(run.limiter.acquire()).poll().map_ok(Grant::waited), Ok(Duration::ZERO));
     run.pass(200 * MS);
-    assert_ready_eq!(spawn(run.limiter.acquire()).poll(), Duration::ZERO);
+    assert_ready_eq!(spawn(run.limiter.acquire()).poll().map_ok(Grant::waited), Ok(Duration::ZERO));
     let mut third = spawn(run.limiter.acquire());
     assert!(third.poll().is_pending());
     run.pass(200 * MS);
-    assert_ready_eq!(third.poll(), 200 * MS);
+    assert_ready_eq!(third.poll().map_ok(Grant::waited), Ok(200 * MS));
 }
 
 #[test]
@@ -470,8 +470,8 @@ fn create_warmup_parameter_validation() {
 #[test]
 fn mocking() {
     async fn work<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> u32 {
-        limiter.acquire().await;
-        limiter.acquire().await;
+        limiter.acquire().await.expect("the queue has no bounds");
+        limiter.acquire().await.expect("the queue has no bounds");
         42
     }
     let run = bursty(1);

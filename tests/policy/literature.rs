@@ -65,7 +65,8 @@ fn nine_times_three_quarters_and_five_are_too_many() -> Result<(), Refusal> {
     let refusal = limiter.try_acquire_many(5).expect_err("6.75 and 5 are 11.75");
     // 9 * (1 - part) + 5 = 10 at four ninths of the minute: 26.666666667 s into it.
     assert_eq!(refusal.retry_after(), Some(Duration::from_nanos(11_666_666_667)));
-    limiter.try_acquire_many(3)
+    limiter.try_acquire_many(3)?;
+    Ok(())
 }
 
 /// 100 a minute with 10/s from 0:50.

@@ -36,9 +36,6 @@ use crate::time::Nanos;
 ///
 /// Waiting is the limiter's queue, with the limit that the bucket sets: a request that would wait
 /// longer than the bucket is high is refused at once, with the time after which there is room.
-/// **That goes for all calls that can refuse; [`acquire`](crate::RateLimiter::acquire) cannot, and
-/// waits outside of the bucket.** For one permit or a refusal, call
-/// [`acquire_many(1)`](crate::RateLimiter::acquire_many).
 ///
 /// In any span of length *d* at most `1 + nodelay + rate * d` single permits come out.
 ///
@@ -62,20 +59,21 @@ use crate::time::Nanos;
 /// use tidegate::{LeakyBucket, Rate, RateLimiter, TokioClock};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() {
+/// # async fn main() -> Result<(), tidegate::Refusal> {
 /// let policy = LeakyBucket::new(Rate::per_second(10)).capacity(2);
 /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// let (a, b, c, d) = tokio::join!(
-///     limiter.acquire_many(1),
-///     limiter.acquire_many(1),
-///     limiter.acquire_many(1),
-///     limiter.acquire_many(1),
+///     limiter.acquire(),
+///     limiter.acquire(),
+///     limiter.acquire(),
+///     limiter.acquire(),
 /// );
-/// assert_eq!(a, Ok(Duration::ZERO));
-/// assert_eq!(b, Ok(Duration::from_millis(100)));
-/// assert_eq!(c, Ok(Duration::from_millis(200)));
+/// assert_eq!(a?.waited(), Duration::ZERO);
+/// assert_eq!(b?.waited(), Duration::from_millis(100));
+/// assert_eq!(c?.waited(), Duration::from_millis(200));
 /// // The bucket was full.
 /// assert_eq!(d.unwrap_err().retry_after(), Some(Duration::from_millis(100)));
+/// # Ok(())
 /// # }
 /// ```
 ///

@@ -1,11 +1,11 @@
 //! Grants, as long as they can be undone.
 
-use std::time::Duration;
-
 use crate::clock::Timer;
+use crate::grant::Grant;
 use crate::line::Line;
 use crate::line::rule::Rule;
 use crate::line::visit::Visit;
+use crate::time::Nanos;
 
 /// A grant that the undo log keeps track of, until it is [released](crate::line::Line::release) or
 /// [undone](crate::line::Line::undo).
@@ -80,10 +80,18 @@ impl<Charge> Granted<Charge> {
 /// How long a request waited, and what it got, if anything.
 #[derive(Debug)]
 pub(crate) struct Answer<Charge> {
-    pub(crate) waited: Duration,
+    pub(crate) waited: Nanos,
     /// `None` if the request passed without a permit: the limiter is in shadow, or the request is
     /// exempt.
     pub(crate) granted: Option<Granted<Charge>>,
+}
+
+impl<Charge> Answer<Charge> {
+    /// This answer to a request for `n` permits, as its caller gets it.
+    #[inline]
+    pub(crate) fn grant(&self, n: u32) -> Grant {
+        Grant::new(if self.granted.is_some() { n } else { 0 }, self.waited)
+    }
 }
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
