@@ -14,6 +14,33 @@ const DAY: u64 = 24 * HOUR;
 const UNITS: [(&str, u64); 7] =
     [("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 
+/// Other names of units. `m` is read as minutes, as by Go and NGINX. The others are only
+/// understood, so that an error tells what to write.
+const OTHER_UNITS: [(&str, &str); 22] = [
+    ("m", "min"),
+    ("mins", "min"),
+    ("minute", "min"),
+    ("minutes", "min"),
+    ("sec", "s"),
+    ("secs", "s"),
+    ("second", "s"),
+    ("seconds", "s"),
+    ("hr", "h"),
+    ("hrs", "h"),
+    ("hour", "h"),
+    ("hours", "h"),
+    ("day", "d"),
+    ("days", "d"),
+    ("msec", "ms"),
+    ("millis", "ms"),
+    ("millisecond", "ms"),
+    ("milliseconds", "ms"),
+    ("µs", "us"),
+    ("μs", "us"),
+    ("micros", "us"),
+    ("nanos", "ns"),
+];
+
 /// A number of permits per period of time: "5 per second", "1000 per 100 ms".
 ///
 /// A rate is exact. It is stored as written: a decimal number of permits and a whole number of
@@ -33,7 +60,9 @@ const UNITS: [(&str, u64); 7] =
 /// assert_eq!("1000/100ms".parse::<Rate>()?, rate);
 /// assert_eq!("2.5/s".parse::<Rate>()?.as_per_second(), 2.5);
 /// let error = "0/s".parse::<Rate>().unwrap_err();
-/// assert_eq!(error.to_string(), "rate 0/s is not above zero");
+/// assert_eq!(error.to_string(), "rate 0/s is not above zero; the rate without permits is `zero`");
+/// let error = "10 per second".parse::<Rate>().unwrap_err();
+/// assert_eq!(error.to_string(), "\"10 per second\" is not a rate: write 10/s");
 /// # Ok::<(), tidegate::RateError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,28 +100,49 @@ pub enum RateError {
     Syntax {
         /// The text given.
         text: Box<str>,
+        /// What to write instead, where the text is understood.
+        write: Option<Box<str>>,
+    },
+    /// The text says a number or a period that no rate has.
+    Text {
+        /// The text given.
+        text: Box<str>,
+        /// What is wrong.
+        error: Box<RateError>,
     },
 }
 
 impl fmt::Display for RateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RateError::NotPositive { permits, period } => match period.as_secs() {
-                _ if period.subsec_nanos() > 0 => write!(f, "rate {permits}/{period:?} is not above zero"),
-                1 => write!(f, "rate {permits}/s is not above zero"),
-                60 => write!(f, "rate {permits}/min is not above zero"),
-                3600 => write!(f, "rate {permits}/h is not above zero"),
-                _ => write!(f, "rate {permits}/{period:?} is not above zero"),
-            },
-            RateError::NotFinite { permits } => write!(f, "rate of {permits} permits is not a finite number"),
+            RateError::NotPositive { permits, period } => {
+                match period.as_secs() {
+                    _ if period.subsec_nanos() > 0 => write!(f, "rate {permits}/{period:?}")?,
+                    1 => write!(f, "rate {permits}/s")?,
+                    60 => write!(f, "rate {permits}/min")?,
+                    3600 => write!(f, "rate {permits}/h")?,
+                    _ => write!(f, "rate {permits}/{period:?}")?,
+                }
+                f.write_str(" is not above zero; the rate without permits is `zero`")
+            }
+            RateError::NotFinite { permits } => {
+                write!(
+                    f,
+                    "{permits} permits are not a finite number; the rate without a limit is `unlimited`"
+                )
+            }
             RateError::Period { period } => {
                 write!(f, "period {period:?} is not between 1ns and 36.5 years")
             }
-            RateError::Syntax { text } => write!(
+            RateError::Syntax { text, write: Some(write) } => {
+                write!(f, "{text:?} is not a rate: write {write}")
+            }
+            RateError::Syntax { text, write: None } => write!(
                 f,
-                "{text:?} is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, \
+                "{text:?} is not a rate: write permits/period with s, min, h, d, ms, us or ns, such as 5/s, \
                  2.5/min or 1000/100ms, or unlimited or zero"
             ),
+            RateError::Text { text, error } => write!(f, "rate {text:?}: {error}"),
         }
     }
 }
@@ -288,6 +338,20 @@ impl Rate {
         Some((u32::try_from(permits).ok()?, period))
     }
 
+    /// Returns a rate of whole permits, no more than a millionth away, in at most a thousand
+    /// periods of this one: `1/3s` for `0.3333333/s`.
+    pub(crate) fn whole_nearby(self) -> Option<Rate> {
+        let permits = self.permits();
+        (1..=1000u32).find_map(|periods| {
+            let count = permits * f64::from(periods);
+            let near = count.round();
+            let is_near = near >= 1.0 && near <= f64::from(u32::MAX) && (near / count - 1.0).abs() < 1e-6;
+            // In range, just checked.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            is_near.then(|| Rate::new(near as u64, self.period().saturating_mul(periods)).ok()).flatten()
+        })
+    }
+
     /// Returns a rate of whole permits in a period, as near as possible to this rate and never
     /// faster: fewer permits, or one permit in a longer period.
     pub(crate) fn whole_or_less(self) -> (u32, u64) {
@@ -386,8 +450,52 @@ pub(crate) fn read_span(text: &str) -> Option<Duration> {
         "" => 1,
         digits => digits.parse::<u64>().ok()?,
     };
-    let (_, nanos) = UNITS.into_iter().find(|(name, _)| *name == unit.trim())?;
+    let unit = if unit.trim() == "m" { "min" } else { unit.trim() };
+    let (_, nanos) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
     Some(Duration::from_nanos(count.checked_mul(nanos)?))
+}
+
+/// How to write a span that is understood although [`read_span`] does not read it: with a fraction,
+/// or another name of the unit.
+pub(crate) fn understood_span(text: &str) -> Option<String> {
+    let text = text.trim().to_lowercase();
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '_');
+    let count = text[..text.len() - unit.len()].replace('_', "");
+    let unit = unit.trim();
+    let unit = OTHER_UNITS.iter().find(|(name, _)| *name == unit).map_or(unit, |(_, unit)| unit);
+    let (_, nanos) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
+    let nanos = match count.as_str() {
+        "" => nanos as f64,
+        count => count.parse::<f64>().ok()? * nanos as f64,
+    };
+    // Exact below 2^53, which is 104 days.
+    if nanos.fract() > 0.0 || nanos > (1u64 << 53) as f64 {
+        return None;
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Just checked.
+    let (count, unit) = span_in_units(nanos as u64);
+    Some(format!("{count}{unit}"))
+}
+
+/// How to write a rate that is understood although it is not read: `10 per second`, `5/sec`, `1k/s`,
+/// `5rps`, or `5`, which has no period.
+fn understood_rate(text: &str) -> Option<String> {
+    let text = text.trim().to_lowercase();
+    if text.parse::<f64>().is_ok_and(|permits| permits.is_finite() && permits > 0.0) {
+        return Some(format!("{text}/s, {text}/min or with another period"));
+    }
+    let (permits, period) = text.split_once('/').or_else(|| text.split_once(" per ")).or_else(|| {
+        let permits = ["rps", "qps", "tps", "ps", "hz"].iter().find_map(|unit| text.strip_suffix(unit))?;
+        Some((permits, "s"))
+    })?;
+    // "10 requests per second".
+    let permits = permits.split_whitespace().next()?.replace(['_', ','], "");
+    let permits = ["k", "m", "g"].iter().zip(["e3", "e6", "e9"]).fold(permits, |permits, (unit, power)| {
+        permits.strip_suffix(unit).map(|permits| format!("{permits}{power}")).unwrap_or(permits)
+    });
+    let period = period.trim();
+    let period = if read_span(period).is_some() { period.to_owned() } else { understood_span(period)? };
+    read_rate(&format!("{permits}/{period}")).ok().map(|rate| rate.to_string())
 }
 
 impl fmt::Debug for Rate {
@@ -399,31 +507,42 @@ impl fmt::Debug for Rate {
 /// Reads `PERMITS/PERIOD`, `unlimited` or `zero`.
 ///
 /// `PERMITS` is a number above zero, with a fraction or exponent if need be. `PERIOD` is `s`,
-/// `min`, `h`, `d`, `ms`, `us` or `ns`, with a whole number before it if it is not one: `100ms`.
-/// Spaces around the parts are ignored.
+/// `min` or `m`, `h`, `d`, `ms`, `us` or `ns`, with a whole number before it if it is not one:
+/// `100ms`. Spaces around the parts are ignored. The error of another text says what to write where
+/// the text is understood.
 impl FromStr for Rate {
     type Err = RateError;
 
     fn from_str(text: &str) -> Result<Rate, RateError> {
-        let syntax = || RateError::Syntax { text: text.into() };
-        if text.trim() == "unlimited" {
-            return Ok(Rate::UNLIMITED);
-        }
-        if text.trim() == "zero" {
-            return Ok(Rate::ZERO);
-        }
-        let (permits, period) = text.split_once('/').ok_or_else(syntax)?;
-        let (permits, period) = (permits.trim(), period.trim());
-        let period = read_span(period).ok_or_else(syntax)?;
-        match permits.parse::<u64>() {
-            Ok(permits) => Rate::new(permits, period),
-            Err(_) => {
-                // `f64` parses words like "inf" and "NaN"; `from_float` reports them.
-                let permits = permits.parse::<f64>().map_err(|_| syntax())?;
-                Rate::from_float(permits, period)
-            }
-        }
+        read_rate(text).map_err(|error| match error {
+            None => RateError::Syntax { text: text.into(), write: understood_rate(text).map(Into::into) },
+            // It tells the text as it is.
+            Some(error @ RateError::NotPositive { .. }) => error,
+            Some(error) => RateError::Text { text: text.into(), error: Box::new(error) },
+        })
     }
+}
+
+/// Reads a rate. The error is `None` if the text is not of the form of one.
+fn read_rate(text: &str) -> Result<Rate, Option<RateError>> {
+    if text.trim() == "unlimited" {
+        return Ok(Rate::UNLIMITED);
+    }
+    if text.trim() == "zero" {
+        return Ok(Rate::ZERO);
+    }
+    let (permits, period) = text.split_once('/').ok_or(None)?;
+    let (permits, period) = (permits.trim(), period.trim());
+    let period = read_span(period).ok_or(None)?;
+    let rate = match permits.parse::<u64>() {
+        Ok(permits) => Rate::new(permits, period),
+        Err(_) => {
+            // `f64` parses words like "inf" and "NaN"; `from_float` reports them.
+            let permits = permits.parse::<f64>().map_err(|_| None)?;
+            Rate::from_float(permits, period)
+        }
+    };
+    rate.map_err(Some)
 }
 
 /// Serializes the rate as the text that [`Display`](fmt::Display) writes.
@@ -438,8 +557,21 @@ impl serde::Serialize for Rate {
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Rate {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Rate, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+        struct Text;
+
+        impl serde::de::Visitor<'_> for Text {
+            type Value = Rate;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a rate as a string, such as \"5/s\"")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Rate, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_str(Text)
     }
 }
 
@@ -480,33 +612,54 @@ mod tests {
     }
 
     #[test]
-    fn bad_text_is_named() {
+    fn bad_text_is_told_with_what_to_write() {
+        let general = "write permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, \
+                       or unlimited or zero";
         for (text, error) in [
-            ("0/s", "rate 0/s is not above zero"),
-            ("-3/min", "rate -3/min is not above zero"),
-            ("NaN/s", "rate of NaN permits is not a finite number"),
-            ("inf/s", "rate of inf permits is not a finite number"),
-            ("1/0s", "period 0ns is not between 1ns and 36.5 years"),
-            ("1/99999d", "period 8639913600s is not between 1ns and 36.5 years"),
+            ("0/s", "rate 0/s is not above zero; the rate without permits is `zero`"),
+            ("-3/min", "rate -3/min is not above zero; the rate without permits is `zero`"),
             (
-                "5",
-                "\"5\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited or zero",
+                "NaN/s",
+                "rate \"NaN/s\": NaN permits are not a finite number; the rate without a limit is `unlimited`",
             ),
             (
-                "5/week",
-                "\"5/week\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited or zero",
+                "1e400/s",
+                "rate \"1e400/s\": inf permits are not a finite number; the rate without a limit is `unlimited`",
             ),
-            (
-                "x/s",
-                "\"x/s\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited or zero",
-            ),
-            (
-                "1/99999999999999999999s",
-                "\"1/99999999999999999999s\" is not a rate: expected permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, or unlimited or zero",
-            ),
+            ("1/0s", "rate \"1/0s\": period 0ns is not between 1ns and 36.5 years"),
+            ("1/99999d", "rate \"1/99999d\": period 8639913600s is not between 1ns and 36.5 years"),
+            ("5", "\"5\" is not a rate: write 5/s, 5/min or with another period"),
+            ("5/sec", "\"5/sec\" is not a rate: write 5/s"),
+            ("5 / 2 Minutes", "\"5 / 2 Minutes\" is not a rate: write 5/2min"),
+            ("5/1.5s", "\"5/1.5s\" is not a rate: write 5/1500ms"),
+            ("10 per second", "\"10 per second\" is not a rate: write 10/s"),
+            ("10 requests per hour", "\"10 requests per hour\" is not a rate: write 10/h"),
+            ("1k/s", "\"1k/s\" is not a rate: write 1000/s"),
+            ("1,000/s", "\"1,000/s\" is not a rate: write 1000/s"),
+            ("20rps", "\"20rps\" is not a rate: write 20/s"),
         ] {
             assert_eq!(text.parse::<Rate>().map_err(|e| e.to_string()), Err(error.to_owned()), "{text}");
         }
+        for text in ["", "/", "5/week", "x/s", "1/99999999999999999999s", "0 per second", "per second", "k/s"]
+        {
+            let error = format!("{text:?} is not a rate: {general}");
+            assert_eq!(text.parse::<Rate>().map_err(|e| e.to_string()), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn m_is_read_as_minutes() {
+        assert_eq!("5/m".parse(), Ok(Rate::per_minute(5)));
+        assert_eq!("5/10m".parse::<Rate>().map(|rate| rate.to_string()), Ok("5/10min".to_owned()));
+    }
+
+    #[test]
+    fn a_fraction_is_near_a_whole_rate() {
+        let near = |text: &str| text.parse::<Rate>().ok()?.whole_nearby().map(|rate| rate.to_string());
+        assert_eq!(near("0.3333333333333/s").as_deref(), Some("1/3s"));
+        assert_eq!(near("16.6666666666/min").as_deref(), Some("50/3min"));
+        assert_eq!(near("3.14159265358979/s"), Some("355/113s".to_owned()));
+        assert_eq!(near("0.0000123456/s"), None);
     }
 
     #[test]
