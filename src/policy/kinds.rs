@@ -8,7 +8,9 @@
 /// - the name in a text;
 /// - the fields, each of a type that implements `Field` in `policy/config/field.rs`. The rate is
 ///   one of them; in a text it stands first and without its name;
-/// - a block that makes the policy of these fields. It may leave with a `ConfigError`.
+/// - a block that makes the policy of these fields. It may leave with a `ConfigError`;
+/// - the values of these fields that the terms in force of a policy say. A field that says what a
+///   policy does anyway is not set.
 macro_rules! kinds {
     ($define:ident $arguments:tt) => {
         $define! { $arguments
@@ -28,6 +30,11 @@ macro_rules! kinds {
                         policy = policy.try_max_burst(span)?;
                     }
                     if start_full { policy.start_full() } else { policy }
+                }
+                read |policy| {
+                    rate: policy.rate(),
+                    max_burst: other_than(Duration::from_secs(1), span(policy.max_burst)),
+                    start_full: policy.start_full,
                 }
             }
             SmoothWarmingUp {
@@ -52,6 +59,13 @@ macro_rules! kinds {
                     }
                     if cool_at_once { policy.cool_at_once() } else { policy }
                 }
+                read |policy| {
+                    rate: policy.rate(),
+                    warm_up: span(policy.warm_up),
+                    cold_factor: other_than(3.0, policy.cold_factor),
+                    start_warm: policy.start_warm,
+                    cool_at_once: policy.cool_at_once,
+                }
             }
             TokenBucket {
                 "token_bucket"
@@ -71,6 +85,10 @@ macro_rules! kinds {
                     tolerance: Option<Duration>,
                 }
                 build {
+                    if burst == 0 {
+                        let allowed = "above 0; a policy that grants nothing is deny_all".into();
+                        return Err(ConfigError::Value { field: "burst", value: "0".into(), allowed });
+                    }
                     let mut policy = TokenBucket::try_new(rate, burst)?;
                     if let Some(span) = tolerance {
                         policy = policy.tolerance(span)?;
@@ -85,6 +103,14 @@ macro_rules! kinds {
                         policy = policy.start_with(permits)?;
                     }
                     policy
+                }
+                read |policy| {
+                    rate: policy.rate(),
+                    burst: policy.burst(),
+                    start_with: policy.bucket.starts_with(),
+                    interval_refill: policy.bucket.terms().stepped && policy.bucket.wall_clock.is_none(),
+                    at_wall_clock: policy.bucket.wall_clock,
+                    tolerance: other_than(Duration::ZERO, span(policy.bucket.terms().tolerance)),
                 }
             }
             LeakyBucket {
@@ -108,6 +134,12 @@ macro_rules! kinds {
                         (None, Some(span)) => policy.max_wait(span),
                         (None, None) => policy,
                     }
+                }
+                read |policy| {
+                    rate: policy.rate(),
+                    nodelay: other_than(0, policy.bucket.terms().burst.saturating_sub(1)),
+                    capacity: policy.room().0,
+                    max_wait: policy.room().1,
                 }
             }
             FixedWindow {
@@ -133,6 +165,11 @@ macro_rules! kinds {
                         None => policy,
                     }
                 }
+                read |policy| {
+                    rate: policy.window.whole_rate(u32::MAX),
+                    at_wall_clock: policy.window.wall_clock.filter(|_| !policy.from_first_grant),
+                    from_first_grant: policy.from_first_grant,
+                }
             }
             SlidingWindow {
                 "sliding_window"
@@ -152,6 +189,11 @@ macro_rules! kinds {
                         None => policy,
                     }
                 }
+                read |policy| {
+                    rate: policy.window.whole_rate(u32::MAX),
+                    cells: policy.window.cells(),
+                    at_wall_clock: policy.window.wall_clock,
+                }
             }
             SlidingEstimate {
                 "sliding_estimate"
@@ -168,6 +210,10 @@ macro_rules! kinds {
                         Some(offset) => policy.at_wall_clock(offset),
                         None => policy,
                     }
+                }
+                read |policy| {
+                    rate: policy.window.whole_rate(u32::MAX),
+                    at_wall_clock: policy.window.wall_clock,
                 }
             }
             SlidingLog {
@@ -186,9 +232,13 @@ macro_rules! kinds {
                         None => policy,
                     }
                 }
+                read |policy| {
+                    rate: policy.window.whole_rate(policy.room),
+                    with_capacity: Some(policy.room).filter(|room| *room > policy.needed_room()),
+                }
             }
-            Unlimited { "unlimited" fields {} build { Unlimited } }
-            DenyAll { "deny_all" fields {} build { DenyAll } }
+            Unlimited { "unlimited" fields {} build { Unlimited } read |_policy| {} }
+            DenyAll { "deny_all" fields {} build { DenyAll } read |_policy| {} }
         }
     };
 }

@@ -33,30 +33,63 @@ fn every_kind_is_made_from_a_line() {
 }
 
 #[test]
-fn a_bad_configuration_names_the_field_the_value_and_what_is_allowed() {
+fn a_bad_configuration_is_told_with_what_to_write() {
     for (text, error) in [
         (
-            "bucket 5/s",
-            "\"bucket\" is not a policy: there are only smooth_bursty, smooth_warming_up, token_bucket, leaky_bucket, \
+            "policy 5/s",
+            "\"policy\" is not a policy: there are only smooth_bursty, smooth_warming_up, token_bucket, leaky_bucket, \
              fixed_window, sliding_window, sliding_estimate, sliding_log, unlimited and deny_all",
         ),
+        ("gcra 5/s", "\"gcra\" is not a policy: write token_bucket"),
+        ("TokenBucket 5/s burst 5", "\"TokenBucket\" is not a policy: write token_bucket"),
+        ("token-bukcet 5/s burst 5", "\"token-bukcet\" is not a policy: write token_bucket"),
+        ("sliding_windows 5/s", "\"sliding_windows\" is not a policy: write sliding_window"),
         ("token_bucket", "token_bucket needs a rate, such as 100/s"),
         ("token_bucket rate 5/s burst 5", "rate: write the rate first, such as token_bucket 100/s"),
         ("token_bucket burst 5 5/s", "burst: write the rate first, such as token_bucket 100/s"),
+        ("token_bucket 5/sec burst 5", "\"5/sec\" is not a rate: write 5/s"),
+        ("token_bucket 10 per second burst 5", "\"10 per second\" is not a rate: write 10/s"),
+        ("token_bucket 1k/s burst 5", "\"1k/s\" is not a rate: write 1000/s"),
+        ("token_bucket 5 burst 5", "\"5\" is not a rate: write 5/s, 5/min or with another period"),
+        (
+            "token_bucket 1e400/s burst 5",
+            "rate \"1e400/s\": inf permits are not a finite number; the rate without a limit is `unlimited`",
+        ),
+        ("token_bucket 0/s burst 5", "rate 0/s is not above zero; the rate without permits is `zero`"),
+        (
+            "token_bucket 5/40000d burst 5",
+            "rate \"5/40000d\": period 3456000000s is not between 1ns and 36.5 years",
+        ),
         ("token_bucket 5/s burst=5", "burst=5: write burst 5"),
         ("token_bucket 5/s interval_refill=true burst 5", "interval_refill=true: write interval_refill"),
         ("token_bucket 5/s interval_refill true burst 5", "true: write interval_refill without true"),
         ("token_bucket 5/s interval_refill false burst 5", "false: write no interval_refill"),
+        (
+            "token_bucket 5/s burst 5 in_steps",
+            "in_steps: token_bucket has only burst, start_with, interval_refill, at_wall_clock and tolerance; write \
+             interval_refill",
+        ),
+        (
+            "token_bucket 5/s burst 5 start_empty",
+            "start_empty: token_bucket has only burst, start_with, interval_refill, at_wall_clock and tolerance; \
+             write start_with 0",
+        ),
+        (
+            "token_bucket 5/s burst 5 tolerence 1s",
+            "tolerence: token_bucket has only burst, start_with, interval_refill, at_wall_clock and tolerance; write \
+             tolerance",
+        ),
         ("token_bucket 5/s", "token_bucket needs burst"),
-        ("token_bucket 0/s burst 5", "rate 0/s is not above zero"),
+        ("token_bucket 5/s burst five", "burst \"five\" is not a whole number from 0 to 4294967295"),
         ("token_bucket 5/s burst -1", "burst \"-1\" is not a whole number from 0 to 4294967295"),
+        ("token_bucket 5/s burst 0", "burst \"0\" is not above 0; a policy that grants nothing is deny_all"),
         ("token_bucket 5/s burst", "burst needs a value"),
         ("token_bucket 5/s burst 5 burst 6", "burst is set twice"),
         (
             "fixed_window 5/s from_first_grant at_wall_clock 0s",
             "from_first_grant and at_wall_clock exclude each other",
         ),
-        ("token_bucket 5/s burst 5 start_with 6", "a stock of 6 permits is more than the burst of 5"),
+        ("token_bucket 5/s burst 5 start_with 6", "start_with 6 is more than the burst of 5"),
         (
             "token_bucket 1/d burst 1000",
             "a burst of 1000 at 1/d takes longer to fill than the limit of 2.28 years",
@@ -65,20 +98,53 @@ fn a_bad_configuration_names_the_field_the_value_and_what_is_allowed() {
             "leaky_bucket 5/s max_wait soon",
             "max_wait \"soon\" is not a whole number and a unit, such as 500ms, 5s, 1min or 8h",
         ),
+        (
+            "leaky_bucket 5/s max_wait 1.5s",
+            "max_wait \"1.5s\" is not a whole number and a unit: write 1500ms",
+        ),
+        ("leaky_bucket 5/s max_wait 5sec", "max_wait \"5sec\" is not a whole number and a unit: write 5s"),
+        (
+            "leaky_bucket 5/s max_wait 5",
+            "max_wait \"5\" is not a whole number and a unit: write 5s, 5ms or another unit",
+        ),
         ("leaky_bucket 5/s capacity 5 max_wait 1s", "max_wait and capacity exclude each other"),
+        (
+            "leaky_bucket 5/s burst 5",
+            "burst: leaky_bucket has only nodelay, capacity and max_wait; write capacity or nodelay",
+        ),
+        (
+            "smooth_bursty 5/s burst 5",
+            "burst: smooth_bursty has only max_burst and start_full; write max_burst",
+        ),
         ("sliding_window 100/min", "sliding_window needs cells"),
+        (
+            "sliding_window 100/min segments 6",
+            "segments: sliding_window has only cells and at_wall_clock; write cells",
+        ),
         ("sliding_window 100/min cells 0", "a window of 0 cells, at least 1 is needed"),
         ("sliding_log 5000/h burst 20", "burst: sliding_log has only with_capacity"),
         ("sliding_log 99999999/h", "a log of 99999999 permits is longer than the limit of 16777215"),
         (
-            "fixed_window 0.333333333333333333/s",
-            "0.3333333333333333/s is not a whole number of permits, at most 4294967295, in a whole number of nanoseconds",
+            "fixed_window 0.3333333333333/s",
+            "rate 0.3333333333333/s is not a whole number of permits in a whole number of nanoseconds: write 1/3s",
         ),
         ("smooth_bursty 5/s color red", "color: smooth_bursty has only max_burst and start_full"),
         ("smooth_warming_up 5/s", "smooth_warming_up needs warm_up"),
         ("unlimited 5/s", "5/s: unlimited has no fields"),
     ] {
         assert_eq!(told(text), error, "{text}");
+    }
+}
+
+#[test]
+fn other_spellings_are_read() {
+    for (text, line) in [
+        ("token_bucket 10 / s burst 5", "token_bucket 10/s burst 5"),
+        ("token_bucket 5/m burst 5", "token_bucket 5/min burst 5"),
+        ("fixed_window 5/s at_wall_clock 0", "fixed_window 5/s at_wall_clock 0s"),
+        ("fixed_window 5/h at_wall_clock 1m", "fixed_window 5/h at_wall_clock 1min"),
+    ] {
+        assert_eq!(text.parse::<PolicyConfig>().map(|config| config.to_string()), Ok(line.to_owned()));
     }
 }
 
@@ -231,6 +297,53 @@ mod with_serde {
     }
 
     #[test]
+    fn a_map_may_be_a_part_of_a_larger_one() -> Result<(), serde_json::Error> {
+        #[derive(Debug, serde::Deserialize, serde::Serialize)]
+        struct Plan {
+            name: String,
+            #[serde(flatten)]
+            policy: PolicyConfig,
+            seats: u32,
+        }
+
+        let text = r#"{"name":"free","policy":"leaky_bucket","rate":"5/s","capacity":5,"seats":3}"#;
+        let plan: Plan = serde_json::from_str(text)?;
+        assert_eq!(plan.policy.to_string(), "leaky_bucket 5/s capacity 5");
+        assert_eq!((plan.name.as_str(), plan.seats), ("free", 3));
+        assert_eq!(serde_json::to_string(&plan)?, text);
+        let error = serde_json::from_str::<Plan>(&text.replace("capacity", "capcity")).expect_err("a typo");
+        let told = "capcity: leaky_bucket has only nodelay, capacity and max_wait; write capacity";
+        assert!(error.to_string().starts_with(told), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_map_that_is_a_part_of_a_larger_one_names_what_neither_has() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Plan {
+            #[serde(flatten)]
+            policy: AnyPolicy,
+            #[serde(flatten)]
+            more: std::collections::BTreeMap<String, serde_json::Value>,
+        }
+
+        let text = r#"{"policy":"leaky_bucket","rate":"5/s","capcity":5}"#;
+        let plan = serde_json::from_str::<Plan>(text).map(|plan| (plan.policy.config(), plan.more));
+        let error = plan.expect_err("a typo").to_string();
+        assert!(error.starts_with("capcity: leaky_bucket has only"), "{error}");
+    }
+
+    #[test]
+    fn a_line_may_stand_for_a_map() -> Result<(), serde_json::Error> {
+        let line = r#""token_bucket 5/s burst 10""#;
+        let config: PolicyConfig = serde_json::from_str(line)?;
+        assert_eq!(config.to_string(), "token_bucket 5/s burst 10");
+        let policy: AnyPolicy = serde_json::from_str(line)?;
+        assert_eq!(serde_json::to_string(&policy)?, r#"{"policy":"token_bucket","rate":"5/s","burst":10}"#);
+        Ok(())
+    }
+
+    #[test]
     fn a_policy_is_read_at_once() {
         let policy = |text| serde_json::from_str::<AnyPolicy>(text).map(|policy| policy.rate().to_string());
         assert_eq!(policy(r#"{"policy":"sliding_log","rate":"5/s"}"#).ok().as_deref(), Some("5/s"));
@@ -241,10 +354,28 @@ mod with_serde {
     #[test]
     fn bad_json_is_told_with_the_value() {
         for (text, part) in [
-            (r#"{"policy":"bucket"}"#, "\"bucket\" is not a policy: there are only smooth_bursty,"),
-            (r#"{"rate":"5/s"}"#, "missing field `policy`"),
-            (r#""token_bucket 5/s burst 5""#, "expected a policy: a map of its name as `policy`"),
-            (r#"{"policy":"sliding_log","rate":5}"#, "\"5\" is not a rate"),
+            (r#"{"policy":"policy"}"#, "\"policy\" is not a policy: there are only smooth_bursty,"),
+            (r#"{"policy":"gcra"}"#, "\"gcra\" is not a policy: write token_bucket"),
+            (
+                r#"{"rate":"5/s"}"#,
+                "a policy needs the field `policy`, one of smooth_bursty, smooth_warming_up, token_bucket,",
+            ),
+            (r#""token_bucket 5/s burst=5""#, "burst=5: write burst 5"),
+            (r#"5"#, "expected a policy: a line, such as \"token_bucket 100/s burst 20\", or a map"),
+            (
+                r#"{"policy":"sliding_log","rate":5}"#,
+                "\"5\" is not a rate: write 5/s, 5/min or with another period, as a string",
+            ),
+            (
+                r#"{"policy":"token_bucket","rate":"5/s","burst":5,"tolerance":1}"#,
+                "tolerance \"1\" is not a whole number and a unit: write 1s, 1ms or another unit, as a string",
+            ),
+            (r#"{"policy":"token_bucket","rate":"5/s","burst":0}"#, "burst \"0\" is not above 0;"),
+            (
+                r#"{"policy":"token_bucket","rate":"5/s","tolerence":"1s"}"#,
+                "tolerence: token_bucket has only burst, start_with, interval_refill, at_wall_clock and tolerance; \
+                 write tolerance",
+            ),
             (r#"{"policy":"token_bucket","rate":"5/s","burst":5,"burst":6}"#, "burst is set twice"),
             (r#"{"policy":"token_bucket","rate":"5/s","burst":5.0}"#, "burst \"5.0\" is not a whole number"),
             (
@@ -262,8 +393,22 @@ mod with_serde {
                 "max_wait \"soon\" is not a whole number and a unit",
             ),
         ] {
-            let error = serde_json::from_str::<PolicyConfig>(text).expect_err("bad").to_string();
+            let policy = serde_json::from_str::<PolicyConfig>(text)
+                .and_then(|config| AnyPolicy::try_from(config).map_err(serde::de::Error::custom));
+            let error = policy.expect_err("bad").to_string();
             assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_rate_that_is_no_string_is_told_how_to_write_one() {
+        for (text, error) in [
+            ("5", "invalid type: integer `5`, expected a rate as a string, such as \"5/s\""),
+            ("true", "invalid type: boolean `true`, expected a rate as a string, such as \"5/s\""),
+            ("\"5\"", "\"5\" is not a rate: write 5/s, 5/min or with another period"),
+        ] {
+            let told = serde_json::from_str::<Rate>(text).expect_err("no rate").to_string();
+            assert!(told.starts_with(error), "{told}");
         }
     }
 }

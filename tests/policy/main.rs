@@ -12,6 +12,7 @@ mod bucket_properties;
 mod cases;
 mod clone;
 mod config;
+mod config_round_trip;
 mod debit;
 mod extremes;
 mod guava_cases;

@@ -85,7 +85,7 @@ use crate::time::Nanos;
 ///
 #[cfg_attr(doc, doc = include_str!("../../../docs/pictures/leaky_bucket.svg"))]
 pub struct LeakyBucket {
-    bucket: Bucket,
+    pub(in crate::policy) bucket: Bucket,
     /// A [`Height`] in one word.
     height: AtomicU64,
     /// As it was given; no more than the capacity passes at once.
@@ -173,6 +173,15 @@ impl LeakyBucket {
 
     fn high(self, height: Height) -> LeakyBucket {
         LeakyBucket { height: AtomicU64::new(height.to_word()), ..self }.fitted()
+    }
+
+    /// The capacity, and the longest wait; at most one of them.
+    pub(in crate::policy) fn room(&self) -> (Option<u32>, Option<Duration>) {
+        match self.height() {
+            Height::Endless => (None, None),
+            Height::Permits(permits) => (Some(permits), None),
+            Height::Wait(max_wait) => (None, Some(max_wait)),
+        }
     }
 
     fn height(&self) -> Height {

@@ -212,7 +212,7 @@ pub(crate) struct Bucket {
     /// refused for ever.
     stretches: bool,
     /// How long after the periods of Unix time steps begin, where the wall clock sets them.
-    wall_clock: Option<Duration>,
+    pub(in crate::policy) wall_clock: Option<Duration>,
 }
 
 impl Bucket {
@@ -253,6 +253,14 @@ impl Bucket {
     pub(crate) fn starting(self, start: Start) -> Result<Bucket, PolicyError> {
         let bucket = Bucket::new(self.terms(), start, self.stretches)?;
         Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
+    }
+
+    /// How many tokens there are at the start, if the bucket is not full then.
+    pub(in crate::policy) fn starts_with(&self) -> Option<u32> {
+        match self.start {
+            Start::Full => None,
+            Start::Tokens(permits) => Some(permits).filter(|permits| *permits < self.terms().burst),
+        }
     }
 
     /// How far back the tokens for a request of this price can have come in.

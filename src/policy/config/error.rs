@@ -15,6 +15,8 @@ pub enum ConfigError {
     Policy {
         /// The name given.
         name: Box<str>,
+        /// The kind that it may mean.
+        write: Option<&'static str>,
     },
     /// A field that is needed is missing.
     Missing {
@@ -29,6 +31,8 @@ pub enum ConfigError {
         field: Box<str>,
         /// The kind of policy.
         policy: &'static str,
+        /// What to write instead, where the name is understood.
+        write: Option<Box<str>>,
     },
     /// A field that is set twice, or that excludes another field.
     Twice {
@@ -50,8 +54,8 @@ pub enum ConfigError {
         field: &'static str,
         /// The value given.
         value: Box<str>,
-        /// The values that are allowed.
-        allowed: &'static str,
+        /// The values that are allowed, and what to write where the value is understood.
+        allowed: Box<str>,
     },
     /// The rate cannot be read.
     Rate(RateError),
@@ -78,7 +82,10 @@ fn list(words: impl Iterator<Item = &'static str>) -> String {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConfigError::Policy { name } => {
+            ConfigError::Policy { name, write: Some(kind) } => {
+                write!(f, "{name:?} is not a policy: write {kind}")
+            }
+            ConfigError::Policy { name, write: None } => {
                 let names = list(KINDS.iter().map(|kind| kind.name));
                 write!(f, "{name:?} is not a policy: there are {names}")
             }
@@ -86,10 +93,11 @@ impl fmt::Display for ConfigError {
                 write!(f, "{policy} needs a rate, such as 100/s")
             }
             ConfigError::Missing { field, policy } => write!(f, "{policy} needs {field}"),
-            ConfigError::Surplus { field, policy } => {
+            ConfigError::Surplus { field, policy, write } => {
                 let fields = KINDS.iter().filter(|kind| kind.name == *policy).flat_map(|kind| kind.fields);
                 let names = fields.map(|(name, _)| *name).filter(|name| *name != "rate");
-                write!(f, "{field}: {policy} has {}", list(names))
+                write!(f, "{field}: {policy} has {}", list(names))?;
+                write.as_ref().map_or(Ok(()), |write| write!(f, "; write {write}"))
             }
             ConfigError::Twice { field, other } if field == other => write!(f, "{field} is set twice"),
             ConfigError::Twice { field, other } => write!(f, "{field} and {other} exclude each other"),
@@ -97,6 +105,13 @@ impl fmt::Display for ConfigError {
             ConfigError::Value { field, value, .. } if value.is_empty() => write!(f, "{field} needs a value"),
             ConfigError::Value { field, value, allowed } => write!(f, "{field} {value:?} is not {allowed}"),
             ConfigError::Rate(error) => error.fmt(f),
+            ConfigError::Number(PolicyError::Stock { permits, burst }) => {
+                write!(f, "start_with {permits} is more than the burst of {burst}")
+            }
+            ConfigError::Number(PolicyError::NotWhole { rate }) => {
+                write!(f, "rate {rate} is not a whole number of permits in a whole number of nanoseconds")?;
+                rate.whole_nearby().map_or(Ok(()), |near| write!(f, ": write {near}"))
+            }
             ConfigError::Number(error) => error.fmt(f),
         }
     }

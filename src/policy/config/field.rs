@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::ConfigError;
-use crate::rate::{Rate, read_span, span_in_units};
+use crate::rate::{Rate, read_span, span_in_units, understood_span};
 
 /// A type that a field of a configuration can have.
 pub(super) trait Field: Sized {
@@ -44,8 +44,8 @@ impl fmt::Display for Value {
     }
 }
 
-fn bad(field: &'static str, value: &str, allowed: &'static str) -> ConfigError {
-    ConfigError::Value { field, value: value.into(), allowed }
+fn bad(field: &'static str, value: &str, allowed: &str) -> ConfigError {
+    ConfigError::Value { field, value: value.into(), allowed: allowed.into() }
 }
 
 impl Field for Rate {
@@ -106,8 +106,18 @@ impl Field for f64 {
 
 impl Field for Duration {
     fn read(field: &'static str, value: &str) -> Result<Duration, ConfigError> {
-        let allowed = "a whole number and a unit, such as 500ms, 5s, 1min or 8h";
-        read_span(value).ok_or_else(|| bad(field, value, allowed))
+        if value == "0" {
+            return Ok(Duration::ZERO);
+        }
+        let form = "a whole number and a unit";
+        let allowed = || match understood_span(value) {
+            Some(span) => format!("{form}: write {span}"),
+            None if value.parse::<u64>().is_ok() => {
+                format!("{form}: write {value}s, {value}ms or another unit")
+            }
+            None => format!("{form}, such as 500ms, 5s, 1min or 8h"),
+        };
+        read_span(value).ok_or_else(|| bad(field, value, &allowed()))
     }
 
     fn value(&self) -> Option<Value> {

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use crate::policy::kinds::kinds;
 use crate::policy::{
-    AnyPolicy, DenyAll, FixedWindow, LeakyBucket, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
-    SmoothWarmingUp, TokenBucket, Unlimited,
+    AnyPolicy, DenyAll, FixedWindow, LeakyBucket, Policy, SlidingEstimate, SlidingLog, SlidingWindow,
+    SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited, ticks,
 };
 use crate::rate::Rate;
 
 mod error;
 mod field;
+mod suggest;
 #[cfg(feature = "serde")]
 mod with_serde;
 
@@ -24,6 +25,7 @@ macro_rules! define {
         $name:literal
         fields { $($(#[$docs:meta])* $field:ident: $type:ty,)* }
         build $build:block
+        read |$policy:ident| { $($read:tt)* }
     })*) => {
         /// What a configuration says of a policy: the fields of its kind.
         ///
@@ -46,10 +48,12 @@ macro_rules! define {
         ///
         /// # serde
         ///
-        /// A map: the name of the kind as `policy`, and each field by its name. Rates and spans
-        /// are strings as in a line. The format must tell its types, as JSON, TOML and YAML do.
-        /// An [`AnyPolicy`] can be read, too: then a policy that cannot be made is an error of the
-        /// format's.
+        /// A string, which is a line; or a map: the name of the kind as `policy`, and each field by
+        /// its name. Rates and spans are strings as in a line. The map can be a part of a larger
+        /// one, by `#[serde(flatten)]`. A configuration is written as a map. The format must tell
+        /// its types, as JSON, TOML and YAML do.
+        /// An [`AnyPolicy`] can be read and written, too: then a policy that cannot be made is an
+        /// error of the format's, and it is written as its [configuration](AnyPolicy::config).
         ///
         /// # Examples
         ///
@@ -100,6 +104,34 @@ macro_rules! define {
             }
         }
 
+        impl AnyPolicy {
+            /// The configuration of the terms in force, after all changes.
+            ///
+            /// It makes a policy that decides as this one does. A field that says what a policy
+            /// does anyway, such as a `cold_factor` of 3, is not set. A window whose rate was
+            /// changed to a fraction has the whole numbers in force. A log whose rate was lowered
+            /// has the room that it was made with as `with_capacity`.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// use tidegate::{AnyPolicy, Change, Rate, RateLimiter};
+            ///
+            /// let policy: AnyPolicy = "token_bucket 5/s burst 10 tolerance 20ms".parse()?;
+            /// let limiter = RateLimiter::new(policy);
+            /// limiter.change(Change::rate(Rate::per_second(8)).burst(20))?;
+            /// let config = limiter.policy().config();
+            /// assert_eq!(config.to_string(), "token_bucket 8/s burst 20 tolerance 20ms");
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
+            #[must_use]
+            pub fn config(&self) -> PolicyConfig {
+                match self {
+                    $(AnyPolicy::$kind($policy) => PolicyConfig::$kind { $($read)* },)*
+                }
+            }
+        }
+
         impl TryFrom<PolicyConfig> for AnyPolicy {
             type Error = ConfigError;
 
@@ -124,7 +156,8 @@ struct Kind {
 
 impl Kind {
     fn of(name: &str) -> Result<&'static Kind, ConfigError> {
-        KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| ConfigError::Policy { name: name.into() })
+        let kind = KINDS.iter().find(|kind| kind.name == name);
+        kind.ok_or_else(|| ConfigError::Policy { name: name.into(), write: suggest::kind(name) })
     }
 
     fn has(&self, field: &str) -> bool {
@@ -151,7 +184,7 @@ impl Given {
     /// Sets a field. A value of `None` leaves it as it is where it is not set.
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<(), ConfigError> {
         let Some((field, _)) = self.kind.fields.iter().find(|(field, _)| *field == name) else {
-            return Err(ConfigError::Surplus { field: name.into(), policy: self.kind.name });
+            return Err(surplus(self.kind, name));
         };
         if self.values.iter().any(|(other, _)| other == field) {
             return Err(ConfigError::Twice { field, other: field });
@@ -187,7 +220,13 @@ impl FromStr for PolicyConfig {
                 let write = format!("the rate first, such as {} 100/s", kind.name);
                 return Err(ConfigError::Form { given: rate.into(), write: write.into() });
             }
-            given.set("rate", Some(rate))?;
+            let mut rate = rate.to_owned();
+            // `10 per second` is no rate, and the error of all its words tells what to write.
+            if let Some(word @ ("per" | "/")) = words.clone().next() {
+                words.next();
+                rate = format!("{rate} {word} {}", words.next().unwrap_or_default());
+            }
+            given.set("rate", Some(&rate))?;
         }
         let mut before = "";
         while let Some(word) = words.next() {
@@ -204,6 +243,12 @@ impl FromStr for PolicyConfig {
     }
 }
 
+/// The error of a field that a kind does not have.
+fn surplus(kind: &Kind, name: &str) -> ConfigError {
+    let write = suggest::field(kind, name).map(Into::into);
+    ConfigError::Surplus { field: name.into(), policy: kind.name, write }
+}
+
 /// The error of a word that stands in the place of a field's name, and is none.
 fn unknown(kind: &Kind, before: &str, word: &str) -> ConfigError {
     let form = |write: String| ConfigError::Form { given: word.into(), write: write.into() };
@@ -212,7 +257,7 @@ fn unknown(kind: &Kind, before: &str, word: &str) -> ConfigError {
         Some((field, value)) if kind.has(field) => form(format!("{field} {value}")),
         None if kind.has_flag(before) && word == "true" => form(format!("{before} without {word}")),
         None if kind.has_flag(before) && word == "false" => form(format!("no {before}")),
-        _ => ConfigError::Surplus { field: word.into(), policy: kind.name },
+        _ => surplus(kind, word),
     }
 }
 
@@ -228,6 +273,29 @@ impl fmt::Display for PolicyConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// A number of ticks as a span.
+fn span(ticks: u64) -> Duration {
+    Duration::from_nanos(ticks / ticks::PER_NANO)
+}
+
+/// A value, unless it is the default.
+fn other_than<T: PartialEq>(default: T, value: T) -> Option<T> {
+    Some(value).filter(|value| *value != default)
+}
+
+/// Writes the line of the [configuration in force](AnyPolicy::config).
+impl fmt::Display for AnyPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.config().fmt(f)
+    }
+}
+
+impl From<&AnyPolicy> for PolicyConfig {
+    fn from(policy: &AnyPolicy) -> PolicyConfig {
+        policy.config()
     }
 }
 

@@ -114,10 +114,10 @@ use crate::time::Nanos;
 pub struct SmoothBursty {
     rate: CurrentRate,
     /// For how many ticks unused time is saved.
-    max_burst: u64,
+    pub(in crate::policy) max_burst: u64,
     /// `max_burst`, but at least `RESOLUTION`.
     saved: u64,
-    start_full: bool,
+    pub(in crate::policy) start_full: bool,
     /// The tick at which the rate became zero; `ticks::NEVER` if it is not.
     stopped: AtomicU64,
 }

@@ -148,11 +148,11 @@ use crate::time::Nanos;
 pub struct SmoothWarmingUp {
     rate: CurrentRate,
     /// *W* in ticks.
-    warm_up: u64,
-    cold_factor: f64,
+    pub(in crate::policy) warm_up: u64,
+    pub(in crate::policy) cold_factor: f64,
     curve: Curve,
-    start_warm: bool,
-    cool_at_once: bool,
+    pub(in crate::policy) start_warm: bool,
+    pub(in crate::policy) cool_at_once: bool,
 }
 
 /// The constants of the price curve, derived at the head of this file. The cold factor is a float

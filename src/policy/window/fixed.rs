@@ -90,7 +90,7 @@ use crate::time::Nanos;
 #[derive(Clone, Debug)]
 pub struct FixedWindow {
     pub(crate) window: CurrentWindow,
-    from_first_grant: bool,
+    pub(in crate::policy) from_first_grant: bool,
 }
 
 /// The state of one [`FixedWindow`]: two numbers in one word.

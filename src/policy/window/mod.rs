@@ -169,7 +169,7 @@ pub(crate) struct CurrentWindow {
     words: Published<8>,
     /// How many cells it is cut into.
     cells: u16,
-    wall_clock: Option<Duration>,
+    pub(in crate::policy) wall_clock: Option<Duration>,
     /// How long before the clock's zero windows began, in nanoseconds.
     anchor: i64,
 }
@@ -250,6 +250,16 @@ impl CurrentWindow {
 
     pub(crate) fn rate(&self) -> Rate {
         Rate::from_words(self.words.read(5))
+    }
+
+    /// The rate, in whole numbers, of a limit that is at most `room`.
+    pub(in crate::policy) fn whole_rate(&self, room: u32) -> Rate {
+        let (rate, Window { limit, length, unlimited, .. }) = (self.rate(), self.get());
+        let is_whole = rate.whole().is_some_and(|(permits, _)| permits <= room);
+        if unlimited || rate.is_zero() || is_whole {
+            return rate;
+        }
+        Rate::new(limit.min(room).into(), Duration::from_nanos(length)).unwrap_or(Rate::ZERO)
     }
 
     pub(crate) fn cells(&self) -> u16 {

@@ -81,8 +81,8 @@ pub use state::LogState;
 #[cfg_attr(doc, doc = include_str!("../../../../docs/pictures/sliding_log.svg"))]
 #[derive(Clone, Debug)]
 pub struct SlidingLog {
-    window: CurrentWindow,
-    room: u32,
+    pub(in crate::policy) window: CurrentWindow,
+    pub(in crate::policy) room: u32,
 }
 
 /// What one grant of a [`SlidingLog`] took.
@@ -131,9 +131,15 @@ impl SlidingLog {
     ///   of nanoseconds.
     /// - [`PolicyError::Log`] if it has more permits than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
     pub fn try_new(rate: Rate) -> Result<SlidingLog, PolicyError> {
-        let window = CurrentWindow::new(rate, 1)?;
-        let room = if window.get().unlimited { 1 } else { window.get().limit.max(1) };
-        SlidingLog { window, room }.with_capacity(room)
+        let log = SlidingLog { window: CurrentWindow::new(rate, 1)?, room: 1 };
+        let room = log.needed_room();
+        log.with_capacity(room)
+    }
+
+    /// The least room for the limit in force.
+    pub(in crate::policy) fn needed_room(&self) -> u32 {
+        let window = self.window.get();
+        if window.unlimited { 1 } else { window.limit.max(1) }
     }
 
     /// Makes room for a limit of so many permits, to which it can be raised while it runs.
