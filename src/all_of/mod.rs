@@ -101,14 +101,16 @@
 // # Why no time is missed
 //
 // A change that makes permits of a member come earlier (a refund, a new rate, a waiter that leaves)
-// happens under the member's lock, and rings the seat. If there was no seat yet, the composite
+// happens under the member's lock, and rings the first seat that waits for this member alone; the
+// next such seat is rung when this one has left. If there was no seat yet, the composite
 // finds the change: after it has taken its seats it asks all members again, and if one of them is
 // due earlier than before, it rings itself. The change and the sitting down both happen under the
 // member's lock, so one of them sees the other.
 //
 // A change that makes permits come later needs no ring. When *T* comes and a member is not ready,
 // the composite finds a later time. That happens only where permits were taken past the seats: by
-// requests that overlapped with sitting down, or by a lower rate.
+// requests that overlapped with sitting down, or by a lower rate. A change of the member also rings
+// its first 64 seats, so that their composites refuse at once the waiters that it makes too late.
 //
 // The orderings of the way without the lock are argued in `all_of/member.rs`.
 //

@@ -399,7 +399,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
         self.changes.fetch_add(1, Ordering::Relaxed);
         line.retime(visit);
-        line.seats.ring_all(visit.deferred);
+        line.seats.ring_first(visit.deferred);
     }
 
     /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are

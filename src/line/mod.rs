@@ -71,6 +71,7 @@ use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::line::seats::Seats;
 use crate::line::settings::Settings;
+use crate::line::sizes::Sizes;
 use crate::line::terms::Terms;
 use crate::line::undo::UndoLog;
 use crate::line::undoable::{GrantKind, Granted, Tracked, counts};
@@ -256,8 +257,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Takes a seat for a composite, behind all others of a priority. Returns its place.
     pub(crate) fn sit(&mut self, rule: &R, demand: Demand<'_, R::Ask>, composite: Weak<dyn Recheck>) -> u64 {
         let Demand { ask, priority } = demand;
-        let (place, ahead) = (self.new_place(priority), self.ahead(rule, priority));
-        self.seats.sit(rule, place, ask.clone(), ahead, composite);
+        let (place, mut entries) = (self.new_place(priority), Sizes::default());
+        self.priorities.before(priority).iter().for_each(|class| entries.merge(&class.sizes));
+        self.seats.sit(rule, place, ask.clone(), entries, composite);
         place
     }
 

@@ -26,16 +26,20 @@
 //! it needs. Then it is here, at its old place, until a time that is at most its turn away, and at
 //! its other limiters its time is among the first. So a seat does not wait for ever.
 //!
-//! Each seat keeps the sum of the requests before it, and a request that leaves changes the sums of
-//! all seats behind it. So seats lie in blocks of about [`BLOCK`], in the order of their places. A
-//! block keeps a sum that is still to be added to all its seats, and adds it when one of them is
-//! changed by itself. So a change costs one block, and an addition for each block behind.
+//! Each seat counts the entries of the line between the seat before it and itself, by their sizes.
+//! Seats lie in blocks of about [`BLOCK`], in the order of their places, and each block has the
+//! sums of its seats. So the sum before a seat adds the blocks before its block, and the seats
+//! before it in its block, or subtracts those behind from the sum of all, whichever are fewer. An
+//! entry or a seat that joins or leaves changes one seat and one block. Sizes are weighed when a
+//! time is asked for, so a new rate changes no sum.
 //!
 //! # When a time moves
 //!
 //! If permits come earlier here, the first seat that is here is rung: its composite finds its time
-//! anew. The next one is rung when that one has left or waits for another limiter. So each event
-//! rings one seat, not all of them.
+//! anew. The next one is rung when that one has left or waits for another limiter. If permits come
+//! later, a composite finds its later time at its former one. A change also rings the first
+//! [`RUNG`] seats at once, so that their composites refuse the waiters that it makes too late. So
+//! no event rings all seats.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -45,6 +49,7 @@ use crate::line::deferred::Deferred;
 use crate::line::place::{LAST_PLACE, priority_of};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
+use crate::line::sizes::Sizes;
 use crate::line::terms::Terms;
 use crate::time::Nanos;
 
@@ -55,45 +60,79 @@ pub(crate) const UNSURE: Nanos = Nanos::new(100_000);
 /// So many seats that are away are judged one by one.
 const DEPTH: usize = 8;
 
+/// So many seats, the first ones, are rung by a change. Each costs the caller some microseconds.
+const RUNG: usize = 64;
+
 /// The seats of a block, at most twice as many: about the root of the most seats expected.
 const BLOCK: usize = 128;
 
 /// The seats in one line.
 pub(crate) struct Seats<R: Rule<C>, C: Timer> {
     /// By their place in the line.
-    list: BTreeMap<u64, Seat<R::Ask, R::Ahead>>,
+    list: BTreeMap<u64, Seat<R::Ask>>,
     /// The requests of the seats that are here, by place.
     here: BTreeMap<u64, R::Ask>,
-    /// The sum of `here`.
-    here_sum: R::Ahead,
     /// The blocks, by the place from which on they hold all seats up to the next block.
-    blocks: BTreeMap<u64, Block<R::Ahead>>,
+    blocks: BTreeMap<u64, Block>,
+    /// The sums of all seats.
+    total: Sums,
     /// The seats that are away, by the time until which they are.
     away: BTreeSet<(Nanos, u64)>,
     /// The seats that have still to be rung, by their times.
     rings: BTreeSet<(Nanos, u64)>,
-    /// The sum of the entries that stood before all seats and have left since the seats' sums were
-    /// made.
-    gone: R::Ahead,
 }
 
-struct Block<Ahead> {
+/// Sums of some neighbouring seats.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    /// The entries of the line that each counts before itself.
+    entries: Sizes,
+    /// The requests of the seats that are here.
+    here: Sizes,
+}
+
+#[derive(Debug, Default)]
+struct Block {
     seats: usize,
-    /// Sums that are still to be added to, and then subtracted from, the sums of all its seats.
-    /// Mostly none.
-    kept: Option<(Ahead, Ahead)>,
+    sums: Sums,
 }
 
-struct Seat<Ask, Ahead> {
+struct Seat<Ask> {
     ask: Ask,
-    /// The sum of all entries and seats before it that are in line, and of `gone`. It lacks the
-    /// sums that its block keeps, and seats that are not here.
-    ahead: Ahead,
+    /// The entries of the line between the seat before this one and this one.
+    before: Sizes,
     /// When it expects to have permits of all limiters.
     at: Nanos,
     /// When it was due here at the last `tell`.
     due: Nanos,
+    /// Whether it waits for this limiter and no other.
+    here: bool,
     shared: Weak<dyn Recheck>,
+}
+
+/// The sum of the parts `before`, if `all` sums these and the parts `behind`. Passes these or those,
+/// whichever are fewer.
+fn sum_before<T>(
+    all: &Sums,
+    mut before: impl Iterator<Item = T>,
+    mut behind: impl Iterator<Item = T>,
+    add: impl Fn(&mut Sums, T),
+    subtract: impl Fn(&mut Sums, T),
+) -> Sums {
+    let mut sum = Sums::default();
+    let Some(first) = before.next() else { return sum };
+    add(&mut sum, first);
+    let mut rest = all.clone();
+    loop {
+        match behind.next() {
+            None => return rest,
+            Some(part) => subtract(&mut rest, part),
+        }
+        match before.next() {
+            None => return sum,
+            Some(part) => add(&mut sum, part),
+        }
+    }
 }
 
 impl<R: Rule<C>, C: Timer> Seats<R, C> {
@@ -101,11 +140,10 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         Seats {
             list: BTreeMap::new(),
             here: BTreeMap::new(),
-            here_sum: R::Ahead::default(),
             blocks: BTreeMap::new(),
+            total: Sums::default(),
             away: BTreeSet::new(),
             rings: BTreeSet::new(),
-            gone: R::Ahead::default(),
         }
     }
 
@@ -117,123 +155,120 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         self.list.is_empty()
     }
 
-    /// An entry of the line, or a seat that is here, has joined the line.
+    /// An entry has joined the line.
     pub(crate) fn joined(&mut self, rule: &R, place: u64, ask: &R::Ask) {
-        let behind = self.open_block(rule, place);
-        for (_, seat) in self.list.range_mut(place + 1..behind) {
-            rule.add(&mut seat.ahead, ask);
-        }
-        for (_, block) in self.blocks.range_mut(behind..) {
-            rule.add(&mut block.kept.get_or_insert_default().0, ask);
-        }
+        let n = rule.size(ask).unwrap_or(0);
+        self.count_before_next(place, |entries| entries.add(n));
     }
 
-    /// An entry of the line, or a seat that was here, has left the line.
+    /// An entry has left the line.
     pub(crate) fn left(&mut self, rule: &R, place: u64, ask: &R::Ask) {
-        if self.list.first_key_value().is_some_and(|(first, _)| place < *first) {
-            // Nearly always. One sum is changed, however many seats there are.
-            return rule.add(&mut self.gone, ask);
-        }
-        let behind = self.open_block(rule, place);
-        for (_, seat) in self.list.range_mut(place + 1..behind) {
-            rule.subtract(&mut seat.ahead, ask);
-        }
-        for (_, block) in self.blocks.range_mut(behind..) {
-            rule.add(&mut block.kept.get_or_insert_default().1, ask);
-        }
+        let n = rule.size(ask).unwrap_or(0);
+        self.count_before_next(place, |entries| entries.remove(n));
     }
 
-    /// Adds the sums that the block of this place keeps to its seats. Returns where the next block
-    /// begins, after the place at least.
-    fn open_block(&mut self, rule: &R, place: u64) -> u64 {
-        let behind = self.blocks.range(place + 1..).next().map_or(LAST_PLACE, |(behind, _)| *behind);
-        if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back()
-            && let Some((more, less)) = block.kept.take()
-        {
-            for (_, seat) in self.list.range_mut(begin..behind) {
-                rule.merge(&mut seat.ahead, &more);
-                rule.unmerge(&mut seat.ahead, &less);
-            }
-        }
-        behind
-    }
-
-    /// Adds a seat, and divides a block that is twice as large as it should be.
-    fn insert(&mut self, rule: &R, place: u64, seat: Seat<R::Ask, R::Ahead>) {
-        let behind = self.open_block(rule, place);
-        self.list.insert(place, seat);
-        let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() else {
-            self.blocks.insert(place, Block { seats: 1, kept: None });
+    /// Changes the entries that the first seat behind a place counts.
+    fn count_before_next(&mut self, place: u64, change: impl Fn(&mut Sizes)) {
+        if self.list.last_key_value().is_none_or(|(last, _)| *last < place) {
             return;
-        };
-        block.seats += 1;
-        if block.seats >= 2 * BLOCK
-            && let Some((&middle, _)) = self.list.range(begin..behind).nth(BLOCK)
-        {
-            let seats = block.seats - BLOCK;
-            block.seats = BLOCK;
-            self.blocks.insert(middle, Block { seats, kept: None });
         }
+        let Some((next, seat)) = self.list.range_mut(place..).next() else { return };
+        change(&mut seat.before);
+        if let Some((_, block)) = self.blocks.range_mut(..=next).next_back() {
+            change(&mut block.sums.entries);
+        }
+        change(&mut self.total.entries);
     }
 
-    /// Removes a seat, and its block if that was the last one in it.
-    fn remove(&mut self, place: u64) -> Option<Seat<R::Ask, R::Ahead>> {
+    /// Changes the sum of the seats that are here.
+    fn count_here(&mut self, place: u64, change: impl Fn(&mut Sizes)) {
+        if let Some((_, block)) = self.blocks.range_mut(..=place).next_back() {
+            change(&mut block.sums.here);
+        }
+        change(&mut self.total.here);
+    }
+
+    /// The sums of all seats before a place.
+    fn sums_before(&self, rule: &R, place: u64) -> Sums {
+        // Mostly the place of the first seat, the last one, or a newcomer.
+        match (self.list.first_key_value(), self.list.last_key_value()) {
+            (Some((first, _)), Some((last, seat))) if *first < place => {
+                if *last <= place {
+                    let mut sums = self.total.clone();
+                    if *last == place {
+                        seat.subtract_from(rule, &mut sums);
+                    }
+                    return sums;
+                }
+            }
+            _ => return Sums::default(),
+        }
+        let Some((&begin, own)) = self.blocks.range(..=place).next_back() else { return Sums::default() };
+        let mut blocks = sum_before(
+            &self.total,
+            self.blocks.range(..begin),
+            self.blocks.range(begin..),
+            |sum, (_, block)| sum.merge(&block.sums),
+            |sum, (_, block)| sum.unmerge(&block.sums),
+        );
+        let end = self.blocks.range(place + 1..).next().map_or(LAST_PLACE, |(end, _)| *end);
+        blocks.merge(&sum_before(
+            &own.sums,
+            self.list.range(begin..place),
+            self.list.range(place..end),
+            |sum, (_, seat)| seat.add_to(rule, sum),
+            |sum, (_, seat)| seat.subtract_from(rule, sum),
+        ));
+        blocks
+    }
+
+    /// Adds a seat behind entries of these sizes, and divides a block that is twice as large as it
+    /// should be.
+    fn insert(&mut self, rule: &R, place: u64, mut seat: Seat<R::Ask>) {
+        // What the seats before it count already.
+        seat.before.unmerge(&self.sums_before(rule, place).entries);
+        self.count_before_next(place, |entries| entries.unmerge(&seat.before));
+        self.total.entries.merge(&seat.before);
+        let begin = self.blocks.range(..=place).next_back().map_or(place, |(begin, _)| *begin);
+        let block = self.blocks.entry(begin).or_default();
+        block.seats += 1;
+        block.sums.entries.merge(&seat.before);
+        self.list.insert(place, seat);
+        if block.seats < 2 * BLOCK {
+            return;
+        }
+        let end = self.blocks.range(place + 1..).next().map_or(LAST_PLACE, |(end, _)| *end);
+        let Some((&middle, _)) = self.list.range(begin..end).nth(BLOCK) else { return };
+        let mut second = Block::default();
+        for (_, seat) in self.list.range(middle..end) {
+            second.seats += 1;
+            seat.add_to(rule, &mut second.sums);
+        }
+        if let Some(first) = self.blocks.get_mut(&begin) {
+            first.seats -= second.seats;
+            first.sums.unmerge(&second.sums);
+        }
+        self.blocks.insert(middle, second);
+    }
+
+    /// Removes a seat that is not here, and its block if that was the last one in it.
+    fn remove(&mut self, place: u64) -> Option<Seat<R::Ask>> {
         let seat = self.list.remove(&place)?;
         if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() {
             block.seats -= 1;
+            block.sums.entries.unmerge(&seat.before);
             if block.seats == 0 {
                 self.blocks.remove(&begin);
             }
         }
+        self.total.entries.unmerge(&seat.before);
+        self.count_before_next(place, |entries| entries.merge(&seat.before));
         Some(seat)
     }
 
-    /// Begins to compute all sums anew.
-    pub(crate) fn begin_reweighing(&mut self, rule: &R) {
-        for block in self.blocks.values_mut() {
-            block.kept = None;
-        }
-        self.here_sum = R::Ahead::default();
-        for ask in self.here.values() {
-            rule.add(&mut self.here_sum, ask);
-        }
-    }
-
-    /// Sets the sum of the seats between two neighbouring entries of the line, `from` and `to`:
-    /// `ahead` is the sum of the entries up to `from`. Seats are added at the end.
-    pub(crate) fn reweigh(&mut self, from: u64, to: u64, ahead: &R::Ahead) {
-        for (_, seat) in self.list.range_mut(from..to) {
-            seat.ahead = ahead.clone();
-        }
-    }
-
-    /// Ends computing all sums anew: adds to each seat's sum the seats before it that are here.
-    pub(crate) fn end_reweighing(&mut self, rule: &R) {
-        self.gone = R::Ahead::default();
-        let (mut here, mut sum) = (self.here.iter().peekable(), R::Ahead::default());
-        for (place, seat) in &mut self.list {
-            rule.merge(&mut seat.ahead, &sum);
-            if let Some((_, ask)) = here.next_if(|(one, _)| *one == place) {
-                rule.add(&mut sum, ask);
-            }
-        }
-    }
-
-    /// The sum of the seats that are here and stand before a place. Passes the seats before it or
-    /// the seats behind it, whichever are fewer.
-    fn here_before(&self, rule: &R, place: u64) -> R::Ahead {
-        let (mut before, mut behind) = (self.here.range(..place), self.here.range(place..));
-        let (mut sum, mut rest) = (R::Ahead::default(), self.here_sum.clone());
-        loop {
-            match (before.next(), behind.next()) {
-                (None, _) => return sum,
-                (_, None) => return rest,
-                (Some((_, one)), Some((_, other))) => {
-                    rule.add(&mut sum, one);
-                    rule.subtract(&mut rest, other);
-                }
-            }
-        }
+    /// The requests of the seats that are here between two places.
+    pub(crate) fn here_between(&self, from: u64, to: u64) -> impl Iterator<Item = &R::Ask> {
+        self.here.range(from..to).map(|(_, ask)| ask)
     }
 
     /// When a request at this place is due, not before `at`, if all entries before it are `ahead`
@@ -247,11 +282,12 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         ask: &R::Ask,
     ) -> Nanos {
         let rule = terms.rule;
-        let mut ahead = ahead.clone();
-        rule.merge(&mut ahead, &self.here_before(rule, place));
+        let mut here = self.sums_before(rule, place).here;
         if let Some(own) = self.here.get(&own).filter(|_| own < place) {
-            rule.subtract(&mut ahead, own);
+            rule.size(own).into_iter().for_each(|n| here.remove(n));
         }
+        let mut ahead = ahead.clone();
+        rule.merge(&mut ahead, &rule.weigh(&here).unwrap_or_default());
         self.due_among(terms, times, (place, own), &ahead, ask)
     }
 
@@ -264,19 +300,17 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         place: u64,
         ask: &R::Ask,
     ) -> Option<Nanos> {
-        let rule = terms.rule;
-        let mut ahead = self.list.get(&place)?.ahead.clone();
-        if let Some((_, Block { kept: Some((more, less)), .. })) = self.blocks.range(..=place).next_back() {
-            rule.merge(&mut ahead, more);
-            rule.unmerge(&mut ahead, less);
-        }
-        rule.unmerge(&mut ahead, &self.gone);
+        let seat = self.list.get(&place)?;
+        let Sums { mut entries, here } = self.sums_before(terms.rule, place);
+        entries.merge(&seat.before);
+        entries.merge(&here);
+        let ahead = terms.rule.weigh(&entries).unwrap_or_default();
         Some(self.due_among(terms, times, (place, place), &ahead, ask))
     }
 
     /// When a request at this place is due, not before `at`, behind the sum `ahead` and among the
     /// seats that are away.
-    fn due_among(
+    pub(crate) fn due_among(
         &self,
         terms: &Terms<'_, R>,
         (now, at): (Nanos, Nanos),
@@ -321,27 +355,29 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         due
     }
 
+    /// Rings the first seats, after a change.
+    pub(crate) fn ring_first(&self, deferred: &mut Deferred<C>) {
+        let first = self.list.values().take(RUNG);
+        deferred.rechecks.extend(first.filter_map(|seat| seat.shared.upgrade()));
+    }
+
     /// Rings all seats.
     pub(crate) fn ring_all(&self, deferred: &mut Deferred<C>) {
         deferred.rechecks.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
     }
 
-    /// Takes a seat at this place, with all that are `ahead` of it without seats.
+    /// Takes a seat at this place, behind `entries` of the line.
     pub(crate) fn sit(
         &mut self,
         rule: &R,
         place: u64,
         ask: R::Ask,
-        mut ahead: R::Ahead,
+        entries: Sizes,
         shared: Weak<dyn Recheck>,
     ) {
-        if self.list.is_empty() {
-            self.gone = R::Ahead::default();
-        }
-        rule.merge(&mut ahead, &self.here_before(rule, place));
-        rule.merge(&mut ahead, &self.gone);
         // Idle until it is told a time.
-        self.insert(rule, place, Seat { ask, ahead, at: Nanos::MAX, due: Nanos::ZERO, shared });
+        let seat = Seat { ask, before: entries, at: Nanos::MAX, due: Nanos::ZERO, here: false, shared };
+        self.insert(rule, place, seat);
     }
 
     /// Tells a seat its request and the time until which it is held. Returns whether that changes
@@ -371,19 +407,19 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
         (seat.at, seat.due) = (at, due);
         let moved = at != old_at || *ask != old_ask;
+        let (was_here, is_here) = (seat.here, at <= due.saturating_add(UNSURE));
+        seat.here = is_here;
         if moved {
             self.rings.remove(&(old_at, place));
             self.rings.insert((at, place));
         }
-        // Whether it waits for this limiter and no other.
-        let (was_here, is_here) = (self.here.contains_key(&place), at <= due.saturating_add(UNSURE));
         if was_here && !(is_here && *ask == old_ask) {
             self.leave(rule, place, &old_ask);
         }
-        if is_here && !self.here.contains_key(&place) {
-            rule.add(&mut self.here_sum, ask);
-            self.joined(rule, place, ask);
+        if is_here && !(was_here && *ask == old_ask) {
             self.here.insert(place, ask.clone());
+            let n = rule.size(ask).unwrap_or(0);
+            self.count_here(place, |here| here.add(n));
         }
         self.away.remove(&(old_at, place));
         if !is_here && at < Nanos::MAX {
@@ -395,23 +431,25 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// A seat is not here any more.
     fn leave(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         self.here.remove(&place);
-        rule.subtract(&mut self.here_sum, ask);
-        self.left(rule, place, ask);
+        let n = rule.size(ask).unwrap_or(0);
+        self.count_here(place, |here| here.remove(n));
     }
 
     /// Gives up a seat. Returns whether it was there.
     pub(crate) fn rise(&mut self, rule: &R, place: u64) -> bool {
+        let Some(Seat { ask, here, .. }) = self.list.get(&place) else { return false };
+        if *here {
+            let ask = ask.clone();
+            self.leave(rule, place, &ask);
+        }
         let Some(seat) = self.remove(place) else { return false };
         self.rings.remove(&(seat.at, place));
         self.away.remove(&(seat.at, place));
-        if self.here.contains_key(&place) {
-            self.leave(rule, place, &seat.ask);
-        }
         true
     }
 
     /// Rings the seats whose time has come, and the first seat that is here if it is due earlier
-    /// than it was told.
+    /// than it was told, or never.
     pub(crate) fn ring(&mut self, terms: &Terms<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         let mut due = Vec::new();
         while let Some(ring) = self.rings.first().copied().filter(|(at, _)| *at <= now) {
@@ -424,12 +462,37 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         deferred.rechecks.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };
         let Some(due) = self.due_in_seat(terms, (now, now), place, ask) else { return };
+        // A request that can never be granted is refused now, or all behind it would wait.
         if let Some(seat) = self.list.get_mut(&place)
-            && due < seat.due
+            && (due < seat.due || due == Nanos::MAX && seat.due < due)
             && seat.at > now
         {
             seat.due = due;
             deferred.rechecks.extend(seat.shared.upgrade());
         }
+    }
+}
+
+impl<Ask> Seat<Ask> {
+    fn add_to<R: Rule<C, Ask = Ask>, C: Timer>(&self, rule: &R, sums: &mut Sums) {
+        sums.entries.merge(&self.before);
+        rule.size(&self.ask).filter(|_| self.here).into_iter().for_each(|n| sums.here.add(n));
+    }
+
+    fn subtract_from<R: Rule<C, Ask = Ask>, C: Timer>(&self, rule: &R, sums: &mut Sums) {
+        sums.entries.unmerge(&self.before);
+        rule.size(&self.ask).filter(|_| self.here).into_iter().for_each(|n| sums.here.remove(n));
+    }
+}
+
+impl Sums {
+    fn merge(&mut self, more: &Sums) {
+        self.entries.merge(&more.entries);
+        self.here.merge(&more.here);
+    }
+
+    fn unmerge(&mut self, less: &Sums) {
+        self.entries.unmerge(&less.entries);
+        self.here.unmerge(&less.here);
     }
 }

@@ -4,7 +4,6 @@
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::due::FORESEEN;
-use crate::line::place::LAST_PLACE;
 use crate::line::rule::Rule;
 use crate::line::terms::Terms;
 use crate::line::visit::{Demand, Visit};
@@ -159,8 +158,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
-        if !self.seats.is_empty() || !self.priorities.weigh(|sizes| rule.weigh(sizes)) {
+        if !self.priorities.weigh(|sizes| rule.weigh(sizes)) {
             return self.retime_all(visit);
+        }
+        if !self.seats.is_empty() {
+            return self.retime_among_seats(visit);
         }
         let opens = self.settings.opens;
         let (mut key, mut forecast) = (self.head, rule.forecast(now.max(opens)));
@@ -189,20 +191,47 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// Weighs each request anew, where sums do not suffice: in the line of a composite, and where
-    /// composites have seats.
+    /// As [`retime`](Self::retime), where composites have seats. The first [`FORESEEN`] are counted
+    /// with the seats that are here.
+    fn retime_among_seats(&mut self, visit: &mut Visit<'_, R, C>) {
+        let Visit { rule, now, .. } = *visit;
+        let (mut ahead, mut passed, mut key, mut left) = (R::Ahead::default(), 0, self.head, FORESEEN);
+        while left > 0
+            && let Some(&Entry { ref ask, place, priority, next, deadline, .. }) =
+                self.entries.get(key as usize)
+        {
+            for ask in self.seats.here_between(passed, place).take(left) {
+                rule.add(&mut ahead, ask);
+                left -= 1;
+            }
+            (passed, left) = (place, left.saturating_sub(1));
+            let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
+                Some(never)
+            } else if deadline < Nanos::MAX {
+                let due = self.seats.due_among(&self.terms(rule), (now, now), (place, 0), &ahead, ask);
+                let retry_after = due.saturating_since(deadline);
+                (due > deadline).then_some(Refusal::Limited { retry_after })
+            } else {
+                None
+            };
+            match refusal {
+                Some(refusal) => self.answer(visit, key, State::Refused(refusal)),
+                None => rule.add(&mut ahead, ask),
+            }
+            key = next;
+        }
+    }
+
+    /// Weighs each request anew, where sizes do not tell its weight: in the line of a composite.
     fn retime_all(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         // Counted anew: the sums so far are at the old rate.
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.priorities.all().len());
         let mut ahead = R::Ahead::default();
-        let (mut key, mut counted) = (self.head, 0);
-        self.seats.begin_reweighing(rule);
+        let mut key = self.head;
         while let Some(entry) = self.entries.get(key as usize) {
             let &Entry { place, priority, next, deadline, .. } = entry;
             let ask = entry.ask.clone();
-            self.seats.reweigh(counted, place, &ahead);
-            counted = place;
             let due = self.due(rule, now, place, &ahead, &ask);
             if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
                 // The policy can no longer give so many at once, as in `retime`.
@@ -221,8 +250,6 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             }
             key = next;
         }
-        self.seats.reweigh(counted, LAST_PLACE, &ahead);
-        self.seats.end_reweighing(rule);
         for (priority, sum) in sums {
             self.priorities.class(priority).ahead = sum;
         }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 /// How many requests there are of each size.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Sizes {
     requests: u64,
     permits: u128,
@@ -31,23 +31,40 @@ impl Sizes {
 
     /// All of `more`, too.
     pub(crate) fn merge(&mut self, more: &Sizes) {
+        if more.requests == 0 {
+            return;
+        }
         more.counts().for_each(|(n, count)| self.add_many(n, count));
     }
 
     pub(crate) fn remove(&mut self, n: u32) {
+        self.remove_many(n, 1);
+    }
+
+    fn remove_many(&mut self, n: u32, count: u64) {
         let (size, there) = &mut self.one;
-        if *size == n && *there > 0 {
-            *there -= 1;
-        } else if let Some(count) = self.others.get_mut(&n) {
-            *count -= 1;
-            if *count == 0 {
+        let mut removed = if *size == n { count.min(*there) } else { 0 };
+        *there -= removed;
+        if removed < count
+            && let Some(there) = self.others.get_mut(&n)
+        {
+            let more = (count - removed).min(*there);
+            removed += more;
+            *there -= more;
+            if *there == 0 {
                 self.others.remove(&n);
             }
-        } else {
+        }
+        self.requests -= removed;
+        self.permits -= u128::from(n) * u128::from(removed);
+    }
+
+    /// The requests of `less` no more.
+    pub(crate) fn unmerge(&mut self, less: &Sizes) {
+        if less.requests == 0 {
             return;
         }
-        self.requests -= 1;
-        self.permits -= u128::from(n);
+        less.counts().for_each(|(n, count)| self.remove_many(n, count));
     }
 
     /// Each size, and how many requests there are of it. One size may come twice.

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use tidegate::AcquireOwned;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, SlidingLog, SmoothBursty, TokenBucket,
+    AllOf, AllRequest, AnyPolicy, Change, FixedWindow, ManualClock, Rate, RateLimiter, SlidingLog,
+    SmoothBursty, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 
@@ -324,4 +325,128 @@ fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
         }
     }
     panic!("it starves");
+}
+
+/// 200 composites wait for one limiter, a millisecond after the other.
+fn two_hundred_users(
+    all: &Bucket,
+    clock: &ManualClock,
+    within: Option<Duration>,
+) -> (Vec<Bucket>, Vec<Waiting>) {
+    all.drain();
+    let owns: Vec<_> = (0..200).map(|_| bucket(clock, 1, 10)).collect();
+    let waits = owns
+        .iter()
+        .map(|own| {
+            let request = within.into_iter().fold(AllRequest::from([("all", 2)]), AllRequest::within);
+            let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_many(request));
+            assert!(wait.poll().is_pending());
+            wait
+        })
+        .collect();
+    (owns, waits)
+}
+
+#[test]
+fn a_change_refuses_the_first_that_are_too_late_at_once_and_all_others_in_time() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 2000, 10);
+    let (_owns, mut waits) = two_hundred_users(&all, &clock, Some(Duration::from_millis(300)));
+    // Ten of them are still in time.
+    all.set_rate(Rate::new(1, Duration::from_micros(15_000)).expect("a rate"));
+    let woken = |waits: &[Waiting]| waits.iter().map(Spawn::is_woken).collect::<Vec<_>>();
+    let refused: Vec<_> = (0..200).map(|number| (10..64).contains(&number)).collect();
+    assert_eq!(woken(&waits), refused);
+    // Each of the others looks again at the time that it expected.
+    clock.advance(Duration::from_millis(200));
+    let over: Vec<_> = (0..200).map(|number| !(6..10).contains(&number)).collect();
+    assert_eq!(woken(&waits), over);
+    clock.advance(Duration::from_millis(100));
+    for (number, wait) in waits.iter_mut().enumerate() {
+        let answer = wait.poll();
+        assert!(
+            matches!(answer, std::task::Poll::Ready(answer) if answer.is_ok() == (number < 10)),
+            "{number}"
+        );
+    }
+}
+
+#[test]
+fn a_request_that_can_no_longer_be_had_holds_up_no_other_one() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 2000, 10);
+    let (_owns, mut waits) = two_hundred_users(&all, &clock, None);
+    let ample = bucket(&clock, 1000, 1000);
+    let mut last = user(&all, &ample, 1);
+    all.change(Change::rate(Rate::per_second(4000)).burst(1)).expect("a rate and a burst");
+    for wait in &mut waits {
+        assert!(wait.is_woken() && matches!(wait.poll(), std::task::Poll::Ready(Err(_))));
+    }
+    clock.advance(Duration::from_micros(250));
+    assert!(last.is_woken() && last.poll().is_ready());
+}
+
+#[test]
+fn each_of_many_is_served_when_it_is_due_after_a_pause_a_debit_and_a_reset() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 2000, 10);
+    let (_owns, mut waits) = two_hundred_users(&all, &clock, None);
+    let served = |waits: &mut Vec<Waiting>| {
+        let before = waits.len();
+        waits.retain_mut(|wait| !(wait.is_woken() && wait.poll().is_ready()));
+        before - waits.len()
+    };
+    all.pause_for(100 * SECOND);
+    clock.advance(SECOND);
+    assert_eq!(served(&mut waits), 0);
+    assert!(all.resume());
+    assert_eq!(served(&mut waits), 5, "all that were saved");
+    for _ in 0..20 {
+        clock.advance(Duration::from_millis(1));
+        assert_eq!(served(&mut waits), 1);
+    }
+    all.debit(200);
+    clock.advance(Duration::from_millis(100));
+    assert_eq!(served(&mut waits), 0);
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(served(&mut waits), 1);
+    all.reset();
+    assert_eq!(served(&mut waits), 5);
+    all.set_rate(Rate::per_second(20_000));
+    clock.advance(Duration::from_millis(5));
+    assert_eq!(served(&mut waits), 50);
+    all.set_rate(Rate::per_second(200));
+    for _ in 0..10 {
+        clock.advance(Duration::from_millis(10));
+        assert_eq!(served(&mut waits), 1);
+    }
+    all.set_rate(Rate::UNLIMITED);
+    assert_eq!(served(&mut waits), 109);
+}
+
+/// Plain requests stand among composites, and each has a deadline.
+#[test]
+fn a_change_refuses_plain_requests_that_are_too_late_behind_composites() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 1000, 10);
+    all.drain();
+    let ample = bucket(&clock, 1000, 1000);
+    let (mut composites, mut plain) = (Vec::new(), Vec::new());
+    for number in 0..100 {
+        composites.push(user(&all, &ample, 1));
+        plain.push(spawn(all.acquire_owned(tidegate::Request::permits(1).within(SECOND))));
+        assert!(plain[number].poll().is_pending());
+    }
+    all.set_rate(Rate::per_second(100));
+    for (number, plain) in plain.iter_mut().enumerate() {
+        // Those that were refused take nothing.
+        assert_eq!(plain.is_woken(), number >= 50, "{number}");
+    }
+    for _ in 0..50 {
+        clock.advance(20 * Duration::from_millis(1));
+    }
+    let granted =
+        plain.iter_mut().map(Spawn::poll).filter(|answer| matches!(answer, std::task::Poll::Ready(Ok(_))));
+    assert_eq!(granted.count(), 50);
+    assert_eq!(composites.iter().filter(|wait| wait.is_woken()).count(), 50);
 }
