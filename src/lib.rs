@@ -127,6 +127,7 @@
 //! | call a service that is slow when cold | [`SmoothWarmingUp`] | `1 + rate * d` |
 //! | limit calls in flight, and not calls per second | [`CountingLimit`] | |
 //! | have several of these at the same time | [`AllOf`] | as all its members allow |
+//! | store a limiter without its types | [`AnyLimiter`] | as the limiter behind it |
 //! | read the policy from a configuration | [`AnyPolicy`] | |
 //!
 //! [`algorithms`] compares them, with pictures and prices. Two additions to the bounds:
@@ -275,6 +276,7 @@
 pub mod algorithms {}
 
 pub mod all_of;
+mod any_limiter;
 pub mod clock;
 mod counting;
 mod error;
@@ -295,6 +297,9 @@ mod time;
 mod loom_tests;
 
 pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
+#[cfg(feature = "keyed")]
+pub use any_limiter::OfKey;
+pub use any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, Refusal};

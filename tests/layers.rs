@@ -15,6 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["limiter"],
     &["counting"],
     &["all_of", "keyed"],
+    &["any_limiter"],
 ];
 
 #[test]

@@ -145,6 +145,7 @@ use crate::all_of::weights::Weights;
 use crate::clock::{DefaultClock, Timer};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
+use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
@@ -267,9 +268,17 @@ pub struct AllOf<C: Timer = DefaultClock> {
 pub struct AllPermits {
     permits: Permits,
     waited: Nanos,
+    /// What another kind of limiter holds while the permits are in use.
+    held: Option<Box<dyn Send + Sync>>,
 }
 
 impl AllPermits {
+    /// Permits that a limiter of another kind gave. Dropping `held` gives back those that are
+    /// counted while in use. For an own [`Limiter`](crate::Limiter).
+    pub fn holding(grant: Grant, held: impl Send + Sync + 'static) -> AllPermits {
+        AllPermits { held: Some(Box::new(held)), ..AllPermits::from(grant) }
+    }
+
     /// The time waited for them, zero if they were there.
     #[must_use]
     pub fn waited(&self) -> Duration {
@@ -277,10 +286,20 @@ impl AllPermits {
     }
 }
 
+impl From<Grant> for AllPermits {
+    fn from(grant: Grant) -> AllPermits {
+        AllPermits { permits: Permits::default(), waited: Nanos::from_duration(grant.waited()), held: None }
+    }
+}
+
 impl fmt::Debug for AllPermits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted: u32 = self.permits.iter().map(CountingPermit::permits).sum();
-        f.debug_struct("AllPermits").field("waited", &self.waited()).field("counted", &counted).finish()
+        f.debug_struct("AllPermits")
+            .field("waited", &self.waited())
+            .field("counted", &counted)
+            .field("holds", &self.held.is_some())
+            .finish()
     }
 }
 
@@ -352,7 +371,8 @@ impl fmt::Display for AllRefusal {
             AllRefusal::Member { name, refusal } => write!(f, "{name}: {refusal}"),
             AllRefusal::Queue { refusal } => refusal.fmt(f),
             AllRefusal::NoMember { name, members } => {
-                write!(f, "{name:?} is not a member: the members are ")?;
+                write!(f, "{name:?} is not a member: ")?;
+                f.write_str(if members.is_empty() { "there are none" } else { "the members are " })?;
                 members.iter().enumerate().try_for_each(|(index, member)| {
                     write!(f, "{}{member:?}", if index == 0 { "" } else { ", " })
                 })
@@ -633,9 +653,7 @@ impl<C: Timer> AllOf<C> {
 
     fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
         let mut ask = self.ones.clone().of_priority(request.request.priority);
-        for (name, n) in request.costs() {
-            ask.set(self.shared.rule.find(name)?, n);
-        }
+        self.shared.rule.set_costs(&mut ask, request)?;
         Ok(ask)
     }
 
@@ -652,7 +670,7 @@ fn permits<C: Timer>(answer: Answer<AllCharge<C>>) -> AllPermits {
     let AllCharge { taken, permits } = granted.map(Granted::into_charge).unwrap_or_default();
     // From here on the grant cannot be undone.
     drop(taken);
-    AllPermits { permits, waited }
+    AllPermits { permits, waited, held: None }
 }
 
 impl<C: Timer> All<C> {
@@ -685,6 +703,18 @@ impl<C: Timer> All<C> {
         // All costs are zero, or it can be had after all by now.
         let name = named.or(self.members.first()).map_or_else(|| "".into(), |entry| entry.name.clone());
         AllRefusal::Member { name, refusal }
+    }
+
+    /// Changes the costs to those that a request tells.
+    fn set_costs(&self, ask: &mut Weights, request: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        if let Some(n) = request.others() {
+            for (index, entry) in self.members.iter().enumerate() {
+                if let Kind::Rate(_) = entry.kind {
+                    ask.set(index, n);
+                }
+            }
+        }
+        request.costs().try_for_each(|(name, n)| self.find(name).map(|index| ask.set(index, n)))
     }
 
     /// The member with this name.

@@ -44,14 +44,22 @@ pub struct AllRequest<'a> {
     few: [(&'a str, u32); FEW],
     len: usize,
     more: Vec<(&'a str, u32)>,
+    /// The cost of members that are not named, if one was given.
+    others: Option<u32>,
     /// All else that it says.
-    pub(super) request: Request,
+    pub(crate) request: Request,
 }
 
 impl<'a> AllRequest<'a> {
     /// Asks for one permit of each member, at priority 0, for as long as it takes.
     pub const fn new() -> AllRequest<'a> {
-        AllRequest { few: [("", 0); FEW], len: 0, more: Vec::new(), request: Request::permits(1) }
+        AllRequest {
+            few: [("", 0); FEW],
+            len: 0,
+            more: Vec::new(),
+            others: None,
+            request: Request::permits(1),
+        }
     }
 
     /// Asks for `n` permits of the member with this name. A member of which 0 are asked for is not
@@ -71,8 +79,21 @@ impl<'a> AllRequest<'a> {
         self
     }
 
+    /// Asks for `n` permits of each rate limiter that no [`cost`](AllRequest::cost) names: bytes,
+    /// for example, that count at a connection, at its user and at all users. A
+    /// [`CountingLimit`](crate::CountingLimit) that is not named is still asked for one permit.
+    pub const fn cost_of_others(mut self, n: u32) -> AllRequest<'a> {
+        self.others = Some(n);
+        self
+    }
+
+    /// The cost of members that are not named, if one was given.
+    pub(crate) fn others(&self) -> Option<u32> {
+        self.others
+    }
+
     /// The costs that were named, in order.
-    pub(super) fn costs(&self) -> impl Iterator<Item = (&'a str, u32)> {
+    pub(crate) fn costs(&self) -> impl Iterator<Item = (&'a str, u32)> {
         self.few[..self.len].iter().chain(&self.more).copied()
     }
 
@@ -106,6 +127,21 @@ impl<'a> AllRequest<'a> {
 impl Default for AllRequest<'_> {
     fn default() -> Self {
         AllRequest::new()
+    }
+}
+
+/// Asks for so many permits of each rate limiter.
+impl From<u32> for AllRequest<'_> {
+    fn from(n: u32) -> Self {
+        AllRequest::new().cost_of_others(n)
+    }
+}
+
+/// Asks for as many permits of each rate limiter as the request says, with its priority, its maximum wait
+/// and its exemption.
+impl From<Request> for AllRequest<'_> {
+    fn from(request: Request) -> Self {
+        AllRequest { request, ..AllRequest::from(request.permits) }
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::all_of::AllRefusal;
 use crate::all_of::all::{All, AllCharge, Kind};
 use crate::all_of::weights::Weights;
+use crate::all_of::{AllRefusal, AllRequest};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::blocking;
@@ -150,6 +150,14 @@ impl<C: Timer> AllReservation<C> {
         for (name, n) in used {
             all.set(self.pending.shared.rule.find(name.as_ref())?, n);
         }
+        self.used(&all);
+        Ok(())
+    }
+
+    /// As [`settle`](AllReservation::settle), by what a request tells of its costs.
+    pub(crate) fn settle_as(mut self, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        let mut all = self.pending.ask().clone();
+        self.pending.shared.rule.set_costs(&mut all, used)?;
         self.used(&all);
         Ok(())
     }

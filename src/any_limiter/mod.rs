@@ -1,0 +1,351 @@
+//! [`AnyLimiter`]: a limiter without type parameters, and the trait behind it.
+//!
+//! Adapters and applications store limiters of any kind: one of a rate, a key of many, several at
+//! once, or one over a network. The kinds differ by policy, clock and key, and so by type.
+//! [`Limiter`] is what all of them can do, without types; [`AnyLimiter`] is a handle to one of them.
+
+#[cfg(feature = "keyed")]
+mod of_key;
+mod several;
+mod single;
+
+#[cfg(feature = "keyed")]
+pub use of_key::OfKey;
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
+use crate::grant::Grant;
+
+/// A handle to a limiter of any kind: any policy, clock and key, several limits at once, or a
+/// limiter of another crate.
+///
+/// It is made from a [`RateLimiter`](crate::RateLimiter), an [`AllOf`](crate::AllOf), a key
+/// of a `KeyedRateLimiter` (`OfKey`), or anything else that is a [`Limiter`]. Clones share the
+/// limiter; a clone costs a reference count.
+///
+/// The calls are those of the other limiters. A request is an [`AllRequest`], so a number of
+/// permits, a [`Request`](crate::Request) or costs by name. At a single limiter a number is what is
+/// asked for, and no cost has a name.
+///
+/// # Cost
+///
+/// A `try_` call costs one virtual call. A wait and a reservation allocate their future.
+///
+/// # Fairness and cancel safety
+///
+/// Those of the limiter behind the handle.
+///
+/// # Examples
+///
+/// A type that does not say which limiter it uses:
+///
+/// ```
+/// use tidegate::{AllOf, AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+///
+/// struct Client {
+///     limiter: AnyLimiter,
+/// }
+///
+/// let clock = ManualClock::new();
+/// let policy = TokenBucket::new(Rate::per_second(10), 10);
+/// let second = RateLimiter::with_clock(policy, clock.clone());
+/// let policy = TokenBucket::new(Rate::per_minute(12), 12);
+/// let minute = RateLimiter::with_clock(policy, clock);
+/// let both = AllOf::new("per second", &second).with("per minute", &minute);
+///
+/// for limiter in [AnyLimiter::from(both), AnyLimiter::from(minute)] {
+///     let client = Client { limiter };
+///     assert!(client.limiter.try_acquire().is_ok());
+///     assert!(client.limiter.try_acquire_many(20).is_err());
+/// }
+/// ```
+#[derive(Clone)]
+pub struct AnyLimiter(Arc<dyn Limiter>);
+
+/// What every limiter can do, without type parameters: for [`AnyLimiter`].
+///
+/// Implement it for a limiter of another kind, for example over a network. Call the methods through
+/// an [`AnyLimiter`], which takes numbers and lists of costs as well.
+pub trait Limiter: fmt::Debug + Send + Sync + 'static {
+    /// Takes all permits of the request now, or none.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal>;
+
+    /// Waits for the permits of the request. The future joins the queue when it is first polled.
+    /// Dropping it leaves no trace.
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny;
+
+    /// Blocks the calling thread until it has the permits of the request.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal>;
+
+    /// Takes a place in the queue now.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request has no place.
+    fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal>;
+
+    /// A snapshot of the limiter. A single limiter is its own only member, with the name `limit`.
+    fn status(&self) -> AllStatus;
+
+    /// Grants nothing for the time `span` from now.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room.
+    fn pause_for(&self, span: Duration) -> Result<(), AllRefusal>;
+
+    /// Ends a pause. Returns whether there was one.
+    fn resume(&self) -> bool;
+}
+
+/// A place in the queue of a limiter of any kind: what an [`AnyReservation`] needs.
+///
+/// As a future it waits until the place is due and claims it. Polled again after that, it is ready.
+pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'static {
+    /// How long until the place is due, if nothing changes; [`Duration::MAX`] means never.
+    fn due_in(&self) -> Duration;
+
+    /// Tells how many permits were really used. What the request does not tell was used as
+    /// reserved.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a cost with a name that is not there.
+    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal>;
+}
+
+impl AnyLimiter {
+    /// A handle to this limiter.
+    #[must_use]
+    pub fn new(limiter: impl Limiter) -> AnyLimiter {
+        AnyLimiter(Arc::new(limiter))
+    }
+
+    /// Takes one permit now, of each limit, or refuses.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    pub fn try_acquire(&self) -> Result<AllPermits, AllRefusal> {
+        self.0.try_acquire(&AllRequest::new())
+    }
+
+    /// Takes all permits of the request now, or refuses.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AllPermits, AllRefusal> {
+        self.0.try_acquire(&request.into())
+    }
+
+    /// Waits for one permit, of each limit.
+    ///
+    /// # Errors
+    ///
+    /// As the limiter behind the handle, for example [`AllOf::acquire`](crate::AllOf::acquire).
+    pub fn acquire(&self) -> AcquireAny {
+        self.0.acquire(&AllRequest::new())
+    }
+
+    /// Waits for the permits of the request.
+    ///
+    /// # Errors
+    ///
+    /// As the limiter behind the handle, for example
+    /// [`AllOf::acquire_many`](crate::AllOf::acquire_many).
+    pub fn acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> AcquireAny {
+        self.0.acquire(&request.into())
+    }
+
+    /// Waits for one permit, of each limit, if that takes no longer than `within`; else refuses at
+    /// once.
+    ///
+    /// # Errors
+    ///
+    /// As the limiter behind the handle, for example
+    /// [`AllOf::acquire_within`](crate::AllOf::acquire_within).
+    pub fn acquire_within(&self, within: Duration) -> AcquireAny {
+        self.0.acquire(&AllRequest::new().within(within))
+    }
+
+    /// Blocks the calling thread until it has one permit, of each limit. Do not call it from a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](AnyLimiter::acquire).
+    pub fn blocking_acquire(&self) -> Result<AllPermits, AllRefusal> {
+        self.0.blocking_acquire(&AllRequest::new())
+    }
+
+    /// Blocks the calling thread until it has the permits of the request. Do not call it from a
+    /// task.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](AnyLimiter::acquire_many).
+    pub fn blocking_acquire_many<'a>(
+        &self,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        self.0.blocking_acquire(&request.into())
+    }
+
+    /// Takes a place in the queue now, for a cost that is known only later, or for a wait that is
+    /// kept between polls.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](AnyLimiter::acquire_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyLimiter, Rate, RateLimiter, TokenBucket, TokioClock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tidegate::AllRefusal> {
+    /// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
+    /// let tokens = RateLimiter::with_clock(policy, TokioClock::new());
+    /// let limiter = AnyLimiter::from(tokens.clone());
+    /// let mut call = limiter.reserve(800)?;
+    /// (&mut call).await?;
+    /// call.settle(300)?; // gives back 500
+    /// assert_eq!(tokens.status().available, 700);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reserve<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AnyReservation, AllRefusal> {
+        self.0.reserve(&request.into())
+    }
+
+    /// A snapshot of the limiter and of each of its members. A single limiter is its own only
+    /// member, with the name `limit`.
+    #[must_use]
+    pub fn status(&self) -> AllStatus {
+        self.0.status()
+    }
+
+    /// Grants nothing for the time `span` from now, as a server's `Retry-After` asks for. See
+    /// [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`] if the limiter is a key for which there is no room. Then nothing is paused.
+    pub fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
+        self.0.pause_for(span)
+    }
+
+    /// Ends a pause. Returns whether there was one.
+    pub fn resume(&self) -> bool {
+        self.0.resume()
+    }
+}
+
+impl fmt::Debug for AnyLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AnyLimiter").field(&self.0).finish()
+    }
+}
+
+/// The future of [`AnyLimiter::acquire`] and its variants: permits, or a refusal.
+///
+/// Lazy: it joins the queue when it is first polled. `Unpin`, `Send` and without a borrow.
+///
+/// # Cancel safety
+///
+/// Dropping it at any time leaves no trace.
+#[must_use = "futures do nothing unless awaited: no permits were acquired"]
+pub struct AcquireAny(Pin<Box<dyn Future<Output = Result<AllPermits, AllRefusal>> + Send>>);
+
+impl AcquireAny {
+    /// The wait that this future is. It must join its queue when it is first polled, and leave no
+    /// trace when it is dropped.
+    pub fn new(wait: impl Future<Output = Result<AllPermits, AllRefusal>> + Send + 'static) -> AcquireAny {
+        AcquireAny(Box::pin(wait))
+    }
+}
+
+impl Future for AcquireAny {
+    type Output = Result<AllPermits, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.get_mut().0.as_mut().poll(context)
+    }
+}
+
+impl fmt::Debug for AcquireAny {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireAny").finish_non_exhaustive()
+    }
+}
+
+/// A place in the queue of an [`AnyLimiter`], made by [`AnyLimiter::reserve`].
+///
+/// It keeps its place whether or not it is polled. Await `&mut reservation` to claim it and keep
+/// it. See [`Reservation`](crate::Reservation).
+///
+/// # Cancel safety
+///
+/// Dropping it before it was claimed leaves no trace. Permits that are counted while in use are
+/// given back when it is dropped.
+#[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
+pub struct AnyReservation(Box<dyn Place>);
+
+impl AnyReservation {
+    /// The reservation that has this place.
+    pub fn new(place: impl Place) -> AnyReservation {
+        AnyReservation(Box::new(place))
+    }
+
+    /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
+    /// [`Duration::MAX`] means never.
+    #[must_use]
+    pub fn due_in(&self) -> Duration {
+        self.0.due_in()
+    }
+
+    /// Tells how many permits were really used: a number, or costs by name. Of a limit that is not
+    /// named, what was reserved was used. See [`Reservation::settle`](crate::Reservation::settle)
+    /// and [`AllReservation::settle`](crate::AllReservation::settle).
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a cost with a name that is not there; then what was reserved is
+    /// the cost.
+    pub fn settle<'a>(self, used: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        self.0.settle(&used.into())
+    }
+}
+
+/// Waits until the reservation is due and claims it.
+///
+/// # Errors
+///
+/// As [`AnyLimiter::acquire_many`].
+impl Future for AnyReservation {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut *self.get_mut().0).poll(context)
+    }
+}
+
+impl fmt::Debug for AnyReservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnyReservation").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,95 @@
+//! One key of a [`KeyedRateLimiter`], without type parameters.
+
+use std::fmt;
+use std::hash::Hash;
+use std::time::Duration;
+
+use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
+use crate::any_limiter::single::{Single, alone, status_of};
+use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
+use crate::clock::{DefaultClock, Timer};
+use crate::keyed::KeyedRateLimiter;
+use crate::policy::{Policy, TokenBucket};
+
+/// One key of a [`KeyedRateLimiter`] as a [`Limiter`]: each call looks the key up, so that a key
+/// that is not in use can be forgotten.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{AnyLimiter, KeyedRateLimiter, OfKey, Rate, TokenBucket};
+///
+/// let policy = TokenBucket::new(Rate::per_second(5), 2);
+/// let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 1000);
+/// let alice = AnyLimiter::new(OfKey::new(&users, "alice".to_owned()));
+/// alice.try_acquire_many(2)?;
+/// assert!(alice.try_acquire().is_err());
+/// # Ok::<(), tidegate::AllRefusal>(())
+/// ```
+pub struct OfKey<K, P: Policy + Clone = TokenBucket, C: Timer = DefaultClock> {
+    keys: KeyedRateLimiter<K, P, C>,
+    key: K,
+}
+
+impl<K, P: Policy + Clone, C: Timer> OfKey<K, P, C> {
+    /// This key of this limiter. Makes no room for the key, and asks for no permits.
+    #[must_use]
+    pub fn new(keys: &KeyedRateLimiter<K, P, C>, key: K) -> Self {
+        OfKey { keys: keys.clone(), key }
+    }
+}
+
+impl<K, P, C> Limiter for OfKey<K, P, C>
+where
+    K: Hash + Eq + Clone + fmt::Debug + Send + Sync + 'static,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        Ok(self.keys.try_acquire_many(&self.key, alone(request)?)?.into())
+    }
+
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
+        let (request, keys, key) = (alone(request), self.keys.clone(), self.key.clone());
+        AcquireAny::new(async move { Ok(keys.acquire_many(&key, request?).await?.into()) })
+    }
+
+    fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        Ok(self.keys.blocking_acquire_many(&self.key, alone(request)?)?.into())
+    }
+
+    fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+        Ok(AnyReservation::new(Single(self.keys.reserve(&self.key, alone(request)?)?)))
+    }
+
+    fn status(&self) -> AllStatus {
+        status_of(self.keys.status(&self.key))
+    }
+
+    fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
+        self.keys.limiter(&self.key)?.pause_for(span);
+        Ok(())
+    }
+
+    fn resume(&self) -> bool {
+        // A key without a limiter of its own is not paused.
+        self.keys.limiter(&self.key).is_ok_and(|limiter| limiter.resume())
+    }
+}
+
+impl<K: fmt::Debug, P: Policy + Clone, C: Timer> fmt::Debug for OfKey<K, P, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OfKey").field("key", &self.key).field("keys", &self.keys).finish()
+    }
+}
+
+impl<K, P, C> From<OfKey<K, P, C>> for AnyLimiter
+where
+    K: Hash + Eq + Clone + fmt::Debug + Send + Sync + 'static,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    fn from(key: OfKey<K, P, C>) -> AnyLimiter {
+        AnyLimiter::new(key)
+    }
+}

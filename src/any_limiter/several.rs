@@ -1,0 +1,71 @@
+//! An [`AllOf`] without type parameters.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
+use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
+use crate::clock::Timer;
+use crate::grant::Grant;
+use crate::time::Nanos;
+
+impl<C: Timer> Limiter for AllOf<C> {
+    fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        self.try_acquire_many(request.clone())
+    }
+
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
+        AcquireAny::new(self.acquire_many(request.clone()))
+    }
+
+    fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        self.blocking_acquire_many(request.clone())
+    }
+
+    fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+        Ok(AnyReservation::new(Several(AllOf::reserve(self, request.clone())?)))
+    }
+
+    fn status(&self) -> AllStatus {
+        AllOf::status(self)
+    }
+
+    fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
+        AllOf::pause_for(self, span);
+        Ok(())
+    }
+
+    fn resume(&self) -> bool {
+        AllOf::resume(self)
+    }
+}
+
+/// The place of a composite.
+struct Several<C: Timer>(AllReservation<C>);
+
+impl<C: Timer> Future for Several<C> {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let place = &mut self.get_mut().0;
+        let costs = place.costs().fold(0_u32, |sum, (_, n)| sum.saturating_add(n));
+        Pin::new(place).poll(context).map_ok(|waited| Grant::new(costs, Nanos::from_duration(waited)))
+    }
+}
+
+impl<C: Timer> Place for Several<C> {
+    fn due_in(&self) -> Duration {
+        self.0.due_in()
+    }
+
+    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.0.settle_as(used)
+    }
+}
+
+impl<C: Timer> From<AllOf<C>> for AnyLimiter {
+    fn from(all: AllOf<C>) -> AnyLimiter {
+        AnyLimiter::new(all)
+    }
+}

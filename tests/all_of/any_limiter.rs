@@ -1,0 +1,264 @@
+//! Limiters without type parameters: each call does as the call of the limiter behind it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidegate::{
+    AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation,
+    CountingLimit, Limiter, ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket,
+};
+
+fn bucket(rate: u64, burst: u32, clock: &ManualClock) -> RateLimiter<TokenBucket, ManualClock> {
+    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
+}
+
+/// What a call, or the passing of time, does.
+#[derive(Clone, Debug)]
+enum Act {
+    Try(u32),
+    Reserve(u32),
+    /// Polls the oldest reservation, and settles it if it has its permits.
+    Settle(u32),
+    Drop,
+    Pause(u64),
+    Resume,
+    Advance(u64),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        (0_u32..8).prop_map(Act::Try),
+        (0_u32..8).prop_map(Act::Reserve),
+        (0_u32..9).prop_map(Act::Settle),
+        Just(Act::Drop),
+        (0_u64..500).prop_map(Act::Pause),
+        Just(Act::Resume),
+        (0_u64..400).prop_map(Act::Advance),
+    ];
+    prop::collection::vec(act, 1..60)
+}
+
+fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {
+    std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Plays the acts through a handle, and tells what each of them answered.
+fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
+    let mut places: Vec<AnyReservation> = Vec::new();
+    let play = |act: &Act| match *act {
+        Act::Try(n) => format!("{:?}", limiter.try_acquire_many(n).map(|permits| permits.waited())),
+        Act::Reserve(n) => match limiter.reserve(n) {
+            Ok(place) => {
+                places.push(place);
+                "Ok".to_owned()
+            }
+            Err(refusal) => format!("{refusal:?}"),
+        },
+        Act::Settle(used) if !places.is_empty() => {
+            let mut place = places.remove(0);
+            let due = place.due_in();
+            match poll(&mut place) {
+                Poll::Ready(Ok(grant)) => format!("{due:?} {:?} {:?}", grant.waited(), place.settle(used)),
+                Poll::Ready(Err(refusal)) => format!("{due:?} {refusal:?}"),
+                Poll::Pending => format!("{due:?}"),
+            }
+        }
+        Act::Drop if !places.is_empty() => {
+            drop(places.remove(0));
+            String::new()
+        }
+        Act::Settle(_) | Act::Drop => String::new(),
+        Act::Pause(span) => format!("{:?}", limiter.pause_for(Duration::from_millis(span))),
+        Act::Resume => limiter.resume().to_string(),
+        Act::Advance(span) => {
+            clock.advance(Duration::from_millis(span));
+            format!("{:?}", limiter.status())
+        }
+    };
+    acts.iter().map(play).collect()
+}
+
+/// The same through the limiter itself.
+fn play(limiter: &RateLimiter<TokenBucket, ManualClock>, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
+    let mut places = Vec::new();
+    let refused = |refusal: Refusal| AllRefusal::from(refusal);
+    let play = |act: &Act| match *act {
+        Act::Try(n) => {
+            format!("{:?}", limiter.try_acquire_many(n).map(|grant| grant.waited()).map_err(refused))
+        }
+        Act::Reserve(n) => match limiter.reserve(n) {
+            Ok(place) => {
+                places.push(place);
+                "Ok".to_owned()
+            }
+            Err(refusal) => format!("{:?}", refused(refusal)),
+        },
+        Act::Settle(used) if !places.is_empty() => {
+            let mut place = places.remove(0);
+            let due = place.due_in();
+            match poll(&mut place) {
+                Poll::Ready(Ok(grant)) => {
+                    place.settle(used);
+                    format!("{due:?} {:?} {:?}", grant.waited(), Ok::<(), AllRefusal>(()))
+                }
+                Poll::Ready(Err(refusal)) => format!("{due:?} {:?}", refused(refusal)),
+                Poll::Pending => format!("{due:?}"),
+            }
+        }
+        Act::Drop if !places.is_empty() => {
+            drop(places.remove(0));
+            String::new()
+        }
+        Act::Settle(_) | Act::Drop => String::new(),
+        Act::Pause(span) => {
+            limiter.pause_for(Duration::from_millis(span));
+            format!("{:?}", Ok::<(), AllRefusal>(()))
+        }
+        Act::Resume => limiter.resume().to_string(),
+        Act::Advance(span) => {
+            clock.advance(Duration::from_millis(span));
+            format!("{:?}", AnyLimiter::from(limiter.clone()).status())
+        }
+    };
+    acts.iter().map(play).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_handle_does_as_the_limiter_behind_it(acts in acts()) {
+        let (clock, other) = (ManualClock::new(), ManualClock::new());
+        let any = AnyLimiter::from(bucket(5, 5, &clock));
+        prop_assert_eq!(play_any(&any, &clock, &acts), play(&bucket(5, 5, &other), &other, &acts));
+    }
+
+    #[cfg(feature = "keyed")]
+    #[test]
+    fn a_key_does_as_a_limiter_of_its_own(acts in acts()) {
+        use tidegate::{KeyedRateLimiter, OfKey};
+
+        let (clock, other) = (ManualClock::new(), ManualClock::new());
+        let policy = TokenBucket::new(Rate::per_second(5), 5);
+        let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
+        let any = AnyLimiter::from(OfKey::new(&keys, 7));
+        prop_assert_eq!(play_any(&any, &clock, &acts), play(&bucket(5, 5, &other), &other, &acts));
+    }
+}
+
+#[test]
+fn a_number_is_the_cost_at_each_rate_but_not_at_a_counting_limit() {
+    let clock = ManualClock::new();
+    let (connection, user) = (bucket(100, 100, &clock), bucket(300, 300, &clock));
+    let in_flight = CountingLimit::new(2);
+    let all =
+        AllOf::new("connection", &connection).with("user", &user).with_counting("in flight", &in_flight);
+    let any = AnyLimiter::from(all);
+    let permits = any.try_acquire_many(Request::permits(80)).expect("there");
+    assert_eq!((connection.status().available, user.status().available, in_flight.available()), (20, 220, 1));
+    drop(permits);
+    assert_eq!(in_flight.available(), 2);
+
+    let request = AllRequest::from(20).cost("user", 200);
+    drop(any.try_acquire_many(request).expect("there"));
+    assert_eq!((connection.status().available, user.status().available), (0, 20));
+}
+
+#[test]
+fn a_composite_settles_by_name() {
+    let clock = ManualClock::new();
+    let (calls, tokens) = (bucket(10, 10, &clock), bucket(1000, 1000, &clock));
+    let any = AnyLimiter::from(AllOf::new("calls", &calls).with("tokens", &tokens));
+    let mut place = any.reserve([("tokens", 800)]).expect("there");
+    assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 801));
+    place.settle([("tokens", 300)]).expect("a member");
+    assert_eq!((calls.status().available, tokens.status().available), (9, 700));
+
+    let place = any.reserve([("tokens", 100)]).expect("there");
+    let refusal = place.settle([("tonkes", 1)]).expect_err("no member");
+    assert_eq!(refusal.to_string(), r#""tonkes" is not a member: the members are "calls", "tokens""#);
+    // The place was not claimed, and is given up.
+    assert_eq!((calls.status().available, tokens.status().available), (9, 700));
+}
+
+#[test]
+fn a_single_limiter_knows_no_names() {
+    let any = AnyLimiter::from(bucket(10, 10, &ManualClock::new()));
+    let refusal = any.try_acquire_many([("tokens", 1)]).expect_err("no member");
+    assert_eq!(refusal.to_string(), r#""tokens" is not a member: there are none"#);
+    assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_through_a_handle_can_be_dropped() {
+    let policy = TokenBucket::new(Rate::per_second(10), 1);
+    let limiter = RateLimiter::with_clock(policy, tidegate::TokioClock::new());
+    let any = AnyLimiter::from(limiter.clone());
+    drop(any.acquire().await.expect("there"));
+    let (first, second) = (any.acquire(), any.acquire_within(Duration::from_millis(100)));
+    let mut first = Box::pin(first);
+    assert!(poll(&mut first).is_pending());
+    assert_eq!(any.status().waiting, 1);
+    drop(first);
+    assert_eq!(any.status().waiting, 0);
+    assert_eq!(second.await.expect("in time").waited(), Duration::from_millis(100));
+    let late = any.acquire_many(Request::permits(1).within(Duration::from_millis(99))).await;
+    assert!(matches!(late, Err(AllRefusal::Queue { refusal: Refusal::Limited { .. } })));
+}
+
+/// A limiter of another crate: a number of permits that are given back.
+#[derive(Debug, Default)]
+struct Foreign(Arc<AtomicU32>);
+
+struct GiveBack(Arc<AtomicU32>);
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Limiter for Foreign {
+    fn try_acquire(&self, _: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        let clock = ManualClock::new();
+        let grant = bucket(1, 1, &clock).try_acquire()?;
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(AllPermits::holding(grant, GiveBack(self.0.clone())))
+    }
+
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
+        let permits = Limiter::try_acquire(self, request);
+        AcquireAny::new(async { permits })
+    }
+
+    fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        Limiter::try_acquire(self, request)
+    }
+
+    fn reserve(&self, _: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+        Err(Refusal::ZeroPermits.into())
+    }
+
+    fn status(&self) -> AllStatus {
+        AnyLimiter::from(bucket(1, 1, &ManualClock::new())).status()
+    }
+
+    fn pause_for(&self, _: Duration) -> Result<(), AllRefusal> {
+        Ok(())
+    }
+
+    fn resume(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_limiter_of_another_crate_gives_back_what_it_holds() {
+    let used = Arc::new(AtomicU32::new(0));
+    let any = AnyLimiter::new(Foreign(used.clone()));
+    let permits = any.try_acquire().expect("there");
+    assert_eq!(used.load(Ordering::Relaxed), 1);
+    drop(permits);
+    assert_eq!(used.load(Ordering::Relaxed), 0);
+}
