@@ -400,7 +400,7 @@ fn of_two_changes_neither_is_lost() {
 #[cfg(feature = "keyed")]
 #[test]
 fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {
-    let of_a_key = |bucket: (TokenBucket, BucketState)| (KeyPolicy::new(bucket.0), bucket.1);
+    let of_a_key = |bucket: (TokenBucket, BucketState)| (KeyPolicy::new(bucket.0, None), bucket.1);
     race(move || of_a_key(bucket("2/2s", 2, (1, NOW))()), to("2/20s"), 1);
     race(move || of_a_key(bucket("2/2s", 2, (2, HALF_A_SECOND_AGO))()), to("2/20s"), 0);
 }

@@ -10,12 +10,13 @@ use super::support::{LoomClock, Woken, model};
 use crate::clock::Clock;
 use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
+use crate::keyed::plan::{Plan, Plans};
 use crate::keyed::table::{Found, Line, Table};
 use crate::line::deferred::Deferred;
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
 use crate::request::Request;
-use crate::sync::{read, write};
+use crate::sync::{AtomicBool, Ordering, read, write};
 use crate::time::Nanos;
 
 type Keys = Arc<Table<u8, TokenBucket, LoomClock>>;
@@ -115,7 +116,7 @@ fn two_first_takes_find_one_key() {
 #[should_panic = "one of two"]
 fn broken_two_first_takes_find_one_key() {
     two_first_takes(|keys| {
-        let take = |policy: &Arc<TokenBucket>, state: &_| policy.try_acquire(state, Nanos::ZERO, 1).is_ok();
+        let take = |policy: &TokenBucket, state: &_| policy.try_acquire(state, Nanos::ZERO, 1).is_ok();
         if let Found::Known(taken) = keys.find(&1, take) {
             return taken;
         }
@@ -362,7 +363,7 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
         |keys| {
             let mut deferred = Deferred::new();
             for (_, line) in write(&keys.shards[0]).all_lines() {
-                line.shared().follow(Change::rate(SLOWER), Nanos::ZERO, &mut deferred);
+                line.shared().change_with_all(Change::rate(SLOWER), Nanos::ZERO, &mut deferred);
             }
             let old = keys.policy();
             change_states(keys, &old);
@@ -370,6 +371,53 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
         },
         |keys| drop(keys.own_line(&1)),
     );
+}
+
+/// A key gets another plan while its first request comes. The key has the new plan at the end.
+fn replanning_against_a_first_take(take: fn(&Keys)) {
+    model(move || {
+        let (keys, _) = keys(2);
+        let changed = Arc::new(AtomicBool::new(false));
+        let plan = |rate| Plan::new(TokenBucket::new(rate, 1));
+        let (plans, flag) = ([plan(Rate::per_second(1)), plan(SLOWER)], changed.clone());
+        let of = move |_: &u8| Some(plans[usize::from(flag.load(Ordering::Relaxed))].clone());
+        let table = Arc::into_inner(keys).expect("not shared yet");
+        let keys = Arc::new(table.with_plans(Some(Plans::new(of))));
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || take(&keys))
+        };
+        changed.store(true, Ordering::Relaxed);
+        assert_eq!(keys.replan(), 0);
+        other.join().expect("no panic");
+        assert_eq!(keys.own_line(&1).map(|line| line.rate()), Ok(SLOWER), "the new plan");
+    });
+}
+
+#[test]
+fn a_new_key_has_no_plan_from_before_a_replan() {
+    replanning_against_a_first_take(|keys| {
+        assert!(keys.try_acquire(&1, &Request::permits(1)).is_ok());
+    });
+}
+
+#[test]
+fn a_new_line_has_no_plan_from_before_a_replan() {
+    replanning_against_a_first_take(|keys| drop(keys.own_line(&1)));
+}
+
+/// The broken twin: adds the key although the plans were asked for anew meanwhile.
+#[test]
+#[should_panic = "the new plan"]
+fn broken_a_new_key_has_no_plan_from_before_a_replan() {
+    replanning_against_a_first_take(|keys| {
+        let hash = keys.hash_of(&1);
+        let new = keys.new_key(hash, &1);
+        let state = TokenBucket::new(SLOWER, 1).start(Nanos::ZERO);
+        let mut shard = write(&keys.shards[0]);
+        shard.entries_mut().reserve(|_| hash);
+        shard.entries_mut().insert(hash, new.into_entry(state));
+    });
 }
 
 /// All keys become faster while a request joins the line of its key. It is due by the new rate.

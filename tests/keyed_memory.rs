@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tidegate::keyed::Plan;
 use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -40,9 +41,21 @@ fn limited() -> (Keys, ManualClock) {
     (keys, clock)
 }
 
+/// How many bytes a key takes, with a plan that all keys share or without plans.
+fn of_a_key(plan: bool) -> i64 {
+    let policy = TokenBucket::new(Rate::per_second(1), 1);
+    let (keys, shared) = (Keys::with_clock(policy.clone(), KEYS, ManualClock::new()), Plan::new(policy));
+    let keys = if plan { keys.with_plans(move |_| Some(shared.clone())) } else { keys };
+    grown(|| assert!((0..KEYS).all(|key| keys.try_acquire(&key).is_ok())))
+}
+
 /// One test, since the allocator counts for all.
 #[test]
 fn memory_is_given_back() {
+    let (plain, planned) = (of_a_key(false), of_a_key(true));
+    // The address of the plan, in each place of the table: 25 bytes in place of 17.
+    assert!(planned * 17 <= (plain + SLACK) * 25, "{plain} bytes for a key, {planned} with a plan");
+
     let (keys, clock) = limited();
     let wait = |key| {
         let mut wait = spawn(keys.acquire(&key));

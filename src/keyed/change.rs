@@ -6,8 +6,8 @@
 //!
 //! | what | how | reason |
 //! |---|---|---|
-//! | each line, unless the key has terms of its own | [`Policy::change`] on the line's copy of the policy, under the line's lock | the requests that wait in the line are moved; a line that is settled later leaves a state that fits the shard |
-//! | each known state | [`Policy::change`] on a clone of the shard's policy | no request finds a changed state with the old policy |
+//! | each line, unless the key has a plan or terms of its own | [`Policy::change`] on the line's copy of the policy, under the line's lock | the requests that wait in the line are moved; a line that is settled later leaves a state that fits the shard |
+//! | each known state, unless the key has a plan | [`Policy::change`] on a clone of the shard's policy | no request finds a changed state with the old policy |
 //! | the policy | [`Policy::change`] on a clone, which replaces the policy | a new key gets the terms of its shard |
 //!
 //! One clock reading serves the whole shard, because the time may become part of the terms: a
@@ -37,7 +37,9 @@
 use std::hash::Hash;
 use std::sync::Arc;
 
+use super::entries::EntriesMut;
 use super::key_policy::KeyPolicy;
+use super::plan::Converted;
 use super::shard::Shard;
 use super::table::Table;
 use crate::clock::Timer;
@@ -69,7 +71,7 @@ where
             for shard in &self.shards {
                 self.change_shard(shard, change, &mut deferred);
             }
-            self.overflow.shared().follow(change, self.clock.now(), &mut deferred);
+            self.overflow.shared().change_with_all(change, self.clock.now(), &mut deferred);
         }
         drop(deferred);
         Ok(())
@@ -90,10 +92,23 @@ where
         let Some(new) = deferred.run(|| changed(&old.start(at))) else { return };
         // Lines change first: requests take permits from a line without the shard's lock.
         for (_, line) in shard.all_lines() {
-            deferred.run_with(|deferred| line.shared().follow(change, at, deferred));
+            deferred.run_with(|deferred| line.shared().change_with_all(change, at, deferred));
         }
-        for (_, state) in shard.known.iter() {
-            deferred.run(|| drop(changed(state)));
+        match shard.entries_mut() {
+            EntriesMut::Plain(known) => {
+                for state in known.values_mut() {
+                    deferred.run(|| drop(changed(state)));
+                }
+            }
+            EntriesMut::Planned(known) => {
+                let mut converted = Converted::new();
+                for planned in known.values_mut() {
+                    let before = deferred.run(|| planned.follow(&old, at, change, &mut converted)).flatten();
+                    if let Some(terms) = before {
+                        deferred.drops.push(Box::new(terms));
+                    }
+                }
+            }
         }
         shard.policy = Arc::new(new);
         deferred.drops.push(Box::new(old));
@@ -101,21 +116,43 @@ where
 }
 
 impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
-    /// Applies a change of all keys, made at `at`, unless the key has terms of its own.
+    /// Applies a change of all keys, made at `at`, unless the key has a plan or terms of its own.
+    pub(crate) fn change_with_all(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred<C>) {
+        let policy = &self.rule.policy;
+        // Stored under the lock of the shard, which the caller holds.
+        if policy.is_common() {
+            self.follow(deferred, |state| {
+                let level = policy.policy().change(state, at, change)?;
+                if policy.terms().is_some() {
+                    // These terms stay as they are; only the policy of the shard changes.
+                    policy.set_apart(true);
+                }
+                Ok(level)
+            });
+        }
+    }
+
+    /// Changes the terms of a line, unless the key has terms of its own. Returns `false` if the
+    /// policy refused the change.
     ///
     /// Like [`change`](Shared::change), but the caller holds the lock of a shard: foreign code is
     /// left in `deferred`.
-    pub(crate) fn follow(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn follow(
+        self: &Arc<Self>,
+        deferred: &mut Deferred<C>,
+        change: impl FnOnce(&P::State) -> Result<u64, PolicyError>,
+    ) -> bool {
         let Single { policy, state } = &self.rule;
         let mut line = lock(&self.line);
         if policy.is_own() {
-            return;
+            return true;
         }
         let now = self.clock.now();
         line.note_time(now);
         let visit = &mut self.visit_at(now, deferred);
         line.serve(visit);
-        if line.change(&self.rule, || policy.policy().change(state, at, change)).is_ok() {
+        let changed = line.change(&self.rule, || change(state)).is_ok();
+        if changed {
             self.retime(&mut line, visit);
         }
         if line.serve(visit).is_some() {
@@ -123,5 +160,6 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
             deferred.rechecks.push(self.clone());
         }
         self.publish(&line);
+        changed
     }
 }

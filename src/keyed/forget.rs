@@ -68,12 +68,11 @@ where
         at: Nanos,
         removed: &mut Removed<K, P, C>,
     ) -> bool {
-        let (policy, known, _) = shard.parts();
         let mut forgot = false;
         for place in places {
-            if let Some((_, state)) = known.at(place)
+            if let Some((policy, state)) = shard.entries().at(place)
                 && policy.is_fresh(state, at)
-                && let Some(entry) = known.remove_at(place)
+                && let Some(entry) = shard.entries_mut().remove_at(place)
             {
                 self.uncount();
                 removed.key(entry);
@@ -93,7 +92,7 @@ where
     ) {
         self.settle_some(shard, hash, now, removed);
         if now > LINGER {
-            let places = shard.known.places_from(home(hash), SWEEP);
+            let places = shard.entries().places_from(home(hash), SWEEP);
             self.forget(shard, places, now.saturating_since(LINGER), removed);
         }
     }
@@ -128,7 +127,7 @@ where
         now: Nanos,
         removed: &mut Removed<K, P, C>,
     ) -> bool {
-        let (_, known, Some(lines)) = shard.parts() else { return false };
+        let (mut entries, Some(lines)) = shard.parts() else { return false };
         let mut forgot = false;
         for place in places {
             let Some((key, line)) = lines.at(place) else { continue };
@@ -145,10 +144,11 @@ where
             }
             // `Hash` may panic, so it runs before the state moves.
             let hash = self.hash_of(key);
-            known.reserve(|known| self.hash_of(known));
+            entries.reserve(|known| self.hash_of(known));
+            let terms = line.policy().terms().cloned();
             lines.replace_at(place, |key, line| match line.into_state() {
                 Ok((state, rest)) => {
-                    known.insert(hash, key, state);
+                    entries.insert(hash, (key, terms, state));
                     removed.rests.push(rest);
                     None
                 }
@@ -189,7 +189,7 @@ where
         let mut places = 0;
         let shards = self.all_from(turn).take_while(move |lock| {
             let enough = places >= self.search;
-            places += read(lock).known.places().clamp(1, SEARCH);
+            places += read(lock).entries().places().clamp(1, SEARCH);
             !enough
         });
         // `turn` counts searches. Each time every shard has been the first one, the first place
@@ -199,12 +199,13 @@ where
 
     /// Returns whether a search can free a place in this shard.
     fn may_have_room(&self, shard: &Shard<K, P, C>, first: usize, now: Nanos) -> bool {
-        let fresh = |place| shard.known.at(place).is_some_and(|(_, state)| shard.policy.is_fresh(state, now));
+        let entries = shard.entries();
+        let fresh = |place| entries.at(place).is_some_and(|(policy, state)| policy.is_fresh(state, now));
         let idle = |lines: &Slots<K, Line<P, C>>| {
             let idle = |place| lines.at(place).is_some_and(|(_, line)| Self::can_settle(line, now));
             lines.places_from(first, self.search).any(idle)
         };
-        shard.known.places_from(first, self.search).any(fresh) || shard.lines().is_some_and(idle)
+        entries.places_from(first, self.search).any(fresh) || shard.lines().is_some_and(idle)
     }
 
     /// Returns whether the next new key would find room by forgetting others. Changes nothing.
@@ -228,7 +229,7 @@ where
             let mut shard = write(lock);
             let lines = shard.lines().map(|lines| lines.places_from(first, self.search));
             let forgot_line = self.settle(&mut shard, lines.into_iter().flatten(), now, removed);
-            let known = shard.known.places_from(first, self.search);
+            let known = shard.entries().places_from(first, self.search);
             let forgot_key = self.forget(&mut shard, known, now, removed);
             shard.shrink_lines(|key| self.hash_of(key));
             if forgot_key || forgot_line {
@@ -246,13 +247,14 @@ where
     fn forget_freshest(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         for lock in std::iter::once(self.shard(hash)).chain(self.all_from(0)) {
             let mut shard = write(lock);
+            let entries = shard.entries();
             let full_at = |place: usize| {
-                let (_, state) = shard.known.at(place)?;
-                Some((shard.policy.status(state, now).full_at, place))
+                let (policy, state) = entries.at(place)?;
+                Some((policy.status(state, now).full_at, place))
             };
-            let freshest = shard.known.places_from(home(hash), SEARCH).filter_map(full_at).min();
+            let freshest = entries.places_from(home(hash), SEARCH).filter_map(full_at).min();
             if let Some((_, place)) = freshest
-                && let Some(entry) = shard.known.remove_at(place)
+                && let Some(entry) = shard.entries_mut().remove_at(place)
             {
                 self.uncount();
                 removed.key(entry);
@@ -275,13 +277,13 @@ where
             self.in_slices(lock, lines, |shard, places, now, removed| {
                 self.settle(shard, places, now, removed);
             });
-            let known = |shard: &Shard<K, P, C>| shard.known.places();
+            let known = |shard: &Shard<K, P, C>| shard.entries().places();
             self.in_slices(lock, known, |shard, places, now, removed| {
                 self.forget(shard, places, now, removed);
             });
             let mut shard = write(lock);
             shard.shrink_lines(|key| self.hash_of(key));
-            shard.known.shrink(|key| self.hash_of(key));
+            shard.entries_mut().shrink(|key| self.hash_of(key));
         }
     }
 

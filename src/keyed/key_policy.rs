@@ -1,32 +1,64 @@
-//! The policy of one key: a copy of the policy of all keys, until it is changed for this key.
+//! The policy of one key: a copy of the policy of all keys or of a plan, until it is changed for
+//! this key.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::plan::Terms;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
 
-/// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter). It follows each
-/// [change of all keys](crate::KeyedRateLimiter::change_all), until it is
+/// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter).
+///
+/// A key without a [plan](crate::KeyedRateLimiter::with_plans) follows each [change of all
+/// keys](crate::KeyedRateLimiter::change_all), and a key with a plan follows
+/// [`replan`](crate::KeyedRateLimiter::replan), until the policy is
 /// [changed](crate::RateLimiter::change) for this key alone.
-#[derive(Debug)]
 pub struct KeyPolicy<P> {
     /// A copy from the start, so that requests that run during a change read the policy that
     /// changes.
     policy: P,
-    /// Whether this policy was changed through its own line. A state may then mean something else
-    /// to it than to the shard's policy: both may differ in the time at which a refill stopped, or
-    /// in the version of a window's terms.
+    /// The terms that the policy was copied from; `None` are those of the shard.
+    terms: Option<Arc<Terms<P>>>,
+    /// Whether the policy follows changes of all keys. It is stored under the locks of the shard
+    /// and of the line.
+    common: AtomicBool,
+    /// Whether this policy was changed alone, and not with the policy that it was copied from. A
+    /// state may then mean something else to it than to that policy: both may differ in the time at
+    /// which a refill stopped, or in the version of a window's terms.
     apart: AtomicBool,
-    /// Whether this policy has terms of its own, and no longer follows changes of all keys.
+    /// Whether this policy has terms of its own, and follows neither changes of all keys nor plans.
     own: AtomicBool,
 }
 
 impl<P> KeyPolicy<P> {
-    pub(crate) fn new(policy: P) -> KeyPolicy<P> {
-        KeyPolicy { policy, apart: AtomicBool::new(false), own: AtomicBool::new(false) }
+    /// Returns a copy of the policy of some terms; `None` are those of the shard.
+    pub(crate) fn new(policy: P, terms: Option<Arc<Terms<P>>>) -> KeyPolicy<P> {
+        let common = AtomicBool::new(terms.as_ref().is_none_or(|terms| terms.common));
+        KeyPolicy { policy, terms, common, apart: AtomicBool::new(false), own: AtomicBool::new(false) }
+    }
+
+    /// The terms that the policy was copied from.
+    pub(super) fn terms(&self) -> Option<&Arc<Terms<P>>> {
+        self.terms.as_ref()
+    }
+
+    /// Returns whether the policy follows changes of all keys.
+    pub(crate) fn is_common(&self) -> bool {
+        // Relaxed: both locks order loads and stores.
+        self.common.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the policy was changed, and the terms that it was copied from were not. `common`
+    /// says whether it follows changes of all keys from now on.
+    pub(super) fn set_apart(&self, common: bool) {
+        // Relaxed: as above, and the line's lock orders `apart`.
+        self.common.store(common, Ordering::Relaxed);
+        self.apart.store(true, Ordering::Relaxed);
     }
 
     /// The policy that decides about this key.
@@ -44,11 +76,17 @@ impl<P> KeyPolicy<P> {
         self.own.load(Ordering::Relaxed)
     }
 
-    /// Returns whether this policy and the policy of all keys read a state alike.
+    /// Returns whether this policy and the terms that it was copied from read a state alike.
     pub(crate) fn shares_states(&self) -> bool {
         // Relaxed: a caller first asks `is_idle`, which takes the line's lock, under which the flag
         // is stored.
         !self.apart.load(Ordering::Relaxed)
+    }
+}
+
+impl<P: fmt::Debug> fmt::Debug for KeyPolicy<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyPolicy").field("policy", &self.policy).field("is_own", &self.is_own()).finish()
     }
 }
 
@@ -129,6 +167,10 @@ impl<P: Policy> Policy for KeyPolicy<P> {
 
     fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
         self.policy.unspent(charge, n, used)
+    }
+
+    fn change_to(&self, new: &Self) -> Option<Change> {
+        self.policy.change_to(&new.policy)
     }
 
     fn rate(&self) -> Rate {

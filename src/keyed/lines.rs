@@ -8,7 +8,6 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::key_policy::KeyPolicy;
-use super::slots::Slots;
 use super::table::{Found, Line, Step, Table};
 use crate::clock::Timer;
 use crate::error::Refusal;
@@ -90,9 +89,12 @@ where
         // exclusively.
         let found = {
             let shard = read(self.shard(hash));
-            match shard.line(hash, key) {
-                Some(line) => Ok(Some(line.clone())),
-                None => shard.policy.check(n).map(|()| None),
+            match (shard.line(hash, key), shard.entries().find(hash, key)) {
+                (Some(line), _) => Ok(Some(line.clone())),
+                (None, Some((policy, _))) => policy.check(n).map(|()| None),
+                // Its line will refuse it.
+                (None, None) if self.plans.is_some() => Ok(None),
+                (None, None) => shard.policy.check(n).map(|()| None),
             }
         };
         let line = match found {
@@ -118,34 +120,35 @@ where
             Found::Known(()) => true,
             Found::Nowhere => false,
         };
-        let new = (!is_known && self.has_room()).then(|| key.to_owned());
+        let new = (!is_known && self.has_room()).then(|| self.new_key(hash, key));
         self.with_room(hash, key, new, |shard, now, new, removed| {
             if let Some(line) = shard.line(hash, key) {
                 return Step::Done(line.clone());
             }
             self.settle_some(shard, hash, now, removed);
-            let known = shard.known.place(hash, key);
+            let known = shard.entries().place(hash, key);
             // Foreign code that may panic runs before the state moves.
-            let lines = shard.lines.get_or_insert_with(|| Box::new(Slots::new()));
-            lines.reserve(|known| self.hash_of(known));
-            let counted = match known {
-                Some(_) => None,
-                None => match self.count_one() {
-                    None => return Step::Room,
-                    Some(_) if new.is_none() => return Step::Key,
-                    Some(counted) => Some((counted, shard.policy.start_again(now))),
-                },
+            let (policy, counted) = match known.and_then(|place| shard.entries().at(place)) {
+                Some((policy, _)) => (P::clone(policy), None),
+                None => {
+                    let Some(counted) = self.count_one() else { return Step::Room };
+                    let found = new.as_ref().filter(|new| !new.is_outdated(shard));
+                    let Some(found) = found else { return Step::Key };
+                    let policy = shard.policy_of(&found.terms);
+                    (P::clone(policy), Some((counted, policy.start_again(now))))
+                }
             };
-            let (policy, clock) = (P::clone(&shard.policy), self.clock.clone());
+            let clock = self.clock.clone();
+            let (mut entries, lines) = shard.parts_for_line(|known| self.hash_of(known));
             let moved = match counted {
-                None => known.and_then(|place| shard.known.remove_at(place)),
-                Some((counted, state)) => new.take().map(|key| {
+                None => known.and_then(|place| entries.remove_at(place)),
+                Some((counted, state)) => new.take().map(|new| {
                     counted.keep();
-                    (key, state)
+                    new.into_entry(state)
                 }),
             };
-            let Some((key, state)) = moved else { return Step::Room };
-            let line = new_line(policy, state, clock, self.events.clone());
+            let Some((key, terms, state)) = moved else { return Step::Room };
+            let line = new_line(KeyPolicy::new(policy, terms), state, clock, self.events.clone());
             lines.insert(hash, key, line.clone());
             Step::Done(line)
         })
@@ -154,7 +157,7 @@ where
 
 /// Makes a limiter that continues with a state. Runs no foreign code.
 pub(super) fn new_line<P, C>(
-    policy: P,
+    policy: KeyPolicy<P>,
     state: P::State,
     clock: C,
     events: Option<Arc<dyn Events>>,
@@ -163,5 +166,5 @@ where
     P: Policy,
     C: Timer,
 {
-    RateLimiter::with_state(KeyPolicy::new(policy), state, clock, events)
+    RateLimiter::with_state(policy, state, clock, events)
 }

@@ -4,6 +4,7 @@
 //! or call the limiter. A section that takes an entry out of the table moves it here. The call
 //! drops it when no lock is held and the call's own request is decided.
 
+use super::entries::Entry;
 use super::key_policy::KeyPolicy;
 use super::table::Line;
 use crate::clock::Timer;
@@ -14,7 +15,7 @@ use crate::policy::Policy;
 /// Entries to drop without a lock. Declare it before the guard of the lock, so that it is dropped
 /// after the guard.
 pub(crate) struct Removed<K, P: Policy, C: Timer> {
-    pub(crate) known: Vec<(K, P::State)>,
+    pub(crate) known: Vec<Entry<K, P>>,
     pub(crate) lines: Vec<(K, Line<P, C>)>,
     /// The remains of settled lines, whose key and state are back in the table.
     pub(crate) rests: Vec<Rest<KeyPolicy<P>, C>>,
@@ -26,8 +27,8 @@ impl<K, P: Policy, C: Timer> Removed<K, P, C> {
     }
 
     /// Keeps a known key to drop it later. Drops it now if its drop runs no code.
-    pub(crate) fn key(&mut self, known: (K, P::State)) {
-        if std::mem::needs_drop::<(K, P::State)>() {
+    pub(crate) fn key(&mut self, known: Entry<K, P>) {
+        if std::mem::needs_drop::<(K, P::State)>() || known.1.is_some() {
             self.known.push(known);
         }
     }

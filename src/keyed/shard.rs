@@ -4,6 +4,8 @@ use std::borrow::Borrow;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use super::entries::{Entries, EntriesMut};
+use super::plan::{Planned, Terms};
 use super::slots::Slots;
 use super::table::Line;
 use crate::clock::Timer;
@@ -15,16 +17,26 @@ pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
     /// The policy of all keys without one of their own. It changes together with the states, under
     /// the lock.
     pub(crate) policy: Arc<P>,
+    /// The known keys, where keys have no plans.
     pub(crate) known: Slots<K, P::State>,
-    /// `None` if there are no lines, so that a request sees that without following a pointer.
-    pub(super) lines: Option<Box<Lines<K, P, C>>>,
+    /// `None` if there are no lines and no plans, so that a request sees that without following a
+    /// pointer.
+    pub(super) more: Option<Box<More<K, P, C>>>,
+}
+
+/// The parts of a shard that most shards do not need.
+pub(crate) struct More<K, P: Policy + Clone, C: Timer> {
+    pub(super) lines: Lines<K, P, C>,
+    /// The known keys, where keys have plans.
+    pub(super) planned: Option<Slots<K, Planned<P>>>,
+    /// How often the plans of these keys were asked for anew.
+    version: u64,
 }
 
 pub(crate) type Lines<K, P, C> = Slots<K, Line<P, C>>;
 
-/// The policy of a shard, its known keys, and its lines if there are any.
-pub(super) type Parts<'a, K, P, C> =
-    (&'a P, &'a mut Slots<K, <P as Policy>::State>, Option<&'a mut Lines<K, P, C>>);
+/// The known keys of a shard, and its lines if there may be any.
+pub(super) type Parts<'a, K, P, C> = (EntriesMut<'a, K, P>, Option<&'a mut Lines<K, P, C>>);
 
 /// A shard and its lock, on a cache line of their own.
 #[repr(align(64))]
@@ -39,22 +51,64 @@ impl<K, P: Policy + Clone, C: Timer> Deref for Locked<K, P, C> {
     }
 }
 
+impl<K, P: Policy + Clone, C: Timer> More<K, P, C> {
+    fn new() -> Self {
+        More { lines: Slots::new(), planned: None, version: 0 }
+    }
+}
+
 impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     pub(super) fn new(policy: Arc<P>) -> Self {
-        Shard { policy, known: Slots::new(), lines: None }
+        Shard { policy, known: Slots::new(), more: None }
+    }
+
+    /// Returns an empty shard whose keys have plans.
+    pub(super) fn with_plans(policy: Arc<P>) -> Self {
+        let more = More { planned: Some(Slots::new()), ..More::new() };
+        Shard { policy, known: Slots::new(), more: Some(Box::new(more)) }
     }
 
     pub(crate) fn lines(&self) -> Option<&Lines<K, P, C>> {
-        self.lines.as_deref()
+        self.more.as_ref().map(|more| &more.lines).filter(|lines| !lines.is_empty())
     }
 
     pub(crate) fn all_lines(&self) -> impl Iterator<Item = &(K, Line<P, C>)> {
-        self.lines.iter().flat_map(|lines| lines.iter())
+        self.more.iter().flat_map(|more| more.lines.iter())
     }
 
-    /// Returns all parts, to change several of them at once.
+    /// Returns the known keys.
+    pub(super) fn entries(&self) -> Entries<'_, K, P> {
+        match self.more.as_ref().and_then(|more| more.planned.as_ref()) {
+            None => Entries::Plain(&self.policy, &self.known),
+            Some(planned) => Entries::Planned(&self.policy, planned),
+        }
+    }
+
+    /// Returns the known keys, to change them.
+    pub(crate) fn entries_mut(&mut self) -> EntriesMut<'_, K, P> {
+        self.parts().0
+    }
+
+    /// Returns the known keys, and the lines if there may be any, to change both at once.
     pub(super) fn parts(&mut self) -> Parts<'_, K, P, C> {
-        (&self.policy, &mut self.known, self.lines.as_deref_mut())
+        match self.more.as_deref_mut() {
+            Some(More { lines, planned: Some(planned), .. }) => (EntriesMut::Planned(planned), Some(lines)),
+            Some(More { lines, planned: None, .. }) => (EntriesMut::Plain(&mut self.known), Some(lines)),
+            None => (EntriesMut::Plain(&mut self.known), None),
+        }
+    }
+
+    /// As [`parts`](Shard::parts), with room for one more line. `hash_of` may panic.
+    pub(super) fn parts_for_line(
+        &mut self,
+        hash_of: impl Fn(&K) -> u64,
+    ) -> (EntriesMut<'_, K, P>, &mut Lines<K, P, C>) {
+        let More { lines, planned, .. } = &mut **self.more.get_or_insert_with(|| Box::new(More::new()));
+        lines.reserve(hash_of);
+        match planned {
+            Some(planned) => (EntriesMut::Planned(planned), lines),
+            None => (EntriesMut::Plain(&mut self.known), lines),
+        }
     }
 
     pub(super) fn line<Q>(&self, hash: u64, key: &Q) -> Option<&Line<P, C>>
@@ -62,14 +116,40 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        self.lines.as_ref()?.find(hash, key)
+        self.more.as_ref()?.lines.find(hash, key)
+    }
+
+    /// Returns the policy of a key with these terms.
+    pub(super) fn policy_of<'a>(&'a self, terms: &'a Option<Arc<Terms<P>>>) -> &'a P {
+        terms.as_ref().map_or(&*self.policy, |terms| &terms.policy)
+    }
+
+    /// Returns how often the plans of these keys were asked for anew.
+    pub(super) fn version(&self) -> u64 {
+        self.more.as_ref().map_or(0, |more| more.version)
+    }
+
+    /// Notes that the plans of these keys are asked for anew. Returns the new version.
+    pub(super) fn raise_version(&mut self) -> u64 {
+        let Some(more) = &mut self.more else { return 0 };
+        more.version += 1;
+        more.version
+    }
+
+    /// Returns copies of all keys.
+    pub(super) fn all_keys(&self) -> Vec<K>
+    where
+        K: Clone,
+    {
+        let known = self.entries().iter().map(|(key, ..)| key.clone());
+        known.chain(self.all_lines().map(|(key, _)| key.clone())).collect()
     }
 
     /// Frees memory if few lines or none are left.
     pub(super) fn shrink_lines(&mut self, hash_of: impl Fn(&K) -> u64) {
-        match &mut self.lines {
-            Some(lines) if lines.is_empty() => self.lines = None,
-            Some(lines) => lines.shrink(hash_of),
+        match &mut self.more {
+            Some(more) if more.lines.is_empty() && more.planned.is_none() => self.more = None,
+            Some(more) => more.lines.shrink(hash_of),
             None => {}
         }
     }

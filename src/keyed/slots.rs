@@ -56,6 +56,20 @@ impl<K, T> Slots<K, T> {
         self.table.find(hash, |(known, _)| known.borrow() == key).map(|(_, value)| value)
     }
 
+    /// As [`find`](Slots::find), to change the value.
+    pub(crate) fn find_mut<Q>(&mut self, hash: u64, key: &Q) -> Option<&mut T>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        self.table.find_mut(hash, |(known, _)| known.borrow() == key).map(|(_, value)| value)
+    }
+
+    /// As [`iter`](Slots::iter), to change the values.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.table.iter_mut().map(|(_, value)| value)
+    }
+
     /// Returns the place of a key.
     pub(crate) fn place<Q>(&self, hash: u64, key: &Q) -> Option<usize>
     where

@@ -52,7 +52,7 @@
 //!
 //! | code | runs under a lock | if it panics |
 //! |---|---|---|
-//! | `Hash` of a request's key, `Clone` of a new key | no | nothing has changed |
+//! | `Hash` of a request's key, `Clone` of a new key, the function that gives plans | no | nothing has changed |
 //! | `Drop` of a key, a state, a limiter | no: `keyed/removed.rs` | the other entries are dropped, then the panic goes on |
 //! | `Eq` of keys; `Clone` of keys by `iter` | of a shard | nothing has changed |
 //! | `Hash` of the known keys, when their table grows | of a shard, exclusive | nothing has changed: `keyed/slots.rs` |
@@ -78,6 +78,7 @@ use hashbrown::DefaultHashBuilder;
 use super::WhenKeysFull;
 use super::key_policy::KeyPolicy;
 use super::lines::{Visit, new_line};
+use super::plan::{NewKey, Plans};
 use super::removed::Removed;
 use super::shard::{Locked, Shard};
 use crate::clock::Timer;
@@ -129,6 +130,8 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(super) changing: Mutex<()>,
     /// The observer of all calls, if there is one.
     pub(crate) events: Option<Arc<dyn Events>>,
+    /// Gives plans to keys, if keys have plans.
+    pub(super) plans: Option<Plans<K, P>>,
 }
 
 /// Returns the number of shards for a number of keys. When all keys are there, each table is as
@@ -169,7 +172,8 @@ type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
 /// How far a request for a place got under the lock.
 pub(super) enum Step<T> {
     Done(T),
-    /// It needs a key to keep. The key is cloned without the lock.
+    /// It needs a key to keep, or its plan may be outdated. The key is cloned, and given its plan,
+    /// without the lock.
     Key,
     /// The table is full.
     Room,
@@ -209,7 +213,7 @@ where
         // All shards share one policy until a change gives each its own.
         let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
-        let overflow = new_line(P::clone(&policy), state, clock.clone(), None);
+        let overflow = new_line(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None);
         Table {
             clock,
             hasher: DefaultHashBuilder::default(),
@@ -222,14 +226,26 @@ where
             overflow,
             changing: Mutex::new(()),
             events: None,
+            plans: None,
         }
+    }
+
+    /// Returns this table, still empty, with a function that gives plans to keys.
+    pub(crate) fn with_plans(self, plans: Option<Plans<K, P>>) -> Self {
+        if plans.is_none() {
+            return self;
+        }
+        let policy = read(&self.shards[0]).policy.clone();
+        let shard = |_: &_| Locked(ShardLock::new(Shard::with_plans(policy.clone())));
+        let shards = self.shards.iter().map(shard).collect();
+        Table { shards, plans, ..self }
     }
 
     /// Returns this table, still empty, with an observer of all calls.
     pub(crate) fn observed_by(self, events: Option<Arc<dyn Events>>) -> Self {
         let policy = self.policy();
         let state = policy.start(self.clock.now());
-        let overflow = new_line(policy, state, self.clock.clone(), events.clone());
+        let overflow = new_line(KeyPolicy::new(policy, None), state, self.clock.clone(), events.clone());
         Table { overflow, events, ..self }
     }
 
@@ -266,7 +282,7 @@ where
         }
     }
 
-    /// Takes `n` permits of a key if the key is known and its shard has no lines. Reports nothing.
+    /// Takes `n` permits of a key if the key is known and has no line. Reports nothing.
     #[inline]
     fn try_known<Q>(&self, hash: u64, key: &Q, n: u32) -> Option<Result<Grant, Refusal>>
     where
@@ -276,11 +292,11 @@ where
         // The clock is read before the lock, so that the processor overlaps both.
         let now = self.clock.now();
         let shard = read(self.shard(hash));
-        if shard.lines.is_some() {
-            return None;
+        if shard.more.is_some() {
+            return try_planned(&shard, hash, key, now, n);
         }
         let state = shard.known.find(hash, key)?;
-        Some(take(&shard.policy, state, now, n))
+        Some(take(&*shard.policy, state, now, n))
     }
 
     /// Takes what a request asks for if the key is new or its shard has lines.
@@ -382,11 +398,7 @@ where
     }
 
     /// Looks a key up. If it is known, runs `work` on its state.
-    pub(crate) fn find<Q, T>(
-        &self,
-        key: &Q,
-        work: impl FnOnce(&Arc<P>, &P::State) -> T,
-    ) -> Found<T, Line<P, C>>
+    pub(crate) fn find<Q, T>(&self, key: &Q, work: impl FnOnce(&P, &P::State) -> T) -> Found<T, Line<P, C>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -398,7 +410,7 @@ where
         &self,
         hash: u64,
         key: &Q,
-        work: impl FnOnce(&Arc<P>, &P::State) -> T,
+        work: impl FnOnce(&P, &P::State) -> T,
     ) -> Found<T, Line<P, C>>
     where
         K: Borrow<Q>,
@@ -408,8 +420,8 @@ where
         if let Some(line) = shard.line(hash, key) {
             return Found::Line(line.clone());
         }
-        match shard.known.find(hash, key) {
-            Some(state) => Found::Known(work(&shard.policy, state)),
+        match shard.entries().find(hash, key) {
+            Some((policy, state)) => Found::Known(work(policy, state)),
             None => Found::Nowhere,
         }
     }
@@ -419,17 +431,19 @@ where
     pub(crate) fn status<Q>(&self, key: &Q) -> Status
     where
         K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hash_of(key);
-        match self.find_hashed(hash, key, |policy, state| status(&**policy, state, self.clock.now())) {
+        match self.find_hashed(hash, key, |policy, state| status(policy, state, self.clock.now())) {
             Found::Known(status) => status,
             Found::Line(line) => line.status(),
             Found::Nowhere => match self.shared() {
                 Some(shared) => shared.status(),
                 None => {
+                    let terms = self.terms_of_unknown(key);
                     let (shard, now) = (read(self.shard(hash)), self.clock.now());
-                    status(&*shard.policy, &shard.policy.start_again(now), now)
+                    let policy = shard.policy_of(&terms);
+                    status(policy, &policy.start_again(now), now)
                 }
             },
         }
@@ -441,31 +455,36 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let new = self.has_room().then(|| key.to_owned());
+        let new = self.has_room().then(|| self.new_key(hash, key));
         let added = self.with_room(hash, key, new, |shard, now, new, removed| {
             if let Some(line) = shard.line(hash, key) {
                 return Step::Done(Found::Line(line.clone()));
             }
-            if let Some(state) = shard.known.find(hash, key) {
-                return Step::Done(Found::Known(take(&shard.policy, state, self.clock.now(), n)));
+            if let Some((policy, state)) = shard.entries().find(hash, key) {
+                return Step::Done(Found::Known(take(policy, state, self.clock.now(), n)));
             }
-            // A request that can never be granted adds no key.
-            if let Err(never) = shard.policy.check(n) {
+            // A request that can never be granted adds no key. A plan is checked below, because a
+            // key without room gets none.
+            if self.plans.is_none()
+                && let Err(never) = shard.policy.check(n)
+            {
                 return Step::Done(Found::Known(Err(never)));
             }
             self.forget_some(shard, hash, now, removed);
             let Some(counted) = self.count_one() else { return Step::Room };
-            if new.is_none() {
-                return Step::Key;
+            let Some(found) = new.take_if(|new| !new.is_outdated(shard)) else { return Step::Key };
+            let policy = shard.policy_of(&found.terms);
+            if let Err(never) = policy.check(n) {
+                *new = Some(found);
+                return Step::Done(Found::Known(Err(never)));
             }
-            let state = shard.policy.start_again(now);
-            let answer = take(&shard.policy, &state, self.clock.now(), n);
-            shard.known.reserve(|known| self.hash_of(known));
+            let state = policy.start_again(now);
+            let answer = take(policy, &state, self.clock.now(), n);
+            let mut entries = shard.entries_mut();
+            entries.reserve(|known| self.hash_of(known));
             // From here on nothing can panic, so the key is counted exactly if it is inserted.
-            if let Some(key) = new.take() {
-                shard.known.insert(hash, key, state);
-                counted.keep();
-            }
+            entries.insert(hash, found.into_entry(state));
+            counted.keep();
             Step::Done(Found::Known(answer))
         });
         self.or_shared(added, Found::Line)
@@ -485,13 +504,18 @@ where
 
     /// Runs `work` under the exclusive lock of a shard. If `work` needs a place, makes room and
     /// runs it again, until it succeeds or no room can be made. If it needs a key to keep, clones
-    /// the key without the lock.
+    /// the key and gives it its plan without the lock.
     pub(super) fn with_room<Q, T>(
         &self,
         hash: u64,
         key: &Q,
-        mut new: Option<K>,
-        mut work: impl FnMut(&mut Shard<K, P, C>, Nanos, &mut Option<K>, &mut Removed<K, P, C>) -> Step<T>,
+        mut new: Option<NewKey<K, P>>,
+        mut work: impl FnMut(
+            &mut Shard<K, P, C>,
+            Nanos,
+            &mut Option<NewKey<K, P>>,
+            &mut Removed<K, P, C>,
+        ) -> Step<T>,
     ) -> Result<T, Refusal>
     where
         Q: ToOwned<Owned = K> + ?Sized,
@@ -508,7 +532,7 @@ where
                     drop(removed);
                     return Ok(done);
                 }
-                Step::Key => new = Some(key.to_owned()),
+                Step::Key => new = Some(self.new_key(hash, key)),
                 Step::Room if !self.make_room(hash, now, &mut removed) => break,
                 // Other requests may take the room that this request makes, so the tries are
                 // bounded.
@@ -553,10 +577,10 @@ where
         // Declared before the guard, so that entries are dropped after the lock is released.
         let mut removed = Removed::new();
         let mut shard = write(self.shard(hash));
-        let known = shard.known.place(hash, key);
+        let known = shard.entries().place(hash, key);
         let line = shard.lines().and_then(|lines| lines.place(hash, key));
-        let (_, known_keys, lines) = shard.parts();
-        if let Some(entry) = known.and_then(|place| known_keys.remove_at(place)) {
+        let (mut entries, lines) = shard.parts();
+        if let Some(entry) = known.and_then(|place| entries.remove_at(place)) {
             self.uncount();
             removed.key(entry);
         }
@@ -568,9 +592,29 @@ where
     }
 }
 
+/// Takes `n` permits of a key of a shard that has lines or plans, if the key is known.
+#[inline(never)]
+fn try_planned<K, P, C, Q>(
+    shard: &Shard<K, P, C>,
+    hash: u64,
+    key: &Q,
+    now: Nanos,
+    n: u32,
+) -> Option<Result<Grant, Refusal>>
+where
+    K: Borrow<Q>,
+    Q: Eq + ?Sized,
+    P: Policy + Clone,
+    C: Timer,
+{
+    // A key has a line or is known, and never both.
+    let (policy, state) = shard.entries().find(hash, key)?;
+    Some(take(policy, state, now, n))
+}
+
 /// Takes `n` permits from a state.
 #[inline]
-fn take<P: Policy>(policy: &Arc<P>, state: &P::State, now: Nanos, n: u32) -> Result<Grant, Refusal> {
+fn take<P: Policy>(policy: &P, state: &P::State, now: Nanos, n: u32) -> Result<Grant, Refusal> {
     // `?` leaves the charge where it is. `map(drop)` would first copy charge and refusal to one
     // place.
     policy.try_acquire(state, now, n)?;
@@ -610,10 +654,9 @@ where
     pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<Snapshot<K, P, C>>> {
         self.shards.iter().map(|lock| {
             let (shard, now) = (read(lock), self.clock.now());
-            let known = shard
-                .known
-                .iter()
-                .map(|(key, state)| (key.clone(), Found::Known(status(&*shard.policy, state, now))));
+            let known = shard.entries().iter();
+            let known =
+                known.map(|(key, policy, state)| (key.clone(), Found::Known(status(policy, state, now))));
             let lines = shard.all_lines().map(|(key, line)| (key.clone(), Found::Line(line.clone())));
             known.chain(lines).collect()
         })

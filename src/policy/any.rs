@@ -81,6 +81,12 @@ macro_rules! each {
             $(AnyPolicy::$kind($policy) => $call,)*
         }
     };
+    ([$any:expr, $policy:ident, $same:ident of $new:expr => $call:expr, else $other:expr] $($kind:ident $config:tt)*) => {
+        match ($any, $new) {
+            $((AnyPolicy::$kind($policy), AnyPolicy::$kind($same)) => $call,)*
+            _ => $other,
+        }
+    };
     ([$any:expr, $policy:ident, $wrap:ident: $of:ident => $call:expr] $($kind:ident $config:tt)*) => {
         match $any {
             $(AnyPolicy::$kind($policy) => {
@@ -197,6 +203,11 @@ impl Policy for AnyPolicy {
 
     fn change(&self, state: &AnyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         kinds!(each [self, policy, State(state) => policy.change(state, at, change), else Ok(u64::MAX)])
+    }
+
+    /// The kind of policy cannot be changed.
+    fn change_to(&self, new: &AnyPolicy) -> Option<Change> {
+        kinds!(each [self, policy, same of new => policy.change_to(same), else None])
     }
 
     fn rate(&self) -> Rate {

@@ -271,6 +271,20 @@ pub trait Policy: Debug + Send + Sync + 'static {
         self.change(state, at, Change::rate(rate)).unwrap_or(u64::MAX)
     }
 
+    /// Returns the change that gives this policy the terms of another one, or `None` if no change
+    /// can, for example since the other one counts in another way.
+    ///
+    /// Two policies have equal terms if this returns for the other one what it returns for the
+    /// policy itself. A `KeyedRateLimiter` uses this when the plan of a key changes.
+    ///
+    /// The default changes the rate, and is right for a policy that has nothing else to change.
+    fn change_to(&self, new: &Self) -> Option<Change>
+    where
+        Self: Sized,
+    {
+        Some(Change::rate(new.rate()))
+    }
+
     /// The rate, as it was given.
     fn rate(&self) -> Rate;
 

@@ -353,7 +353,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(act, 1..80)
 }
 
-const POLICIES: [&str; 11] = [
+pub(super) const POLICIES: [&str; 11] = [
     "token_bucket 4/s burst 3",
     "token_bucket 4/s burst 3 start_with 1",
     "token_bucket 4/s burst 3 interval_refill",
@@ -367,10 +367,10 @@ const POLICIES: [&str; 11] = [
     "smooth_warming_up 4/s warm_up 2s",
 ];
 
-type Answer = Result<Grant, Refusal>;
-type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
+pub(super) type Answer = Result<Grant, Refusal>;
+pub(super) type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
 
-fn poll(future: &mut Future) -> Poll<Answer> {
+pub(super) fn poll(future: &mut Future) -> Poll<Answer> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 

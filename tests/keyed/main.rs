@@ -9,4 +9,5 @@ mod change;
 mod events;
 mod foreign;
 mod fresh;
+mod plans;
 mod table;

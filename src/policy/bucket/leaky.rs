@@ -233,6 +233,16 @@ impl Policy for LeakyBucket {
         Ok(level)
     }
 
+    fn change_to(&self, new: &LeakyBucket) -> Option<Change> {
+        let Terms { rate, burst, .. } = new.bucket.terms();
+        let change = Change::rate(rate).burst(burst);
+        Some(match new.height() {
+            Height::Endless => change.max_wait(Duration::MAX),
+            Height::Wait(max_wait) => change.max_wait(max_wait),
+            Height::Permits(permits) => change.capacity(permits),
+        })
+    }
+
     fn max_wait(&self) -> Duration {
         match self.height() {
             Height::Endless => Duration::MAX,

@@ -229,6 +229,13 @@ impl Policy for TokenBucket {
         self.bucket.change(state, at, change.without_height()?)
     }
 
+    /// A tolerance, and how permits come in, cannot be changed.
+    fn change_to(&self, new: &TokenBucket) -> Option<Change> {
+        let (old, new) = (self.bucket.terms(), new.bucket.terms());
+        let Terms { rate, burst, .. } = new;
+        (Terms { rate, burst, ..old } == new).then(|| Change::rate(rate).burst(burst))
+    }
+
     fn with_epoch(self, unix_time_at_zero: Duration) -> TokenBucket {
         TokenBucket { bucket: self.bucket.with_epoch(unix_time_at_zero) }
     }

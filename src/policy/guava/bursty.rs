@@ -409,6 +409,11 @@ impl Policy for SmoothBursty {
         Ok(if kept { level } else { 0 })
     }
 
+    /// The saved time cannot be changed.
+    fn change_to(&self, new: &SmoothBursty) -> Option<Change> {
+        (self.max_burst == new.max_burst).then(|| Change::rate(new.rate()))
+    }
+
     fn rate(&self) -> Rate {
         self.rate.rate()
     }

@@ -599,6 +599,14 @@ impl Policy for SmoothWarmingUp {
         Ok(if kept { level } else { 0 })
     }
 
+    /// Only the rate can be changed.
+    fn change_to(&self, new: &SmoothWarmingUp) -> Option<Change> {
+        (self.warm_up == new.warm_up
+            && self.cold_factor.to_bits() == new.cold_factor.to_bits()
+            && self.cool_at_once == new.cool_at_once)
+            .then(|| Change::rate(new.rate()))
+    }
+
     fn rate(&self) -> Rate {
         self.rate.rate()
     }

@@ -447,6 +447,11 @@ impl Policy for SlidingEstimate {
         Ok(u64::MAX)
     }
 
+    /// Where windows begin cannot be changed.
+    fn change_to(&self, new: &SlidingEstimate) -> Option<Change> {
+        (self.window.begins_like(&new.window)).then(|| Change::rate(new.rate()))
+    }
+
     fn rate(&self) -> Rate {
         self.window.rate()
     }

@@ -370,6 +370,12 @@ impl Policy for FixedWindow {
         Ok(u64::MAX)
     }
 
+    /// Where windows begin cannot be changed.
+    fn change_to(&self, new: &FixedWindow) -> Option<Change> {
+        (self.from_first_grant == new.from_first_grant && self.window.begins_like(&new.window))
+            .then(|| Change::rate(new.rate()))
+    }
+
     fn rate(&self) -> Rate {
         self.window.rate()
     }

@@ -193,6 +193,11 @@ impl CurrentWindow {
         CurrentWindow { wall_clock: Some(offset), ..self }
     }
 
+    /// Returns whether windows of one rate would begin at equal times, in equal cells.
+    pub(crate) fn begins_like(&self, other: &CurrentWindow) -> bool {
+        (self.cells, self.wall_clock, self.anchor) == (other.cells, other.wall_clock, other.anchor)
+    }
+
     pub(crate) fn with_epoch(self, unix_time_at_zero: Duration) -> CurrentWindow {
         let Some(offset) = self.wall_clock else {
             return self;

@@ -345,6 +345,11 @@ impl Policy for SlidingWindow {
         Ok(u64::MAX)
     }
 
+    /// The number of cells, and where they begin, cannot be changed.
+    fn change_to(&self, new: &SlidingWindow) -> Option<Change> {
+        (self.window.begins_like(&new.window)).then(|| Change::rate(new.rate()))
+    }
+
     fn rate(&self) -> Rate {
         self.window.rate()
     }

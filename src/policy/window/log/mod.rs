@@ -312,6 +312,11 @@ impl Policy for SlidingLog {
         Ok(u64::MAX)
     }
 
+    /// There is no room for more grants than there was.
+    fn change_to(&self, new: &SlidingLog) -> Option<Change> {
+        (self.room >= new.room).then(|| Change::rate(new.rate()))
+    }
+
     fn rate(&self) -> Rate {
         self.window.rate()
     }

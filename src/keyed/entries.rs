@@ -1,0 +1,127 @@
+//! The known keys of a shard: one policy for all of them, or terms beside each state.
+
+use std::borrow::Borrow;
+use std::sync::Arc;
+
+use super::plan::{Planned, Terms};
+use super::slots::Slots;
+use crate::policy::Policy;
+
+/// The known keys of a shard, with the policy of the shard.
+pub(crate) enum Entries<'a, K, P: Policy> {
+    /// All keys have the policy of the shard.
+    Plain(&'a P, &'a Slots<K, P::State>),
+    /// Each key may have a plan.
+    Planned(&'a P, &'a Slots<K, Planned<P>>),
+}
+
+/// The known keys of a shard, to change them.
+pub(crate) enum EntriesMut<'a, K, P: Policy> {
+    Plain(&'a mut Slots<K, P::State>),
+    Planned(&'a mut Slots<K, Planned<P>>),
+}
+
+/// A key that left the table, with its terms and its state.
+pub(crate) type Entry<K, P> = (K, Option<Arc<Terms<P>>>, <P as Policy>::State);
+
+impl<'a, K, P: Policy> Entries<'a, K, P> {
+    /// The number of places, used or empty.
+    pub(super) fn places(&self) -> usize {
+        match self {
+            Entries::Plain(_, slots) => slots.places(),
+            Entries::Planned(_, slots) => slots.places(),
+        }
+    }
+
+    /// Returns `count` places from `first` on, each once.
+    pub(super) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, P> {
+        let all = self.places();
+        (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)
+    }
+
+    /// Returns the policy and the state at a place.
+    pub(super) fn at(&self, place: usize) -> Option<(&'a P, &'a P::State)> {
+        match *self {
+            Entries::Plain(policy, slots) => slots.at(place).map(|(_, state)| (policy, state)),
+            Entries::Planned(policy, slots) => slots.at(place).map(|(_, planned)| planned.read(policy)),
+        }
+    }
+
+    /// Returns the policy and the state of a key.
+    pub(super) fn find<Q>(&self, hash: u64, key: &Q) -> Option<(&'a P, &'a P::State)>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        match *self {
+            Entries::Plain(policy, slots) => slots.find(hash, key).map(|state| (policy, state)),
+            Entries::Planned(policy, slots) => slots.find(hash, key).map(|planned| planned.read(policy)),
+        }
+    }
+
+    /// Returns the place of a key.
+    pub(super) fn place<Q>(&self, hash: u64, key: &Q) -> Option<usize>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        match self {
+            Entries::Plain(_, slots) => slots.place(hash, key),
+            Entries::Planned(_, slots) => slots.place(hash, key),
+        }
+    }
+
+    /// Returns all keys, with their policies and states.
+    pub(super) fn iter(self) -> impl Iterator<Item = (&'a K, &'a P, &'a P::State)> {
+        let (plain, planned) = match self {
+            Entries::Plain(policy, slots) => (Some((policy, slots)), None),
+            Entries::Planned(policy, slots) => (None, Some((policy, slots))),
+        };
+        let plain = plain
+            .into_iter()
+            .flat_map(|(policy, slots)| slots.iter().map(move |(key, state)| (key, policy, state)));
+        let planned = planned.into_iter().flat_map(|(policy, slots)| {
+            slots.iter().map(move |(key, planned)| {
+                let (policy, state) = planned.read(policy);
+                (key, policy, state)
+            })
+        });
+        plain.chain(planned)
+    }
+}
+
+impl<K, P: Policy> EntriesMut<'_, K, P> {
+    pub(super) fn remove_at(&mut self, place: usize) -> Option<Entry<K, P>> {
+        match self {
+            EntriesMut::Plain(slots) => slots.remove_at(place).map(|(key, state)| (key, None, state)),
+            EntriesMut::Planned(slots) => {
+                slots.remove_at(place).map(|(key, planned)| (key, planned.terms, planned.state))
+            }
+        }
+    }
+
+    /// Makes room for one more entry. See [`Slots::reserve`].
+    pub(crate) fn reserve(&mut self, hash_of: impl Fn(&K) -> u64) {
+        match self {
+            EntriesMut::Plain(slots) => slots.reserve(hash_of),
+            EntriesMut::Planned(slots) => slots.reserve(hash_of),
+        }
+    }
+
+    /// Adds a key that is not in the table. Call [`reserve`](EntriesMut::reserve) before it. Keys
+    /// have terms only where they have plans.
+    pub(crate) fn insert(&mut self, hash: u64, (key, terms, state): Entry<K, P>) {
+        match self {
+            EntriesMut::Plain(slots) => slots.insert(hash, key, state),
+            EntriesMut::Planned(slots) => slots.insert(hash, key, Planned { terms, state }),
+        }
+    }
+
+    /// Frees memory if nearly all keys are gone.
+    pub(super) fn shrink(&mut self, hash_of: impl Fn(&K) -> u64) {
+        match self {
+            EntriesMut::Plain(slots) => slots.shrink(hash_of),
+            EntriesMut::Planned(slots) => slots.shrink(hash_of),
+        }
+    }
+}
