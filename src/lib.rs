@@ -307,7 +307,8 @@ pub use grant::Grant;
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedRateLimiter, WhenKeysFull};
 pub use limiter::{
-    Acquire, AcquireOwned, Events, RateLimiter, Reservation, Statistics, StatisticsSnapshot, WaitHistogram,
+    Acquire, AcquireOwned, Batch, Events, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
+    WaitHistogram,
 };
 pub use policy::{
     AnyPolicy, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,

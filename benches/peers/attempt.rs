@@ -34,6 +34,15 @@ fn contestant(name: &'static str, attempt: impl Fn() -> bool + Sync + 'static) -
     (name, Box::new(move |attempts| (0..attempts).map(|_| u32::from(attempt())).sum()))
 }
 
+/// As `contestant`, with a batch of 64 for each round.
+fn batches(ours: RateLimiter) -> Contestant {
+    let round = move |attempts| {
+        let mut batch = ours.batch(64);
+        (0..attempts).map(|_| u32::from(black_box(black_box(&mut batch).try_acquire()).is_ok())).sum()
+    };
+    ("ours, in batches of 64", Box::new(round))
+}
+
 pub(crate) fn granted(case: &'static str, threads: usize, options: &Options) -> Vec<Row> {
     let billion = NonZeroU32::MIN.saturating_add(BILLION - 1);
     let ours = RateLimiter::new(SmoothBursty::new(Rate::per_second(BILLION.into())).start_full());
@@ -51,8 +60,10 @@ pub(crate) fn granted(case: &'static str, threads: usize, options: &Options) -> 
         .expect("a plain rate");
     let semaphore = Semaphore::new(Semaphore::MAX_PERMITS);
     let (clock, word) = (quanta::Clock::new(), Alone(AtomicU64::new(0)));
+    let batched = ours.clone();
     let contestants = vec![
         contestant("ours", move || black_box(black_box(&ours).try_acquire()).is_ok()),
+        batches(batched),
         contestant("governor", move || black_box(black_box(&governor).check()).is_ok()),
         contestant("leaky-bucket", move || black_box(black_box(&bucket).try_acquire(1))),
         contestant("ratelimit", move || black_box(black_box(&ratelimit).try_wait()).is_ok()),

@@ -1,5 +1,6 @@
 //! [`RateLimiter`]: a policy, a clock and a queue behind a few calls.
 
+mod batch;
 pub(crate) mod blocking;
 mod control;
 pub(crate) mod events;
@@ -12,6 +13,7 @@ pub(crate) mod shared;
 mod statistics;
 mod waiting;
 
+pub use batch::Batch;
 pub use events::Events;
 pub use futures::{Acquire, AcquireOwned};
 pub use reservation::Reservation;
