@@ -9,6 +9,8 @@ mod counting;
 mod gate;
 #[cfg(feature = "keyed")]
 mod keyed;
+#[cfg(feature = "keyed")]
+mod keyed_counting;
 mod lateness;
 mod published;
 mod sliding_log;

@@ -126,6 +126,7 @@
 //! | delay requests to an even outflow, in a bounded queue | [`LeakyBucket`] | `1 + nodelay + rate * d` |
 //! | call a service that is slow when cold | [`SmoothWarmingUp`] | `1 + rate * d` |
 //! | limit calls in flight, and not calls per second | [`CountingLimit`] | |
+//! | limit calls in flight for each user or host | [`KeyedCountingLimit`] | |
 //! | have several of these at the same time | [`AllOf`] | as all its members allow |
 //! | store a limiter without its types | [`AnyLimiter`] | as the limiter behind it |
 //! | read the policy from a configuration | [`AnyPolicy`] | |
@@ -251,7 +252,7 @@
 //!
 //! | feature | adds | costs |
 //! |---|---|---|
-//! | `keyed` | [`KeyedRateLimiter`]: a limit for each key | hashbrown, crossbeam-utils |
+//! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key | hashbrown, crossbeam-utils |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
@@ -266,6 +267,8 @@
 //! Rust 1.88. A new minor version may raise it.
 //!
 #![cfg_attr(feature = "keyed", doc = "[`KeyedRateLimiter`]: crate::KeyedRateLimiter")]
+#![cfg_attr(feature = "keyed", doc = "[`KeyedCountingLimit`]: crate::KeyedCountingLimit")]
+#![cfg_attr(not(feature = "keyed"), doc = "[`KeyedCountingLimit`]: https://docs.rs/tidegate")]
 #![cfg_attr(not(feature = "keyed"), doc = "[`KeyedRateLimiter`]: https://docs.rs/tidegate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -305,7 +308,7 @@ pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, Refusal};
 pub use grant::Grant;
 #[cfg(feature = "keyed")]
-pub use keyed::{KeyedRateLimiter, WhenKeysFull};
+pub use keyed::{KeyedCountingLimit, KeyedCountingPermit, KeyedRateLimiter, Plan, WhenKeysFull};
 pub use limiter::{
     Acquire, AcquireOwned, Batch, Events, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
     WaitHistogram,

@@ -5,7 +5,7 @@ pub(crate) mod line;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
 use crate::clock::Timer;
@@ -102,6 +102,34 @@ impl CountingLimit {
     pub async fn acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
         self.wait(n).await
+    }
+
+    /// Blocks the calling thread until one permit is free. Threads and tasks wait in one line. Do
+    /// not call this from a task: it blocks the executor's thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](CountingLimit::acquire).
+    pub fn blocking_acquire(&self) -> Result<CountingPermit, Refusal> {
+        self.blocking_acquire_many(1)
+    }
+
+    /// Blocks the calling thread until `n` permits are free at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](CountingLimit::acquire_many).
+    pub fn blocking_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
+        self.check(n)?;
+        let mut turn = std::pin::pin!(self.wait(n));
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        loop {
+            match turn.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(answer) => return answer,
+                // A wake-up between the poll and the parking is kept as the thread's unpark token.
+                Poll::Pending => std::thread::park(),
+            }
+        }
     }
 
     /// Takes one permit now, or refuses.
@@ -325,6 +353,15 @@ impl CountingLimit {
 
     pub(crate) fn rise<C: Timer>(&self, place: u64, deferred: &mut Deferred<C>) {
         self.pool.rise(place, deferred);
+    }
+}
+
+/// Wakes a parked thread.
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 

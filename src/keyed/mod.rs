@@ -1,6 +1,7 @@
 //! One limit for each key, in bounded memory.
 
 mod change;
+pub(crate) mod counting;
 mod entries;
 mod forget;
 mod key_policy;
@@ -11,6 +12,7 @@ mod shard;
 pub(crate) mod slots;
 pub(crate) mod table;
 
+pub use counting::{KeyedCountingLimit, KeyedCountingPermit};
 pub use key_policy::KeyPolicy;
 pub use plan::Plan;
 

@@ -105,7 +105,7 @@ pub(super) const SEARCH: usize = 64;
 
 /// A table for no more keys than this is searched as a whole: a part of so few places may hold no
 /// fresh key by chance.
-const SMALL: usize = 8 * SEARCH;
+pub(super) const SMALL: usize = 8 * SEARCH;
 
 /// How often a request makes room before it gives up, if other requests take that room each time.
 const TRIES: usize = 8;
@@ -553,11 +553,7 @@ where
 
     /// Counts a key that is about to be added, if the bound allows it.
     pub(super) fn count_one(&self) -> Option<Counted<'_>> {
-        let more = |count: usize| (count < self.max_keys).then(|| count + 1);
-        // Relaxed: the compare-and-swap reads the latest count at any ordering, so the bound holds.
-        // The shard's lock publishes the entry.
-        let counted = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        counted.ok().map(|_| Counted(&self.count))
+        Counted::one(&self.count, self.max_keys)
     }
 
     /// Uncounts a key that has left the table.
@@ -631,6 +627,15 @@ fn status<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> Status {
 pub(super) struct Counted<'a>(&'a AtomicUsize);
 
 impl Counted<'_> {
+    /// Counts one more, if it is not above `most`.
+    pub(super) fn one(count: &AtomicUsize, most: usize) -> Option<Counted<'_>> {
+        let more = |count: usize| (count < most).then(|| count + 1);
+        // Relaxed: the compare-and-swap reads the latest count at any ordering, so the bound holds.
+        // The shard's lock publishes the entry.
+        let counted = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        counted.ok().map(|_| Counted(count))
+    }
+
     /// Keeps the count: the key was added.
     pub(super) fn keep(self) {
         std::mem::forget(self);

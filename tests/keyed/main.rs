@@ -6,6 +6,7 @@
 mod support;
 
 mod change;
+mod counting;
 mod events;
 mod foreign;
 mod fresh;

@@ -1,0 +1,54 @@
+//! Models the table of keys in use: a key is forgotten while a request asks for it.
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::support::model;
+use crate::keyed::KeyedCountingLimit;
+use crate::sync::lock;
+
+type Keys = KeyedCountingLimit<u8>;
+
+/// One permit for each key.
+fn keys() -> Keys {
+    KeyedCountingLimit::of_one_shard(1, 2)
+}
+
+/// The last permit of a key is given back while requests ask for it. At most one permit is out, and
+/// the key is forgotten at the end.
+fn giving_back_against_takes(give_back: fn(Keys)) {
+    model(move || {
+        let keys = keys();
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || give_back(keys))
+        };
+        let first = keys.try_acquire(&1);
+        let second = keys.try_acquire(&1);
+        assert!(first.is_err() || second.is_err(), "one permit");
+        other.join().expect("no panic");
+        drop((first, second));
+        assert!(lock(&keys.table().shards[0]).keys.is_empty(), "no key stays");
+    });
+}
+
+#[test]
+fn a_key_is_not_forgotten_under_a_permit() {
+    giving_back_against_takes(|keys| drop(keys.try_acquire(&1)));
+}
+
+/// The broken twin: looks in one section, and forgets in another.
+#[test]
+#[should_panic = "one permit"]
+fn broken_a_key_is_not_forgotten_under_a_permit() {
+    giving_back_against_takes(|keys| {
+        let table = keys.table().clone();
+        drop(keys.limit(&1));
+        let is_unused = |limit: &crate::CountingLimit| Arc::strong_count(&limit.pool) == 1;
+        let place = lock(&table.shards[0]).keys.place_of(table.hash_of(&1), is_unused);
+        if let Some(place) = place {
+            let _removed = lock(&table.shards[0]).keys.remove_at(place);
+        }
+    });
+}
