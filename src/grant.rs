@@ -1,4 +1,4 @@
-//! [`Grant`]: what a request got.
+//! [`Grant`]: what a request got, and what it left.
 
 use std::time::Duration;
 
@@ -30,18 +30,67 @@ use crate::time::Nanos;
 pub struct Grant {
     permits: u32,
     waited: Nanos,
+    left: Option<Left>,
+}
+
+/// What a grant left in its limiter: for the headers of an HTTP answer, for example.
+///
+/// It is told to a request that asks for it by [`Request::with_left`](crate::Request::with_left).
+/// It is the state right after the grant, at the time of the answer: the grants of other requests
+/// since then do not count, and neither do waiters and pauses. So of several requests for one
+/// permit at the same time, each is told another number of available permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Left {
+    /// The most permits that can ever be available; `u64::MAX` if there is no limit.
+    pub limit: u64,
+    /// How many requests for one permit would succeed, one after the other.
+    pub available: u64,
+    /// The time until a request for one permit would succeed: zero if one is available, and
+    /// [`Duration::MAX`] for never.
+    pub next_in: Duration,
+    /// The time until the limiter is full; [`Duration::MAX`] for never.
+    pub full_in: Duration,
 }
 
 impl Grant {
     /// The grant of a request that did not have to wait.
     #[inline]
     pub(crate) fn at_once(permits: u32) -> Grant {
-        Grant { permits, waited: Nanos::ZERO }
+        Grant::new(permits, Nanos::ZERO)
     }
 
     #[inline]
     pub(crate) fn new(permits: u32, waited: Nanos) -> Grant {
-        Grant { permits, waited }
+        Grant { permits, waited, left: None }
+    }
+
+    pub(crate) fn with_left(self, left: Left) -> Grant {
+        Grant { left: Some(left), ..self }
+    }
+
+    /// Returns what the grant left in the limiter, if the request asked for it by
+    /// [`Request::with_left`](crate::Request::with_left). A request that passed without permits is
+    /// told nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// let grant = limiter.try_acquire_many(Request::permits(3).with_left())?;
+    /// let left = grant.left().expect("it was asked for");
+    /// assert_eq!((left.available, left.limit), (7, 10));
+    /// assert_eq!(left.next_in, Duration::ZERO);
+    /// assert_eq!(left.full_in, Duration::from_millis(600));
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn left(self) -> Option<Left> {
+        self.left
     }
 
     /// Returns how many permits the limiter gave: as many as the request asked for, or 0 if the

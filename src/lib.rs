@@ -306,7 +306,7 @@ pub use any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
 pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, Refusal};
-pub use grant::Grant;
+pub use grant::{Grant, Left};
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedCountingLimit, KeyedCountingPermit, KeyedRateLimiter, Plan, WhenKeysFull};
 pub use limiter::{

@@ -35,12 +35,13 @@ pub struct Request {
     pub(crate) priority: i8,
     pub(crate) within: Option<Duration>,
     pub(crate) exempt: bool,
+    pub(crate) tells_left: bool,
 }
 
 impl Request {
     /// Asks for `n` permits at once, at priority 0, without a maximum wait.
     pub const fn permits(n: u32) -> Request {
-        Request { permits: n, priority: 0, within: None, exempt: false }
+        Request { permits: n, priority: 0, within: None, exempt: false, tells_left: false }
     }
 
     /// Sets the priority. A request of higher priority is served sooner. The default is 0.
@@ -79,6 +80,16 @@ impl Request {
     /// zero permits or for more than the limit.
     pub const fn exempt(self) -> Request {
         Request { exempt: true, ..self }
+    }
+
+    /// Lets the [`Grant`](crate::Grant) tell what it [left](crate::Grant::left) in the limiter: how
+    /// many permits are available, when the next one comes, and when the limiter is full. The
+    /// numbers belong to this grant, whatever other threads do meanwhile.
+    ///
+    /// Requests that do not ask for this pay nothing for it. An
+    /// [`AllOf`](crate::AllOf) tells nothing.
+    pub const fn with_left(self) -> Request {
+        Request { tells_left: true, ..self }
     }
 }
 

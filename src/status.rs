@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::grant::Left;
 use crate::policy::PolicyStatus;
 use crate::time::Nanos;
 
@@ -15,7 +16,11 @@ pub struct Status {
     /// How many requests for one permit would succeed right now, one after the other; 0 while
     /// requests wait, and in a pause.
     pub available: u64,
-    /// How long until the limiter is full, if no request takes permits and all waiters leave.
+    /// How long until a request for one permit would be granted, behind the waiters and the pause:
+    /// zero if one is available, and [`Duration::MAX`] for never.
+    pub next_in: Duration,
+    /// How long until the limiter is full, if no request takes permits and all waiters leave. In a
+    /// pause not before its end.
     pub full_in: Duration,
     /// How many requests wait. A request that waits in an [`AllOf`](crate::AllOf) counts in each of
     /// its members.
@@ -25,9 +30,9 @@ pub struct Status {
 }
 
 impl Status {
-    pub(crate) fn new(status: PolicyStatus, now: Nanos, waiting: usize) -> Status {
-        let full_in = status.full_at.saturating_since(now).as_duration();
-        let available = if waiting == 0 { status.available } else { 0 };
-        Status { limit: status.limit, available, full_in, waiting, paused_for: Duration::ZERO }
+    /// The status of a limiter at which no request waits.
+    pub(crate) fn new(status: PolicyStatus, now: Nanos) -> Status {
+        let Left { limit, available, next_in, full_in } = status.as_left(now);
+        Status { limit, available, next_in, full_in, waiting: 0, paused_for: Duration::ZERO }
     }
 }

@@ -204,7 +204,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     }
 
     fn status(&self) -> Status {
-        self.0.status_of(|now| OneRule::status(&self.0.rule, now))
+        self.0.status()
     }
 
     fn number(&self) -> u64 {

@@ -270,7 +270,15 @@ impl CountingLimit {
     pub fn status(&self) -> Status {
         let (limit, available) = (self.limit().into(), self.available().into());
         let full_in = if available >= limit { Duration::ZERO } else { Duration::MAX };
-        Status { limit, available, full_in, waiting: self.pool.waiting(), paused_for: Duration::ZERO }
+        let next_in = if available > 0 { Duration::ZERO } else { Duration::MAX };
+        Status {
+            limit,
+            available,
+            next_in,
+            full_in,
+            waiting: self.pool.waiting(),
+            paused_for: Duration::ZERO,
+        }
     }
 
     /// Changes the limit, with immediate effect on waiting requests. A request for more than one

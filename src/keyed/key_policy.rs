@@ -181,6 +181,10 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.status(state, at)
     }
 
+    fn left(&self, state: &P::State, charge: P::Charge, at: Nanos) -> PolicyStatus {
+        self.policy.left(state, charge, at)
+    }
+
     fn is_fresh(&self, state: &P::State, at: Nanos) -> bool {
         self.policy.is_fresh(state, at)
     }

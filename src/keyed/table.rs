@@ -275,16 +275,16 @@ where
         if request.exempt {
             return self.pass_exempt(hash, key, request);
         }
-        match self.try_known(hash, key, n) {
+        match self.try_known(hash, key, request) {
             Some(answer) if self.events.is_none() => answer,
             Some(answer) => self.tell(n, answer),
             None => self.try_slow(hash, key, request),
         }
     }
 
-    /// Takes `n` permits of a key if the key is known and has no line. Reports nothing.
+    /// Takes what a request asks for if the key is known and has no line. Reports nothing.
     #[inline]
-    fn try_known<Q>(&self, hash: u64, key: &Q, n: u32) -> Option<Result<Grant, Refusal>>
+    fn try_known<Q>(&self, hash: u64, key: &Q, request: &Request) -> Option<Result<Grant, Refusal>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
@@ -293,10 +293,10 @@ where
         let now = self.clock.now();
         let shard = read(self.shard(hash));
         if shard.more.is_some() {
-            return try_planned(&shard, hash, key, now, n);
+            return try_planned(&shard, hash, key, now, request);
         }
         let state = shard.known.find(hash, key)?;
-        Some(take(&*shard.policy, state, now, n))
+        Some(take(&*shard.policy, state, now, request))
     }
 
     /// Takes what a request asks for if the key is new or its shard has lines.
@@ -306,7 +306,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.ask(hash, key, request.permits) {
+        match self.ask(hash, key, request) {
             Ok(Taken::Line(line)) => line.try_acquire_many(*request),
             Ok(Taken::Granted(grant)) => self.tell(request.permits, Ok(grant)),
             Err(refusal) => self.tell(request.permits, Err(refusal)),
@@ -327,9 +327,9 @@ where
         if request.exempt {
             return self.pass_exempt(hash, key, request).map(Taken::Granted);
         }
-        let answer = match self.try_known(hash, key, n) {
+        let answer = match self.try_known(hash, key, request) {
             Some(answer) => answer.map(Taken::Granted),
-            None => self.ask(hash, key, n),
+            None => self.ask(hash, key, request),
         };
         match answer {
             Ok(Taken::Line(line)) => Ok(Taken::Line(line)),
@@ -378,17 +378,19 @@ where
         (shares && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
     }
 
-    /// Takes `n` permits of a key that may be new, or returns the line to ask. Reports nothing.
-    fn ask<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Taken<Visit<'_, K, P, C>>, Refusal>
+    /// Takes what a request asks for from a key that may be new, or returns the line to ask. Reports
+    /// nothing.
+    fn ask<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Taken<Visit<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let found =
-            match self.find_hashed(hash, key, |policy, state| take(policy, state, self.clock.now(), n)) {
-                Found::Nowhere => self.add(hash, key, n)?,
-                found => found,
-            };
+        let found = match self
+            .find_hashed(hash, key, |policy, state| take(policy, state, self.clock.now(), request))
+        {
+            Found::Nowhere => self.add(hash, key, request)?,
+            found => found,
+        };
         match found {
             Found::Known(answer) => answer.map(Taken::Granted),
             Found::Line(line) => Ok(Taken::Line(self.visit(hash, line))),
@@ -449,8 +451,8 @@ where
         }
     }
 
-    /// Adds a key, unless another request has added it meanwhile, and takes `n` permits.
-    fn add<Q>(&self, hash: u64, key: &Q, n: u32) -> Result<Asked<P, C>, Refusal>
+    /// Adds a key, unless another request has added it meanwhile, and takes what the request asks for.
+    fn add<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Asked<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -461,12 +463,12 @@ where
                 return Step::Done(Found::Line(line.clone()));
             }
             if let Some((policy, state)) = shard.entries().find(hash, key) {
-                return Step::Done(Found::Known(take(policy, state, self.clock.now(), n)));
+                return Step::Done(Found::Known(take(policy, state, self.clock.now(), request)));
             }
             // A request that can never be granted adds no key. A plan is checked below, because a
             // key without room gets none.
             if self.plans.is_none()
-                && let Err(never) = shard.policy.check(n)
+                && let Err(never) = shard.policy.check(request.permits)
             {
                 return Step::Done(Found::Known(Err(never)));
             }
@@ -474,12 +476,12 @@ where
             let Some(counted) = self.count_one() else { return Step::Room };
             let Some(found) = new.take_if(|new| !new.is_outdated(shard)) else { return Step::Key };
             let policy = shard.policy_of(&found.terms);
-            if let Err(never) = policy.check(n) {
+            if let Err(never) = policy.check(request.permits) {
                 *new = Some(found);
                 return Step::Done(Found::Known(Err(never)));
             }
             let state = policy.start_again(now);
-            let answer = take(policy, &state, self.clock.now(), n);
+            let answer = take(policy, &state, self.clock.now(), request);
             let mut entries = shard.entries_mut();
             entries.reserve(|known| self.hash_of(known));
             // From here on nothing can panic, so the key is counted exactly if it is inserted.
@@ -588,14 +590,14 @@ where
     }
 }
 
-/// Takes `n` permits of a key of a shard that has lines or plans, if the key is known.
+/// Takes what a request asks for from a key of a shard that has lines or plans, if the key is known.
 #[inline(never)]
 fn try_planned<K, P, C, Q>(
     shard: &Shard<K, P, C>,
     hash: u64,
     key: &Q,
     now: Nanos,
-    n: u32,
+    request: &Request,
 ) -> Option<Result<Grant, Refusal>>
 where
     K: Borrow<Q>,
@@ -605,21 +607,25 @@ where
 {
     // A key has a line or is known, and never both.
     let (policy, state) = shard.entries().find(hash, key)?;
-    Some(take(policy, state, now, n))
+    Some(take(policy, state, now, request))
 }
 
-/// Takes `n` permits from a state.
+/// Takes what a request asks for from a state.
 #[inline]
-fn take<P: Policy>(policy: &P, state: &P::State, now: Nanos, n: u32) -> Result<Grant, Refusal> {
+fn take<P: Policy>(policy: &P, state: &P::State, now: Nanos, request: &Request) -> Result<Grant, Refusal> {
     // `?` leaves the charge where it is. `map(drop)` would first copy charge and refusal to one
     // place.
-    policy.try_acquire(state, now, n)?;
-    Ok(Grant::at_once(n))
+    let charge = policy.try_acquire(state, now, request.permits)?;
+    let grant = Grant::at_once(request.permits);
+    Ok(match request.tells_left {
+        true => grant.with_left(policy.left(state, charge, now).as_left(now)),
+        false => grant,
+    })
 }
 
 /// Returns the status of a state for which no request waits.
 fn status<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> Status {
-    Status::new(policy.status(state, now), now, 0)
+    Status::new(policy.status(state, now), now)
 }
 
 /// Guards a counted key until it is added. If foreign code panics before that, the drop uncounts

@@ -366,11 +366,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     #[inline]
     pub fn try_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
-        let Request { ref permits, priority, exempt, .. } = request.into();
+        let Request { ref permits, priority, exempt, tells_left, .. } = request.into();
         if exempt {
             return self.shared.tell(permits, Nanos::ZERO, Ok(Outcome::Exempt)).map(|_| Grant::at_once(0));
         }
-        self.shared.try_acquire(Demand { ask: permits, priority })
+        let demand = Demand { ask: permits, priority };
+        if tells_left { self.shared.try_telling(demand) } else { self.shared.try_acquire(demand) }
     }
 
     /// Blocks the calling thread until it has one permit. The [`Grant`] tells the time waited.
@@ -405,7 +406,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let request = request.into();
         let wait = Waiting::with(request.permits, &request);
-        blocking::acquire(&self.shared, wait).map(|answer| answer.grant(request.permits))
+        blocking::acquire(&self.shared, wait)
+            .map(|answer| self.shared.grant(&answer, request.permits, request.tells_left))
     }
 
     /// Takes a place in the queue now for what a [`Request`] asks for, and tells when it is due.

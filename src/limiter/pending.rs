@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::grant::Grant;
 use crate::limiter::shared::Shared;
-use crate::line::rule::Rule;
+use crate::line::rule::{Rule, Single};
 use crate::line::undoable::{Answer, GrantKind};
 use crate::line::visit::Demand;
+use crate::policy::Policy;
 use crate::request::Request;
 use crate::time::Nanos;
 
@@ -26,6 +28,8 @@ pub(crate) struct Waiting<Ask> {
     /// When it was first polled.
     pub(crate) since: Nanos,
     pub(crate) kind: GrantKind,
+    /// Whether the caller is told what its grant left.
+    pub(crate) tells_left: bool,
 }
 
 #[derive(Debug)]
@@ -77,8 +81,17 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
 
     /// Takes the request out, so that dropping this does not leave the queue.
     pub(crate) fn release(&mut self) -> Waiting<R::Ask> {
-        let done = Waiting { stage: Stage::Done, ..Waiting::new(self.wait.ask.clone()) };
+        let Waiting { ref ask, tells_left, .. } = self.wait;
+        let done = Waiting { stage: Stage::Done, tells_left, ..Waiting::new(ask.clone()) };
         std::mem::replace(&mut self.wait, done)
+    }
+}
+
+impl<P: Policy, C: Timer, G: Borrow<Arc<Shared<Single<P>, C>>>> Pending<Single<P>, C, G> {
+    /// An answer as the caller gets it.
+    #[inline]
+    pub(crate) fn grant(&self, answer: &Answer<P::Charge>) -> Grant {
+        self.shared.borrow().grant(answer, self.wait.ask, self.wait.tells_left)
     }
 }
 
@@ -103,7 +116,15 @@ impl<Ask> Waiting<Ask> {
     /// A request that waits for any time.
     pub(crate) fn new(ask: Ask) -> Waiting<Ask> {
         let (stage, since) = (Stage::New, Nanos::ZERO);
-        Waiting { ask, priority: 0, stage, within: Nanos::MAX, since, kind: GrantKind::Final }
+        Waiting {
+            ask,
+            priority: 0,
+            stage,
+            within: Nanos::MAX,
+            since,
+            kind: GrantKind::Final,
+            tells_left: false,
+        }
     }
 
     /// A request that waits no longer than it says, nor than the policy lets any request wait.
@@ -112,7 +133,8 @@ impl<Ask> Waiting<Ask> {
         let most = Nanos::new(u64::MAX - 1);
         let within = request.within.map_or(Nanos::MAX, |within| Nanos::from_duration(within).min(most));
         let stage = if request.exempt { Stage::Exempt } else { Stage::New };
-        Waiting { within, priority: request.priority, stage, ..Waiting::new(ask) }
+        let Request { priority, tells_left, .. } = *request;
+        Waiting { within, priority, stage, tells_left, ..Waiting::new(ask) }
     }
 
     /// The longest that the request waits, if there is a limit: its own, or the `max_wait` of the
@@ -128,10 +150,6 @@ impl<Ask> Waiting<Ask> {
 
     pub(crate) fn demand(&self) -> Demand<'_, Ask> {
         Demand { ask: &self.ask, priority: self.priority }
-    }
-
-    pub(crate) fn ask(&self) -> &Ask {
-        &self.ask
     }
 
     /// Whether it has its answer.

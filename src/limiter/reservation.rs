@@ -104,9 +104,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
 
     /// Keeps the grant and what it took.
     fn keep(&mut self, answer: Answer<P::Charge>) -> Grant {
-        let Pending { shared, wait } = &self.pending;
-        let (n, shared) = (*wait.ask(), shared.clone());
-        let grant = answer.grant(n);
+        let grant = self.pending.grant(&answer);
+        let (n, shared) = (*self.pending.ask(), self.pending.shared.clone());
         let share = Share { shared, n, grant: answer.granted.and_then(Granted::tracked) };
         self.claimed = Some((grant, share));
         grant

@@ -28,7 +28,7 @@ use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
-use crate::line::rule::{Rule, Single};
+use crate::line::rule::{OneRule, Rule, Single};
 use crate::line::undoable::{Answer, GrantKind, Granted, Tracked, Undoable, counts};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::{Change, Policy, PolicyStatus};
@@ -365,16 +365,6 @@ impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
 }
 
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
-    /// The status of a policy behind this line.
-    pub(crate) fn status_of(&self, status: impl FnOnce(Nanos) -> PolicyStatus) -> Status {
-        let (in_line, seats) = self.waiting();
-        let now = self.clock.now();
-        let status = Status::new(status(now), now, in_line);
-        let paused_for = self.paused_for();
-        let available = if paused_for.is_zero() { status.available } else { 0 };
-        Status { available, waiting: in_line + seats, paused_for, ..status }
-    }
-
     /// Undoes a grant, or a part of one, and serves the waiters.
     ///
     /// A policy that counts undoes before the lock is taken, since a log takes a while for many
@@ -424,6 +414,29 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 }
 
+impl<R: OneRule<C>, C: Timer> Shared<R, C> {
+    pub(crate) fn status(&self) -> Status {
+        if self.gate_word.load().needs_no_lock() {
+            let now = self.clock.now();
+            return Status::new(self.rule.status(now), now);
+        }
+        // Serves the waiters that are due, so that they are not reported as waiting.
+        self.visit(|line, visit| {
+            let (now, opens) = (visit.now, line.settings.opens);
+            let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
+            let status = self.rule.status(now);
+            let status = PolicyStatus { next_at, full_at: status.full_at.max(opens), ..status };
+            let status = Status::new(status, now);
+            Status {
+                available: if line.len() == 0 && opens <= now { status.available } else { 0 },
+                waiting: line.len() + line.seats.len(),
+                paused_for: opens.saturating_since(now).as_duration(),
+                ..status
+            }
+        })
+    }
+}
+
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Takes permits now or not at all.
     #[inline]
@@ -436,7 +449,29 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             return Ok(Grant::at_once(*demand.ask));
         }
         let granted = self.try_slowly(demand, GrantKind::Final)?;
-        Ok(Answer { waited: Nanos::ZERO, granted }.grant(*demand.ask))
+        Ok(Grant::at_once(if granted.is_some() { *demand.ask } else { 0 }))
+    }
+
+    /// Takes permits now or not at all, and tells what that left.
+    pub(crate) fn try_telling(&self, demand: Demand<'_, u32>) -> Result<Grant, Refusal> {
+        let answer = Answer { waited: Nanos::ZERO, granted: self.try_grant(demand)? };
+        Ok(self.grant(&answer, *demand.ask, true))
+    }
+
+    /// An answer to a request for `n` permits, as its caller gets it. It tells what it left if the
+    /// request asked for that.
+    #[inline]
+    pub(crate) fn grant(&self, answer: &Answer<P::Charge>, n: u32, tells_left: bool) -> Grant {
+        match &answer.granted {
+            None => Grant::new(0, answer.waited),
+            Some(_) if !tells_left => Grant::new(n, answer.waited),
+            Some(granted) => {
+                // From the charge and not from the state, which may have changed since the grant.
+                let (Single { policy, state }, now) = (&self.rule, self.clock.now());
+                let left = policy.left(state, *granted.charge(), now).as_left(now);
+                Grant::new(n, answer.waited).with_left(left)
+            }
+        }
     }
 
     /// Gives back permits that were acquired and not used.
@@ -456,9 +491,5 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             self.retime(line, visit);
             Ok(())
         })
-    }
-
-    pub(crate) fn status(&self) -> Status {
-        self.status_of(|now| self.rule.policy.status(&self.rule.state, now))
     }
 }

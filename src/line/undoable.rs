@@ -1,7 +1,6 @@
 //! Grants, as long as they can be undone.
 
 use crate::clock::Timer;
-use crate::grant::Grant;
 use crate::line::Line;
 use crate::line::rule::Rule;
 use crate::line::visit::Visit;
@@ -84,14 +83,6 @@ pub(crate) struct Answer<Charge> {
     /// `None` if the request passed without a permit: the limiter is in shadow, or the request is
     /// exempt.
     pub(crate) granted: Option<Granted<Charge>>,
-}
-
-impl<Charge> Answer<Charge> {
-    /// This answer to a request for `n` permits, as its caller gets it.
-    #[inline]
-    pub(crate) fn grant(&self, n: u32) -> Grant {
-        Grant::new(if self.granted.is_some() { n } else { 0 }, self.waited)
-    }
 }
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {

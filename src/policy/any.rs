@@ -215,8 +215,12 @@ impl Policy for AnyPolicy {
     }
 
     fn status(&self, state: &AnyState, at: Nanos) -> PolicyStatus {
-        let nothing = PolicyStatus { limit: 0, available: 0, full_at: Nanos::MAX };
-        kinds!(each [self, policy, State(state) => policy.status(state, at), else nothing])
+        kinds!(each [self, policy, State(state) => policy.status(state, at), else PolicyStatus::NOTHING])
+    }
+
+    fn left(&self, state: &AnyState, charge: AnyCharge, at: Nanos) -> PolicyStatus {
+        kinds!(each [self, policy, State(state), Charge(charge)
+            => policy.left(state, charge, at), else PolicyStatus::NOTHING])
     }
 
     fn is_fresh(&self, state: &AnyState, at: Nanos) -> bool {

@@ -71,6 +71,6 @@ impl Policy for DenyAll {
     }
 
     fn status(&self, _state: &(), _at: Nanos) -> PolicyStatus {
-        PolicyStatus { limit: 0, available: 0, full_at: Nanos::MAX }
+        PolicyStatus::NOTHING
     }
 }

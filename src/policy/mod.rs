@@ -74,6 +74,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::grant::Left;
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -291,6 +292,17 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// What could be had at the time `at`: a snapshot that may be outdated when it returns.
     fn status(&self, state: &Self::State, at: Nanos) -> PolicyStatus;
 
+    /// What a grant left: the [`status`](Policy::status) at the time `at` of the state right after
+    /// the grant, without later grants.
+    ///
+    /// A [`Grant`](crate::Grant) tells it to a request that
+    /// [asks](crate::Request::with_left). The default is the status of the state as it is now,
+    /// which other threads may have changed since the grant.
+    fn left(&self, state: &Self::State, charge: Self::Charge, at: Nanos) -> PolicyStatus {
+        let _ = charge;
+        self.status(state, at)
+    }
+
     /// Whether a state is as good as new at the time `at`: full, with nothing owed or counted. A
     /// `KeyedRateLimiter` may forget a key with such a state.
     ///
@@ -346,8 +358,29 @@ pub struct PolicyStatus {
     pub limit: u64,
     /// How many single permits could be had right now, one after the other.
     pub available: u64,
+    /// When a request for one permit would be granted; not later than now if `available` is not
+    /// zero, and [`Nanos::MAX`] for never.
+    pub next_at: Nanos,
     /// When the limiter is full again if no request takes a permit; in the past if it is full.
     pub full_at: Nanos,
+}
+
+impl PolicyStatus {
+    /// This status as a request is told it.
+    pub(crate) fn as_left(&self, at: Nanos) -> Left {
+        let until = |time: Nanos| time.saturating_since(at).as_duration();
+        let PolicyStatus { limit, available, next_at, full_at } = *self;
+        Left { limit, available, next_in: until(next_at), full_in: until(full_at) }
+    }
+
+    /// The status of a limiter without a limit.
+    pub(crate) fn unlimited(at: Nanos) -> PolicyStatus {
+        PolicyStatus { limit: u64::MAX, available: u64::MAX, next_at: at, full_at: at }
+    }
+
+    /// The status of a limiter that never grants a permit.
+    pub(crate) const NOTHING: PolicyStatus =
+        PolicyStatus { limit: 0, available: 0, next_at: Nanos::MAX, full_at: Nanos::MAX };
 }
 
 /// The refusal of a request that is due at `due`.

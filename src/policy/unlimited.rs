@@ -70,6 +70,6 @@ impl Policy for Unlimited {
     }
 
     fn status(&self, _state: &(), at: Nanos) -> PolicyStatus {
-        PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at }
+        PolicyStatus::unlimited(at)
     }
 }

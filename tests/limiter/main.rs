@@ -14,6 +14,7 @@ mod estimates;
 mod faults;
 mod feedback;
 mod late;
+mod left;
 mod long_lines;
 mod loops;
 mod panics;

@@ -151,7 +151,11 @@ macro_rules! passed_on_to_bucket {
         }
 
         fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
-            self.bucket.status(state, at)
+            self.bucket.status(state.word(), at)
+        }
+
+        fn left(&self, _state: &BucketState, charge: BucketCharge, at: Nanos) -> PolicyStatus {
+            self.bucket.status(charge.after, at)
         }
 
         fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
@@ -167,6 +171,12 @@ use passed_on_to_bucket;
 pub struct BucketState {
     /// The tick at which the bucket would be empty.
     pub(crate) zero: AtomicU64,
+}
+
+impl BucketState {
+    fn word(&self) -> u64 {
+        Cell::load(&self.zero)
+    }
 }
 
 /// What one grant of a bucket took.
@@ -430,17 +440,22 @@ impl Bucket {
         Ok((after, BucketCharge { n, used: 0, before: zero, after }))
     }
 
-    pub(crate) fn status(&self, state: &BucketState, at: Nanos) -> PolicyStatus {
+    /// The status of a word.
+    pub(crate) fn status(&self, word: u64, at: Nanos) -> PolicyStatus {
         let (numbers, more) = self.numbers_and_more();
         if numbers.is_unlimited() {
-            return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
+            return PolicyStatus::unlimited(at);
         }
-        let (zero, tick) = (numbers.own(Cell::load(&state.zero)), numbers.tick(at));
-        let stock = tick.saturating_sub(zero.max(tick.saturating_sub(numbers.saved)));
-        let full = more.interval.price(more.most).min(numbers.saved);
+        let (zero, tick) = (numbers.own(word), numbers.tick(at));
+        let reach = self.reach(&numbers, numbers.one);
+        let most = if self.stretches { more.most.max(1) } else { more.most };
+        let stock = tick.saturating_sub(zero.max(tick.saturating_sub(reach)));
+        let full = more.interval.price(most).min(reach);
+        let never = numbers.one > reach;
         PolicyStatus {
-            limit: u64::from(more.most),
-            available: (stock / numbers.one).min(u64::from(more.most)),
+            limit: u64::from(most),
+            available: (stock / numbers.one).min(u64::from(most)),
+            next_at: if never { Nanos::MAX } else { numbers.time_of(zero.saturating_add(numbers.one)) },
             full_at: numbers.time_of(zero.saturating_add(full)),
         }
     }

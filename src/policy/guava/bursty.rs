@@ -196,6 +196,22 @@ impl SmoothBursty {
         at - self.saved
     }
 
+    /// The status of a state.
+    fn status_of(&self, zero: u64, at: Nanos) -> PolicyStatus {
+        let (at, price, stopped) = (ticks::from_nanos(at), self.rate.price(1), self.rate.is_zero());
+        let saved = at.checked_sub(zero.max(self.floor(at)));
+        let available = match saved {
+            _ if stopped => 0,
+            None => 0,
+            Some(saved) => saved.checked_div(price).map_or(u64::MAX, |stock| stock + 1),
+        };
+        // Without a limit there is nothing to fill.
+        let stock = if available == u64::MAX { 0 } else { self.max_burst };
+        let limit = self.saved.checked_div(price).map_or(u64::MAX, |stock| stock + 1);
+        let next_at = if stopped { Nanos::MAX } else { ticks::to_nanos(zero) };
+        PolicyStatus { limit, available, next_at, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
+    }
+
     /// Takes a state back by what was given back. Where it is owed for ever, how much is owed is
     /// not known any more.
     fn move_back(state: &BurstyState, charge: BurstyCharge, most: u64, floor: u64) -> u64 {
@@ -425,20 +441,10 @@ impl Policy for SmoothBursty {
     }
 
     fn status(&self, state: &BurstyState, at: Nanos) -> PolicyStatus {
-        let zero = Cell::load(&state.zero);
-        let at = ticks::from_nanos(at);
-        let saved = at.checked_sub(zero.max(self.floor(at)));
-        let available = match saved {
-            _ if self.rate.is_zero() => 0,
-            None => 0,
-            Some(saved) => saved.checked_div(self.rate.price(1)).map_or(u64::MAX, |stock| stock + 1),
-        };
-        // Without a limit there is nothing to fill.
-        let stock = if available == u64::MAX { 0 } else { self.max_burst };
-        let limit = match self.rate.price(1) {
-            0 => u64::MAX,
-            price => self.max_burst / price + 1,
-        };
-        PolicyStatus { limit, available, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
+        self.status_of(Cell::load(&state.zero), at)
+    }
+
+    fn left(&self, _state: &BurstyState, charge: BurstyCharge, at: Nanos) -> PolicyStatus {
+        self.status_of(charge.after, at)
     }
 }

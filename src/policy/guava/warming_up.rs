@@ -426,6 +426,22 @@ impl fmt::Debug for SmoothWarmingUp {
     }
 }
 
+impl SmoothWarmingUp {
+    /// The status of a state.
+    fn status_of(&self, word: Word, at: Nanos) -> PolicyStatus {
+        let (unlimited, stopped) = (self.rate.interval().is_unlimited(), self.rate.is_zero());
+        let available = match word.next > ticks::from_nanos(at) {
+            _ if stopped => 0,
+            true => 0,
+            false if unlimited => u64::MAX,
+            false => 1,
+        };
+        let limit = if unlimited { u64::MAX } else { 1 };
+        let full_at = ticks::to_nanos(word.next);
+        PolicyStatus { limit, available, next_at: if stopped { Nanos::MAX } else { full_at }, full_at }
+    }
+}
+
 impl Policy for SmoothWarmingUp {
     type State = WarmingUpState;
     type Charge = WarmingUpCharge;
@@ -626,15 +642,10 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn status(&self, state: &WarmingUpState, at: Nanos) -> PolicyStatus {
-        let word = Word::decode(Cell::load(&state.word));
-        let tick = ticks::from_nanos(at);
-        let available = match word.next > tick {
-            _ if self.rate.is_zero() => 0,
-            true => 0,
-            false if self.rate.interval().is_unlimited() => u64::MAX,
-            false => 1,
-        };
-        let limit = if self.rate.interval().is_unlimited() { u64::MAX } else { 1 };
-        PolicyStatus { limit, available, full_at: ticks::to_nanos(word.next) }
+        self.status_of(Word::decode(Cell::load(&state.word)), at)
+    }
+
+    fn left(&self, _state: &WarmingUpState, charge: WarmingUpCharge, at: Nanos) -> PolicyStatus {
+        self.status_of(charge.left, at)
     }
 }

@@ -173,6 +173,18 @@ pub(crate) struct View {
     pub(crate) sum: u64,
 }
 
+impl View {
+    /// The total of all counts after `n` more.
+    pub(crate) fn total_with(&self, n: u64) -> u64 {
+        total(self.head.total.wrapping_add(n))
+    }
+
+    /// How many permits were counted since the total was this.
+    pub(crate) fn counted_since(&self, before: u64) -> u64 {
+        total(self.head.total.wrapping_sub(before))
+    }
+}
+
 impl Cells {
     pub(crate) fn new(cells: u16) -> Cells {
         let places = (usize::from(cells) + 1).next_power_of_two();

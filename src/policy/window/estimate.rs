@@ -112,6 +112,10 @@ pub struct EstimateCharge {
     /// is not given back.
     version: u64,
     n: u32,
+    /// The permits of the window before, in the state word after the grant.
+    before: u32,
+    /// The permits of this window, in the state word after the grant.
+    used: u32,
 }
 
 /// The three numbers of the state word.
@@ -225,6 +229,29 @@ fn fits(word: Word, beginning: Stamp, n: u32, window: &Window) -> bool {
     u128::from(left) * u128::from(word.before) <= u128::from(room) * u128::from(window.length)
 }
 
+/// The status of a word, opened at its time.
+fn status_of(word: Word, beginning: Stamp, window: &Window, at: Nanos) -> PolicyStatus {
+    if window.unlimited {
+        return PolicyStatus::unlimited(at);
+    }
+    let (limit, length) = (u64::from(window.limit), window.length);
+    let left = u128::from(length - (word.time - beginning)) * u128::from(word.before);
+    // Rounded up: a part of a permit counts as one.
+    let before = u64::try_from(left.div_ceil(u128::from(length))).unwrap_or(limit);
+    let available = limit.saturating_sub(before + u64::from(word.used));
+    let next_at = match available {
+        0 if limit == 0 => Nanos::MAX,
+        0 => time_of(due(word, beginning, 1, window)),
+        _ => at,
+    };
+    let full_at = match word {
+        Word { used: 0, before: 0, .. } => at,
+        Word { used: 0, .. } => time_of(beginning.saturating_add(length)),
+        _ => time_of(beginning.saturating_add(length.saturating_mul(2))),
+    };
+    PolicyStatus { limit, available, next_at, full_at }
+}
+
 /// How many single permits can still be granted before the window ends.
 fn until_the_end(word: Word, window: &Window) -> u64 {
     // In its last nanosecond.
@@ -280,7 +307,7 @@ impl Policy for SlidingEstimate {
             let (window, version) = self.window.get_with_version();
             if window.needs_no_count(n) {
                 window.without_count(n, at)?;
-                return Ok(EstimateCharge { time: 0, version, n: 0 });
+                return Ok(EstimateCharge { time: 0, version, n: 0, before: 0, used: 0 });
             }
             let (word, beginning) = Self::open(Word::decode(seen.content()), now, &window);
             if !fits(word, beginning, n, &window) {
@@ -289,7 +316,13 @@ impl Policy for SlidingEstimate {
             let after = Word { used: word.used + n, ..word };
             // Relaxed: the word holds all that a request changes.
             if state.word.replace(seen, after.encode(), Ordering::Relaxed) {
-                return Ok(EstimateCharge { time: word.time, version, n });
+                return Ok(EstimateCharge {
+                    time: word.time,
+                    version,
+                    n,
+                    before: after.before,
+                    used: after.used,
+                });
             }
         }
     }
@@ -457,22 +490,17 @@ impl Policy for SlidingEstimate {
     }
 
     fn status(&self, state: &EstimateState, at: Nanos) -> PolicyStatus {
-        self.look(state, at, |word, beginning, window| {
-            if window.unlimited {
-                return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
-            }
-            let (limit, length) = (u64::from(window.limit), window.length);
-            let left = u128::from(length - (word.time - beginning)) * u128::from(word.before);
-            // Rounded up: a part of a permit counts as one.
-            let before = u64::try_from(left.div_ceil(u128::from(length))).unwrap_or(limit);
-            let counted = before + u64::from(word.used);
-            let full_at = match word {
-                Word { used: 0, before: 0, .. } => at,
-                Word { used: 0, .. } => time_of(beginning.saturating_add(length)),
-                _ => time_of(beginning.saturating_add(length.saturating_mul(2))),
-            };
-            PolicyStatus { limit, available: limit.saturating_sub(counted), full_at }
-        })
+        self.look(state, at, |word, beginning, window| status_of(word, beginning, window, at))
+    }
+
+    fn left(&self, state: &EstimateState, charge: EstimateCharge, at: Nanos) -> PolicyStatus {
+        let (window, version) = self.window.get_with_version();
+        if version != charge.version {
+            return self.status(state, at);
+        }
+        let EstimateCharge { time, before, used, .. } = charge;
+        let (word, beginning) = Self::open(Word { time, before, used }, stamp(at), &window);
+        status_of(word, beginning, &window, at)
     }
 
     fn catches_up(&self) -> bool {

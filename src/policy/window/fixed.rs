@@ -108,6 +108,8 @@ pub struct FixedCharge {
     /// is not given back.
     version: u64,
     n: u32,
+    /// The permits in the state word after the grant.
+    used: u64,
 }
 
 /// The two numbers of the state word.
@@ -197,6 +199,22 @@ impl FixedWindow {
         if self.from_first_grant { word.time } else { window.beginning(word.time) }
     }
 
+    /// The status of the window that is open.
+    fn status_of(&self, word: Word, window: &Window, at: Nanos) -> PolicyStatus {
+        if window.unlimited {
+            return PolicyStatus::unlimited(at);
+        }
+        let limit = u64::from(window.limit);
+        let end = time_of(self.end(word, window));
+        let next_at = match word.used < limit {
+            true => at,
+            false if limit == 0 => Nanos::MAX,
+            false => end,
+        };
+        let full_at = if word.used == 0 { at } else { end };
+        PolicyStatus { limit, available: limit.saturating_sub(word.used), next_at, full_at }
+    }
+
     fn end(&self, word: Word, window: &Window) -> Stamp {
         self.beginning(word, window).saturating_add(window.length)
     }
@@ -238,7 +256,7 @@ impl Policy for FixedWindow {
             let (window, version) = self.window.get_with_version();
             window.check(n)?;
             if window.unlimited {
-                return Ok((content, FixedCharge { time: 0, version, n: 0 }));
+                return Ok((content, FixedCharge { time: 0, version, n: 0, used: 0 }));
             }
             let word = self.open(Word::decode(content), now, &window);
             let used = word.used + u64::from(n);
@@ -246,7 +264,7 @@ impl Policy for FixedWindow {
                 let due = if window.limit == 0 { Nanos::MAX } else { time_of(self.end(word, &window)) };
                 return Err(limited(due, at));
             }
-            Ok((Word { used, ..word }.encode(), FixedCharge { time: word.time, version, n }))
+            Ok((Word { used, ..word }.encode(), FixedCharge { time: word.time, version, n, used }))
         })
     }
 
@@ -381,14 +399,16 @@ impl Policy for FixedWindow {
     }
 
     fn status(&self, state: &FixedState, at: Nanos) -> PolicyStatus {
-        self.look(state, at, |word, window| {
-            if window.unlimited {
-                return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
-            }
-            let limit = u64::from(window.limit);
-            let full_at = if word.used == 0 { at } else { time_of(self.end(word, window)) };
-            PolicyStatus { limit, available: limit.saturating_sub(word.used), full_at }
-        })
+        self.look(state, at, |word, window| self.status_of(word, window, at))
+    }
+
+    fn left(&self, state: &FixedState, charge: FixedCharge, at: Nanos) -> PolicyStatus {
+        let (window, version) = self.window.get_with_version();
+        if version != charge.version {
+            return self.status(state, at);
+        }
+        let FixedCharge { time, used, .. } = charge;
+        self.status_of(self.open(Word { time, used }, stamp(at), &window), &window, at)
     }
 
     fn catches_up(&self) -> bool {

@@ -102,6 +102,8 @@ pub struct SlidingCharge {
     /// back.
     number: u64,
     n: u32,
+    /// The total of all counts after the grant.
+    total: u64,
 }
 
 impl SlidingWindow {
@@ -166,6 +168,31 @@ impl SlidingWindow {
         }
     }
 
+    /// The status without the last `later` permits.
+    fn status_without(&self, state: &SlidingState, at: Nanos, later: impl Fn(&View) -> u64) -> PolicyStatus {
+        self.look(state, at, |view, window| {
+            if window.unlimited {
+                return Some(PolicyStatus::unlimited(at));
+            }
+            let limit = u64::from(window.limit);
+            let sum = view.sum.saturating_sub(later(view));
+            let drops_out = |missing| match missing {
+                0 => Some(at),
+                missing => state.cells.drops_out(view, missing).map(time_of),
+            };
+            let next_at = match limit {
+                0 => Nanos::MAX,
+                limit => drops_out((sum + 1).saturating_sub(limit))?,
+            };
+            Some(PolicyStatus {
+                limit,
+                available: limit.saturating_sub(sum),
+                next_at,
+                full_at: drops_out(sum)?,
+            })
+        })
+    }
+
     /// When `need` permits are free, if they are taken as they come.
     fn due(&self, state: &SlidingState, view: &View, window: &Window, need: u64) -> Option<Stamp> {
         let limit = u64::from(window.limit);
@@ -193,7 +220,7 @@ impl Policy for SlidingWindow {
             let window = self.window.get();
             if window.needs_no_count(n) {
                 window.without_count(n, at)?;
-                return Ok(SlidingCharge { beginning: 0, number: 0, n: 0 });
+                return Ok(SlidingCharge { beginning: 0, number: 0, n: 0, total: 0 });
             }
             // Inlined here, where speed matters, and nowhere else.
             let head = Head::decode(seen.content());
@@ -201,7 +228,8 @@ impl Policy for SlidingWindow {
             let missing = (view.sum + u64::from(n)).saturating_sub(u64::from(window.limit));
             if missing == 0 {
                 if let Some(number) = state.cells.count(seen, &view, n.into()) {
-                    return Ok(SlidingCharge { beginning: view.beginning, number, n });
+                    let total = view.total_with(n.into());
+                    return Ok(SlidingCharge { beginning: view.beginning, number, n, total });
                 }
             } else if let Some(due) = state.cells.drops_out(&view, missing)
                 && state.cells.is_current(&view)
@@ -300,7 +328,7 @@ impl Policy for SlidingWindow {
     }
 
     fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _most: u64) -> u64 {
-        let SlidingCharge { beginning, number, n } = charge;
+        let SlidingCharge { beginning, number, n, .. } = charge;
         state.cells.give_back(|| self.window.wait(), number, beginning, n.into());
         u64::MAX
     }
@@ -355,17 +383,11 @@ impl Policy for SlidingWindow {
     }
 
     fn status(&self, state: &SlidingState, at: Nanos) -> PolicyStatus {
-        self.look(state, at, |view, window| {
-            if window.unlimited {
-                return Some(PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at });
-            }
-            let limit = u64::from(window.limit);
-            let full_at = match view.sum {
-                0 => at,
-                sum => time_of(state.cells.drops_out(view, sum)?),
-            };
-            Some(PolicyStatus { limit, available: limit.saturating_sub(view.sum), full_at })
-        })
+        self.status_without(state, at, |_| 0)
+    }
+
+    fn left(&self, state: &SlidingState, charge: SlidingCharge, at: Nanos) -> PolicyStatus {
+        self.status_without(state, at, |view| view.counted_since(charge.total))
     }
 
     fn catches_up(&self) -> bool {

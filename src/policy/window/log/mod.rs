@@ -90,6 +90,8 @@ pub struct SlidingLog {
 pub struct LogCharge {
     time: Stamp,
     n: u32,
+    /// The place of the next grant.
+    next: u32,
 }
 
 /// A time as the log notes it.
@@ -154,6 +156,40 @@ impl SlidingLog {
         Ok(SlidingLog { room: self.room.max(permits), ..self })
     }
 
+    /// The status without the last `later` places.
+    fn status_without(
+        &self,
+        state: &LogState,
+        at: Nanos,
+        later: impl Fn(&state::View) -> u32,
+    ) -> PolicyStatus {
+        let window = self.window();
+        if window.unlimited {
+            return PolicyStatus::unlimited(at);
+        }
+        if window.limit == 0 {
+            return PolicyStatus::NOTHING;
+        }
+        state.look(moment(at), &window, |view, time| {
+            // Times rise along the ring, so the places that are over come first.
+            let over = state.count(view, 0, |there| state::end(there, &window) <= time);
+            let taken = view.valid - over - view.credits.sum.min(view.valid - over);
+            let later = later(view).min(taken);
+            let at_or = |free_at| if free_at > time { due(free_at) } else { at };
+            let next_at = match later {
+                0 => state.free_at(view, &window, 1),
+                // The oldest place of those that counted then.
+                later => state::end(state.behind(view, window.limit + later + view.credits.sum), &window),
+            };
+            PolicyStatus {
+                limit: window.limit.into(),
+                available: window.limit.saturating_sub(taken - later).into(),
+                next_at: at_or(next_at),
+                full_at: at_or(state.free_at(view, &window, window.limit)),
+            }
+        })
+    }
+
     /// The window, with a limit that the ring has room for.
     #[inline]
     fn window(&self) -> Window {
@@ -174,7 +210,7 @@ impl Policy for SlidingLog {
         let window = self.window();
         window.check(n)?;
         if window.unlimited {
-            return Ok(LogCharge { time: 0, n: 0 });
+            return Ok(LogCharge { time: 0, n: 0, next: 0 });
         }
         if n > window.limit {
             return Err(limited(Nanos::MAX, at));
@@ -322,22 +358,11 @@ impl Policy for SlidingLog {
     }
 
     fn status(&self, state: &LogState, at: Nanos) -> PolicyStatus {
-        let window = self.window();
-        if window.unlimited {
-            return PolicyStatus { limit: u64::MAX, available: u64::MAX, full_at: at };
-        }
-        let limit = u64::from(window.limit);
-        if limit == 0 {
-            return PolicyStatus { limit, available: 0, full_at: Nanos::MAX };
-        }
-        state.look(moment(at), &window, |view, time| {
-            // Times rise along the ring, so the places that are over come first.
-            let over = state.count(view, 0, |there| state::end(there, &window) <= time);
-            let taken = view.valid - over - view.credits.sum.min(view.valid - over);
-            let available = limit.saturating_sub(taken.into());
-            let full_at = state.free_at(view, &window, window.limit);
-            PolicyStatus { limit, available, full_at: if full_at > time { due(full_at) } else { at } }
-        })
+        self.status_without(state, at, |_| 0)
+    }
+
+    fn left(&self, state: &LogState, charge: LogCharge, at: Nanos) -> PolicyStatus {
+        self.status_without(state, at, |view| state.steps(charge.next, view.head.place))
     }
 
     fn catches_up(&self) -> bool {

@@ -156,6 +156,11 @@ impl LogState {
         if sum < self.len() { sum } else { sum - self.len() }
     }
 
+    /// How many steps lead from a place to a later one.
+    pub(super) fn steps(&self, from: u32, to: u32) -> u32 {
+        if from <= to { to - from } else { to + self.len() - from }
+    }
+
     /// What counts at a time, by a head that may be outdated: then the next look at the head tells.
     #[inline]
     pub(super) fn view(&self, head: Head, time: Stamp, window: &Window) -> View {
@@ -269,7 +274,7 @@ impl LogState {
                     if !written {
                         self.help(new);
                     }
-                    return Ok(LogCharge { time, n });
+                    return Ok(LogCharge { time, n, next: new.place });
                 }
                 Err(newer) => word = newer,
             }
