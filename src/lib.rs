@@ -128,6 +128,7 @@
 //! | limit calls in flight, and not calls per second | [`CountingLimit`] | |
 //! | limit calls in flight for each user or host | [`KeyedCountingLimit`] | |
 //! | have several of these at the same time | [`AllOf`] | as all its members allow |
+//! | have a limit for each user and one for all users | [`KeyedAllOf`] | as all its members allow |
 //! | store a limiter without its types | [`AnyLimiter`] | as the limiter behind it |
 //! | read the policy from a configuration | [`AnyPolicy`] | |
 //!
@@ -252,7 +253,7 @@
 //!
 //! | feature | adds | costs |
 //! |---|---|---|
-//! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key | hashbrown, crossbeam-utils |
+//! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits of all keys | hashbrown, crossbeam-utils |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
@@ -270,6 +271,8 @@
 #![cfg_attr(feature = "keyed", doc = "[`KeyedCountingLimit`]: crate::KeyedCountingLimit")]
 #![cfg_attr(not(feature = "keyed"), doc = "[`KeyedCountingLimit`]: https://docs.rs/tidegate")]
 #![cfg_attr(not(feature = "keyed"), doc = "[`KeyedRateLimiter`]: https://docs.rs/tidegate")]
+#![cfg_attr(feature = "keyed", doc = "[`KeyedAllOf`]: crate::KeyedAllOf")]
+#![cfg_attr(not(feature = "keyed"), doc = "[`KeyedAllOf`]: https://docs.rs/tidegate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 /// Which algorithm, at what price: all of them side by side.
@@ -299,6 +302,8 @@ mod time;
 #[path = "../loom-tests/mod.rs"]
 mod loom_tests;
 
+#[cfg(feature = "keyed")]
+pub use all_of::KeyedAllOf;
 pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidegate::keyed::Plan;
-use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket};
+use tidegate::{KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
@@ -88,7 +88,28 @@ fn memory_is_given_back() {
     });
     assert!(handles <= SLACK, "{handles} bytes after handles and waits");
 
+    composites(&keys, &clock);
+
     clock.advance(Duration::from_secs(3));
     let swept = grown(|| keys.sweep());
     assert!(keys.is_empty() && swept <= -20, "{swept} bytes for each forgotten key");
+}
+
+/// Waits for a limit of the key and one of all keys.
+fn composites(keys: &Keys, clock: &ManualClock) {
+    let policy = TokenBucket::new(Rate::per_second(1_000_000), 1_000_000);
+    let all = RateLimiter::with_clock(policy, clock.clone());
+    let both = KeyedAllOf::new("key", keys).with("all", &all);
+    let waited = grown(|| {
+        let of: Vec<usize> = (0..KEYS).collect();
+        let mut waits: Vec<_> = of.iter().map(|key| spawn(both.acquire(key))).collect();
+        waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+        clock.advance(Duration::from_secs(3));
+        waits.iter_mut().for_each(|wait| _ = assert_ready!(wait.poll()));
+        of.iter().for_each(|key| assert!(both.try_acquire(key).is_ok()));
+        let mut waits: Vec<_> = of.iter().map(|key| spawn(both.acquire(key))).collect();
+        waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+    });
+    assert!(waited <= SLACK, "{waited} bytes after waits for two limits, served and dropped");
+    assert_eq!(all.status().waiting, 0);
 }

@@ -14,7 +14,8 @@ const LAYERS: &[&[&str]] = &[
     &["status", "line"],
     &["limiter"],
     &["counting"],
-    &["all_of", "keyed"],
+    &["keyed"],
+    &["all_of"],
     &["any_limiter"],
 ];
 

@@ -11,6 +11,8 @@ mod log;
 mod loops;
 #[path = "../turns/median.rs"]
 mod median;
+#[cfg(feature = "keyed")]
+mod of_keys;
 mod settle;
 
 use std::time::{Duration, Instant};
@@ -75,5 +77,7 @@ fn main() {
     settle::all(&options);
     log::all(&options);
     composites::all(&options);
+    #[cfg(feature = "keyed")]
+    of_keys::all(&options);
     loops::all(&options);
 }

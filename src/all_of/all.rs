@@ -8,6 +8,8 @@ use std::time::Duration;
 use crate::all_of::counting::Counting;
 use crate::all_of::member::{Member, Span, Taken, span, time};
 use crate::all_of::name::Name;
+#[cfg(feature = "keyed")]
+use crate::all_of::of_keys::Home;
 use crate::all_of::weights::Weights;
 use crate::clock::Timer;
 use crate::counting::{CountingLimit, CountingPermit};
@@ -44,6 +46,9 @@ pub(crate) struct All<C: Timer> {
     /// made. Changed under the composite's lock.
     changes: AtomicU64,
     pub(super) shared: Weak<Shared<All<C>, C>>,
+    /// The last field: it tells the tables of keys that the members are dropped.
+    #[cfg(feature = "keyed")]
+    home: Option<Home<C>>,
 }
 
 pub(crate) struct Entry<C: Timer> {
@@ -149,7 +154,23 @@ impl<C: Timer> All<C> {
         order.sort_by_key(|&index| members[index].rank());
         let counting = Counting::new(members.len());
         let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0, counting });
-        All { members, order, seats, last: AtomicU64::new(0), changes: AtomicU64::new(0), shared }
+        All {
+            members,
+            order,
+            seats,
+            last: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            shared,
+            #[cfg(feature = "keyed")]
+            home: None,
+        }
+    }
+
+    /// The rule of one key, among the composites of all keys.
+    #[cfg(feature = "keyed")]
+    pub(super) fn with_home(mut self, home: Option<Home<C>>) -> All<C> {
+        self.home = home;
+        self
     }
 
     /// The members with a rate that this request asks, in order.
@@ -184,18 +205,33 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// Takes from all that are left in the order, one inside the other, so that each puts back if a
-    /// later one has not enough.
-    fn take_rest(&self, ask: &Weights, left: &[usize], permits: &mut Permits) -> Result<(), Refusal> {
-        let Some((&index, left)) = left.split_first() else { return Ok(()) };
+    /// Takes from all members in their order, one inside the other, and lets the `rest` take
+    /// innermost. Each puts back if a later one has not enough. On a refusal, drop the permits.
+    pub(super) fn take_then(
+        &self,
+        ask: &Weights,
+        permits: &mut Permits,
+        rest: &mut dyn FnMut() -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        self.take_left(ask, &self.order, permits, rest)
+    }
+
+    fn take_left(
+        &self,
+        ask: &Weights,
+        left: &[usize],
+        permits: &mut Permits,
+        rest: &mut dyn FnMut() -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let Some((&index, left)) = left.split_first() else { return rest() };
         match (&self.members[index].kind, ask[index]) {
-            (_, 0) => self.take_rest(ask, left, permits),
+            (_, 0) => self.take_left(ask, left, permits, rest),
             (Kind::Rate(member), n) => {
-                member.take_then((n, ask.priority), &mut || self.take_rest(ask, left, permits))
+                member.take_then((n, ask.priority), &mut || self.take_left(ask, left, permits, rest))
             }
             (Kind::Counting(limit), n) => {
                 permits.add(limit.try_acquire_many(n)?);
-                self.take_rest(ask, left, permits)
+                self.take_left(ask, left, permits, rest)
             }
         }
     }
@@ -268,7 +304,7 @@ impl<C: Timer> Rule<C> for All<C> {
         self.check(ask)?;
         self.look(ask)?;
         let mut permits = Permits::default();
-        match self.take_rest(ask, &self.order, &mut permits) {
+        match self.take_then(ask, &mut permits, &mut || Ok(())) {
             Ok(()) => Ok(AllCharge { taken: Vec::new(), permits }),
             // Another request took the permits just now. An equal call would get this refusal now;
             // if it would be granted, the first refusal counts.

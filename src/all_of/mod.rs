@@ -123,12 +123,16 @@ mod control;
 mod counting;
 pub(crate) mod member;
 mod name;
+#[cfg(feature = "keyed")]
+mod of_keys;
 mod request;
 mod reservation;
 mod status;
 pub(crate) mod weights;
 
 pub use name::Name;
+#[cfg(feature = "keyed")]
+pub use of_keys::KeyedAllOf;
 pub use request::AllRequest;
 pub use reservation::AllReservation;
 pub use status::AllStatus;
@@ -154,6 +158,7 @@ use crate::line::outcome::Outcome;
 use crate::line::undoable::{Answer, Granted};
 use crate::line::visit::Demand;
 use crate::policy::Policy;
+use crate::request::Request;
 use crate::time::Nanos;
 
 /// Several limits at once: a request is granted by all of them or by none.
@@ -197,9 +202,11 @@ use crate::time::Nanos;
 ///
 /// # Cost
 ///
-/// A few hundred bytes and two allocations: a composite may be made for a single request, as for a
-/// user's limit and that of all users. Only clones of one composite share a queue; the waiters of
-/// different composites meet in the lines of their members, first come, first served.
+/// A few hundred bytes and two allocations: a composite may be made for a single request. Only
+/// clones of one composite share a queue; the waiters of different composites meet in the lines of
+/// their members, first come, first served. For a user's limit and that of all users there is
+#[cfg_attr(feature = "keyed", doc = "[`KeyedAllOf`].")]
+#[cfg_attr(not(feature = "keyed"), doc = "`KeyedAllOf`.")]
 ///
 /// # Cancel safety
 ///
@@ -452,6 +459,22 @@ impl<C: Timer + Clone> AllOf<C> {
             Arc::new_cyclic(|shared| Shared::new(All::new(members, shared.clone()), clock, catch_up));
         AllOf { shared, ones }
     }
+
+    /// A composite with an observer, if there is one, from the start.
+    #[cfg(feature = "keyed")]
+    fn observed_by(
+        events: Option<Arc<dyn crate::limiter::events::Events>>,
+        members: Vec<Entry<C>>,
+        home: Option<of_keys::Home<C>>,
+        clock: C,
+    ) -> Self {
+        let ones = Weights::ones(members.len());
+        let shared = Arc::new_cyclic(|shared| {
+            let all = All::new(members, shared.clone()).with_home(home);
+            Shared::new(all, clock, Duration::MAX).observed_by(events)
+        });
+        AllOf { shared, ones }
+    }
 }
 
 fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind<C> {
@@ -487,13 +510,7 @@ impl<C: Timer> AllOf<C> {
     pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AllPermits, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
-        if request.request.exempt {
-            let passed = self.shared.tell(&ask, Nanos::ZERO, Ok(Outcome::Exempt));
-            return passed
-                .map(|granted| permits(Answer { waited: Nanos::ZERO, granted }))
-                .map_err(AllRefusal::from);
-        }
-        self.attempt(&ask)
+        if request.request.exempt { self.exempt(&ask) } else { self.attempt(&ask) }
     }
 
     /// Waits for one permit of each member.
@@ -605,11 +622,7 @@ impl<C: Timer> AllOf<C> {
     /// As [`acquire_many`](AllOf::acquire_many).
     pub fn reserve<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AllReservation<C>, AllRefusal> {
         let request = request.into();
-        let ask = self.ask(&request)?;
-        match self.shared.reserve(ask.clone(), &request.request) {
-            Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait, request.request.exempt)),
-            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
-        }
+        self.reserve_ask(self.ask(&request)?, &request.request)
     }
 
     /// How many requests wait in this composite, how long its own pause lasts, and the status of
@@ -655,6 +668,18 @@ impl<C: Timer> AllOf<C> {
         let mut ask = self.ones.clone().of_priority(request.request.priority);
         self.shared.rule.set_costs(&mut ask, request)?;
         Ok(ask)
+    }
+
+    fn reserve_ask(&self, ask: Weights, request: &Request) -> Result<AllReservation<C>, AllRefusal> {
+        match self.shared.reserve(ask.clone(), request) {
+            Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait, request.exempt)),
+            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
+        }
+    }
+
+    fn exempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
+        let passed = self.shared.tell(ask, Nanos::ZERO, Ok(Outcome::Exempt));
+        passed.map(|granted| permits(Answer { waited: Nanos::ZERO, granted })).map_err(AllRefusal::from)
     }
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
@@ -761,11 +786,14 @@ pub struct AcquireAll<C: Timer = DefaultClock> {
 
 impl<C: Timer> AcquireAll<C> {
     fn new(all: &AllOf<C>, request: &AllRequest<'_>) -> Self {
-        let waiting = all.ask(request).map(|ask| {
-            let wait = Waiting::with(ask, &request.request);
-            Pending { shared: all.shared.clone(), wait }
-        });
-        AcquireAll { waiting }
+        match all.ask(request) {
+            Ok(ask) => AcquireAll::waiting(all.clone(), Waiting::with(ask, &request.request)),
+            Err(refusal) => AcquireAll { waiting: Err(refusal) },
+        }
+    }
+
+    fn waiting(all: AllOf<C>, wait: Waiting<Weights>) -> Self {
+        AcquireAll { waiting: Ok(Pending { shared: all.shared, wait }) }
     }
 }
 

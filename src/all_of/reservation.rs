@@ -59,9 +59,10 @@ use crate::sync::lock;
 /// ```
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct AllReservation<C: Timer = DefaultClock> {
-    pending: OwnedPending<All<C>, C>,
-    /// What it took, once it is claimed.
+    /// What it took, once it is claimed. Dropped before the handle to the composite, which then is
+    /// the last one to the limiters of its key.
     claimed: Option<AllCharge<C>>,
+    pending: OwnedPending<All<C>, C>,
     /// Whether it passes and takes nothing.
     exempt: bool,
 }

@@ -128,29 +128,8 @@ use crate::status::Status;
 /// # Ok::<(), Refusal>(())
 /// ```
 ///
-/// A limit per user, and a limit for all users together:
-///
-/// ```
-/// use tidegate::{AllOf, AllRefusal, KeyedRateLimiter};
-/// use tidegate::{Rate, RateLimiter, TokenBucket};
-///
-/// async fn call(
-///     users: &KeyedRateLimiter<String>,
-///     all: &RateLimiter<TokenBucket>,
-///     user: &str,
-/// ) -> Result<(), AllRefusal> {
-///     let limits = AllOf::new("user", &users.limiter(user)?).with("all", all);
-///     let _permits = limits.acquire().await?;
-///     // ... the call
-///     Ok(())
-/// }
-/// # let policy = TokenBucket::new(Rate::per_second(5), 10);
-/// # let users = KeyedRateLimiter::new(policy, 1000);
-/// # let all = RateLimiter::new(TokenBucket::new(Rate::per_second(100), 100));
-/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-/// # let runtime = runtime.enable_time().build().unwrap();
-/// # runtime.block_on(call(&users, &all, "alice")).unwrap();
-/// ```
+/// For a limit per user and a limit for all users together, see
+/// [`KeyedAllOf`](crate::KeyedAllOf).
 pub struct KeyedRateLimiter<K, P: Policy + Clone = TokenBucket, C: Timer = DefaultClock> {
     table: Arc<Table<K, P, C>>,
 }
@@ -313,6 +292,10 @@ where
     #[must_use]
     pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
         self.anew(self.table.when_full, Some(events), self.table.plans.clone())
+    }
+
+    pub(crate) fn table(&self) -> &Arc<Table<K, P, C>> {
+        &self.table
     }
 
     /// Takes one permit of a key now, or refuses.

@@ -380,7 +380,12 @@ where
 
     /// Takes what a request asks for from a key that may be new, or returns the line to ask. Reports
     /// nothing.
-    fn ask<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Taken<Visit<'_, K, P, C>>, Refusal>
+    pub(crate) fn ask<Q>(
+        &self,
+        hash: u64,
+        key: &Q,
+        request: &Request,
+    ) -> Result<Taken<Visit<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -441,14 +446,21 @@ where
             Found::Line(line) => line.status(),
             Found::Nowhere => match self.shared() {
                 Some(shared) => shared.status(),
-                None => {
-                    let terms = self.terms_of_unknown(key);
-                    let (shard, now) = (read(self.shard(hash)), self.clock.now());
-                    let policy = shard.policy_of(&terms);
-                    status(policy, &policy.start_again(now), now)
-                }
+                None => self.unknown(key, |policy, state, now| status(policy, state, now)),
             },
         }
+    }
+
+    /// Runs `work` with the policy and the state that a key would have if it were added now.
+    pub(crate) fn unknown<Q, T>(&self, key: &Q, work: impl FnOnce(&P, &P::State, Nanos) -> T) -> T
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let terms = self.terms_of_unknown(key);
+        let (shard, now) = (read(self.shard(self.hash_of(key))), self.clock.now());
+        let policy = shard.policy_of(&terms);
+        work(policy, &policy.start_again(now), now)
     }
 
     /// Adds a key, unless another request has added it meanwhile, and takes what the request asks for.

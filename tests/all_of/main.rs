@@ -8,5 +8,7 @@ mod cases;
 mod control;
 mod counting;
 mod lines;
+#[cfg(feature = "keyed")]
+mod of_keys;
 mod properties;
 mod stress;

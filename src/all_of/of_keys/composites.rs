@@ -1,0 +1,86 @@
+//! The composites of the keys that are in use, so that all calls for one key share a queue.
+//!
+//! A composite is known by the numbers of its limiters of this key, and not by the key: so no code
+//! of a key runs here. A key that was [removed](crate::KeyedRateLimiter::remove) meanwhile has a
+//! new limiter, and so another composite. The table has weak handles. The last handle to a composite
+//! takes its entry away when it is dropped, so the table is as large as the number of keys in use.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use crate::all_of::all::All;
+use crate::clock::Timer;
+use crate::limiter::shared::Shared;
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+
+/// The numbers of the limiters that a key has.
+pub(crate) type Numbers = Box<[u64]>;
+
+pub(crate) type Composite<C> = Shared<All<C>, C>;
+
+/// The composites in use.
+pub(crate) struct Composites<C: Timer> {
+    /// A tree, which no insertion has to copy under the lock.
+    table: Mutex<BTreeMap<Numbers, Weak<Composite<C>>>>,
+    /// How many are in the table, or about to be.
+    len: AtomicUsize,
+}
+
+impl<C: Timer> Composites<C> {
+    pub(crate) fn new() -> Composites<C> {
+        Composites { table: Mutex::new(BTreeMap::new()), len: AtomicUsize::new(0) }
+    }
+
+    /// Whether no key is in use.
+    ///
+    /// A request that has joined a queue is counted before its poll returns. A call that comes after
+    /// that sees the count, by the order of changes of one atomic, at any ordering.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Relaxed) == 0
+    }
+
+    /// The composite of these limiters, if it is in use.
+    pub(crate) fn find(&self, numbers: &[u64]) -> Option<Arc<Composite<C>>> {
+        lock(&self.table).get(numbers)?.upgrade()
+    }
+
+    /// Adds a composite, unless another call has added one of these limiters just now. Returns the
+    /// one to use.
+    pub(crate) fn add(&self, numbers: Numbers, new: Arc<Composite<C>>) -> Arc<Composite<C>> {
+        let mut table = lock(&self.table);
+        if let Some(other) = table.get(&numbers).and_then(Weak::upgrade) {
+            drop(table);
+            // `new` is dropped now, and asks for the lock.
+            return other;
+        }
+        if table.insert(numbers, Arc::downgrade(&new)).is_none() {
+            self.len.fetch_add(1, Ordering::Relaxed);
+        }
+        new
+    }
+
+    /// Takes the entry of a composite away that nothing uses any more.
+    fn forget(&self, numbers: &[u64]) {
+        let mut table = lock(&self.table);
+        // Another composite of these limiters may have come in its place.
+        if table.get(numbers).is_some_and(|composite| composite.strong_count() == 0)
+            && table.remove(numbers).is_some()
+        {
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the composite of a key leaves behind when it is dropped.
+pub(crate) struct Home<C: Timer> {
+    pub(crate) composites: Arc<Composites<C>>,
+    pub(crate) numbers: Numbers,
+    /// Dropping them tells the tables of the keys that their limiters are no longer in use.
+    pub(crate) _leave: Vec<Box<dyn Send + Sync>>,
+}
+
+impl<C: Timer> Drop for Home<C> {
+    fn drop(&mut self) {
+        self.composites.forget(&self.numbers);
+    }
+}

@@ -1,0 +1,663 @@
+//! [`KeyedAllOf`]: several limits at once, some of them for each key.
+//!
+//! # How it works
+//!
+//! | a request for a key | how it is decided |
+//! |---|---|
+//! | while no request waits for this key | in the table of keys, without a limiter for the key: the common members are asked first, then the key |
+//! | that asks for permits of several limiters of keys, or has to wait | by an [`AllOf`] of the common members and the limiters of the key |
+//! | while others wait for this key | by the [`AllOf`] in whose queue they wait |
+//!
+//! The way through the table takes from the common members one inside the other, as an [`AllOf`]
+//! does, and from the key innermost. So a grant of a key never has to be put back, which a state in
+//! a table of keys could not: it has no log. That is why it is the way for one limiter of keys
+//! alone.
+//!
+//! **No request overtakes a waiter.** A waiter's composite is in `Composites`, and its limiters are
+//! in the tables of keys, before the waiter's first poll returns. A request that begins later finds
+//! both, and goes to the composite's queue.
+
+mod composites;
+mod member;
+
+pub(crate) use composites::Home;
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::hash::Hash;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::composites::{Composites, Numbers};
+use self::member::{ByKey, KeyedMember, Lease};
+use crate::all_of::all::{Entry, Kind, Permits};
+use crate::all_of::name::Name;
+use crate::all_of::weights::Weights;
+use crate::all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus, rate};
+use crate::clock::{DefaultClock, Timer};
+use crate::counting::CountingLimit;
+use crate::error::Refusal;
+use crate::grant::Grant;
+use crate::keyed::KeyedRateLimiter;
+use crate::limiter::RateLimiter;
+use crate::limiter::events::Events;
+use crate::limiter::pending::Waiting;
+use crate::policy::{Policy, limited};
+use crate::request::QueueBounds;
+use crate::time::Nanos;
+
+/// Several limits at once, of which some are limits of a key: a user's limit *and* that of all
+/// users.
+///
+/// Built once. Each call says its key, and is granted by all members or by none. Members are
+/// limiters that all keys have in common, and limiters of keys. `Q` is the key as calls give it:
+/// `str` if the keys of the [`KeyedRateLimiter`] are `String`s.
+///
+/// | call | not due now |
+/// |---|---|
+/// | [`try_acquire`](KeyedAllOf::try_acquire), [`try_acquire_many`](KeyedAllOf::try_acquire_many) | refuses at once |
+/// | [`acquire`](KeyedAllOf::acquire), [`acquire_many`](KeyedAllOf::acquire_many) | waits in a queue of this key |
+/// | [`acquire_within`](KeyedAllOf::acquire_within) | waits if that takes no longer than a time, else refuses at once |
+/// | [`reserve`](KeyedAllOf::reserve) | takes a place in the queue of this key, for a cost that is settled later |
+/// | [`for_key`](KeyedAllOf::for_key) | returns the [`AllOf`] of one key, with all of its calls |
+///
+/// Costs are given by name, as for an [`AllOf`].
+///
+/// # Fairness
+///
+/// The waiters of one key are served first come, first served. The first of each key has a place in
+/// the lines of the members, as the first waiter of an [`AllOf`] has. A key that waits for its own
+/// limit does not hold up other keys.
+///
+/// # Cost
+///
+/// Nothing is kept for a key that is not waiting, beside its state in the [`KeyedRateLimiter`]. A
+/// key that waits costs its limiter and a composite, about 4 kB, until its last wait ends.
+///
+/// A decision about a key takes the lock of a part of the table of keys, as
+/// [`KeyedRateLimiter::try_acquire`] does, and no other lock while no request waits.
+///
+/// # Settings
+///
+/// Pause a member that all keys have in common to hold up all of them. A bound on the queue of each
+/// key is set with [`with_queue_bounds`](KeyedAllOf::with_queue_bounds), and an observer of all
+/// calls with [`observed_by`](KeyedAllOf::observed_by). For the settings of members see
+/// [`AllOf`](AllOf#settings-of-members).
+///
+/// # Cancel safety
+///
+/// A wait can be dropped at any time without a trace.
+///
+/// # Examples
+///
+/// Two requests a second for each user, and ten for all:
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+///
+/// let clock = ManualClock::new();
+/// let policy = TokenBucket::new(Rate::per_second(2), 2);
+/// let users: KeyedRateLimiter<String, _, _> =
+///     KeyedRateLimiter::with_clock(policy, 100_000, clock.clone());
+/// let policy = TokenBucket::new(Rate::per_second(10), 10);
+/// let all_users = RateLimiter::with_clock(policy, clock);
+/// let api = KeyedAllOf::new("user", &users).with("all users", &all_users);
+///
+/// let _permits = (api.try_acquire("alice")?, api.try_acquire("alice")?);
+/// let refusal = api.try_acquire("alice").unwrap_err();
+/// assert_eq!(refusal.to_string(), "user: limited, retry after 500ms");
+/// let _permits = api.try_acquire("bob")?;
+/// assert_eq!(all_users.status().available, 7);
+/// # Ok::<(), AllRefusal>(())
+/// ```
+pub struct KeyedAllOf<Q: ?Sized, C: Timer = DefaultClock> {
+    /// The members that all keys have in common. No request waits in it.
+    common: AllOf<C>,
+    keyed: Vec<KeyedEntry<Q, C>>,
+    /// One permit of each member: first the common ones, then those of the key.
+    ones: Weights,
+    composites: Arc<Composites<C>>,
+    bounds: QueueBounds,
+    events: Option<Arc<dyn Events>>,
+}
+
+struct KeyedEntry<Q: ?Sized, C: Timer> {
+    name: Name,
+    member: Arc<dyn KeyedMember<Q, C>>,
+}
+
+impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
+    /// A composite of one limiter of keys so far. `name` is what requests and refusals call it.
+    #[must_use]
+    pub fn new<K, P>(name: impl Into<Name>, limiter: &KeyedRateLimiter<K, P, C>) -> Self
+    where
+        K: Borrow<Q> + Hash + Eq + Send + Sync + 'static,
+        P: Policy + Clone,
+        Q: Hash + Eq + ToOwned<Owned = K>,
+    {
+        KeyedAllOf::by(name, limiter, |key: &Q| key)
+    }
+
+    /// As [`new`](KeyedAllOf::new), for a limiter whose key is a part of the key of the calls.
+    #[must_use]
+    pub fn by<K, P, R>(
+        name: impl Into<Name>,
+        limiter: &KeyedRateLimiter<K, P, C>,
+        part: impl Fn(&Q) -> &R + Send + Sync + 'static,
+    ) -> Self
+    where
+        K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
+        P: Policy + Clone,
+        R: Hash + Eq + ToOwned<Owned = K> + ?Sized + 'static,
+    {
+        let common = AllOf::of(Vec::new(), limiter.table().clock.clone());
+        let keyed = KeyedAllOf {
+            common,
+            keyed: Vec::new(),
+            ones: Weights::ones(0),
+            composites: Arc::new(Composites::new()),
+            bounds: QueueBounds::UNBOUNDED,
+            events: None,
+        };
+        keyed.with_keyed_by(name, limiter, part)
+    }
+
+    /// Adds a limiter that all keys have in common.
+    ///
+    /// The result has queues of its own: build a composite before it is used.
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already, or a member has this name.
+    #[must_use]
+    #[track_caller]
+    pub fn with<P: Policy>(self, name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
+        self.and_common(Entry { name: name.into(), kind: rate(limiter) })
+    }
+
+    /// Adds a counting limit that all keys have in common; see
+    /// [`AllOf::with_counting`].
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already, or a member has this name.
+    #[must_use]
+    #[track_caller]
+    pub fn with_counting(self, name: impl Into<Name>, limit: &CountingLimit) -> Self {
+        self.and_common(Entry { name: name.into(), kind: Kind::Counting(limit.clone()) })
+    }
+
+    /// Adds another limiter of keys.
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already, or a member has this name.
+    #[must_use]
+    #[track_caller]
+    pub fn with_keyed<K, P>(self, name: impl Into<Name>, limiter: &KeyedRateLimiter<K, P, C>) -> Self
+    where
+        K: Borrow<Q> + Hash + Eq + Send + Sync + 'static,
+        P: Policy + Clone,
+        Q: Hash + Eq + ToOwned<Owned = K>,
+    {
+        self.with_keyed_by(name, limiter, |key: &Q| key)
+    }
+
+    /// Adds another limiter of keys, whose key is a part of the key of the calls.
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already, or a member has this name.
+    ///
+    /// # Examples
+    ///
+    /// A limit of the user, and one of the user's tenant:
+    ///
+    /// ```
+    /// use tidegate::{KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, TokenBucket};
+    ///
+    /// struct Caller {
+    ///     user: u64,
+    ///     tenant: String,
+    /// }
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_second(1), 1);
+    /// let users: KeyedRateLimiter<u64, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 1000, clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_second(2), 2);
+    /// let tenants: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 100, clock);
+    /// let api = KeyedAllOf::by("user", &users, |caller: &Caller| &caller.user)
+    ///     .with_keyed_by("tenant", &tenants, |caller| caller.tenant.as_str());
+    ///
+    /// for (user, member) in [(1, None), (1, Some("user")), (2, None), (3, Some("tenant"))] {
+    ///     let answer = api.try_acquire(&Caller { user, tenant: "acme".into() });
+    ///     assert_eq!(answer.as_ref().err().and_then(|refusal| refusal.member()), member);
+    /// }
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn with_keyed_by<K, P, R>(
+        mut self,
+        name: impl Into<Name>,
+        limiter: &KeyedRateLimiter<K, P, C>,
+        part: impl Fn(&Q) -> &R + Send + Sync + 'static,
+    ) -> Self
+    where
+        K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
+        P: Policy + Clone,
+        R: Hash + Eq + ToOwned<Owned = K> + ?Sized + 'static,
+    {
+        let name = name.into();
+        let member = ByKey { limiter: limiter.clone(), part, of: PhantomData };
+        let member: Arc<dyn KeyedMember<Q, C>> = Arc::new(member);
+        self.check_name(&name);
+        if let Some(same) = self.keyed.iter().find(|other| other.member.address() == member.address()) {
+            panic!("the limiter that is to be {name:?} is a member already, as {:?}", same.name);
+        }
+        self.keyed.push(KeyedEntry { name, member });
+        self.renewed()
+    }
+
+    /// Bounds the queue of each key, by requests and by their costs summed; see
+    /// [`AllOf::set_queue_bounds`].
+    ///
+    /// The result has queues of its own: build a composite before it is used.
+    #[must_use]
+    pub fn with_queue_bounds(mut self, bounds: QueueBounds) -> Self {
+        self.bounds = bounds;
+        self.renewed()
+    }
+
+    /// Sets the observer, which is told of each call for any key; its costs, summed, are the
+    /// permits. See [`RateLimiter::observe`]. A second observer replaces the first.
+    ///
+    /// The observer of a member is not told of permits that composites take from it.
+    ///
+    /// The result has queues of its own: build a composite before it is used.
+    #[must_use]
+    pub fn observed_by(mut self, events: Arc<dyn Events>) -> Self {
+        self.events = Some(events);
+        self.renewed()
+    }
+
+    #[track_caller]
+    fn and_common(mut self, member: Entry<C>) -> Self {
+        self.check_name(&member.name);
+        self.common = self.common.and(member);
+        self.renewed()
+    }
+
+    #[track_caller]
+    fn check_name(&self, name: &Name) {
+        assert!(self.names().all(|other| *name != *other), "there is a member {name:?} already");
+    }
+
+    /// This composite with queues of its own.
+    fn renewed(self) -> Self {
+        let members = self.common.shared.rule.members.clone();
+        let clock = self.common.shared.clock.clone();
+        let common = AllOf::observed_by(self.events.clone(), members, None, clock);
+        let ones = Weights::ones(common.shared.rule.members.len() + self.keyed.len());
+        KeyedAllOf { common, ones, composites: Arc::new(Composites::new()), ..self }
+    }
+}
+
+impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
+    /// Takes one permit of each member for a key now, or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`AllOf::try_acquire`], and [`Refusal::TooManyKeys`] by a limiter of keys that has no
+    /// room for a new one.
+    pub fn try_acquire(&self, key: &Q) -> Result<AllPermits, AllRefusal> {
+        self.try_ask(key, &self.ones)
+    }
+
+    /// Takes what an [`AllRequest`] asks for from a key now, or nothing. The request may be just a
+    /// list of costs by name.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire`](KeyedAllOf::try_acquire) and [`AllOf::try_acquire_many`].
+    pub fn try_acquire_many<'a>(
+        &self,
+        key: &Q,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        let request = request.into();
+        let ask = self.ask(&request)?;
+        if request.request.exempt { self.common.exempt(&ask) } else { self.try_ask(key, &ask) }
+    }
+
+    /// Waits for one permit of each member for a key.
+    ///
+    /// # Fairness
+    ///
+    /// First polled, first served, among the waiters of a key; see [above](KeyedAllOf#fairness).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves no trace.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](KeyedAllOf::acquire_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{KeyedAllOf, KeyedRateLimiter, Rate, RateLimiter, TokenBucket, TokioClock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tidegate::AllRefusal> {
+    /// let clock = TokioClock::new();
+    /// let policy = TokenBucket::new(Rate::per_second(2), 1);
+    /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1000, clock);
+    /// let all_users = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock);
+    /// let api = KeyedAllOf::new("user", &users).with("all users", &all_users);
+    /// assert_eq!(api.acquire("alice").await?.waited(), Duration::ZERO);
+    /// assert_eq!(api.acquire("bob").await?.waited(), Duration::ZERO);
+    /// assert_eq!(api.acquire("alice").await?.waited(), Duration::from_millis(500));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn acquire(&self, key: &Q) -> Result<AllPermits, AllRefusal> {
+        self.acquire_many(key, AllRequest::new()).await
+    }
+
+    /// Waits for what an [`AllRequest`] asks for from a key, which may be just a list of costs by
+    /// name.
+    ///
+    /// # Errors
+    ///
+    /// As [`AllOf::acquire_many`], and [`Refusal::TooManyKeys`] by a limiter of keys that has no
+    /// room for a new one.
+    pub async fn acquire_many<'a>(
+        &self,
+        key: &Q,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        let (ask, request) = {
+            let request = request.into();
+            (self.ask(&request)?, request.request)
+        };
+        if request.exempt {
+            return self.common.exempt(&ask);
+        }
+        let all = match self.in_use(key) {
+            Some(all) => all,
+            None => match self.take_now(key, &ask) {
+                Some(Err(refusal)) if !refusal.may_retry() => return self.tell(&ask, Err(refusal)),
+                Some(Ok(permits)) => return self.tell(&ask, Ok(permits)),
+                // Not told: it waits now.
+                Some(Err(_)) | None => match self.for_key(key) {
+                    Ok(all) => all,
+                    Err(refusal) => return self.tell(&ask, Err(refusal)),
+                },
+            },
+        };
+        AcquireAll::waiting(all, Waiting::with(ask, &request)).await
+    }
+
+    /// Waits for one permit of each member for a key if that takes no longer than `within`; else
+    /// refuses at once and spends nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](KeyedAllOf::acquire_many).
+    pub async fn acquire_within(&self, key: &Q, within: Duration) -> Result<AllPermits, AllRefusal> {
+        self.acquire_many(key, AllRequest::new().within(within)).await
+    }
+
+    /// Takes a place in the queue of a key now for what an [`AllRequest`] asks for; see
+    /// [`AllOf::reserve`].
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](KeyedAllOf::acquire_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let users: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 1000, clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_minute(10_000), 10_000);
+    /// let tokens = RateLimiter::with_clock(policy, clock);
+    /// let api = KeyedAllOf::new("user", &users).with("tokens", &tokens);
+    ///
+    /// let mut call = api.reserve("alice", [("tokens", 4000)])?;
+    /// assert!(call.claim());
+    /// call.settle([("tokens", 1200)])?;
+    /// assert_eq!(tokens.status().available, 8800);
+    /// # Ok::<(), AllRefusal>(())
+    /// ```
+    pub fn reserve<'a>(
+        &self,
+        key: &Q,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllReservation<C>, AllRefusal> {
+        let request = request.into();
+        let ask = self.ask(&request)?;
+        self.for_key(key)?.reserve_ask(ask, &request.request)
+    }
+
+    /// Returns the composite of one key, with every method of an [`AllOf`]. All calls for this key
+    /// wait in its queue.
+    ///
+    /// While you hold it, its limiters of the key are in use, and the key is not forgotten. Its own
+    /// settings, such as a pause, end when its last handle and its last wait end.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::Member`] with [`Refusal::TooManyKeys`] if a limiter of keys has no room for a
+    /// new one.
+    pub fn for_key(&self, key: &Q) -> Result<AllOf<C>, AllRefusal> {
+        let lease = |entry: &KeyedEntry<Q, C>| {
+            entry.member.lease(key).map_err(|refusal| refused(&entry.name, refusal))
+        };
+        let leases: Vec<Lease<C>> = self.keyed.iter().map(lease).collect::<Result<_, _>>()?;
+        let numbers: Numbers = leases.iter().map(|lease| lease.number).collect();
+        let of = |shared| AllOf { shared, ones: self.ones.clone() };
+        if let Some(shared) = self.composites.find(&numbers) {
+            return Ok(of(shared));
+        }
+        let common = &self.common.shared;
+        let mut members = common.rule.members.clone();
+        let mut leave = Vec::with_capacity(leases.len());
+        for (entry, lease) in self.keyed.iter().zip(leases) {
+            members.push(Entry { name: entry.name.clone(), kind: lease.kind });
+            leave.push(lease.leave);
+        }
+        let home = Home { composites: self.composites.clone(), numbers: numbers.clone(), _leave: leave };
+        let all = AllOf::observed_by(self.events.clone(), members, Some(home), common.clock.clone());
+        if self.bounds != QueueBounds::UNBOUNDED {
+            all.shared.set_bounds(self.bounds);
+        }
+        Ok(of(self.composites.add(numbers, all.shared)))
+    }
+
+    /// How many requests wait for a key, and the status of each member for this key. See
+    /// [`AllOf::status`].
+    #[must_use]
+    pub fn status(&self, key: &Q) -> AllStatus {
+        if let Some(all) = self.in_use(key) {
+            return all.status();
+        }
+        let mut status = self.common.status();
+        let keyed = self.keyed.iter().map(|entry| (entry.name.clone(), entry.member.status(key)));
+        status.members.extend(keyed);
+        status
+    }
+
+    /// The composite of a key that is in use, by a request that waits or by a handle.
+    fn in_use(&self, key: &Q) -> Option<AllOf<C>> {
+        if self.composites.is_empty() {
+            return None;
+        }
+        let numbers = self.keyed.iter().map(|entry| entry.member.number(key)).collect::<Option<Numbers>>()?;
+        let shared = self.composites.find(&numbers)?;
+        Some(AllOf { shared, ones: self.ones.clone() })
+    }
+
+    fn try_ask(&self, key: &Q, ask: &Weights) -> Result<AllPermits, AllRefusal> {
+        if let Some(all) = self.in_use(key) {
+            return all.attempt(ask);
+        }
+        match self.take_now(key, ask) {
+            Some(answer) => self.tell(ask, answer),
+            None => match self.for_key(key) {
+                Ok(all) => all.attempt(ask),
+                Err(refusal) => self.tell(ask, Err(refusal)),
+            },
+        }
+    }
+
+    /// Takes without a composite, now or not at all. `None` if that is not possible.
+    fn take_now(&self, key: &Q, ask: &Weights) -> Option<Result<AllPermits, AllRefusal>> {
+        let rule = &self.common.shared.rule;
+        let asked = self.keyed.iter().zip(&ask[rule.members.len()..]).filter(|(_, n)| **n > 0);
+        let mut asked = asked.map(|(entry, n)| (entry, *n));
+        let of_key = asked.next();
+        // What the outer one of two has taken could not be put back.
+        if asked.next().is_some() {
+            return None;
+        }
+        if let Err(refusal) = self.look(key, ask, of_key) {
+            return Some(Err(refusal));
+        }
+        let (mut permits, mut by_key) = (Permits::default(), None);
+        let took = rule.take_then(ask, &mut permits, &mut || {
+            let Some((entry, n)) = of_key else { return Ok(()) };
+            entry.member.take(key, n, ask.priority).inspect_err(|_| by_key = Some(entry))
+        });
+        Some(took.map(|()| AllPermits { permits, ..Grant::at_once(0).into() }).map_err(|refusal| {
+            // Another request took the permits just now, or there is no room for the key. If an
+            // equal call would be granted, this refusal counts.
+            self.look(key, ask, of_key).err().unwrap_or_else(|| match by_key {
+                Some(entry) => refused(&entry.name, refusal),
+                None => rule.blame(ask, refusal),
+            })
+        }))
+    }
+
+    /// Looks whether all members have enough permits, and takes none. Of the members that all
+    /// refuse for now, the one that is ready last is named.
+    fn look(
+        &self,
+        key: &Q,
+        ask: &Weights,
+        of_key: Option<(&KeyedEntry<Q, C>, u32)>,
+    ) -> Result<(), AllRefusal> {
+        if ask.iter().all(|n| *n == 0) {
+            return Err(refused(self.entries().next().unwrap_or(&"".into()), Refusal::ZeroPermits));
+        }
+        let common = || self.common.shared.rule.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
+        common().try_for_each(|(entry, n)| {
+            entry.check(*n, ask.priority).map_err(|refusal| refused(&entry.name, refusal))
+        })?;
+        let of_key = match of_key {
+            Some((entry, n)) => {
+                let look = entry.member.look(key, n, ask.priority);
+                Some((look.map_err(|refusal| refused(&entry.name, refusal))?, &entry.name))
+            }
+            None => None,
+        };
+        let (mut last, mut name) = (Nanos::ZERO, None);
+        for (entry, n) in common() {
+            let wait = match &entry.kind {
+                Kind::Counting(limit) if limit.available() < *n => {
+                    return Err(refused(&entry.name, Refusal::InUse { limit: limit.limit() }));
+                }
+                Kind::Counting(_) => Nanos::ZERO,
+                Kind::Rate(member) => member.look(*n, ask.priority),
+            };
+            if wait > last {
+                (last, name) = (wait, Some(&entry.name));
+            }
+        }
+        match of_key.filter(|(wait, _)| *wait > last).or(name.map(|name| (last, name))) {
+            None => Ok(()),
+            Some((wait, name)) => Err(refused(name, limited(wait, Nanos::ZERO))),
+        }
+    }
+
+    /// Tells the observer of a call that was decided without a composite.
+    fn tell(&self, ask: &Weights, answer: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefusal> {
+        if self.events.is_some() {
+            self.common.shared.report(|events| {
+                let permits = ask.iter().map(|n| u64::from(*n)).sum();
+                match &answer {
+                    Ok(_) => events.granted(permits, Duration::ZERO),
+                    Err(refusal) => {
+                        if let Some(refusal) = refusal.refusal() {
+                            events.refused(permits, &refusal);
+                        }
+                    }
+                }
+            });
+        }
+        answer
+    }
+
+    fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
+        let mut ask = self.ones.clone().of_priority(request.request.priority);
+        for (name, n) in request.costs() {
+            let index = self.entries().position(|of| *of == *name);
+            let unknown =
+                || AllRefusal::NoMember { name: name.into(), members: self.entries().cloned().collect() };
+            ask.set(index.ok_or_else(unknown)?, n);
+        }
+        Ok(ask)
+    }
+}
+
+fn refused(name: &Name, refusal: Refusal) -> AllRefusal {
+    AllRefusal::Member { name: name.clone(), refusal }
+}
+
+impl<Q: ?Sized, C: Timer> KeyedAllOf<Q, C> {
+    /// The names of the members: those that all keys have in common, and then the limiters of keys.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries().map(Name::as_str)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Name> {
+        let common = self.common.shared.rule.members.iter().map(|entry| &entry.name);
+        common.chain(self.keyed.iter().map(|entry| &entry.name))
+    }
+}
+
+impl<Q: ?Sized, C: Timer> Clone for KeyedAllOf<Q, C> {
+    fn clone(&self) -> Self {
+        KeyedAllOf {
+            common: self.common.clone(),
+            keyed: self.keyed.clone(),
+            ones: self.ones.clone(),
+            composites: self.composites.clone(),
+            bounds: self.bounds,
+            events: self.events.clone(),
+        }
+    }
+}
+
+impl<Q: ?Sized, C: Timer> Clone for KeyedEntry<Q, C> {
+    fn clone(&self) -> Self {
+        KeyedEntry { name: self.name.clone(), member: self.member.clone() }
+    }
+}
+
+impl<Q: ?Sized, C: Timer> fmt::Debug for KeyedAllOf<Q, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.names().collect();
+        f.debug_struct("KeyedAllOf").field("members", &names).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,416 @@
+//! Composites with a limit of each key. All on the manual clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::support::MS;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::{
+    AllOf, AllRefusal, AllRequest, AnyPolicy, CountingLimit, FixedWindow, KeyedAllOf, KeyedRateLimiter,
+    ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+
+type Bucket = RateLimiter<TokenBucket, ManualClock>;
+type Users = KeyedRateLimiter<String, TokenBucket, ManualClock>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
+    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
+}
+
+/// Two a second for each user, and ten for all.
+fn users_and_all() -> (Users, Bucket, KeyedAllOf<str, ManualClock>, ManualClock) {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(2), 2);
+    let users = KeyedRateLimiter::with_clock(policy, 100, clock.clone());
+    let all = bucket(&clock, 10, 10);
+    let api = KeyedAllOf::new("user", &users).with("all", &all);
+    (users, all, api, clock)
+}
+
+#[test]
+fn users_do_not_hold_each_other_up_and_one_user_is_served_in_order() {
+    let (users, all, api, clock) = users_and_all();
+    assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
+    let (mut large, mut small) =
+        (spawn(api.acquire_many("alice", [("user", 2), ("all", 5)])), spawn(api.acquire("alice")));
+    assert_pending!(large.poll());
+    assert_pending!(small.poll());
+    assert_eq!(api.status("alice").waiting, 2);
+    assert!(api.try_acquire("bob").is_ok() && api.try_acquire("carol").is_ok());
+    let refused = api.try_acquire("alice").expect_err("behind the waiters");
+    assert_eq!((refused.member(), refused.retry_after()), (Some("user"), Some(2 * SECOND)));
+
+    // One permit of the user is there after half a second, and the smaller request does not get it.
+    clock.advance(500 * MS);
+    assert_pending!(large.poll());
+    assert_pending!(small.poll());
+    clock.advance(500 * MS);
+    assert_eq!(assert_ready_ok!(large.poll()).waited(), SECOND);
+    assert_pending!(small.poll());
+    clock.advance(500 * MS);
+    assert_eq!(assert_ready_ok!(small.poll()).waited(), 1500 * MS);
+    drop((large, small));
+    clock.advance(10 * SECOND);
+    assert_eq!((all.status().available, all.status().waiting), (10, 0));
+    users.sweep();
+    assert!(users.is_empty());
+}
+
+#[test]
+fn a_refusal_names_the_tightest_and_takes_nothing() -> Result<(), AllRefusal> {
+    let (users, all, api, clock) = users_and_all();
+    assert_eq!(api.names().collect::<Vec<_>>(), ["all", "user"]);
+    let never = api.try_acquire_many("alice", [("user", 3)]).expect_err("too many");
+    assert_eq!(never.to_string(), "user: 3 permits requested, the limit is 2");
+    all.drain();
+    let never = api.try_acquire_many("alice", [("user", 3)]).expect_err("too many, and none there");
+    assert!(!never.may_retry());
+    let limited = api.try_acquire("alice").expect_err("drained");
+    assert_eq!((limited.member(), limited.retry_after()), (Some("all"), Some(100 * MS)));
+    assert!(users.is_empty(), "a refused request adds no key");
+    clock.advance(200 * MS);
+    let _permits = api.try_acquire_many("alice", [("user", 2), ("all", 1)])?;
+    let limited = api.try_acquire("alice").expect_err("used up");
+    assert_eq!((limited.member(), limited.retry_after()), (Some("user"), Some(500 * MS)));
+    assert_eq!(all.status().available, 1);
+    let zero = api.try_acquire_many("alice", [("user", 0), ("all", 0)]).expect_err("nothing");
+    assert_eq!(zero.refusal(), Some(Refusal::ZeroPermits));
+    let unknown = api.try_acquire_many("alice", [("users", 1)]).expect_err("a typing error");
+    assert_eq!(unknown.to_string(), r#""users" is not a member: the members are "all", "user""#);
+    let unknown = assert_ready_err!(spawn(api.acquire_many("alice", [("users", 1)])).poll());
+    assert!(matches!(unknown, AllRefusal::NoMember { .. }));
+    Ok(())
+}
+
+#[test]
+fn a_key_that_is_removed_starts_anew_beside_its_waiters() {
+    let (users, _all, api, clock) = users_and_all();
+    assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
+    let mut wait = spawn(api.acquire("alice"));
+    assert_pending!(wait.poll());
+    assert!(users.remove("alice"));
+    assert!(api.try_acquire("alice").is_ok(), "a new key");
+    let mut other = spawn(api.acquire_many("alice", [("user", 2)]));
+    assert_pending!(other.poll());
+    clock.advance(500 * MS);
+    assert_eq!(assert_ready_ok!(wait.poll()).waited(), 500 * MS);
+    assert_eq!(assert_ready_ok!(other.poll()).waited(), 500 * MS);
+}
+
+#[test]
+fn without_room_for_a_key_the_limiter_of_keys_says_so() {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(2), 2);
+    let all = bucket(&clock, 10, 10);
+    let users: Users = KeyedRateLimiter::with_clock(policy.clone(), 1, clock.clone());
+    let api = KeyedAllOf::new("user", &users).with("all", &all);
+    assert!(api.try_acquire("alice").is_ok());
+    let expected = AllRefusal::Member { name: "user".into(), refusal: Refusal::TooManyKeys { limit: 1 } };
+    assert_eq!(api.try_acquire("bob").err(), Some(expected.clone()));
+    assert_eq!(assert_ready_err!(spawn(api.acquire("bob")).poll()), expected);
+    assert_eq!(api.reserve("bob", AllRequest::new()).err(), Some(expected));
+    assert_eq!(all.status().available, 9);
+
+    let users: Users = KeyedRateLimiter::with_clock(policy, 1, clock).when_full(WhenKeysFull::ShareOne);
+    let api = KeyedAllOf::new("user", &users).with("all", &all);
+    assert!(api.try_acquire("alice").is_ok());
+    assert!(api.try_acquire("bob").is_ok() && api.try_acquire("carol").is_ok());
+    let mut waits = [spawn(api.acquire("bob")), spawn(api.acquire("carol"))];
+    waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+    let limited = api.try_acquire("dave").expect_err("they share one limiter");
+    assert_eq!((limited.member(), limited.retry_after()), (Some("user"), Some(1500 * MS)));
+}
+
+#[test]
+fn several_limiters_of_a_key_and_permits_in_use() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let requests: Users =
+        KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(2), 2), 100, clock.clone());
+    let tokens: Users =
+        KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 1000), 100, clock.clone());
+    let calls = CountingLimit::new(2);
+    let api =
+        KeyedAllOf::new("requests", &requests).with_keyed("tokens", &tokens).with_counting("calls", &calls);
+    let first = api.try_acquire_many("alice", [("tokens", 850)])?;
+    let refusal = api.try_acquire_many("alice", [("tokens", 850)]).expect_err("used up");
+    assert_eq!((refusal.member(), refusal.retry_after()), (Some("tokens"), Some(7 * SECOND)));
+    assert_eq!(requests.status("alice").available, 1, "the refusal took nothing");
+    let second = api.try_acquire_many("bob", [("tokens", 850)])?;
+    let in_use = api.try_acquire("carol").expect_err("two calls");
+    assert_eq!((in_use.member(), in_use.refusal()), (Some("calls"), Some(Refusal::InUse { limit: 2 })));
+    drop((first, second));
+
+    let mut estimate = api.reserve("carol", [("tokens", 1000)])?;
+    assert!(estimate.claim());
+    assert_eq!((tokens.status("carol").available, calls.available()), (0, 1));
+    estimate.settle([("tokens", 200)])?;
+    assert_eq!((tokens.status("carol").available, calls.available()), (800, 2));
+    let status = api.status("carol");
+    assert_eq!(status.member("requests").map(|requests| requests.available), Some(1));
+    clock.advance(100 * SECOND);
+    requests.sweep();
+    tokens.sweep();
+    assert!(requests.is_empty() && tokens.is_empty(), "nothing is left of the reservation");
+    Ok(())
+}
+
+#[test]
+fn the_observer_is_told_once_of_each_call() {
+    let (users, all, api, clock) = users_and_all();
+    let (statistics, of_users) = (Arc::new(Statistics::new()), Arc::new(Statistics::new()));
+    let users = users.observed_by(of_users.clone());
+    let bounds = QueueBounds::UNBOUNDED.max_waiters(1);
+    let api = {
+        drop(api);
+        let api = KeyedAllOf::new("user", &users).with("all", &all);
+        api.with_queue_bounds(bounds).observed_by(statistics.clone())
+    };
+    assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
+    assert!(api.try_acquire("alice").is_err());
+    assert!(api.try_acquire_many("alice", AllRequest::new().exempt()).is_ok());
+    let _bobs = assert_ready_ok!(spawn(api.acquire("bob")).poll());
+    let mut wait = spawn(api.acquire("alice"));
+    assert_pending!(wait.poll());
+    assert!(api.try_acquire("alice").is_err());
+    let full = assert_ready_err!(spawn(api.acquire("alice")).poll());
+    assert!(matches!(full, AllRefusal::Queue { refusal: Refusal::QueueFull { .. } }));
+    clock.advance(SECOND);
+    let _alices = assert_ready_ok!(wait.poll());
+    drop(wait);
+    let counts = statistics.snapshot();
+    assert_eq!((counts.granted, counts.limited, counts.queue_full, counts.exempted), (3, 2, 1, 1));
+    assert_eq!(of_users.snapshot().granted, 0, "a member's observer is not told");
+}
+
+#[test]
+#[should_panic(expected = "the limiter that is to be \"other\" is a member already, as \"user\"")]
+fn a_limiter_of_keys_is_a_member_once() {
+    let (users, _, api, _) = users_and_all();
+    let _ = api.with_keyed("other", &users);
+}
+
+#[test]
+fn threads_that_meet_at_a_key_leave_nothing_behind() {
+    let clock = ManualClock::new();
+    let keyed = |burst| {
+        KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(1000), burst), 10, clock.clone())
+    };
+    let (users, tokens): (KeyedRateLimiter<usize, _, _>, KeyedRateLimiter<usize, _, _>) =
+        (keyed(2), keyed(9));
+    let (all, calls) = (bucket(&clock, 3000, 4), CountingLimit::new(3));
+    let (held, running) = (AtomicU32::new(0), AtomicU32::new(4));
+    let one = KeyedAllOf::new("user", &users).with("all", &all).with_counting("calls", &calls);
+    let two = one.clone().with_keyed("tokens", &tokens);
+    thread::scope(|scope| {
+        for thread in 0..4u32 {
+            let (api, held, running) = (if thread % 2 == 0 { &one } else { &two }, &held, &running);
+            scope.spawn(move || {
+                let within = || AllRequest::new().within(2 * MS);
+                for turn in 0..300u32 {
+                    let key = usize::try_from((thread * 7 + turn) % 3).unwrap_or(0);
+                    let permits = match (turn + thread) % 4 {
+                        0 => api.try_acquire(&key),
+                        1 => api.for_key(&key).and_then(|all| all.blocking_acquire_many(within())),
+                        2 => api.try_acquire_many(&key, [("all", 2)]),
+                        _ => {
+                            if let Ok(mut place) = api.reserve(&key, within()) {
+                                place.claim();
+                                place.settle([("user", 2)]).expect("a member");
+                            }
+                            continue;
+                        }
+                    };
+                    if permits.is_ok() {
+                        assert!(held.fetch_add(1, Ordering::SeqCst) < 3, "three calls at a time");
+                        thread::yield_now();
+                        held.fetch_sub(1, Ordering::SeqCst);
+                    }
+                }
+                running.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+        while running.load(Ordering::SeqCst) > 0 {
+            clock.advance(MS);
+            thread::yield_now();
+        }
+    });
+    clock.advance(100 * SECOND);
+    assert_eq!((all.status().available, all.status().waiting, calls.available()), (4, 0, 3));
+    users.sweep();
+    tokens.sweep();
+    assert!(users.is_empty() && tokens.is_empty());
+}
+
+const KEYS: usize = 3;
+
+/// What happens to a composite of keys, and to its model.
+#[derive(Clone, Debug)]
+enum Act {
+    Try(usize, [u32; 3]),
+    Join(usize, [u32; 3], i8, Option<u64>),
+    Reserve(usize, [u32; 3]),
+    /// Drops a wait or settles a reservation.
+    End(usize, u32),
+    Advance(u64),
+    Debit(u32),
+    DebitKey(usize, u32),
+    SetRate(u64),
+    Sweep,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let key = 0..KEYS;
+    let costs = [0..3u32, 0..4, 0..2];
+    let within = prop_oneof![Just(None), (0..3000u64).prop_map(Some)];
+    prop_oneof![
+        4 => (key.clone(), costs.clone()).prop_map(|(key, costs)| Act::Try(key, costs)),
+        4 => (key.clone(), costs.clone(), -1..2i8, within).prop_map(|(k, c, p, w)| Act::Join(k, c, p, w)),
+        1 => (key.clone(), costs).prop_map(|(key, costs)| Act::Reserve(key, costs)),
+        3 => (0..20usize, 0..5u32).prop_map(|(which, used)| Act::End(which, used)),
+        4 => (1..1500u64).prop_map(Act::Advance),
+        1 => (1..5u32).prop_map(Act::Debit),
+        1 => (key, 1..4u32).prop_map(|(key, n)| Act::DebitKey(key, n)),
+        1 => (1..8u64).prop_map(Act::SetRate),
+        1 => Just(Act::Sweep),
+    ]
+}
+
+/// Policies that start full, so that a key loses nothing by being forgotten.
+fn policy(kind: u8) -> AnyPolicy {
+    match kind {
+        0 => TokenBucket::new(Rate::per_second(2), 3).into(),
+        1 => TokenBucket::new(Rate::per_second(1), 1).into(),
+        2 => FixedWindow::new(Rate::new(4, 2 * SECOND).expect("a rate")).into(),
+        _ => SlidingLog::new(Rate::new(4, 2 * SECOND).expect("a rate")).into(),
+    }
+}
+
+/// A limiter and a composite for each key, made in the beginning and kept.
+struct Model {
+    common: RateLimiter<AnyPolicy, ManualClock>,
+    users: Vec<RateLimiter<AnyPolicy, ManualClock>>,
+    composites: Vec<AllOf<ManualClock>>,
+}
+
+fn named(costs: &[u32; 3]) -> AllRequest<'static> {
+    AllRequest::new().cost("all", costs[0]).cost("user", costs[1]).cost("calls", costs[2])
+}
+
+fn outcome<T>(answer: Result<T, AllRefusal>) -> (Option<T>, Option<AllRefusal>) {
+    match answer {
+        Ok(permits) => (Some(permits), None),
+        Err(refusal) => (None, Some(refusal)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Keys that are lines and known keys in turns, and composites that come and go, do as limiters
+    /// and composites that stay.
+    #[test]
+    fn keys_do_as_limiters_of_their_own(kind in 0..4u8, acts in vec(act(), 1..60)) {
+        let clock = ManualClock::new();
+        let limiter = |policy: AnyPolicy| RateLimiter::with_clock(policy, clock.clone());
+        let bucket: AnyPolicy = TokenBucket::new(Rate::per_second(4), 4).into();
+        let all = limiter(bucket.clone());
+        let users: KeyedRateLimiter<usize, AnyPolicy, _> =
+            KeyedRateLimiter::with_clock(policy(kind), 10, clock.clone());
+        let calls = CountingLimit::new(2);
+        let api = KeyedAllOf::new("user", &users).with("all", &all).with_counting("calls", &calls);
+
+        let model_calls = CountingLimit::new(2);
+        let model = {
+            let common = limiter(bucket);
+            let users: Vec<_> = (0..KEYS).map(|_| limiter(policy(kind))).collect();
+            let of = |user| AllOf::new("all", &common).with_counting("calls", &model_calls).with("user", user);
+            let composites = users.iter().map(of).collect();
+            Model { common, users, composites }
+        };
+        let (mut waits, mut held) = (Vec::new(), Vec::new());
+        let mut places = Vec::new();
+        for act in acts {
+            match act {
+                Act::Try(key, costs) => {
+                    let (got, refused) = outcome(api.try_acquire_many(&key, named(&costs)));
+                    let (expected, expected_refusal) =
+                        outcome(model.composites[key].try_acquire_many(named(&costs)));
+                    prop_assert_eq!(refused, expected_refusal);
+                    held.push((got, expected));
+                }
+                Act::Join(key, costs, priority, within) => {
+                    let request = named(&costs).priority(priority);
+                    let request = within.map_or(request.clone(), |ms| request.within(Duration::from_millis(ms)));
+                    let expected = spawn(Box::pin(model.composites[key].acquire_many(request.clone())));
+                    let api = api.clone();
+                    waits.push((spawn(Box::pin(async move { api.acquire_many(&key, request).await })), expected));
+                }
+                Act::Reserve(key, costs) => {
+                    let (got, refused) = outcome(api.reserve(&key, named(&costs)));
+                    let (expected, expected_refusal) = outcome(model.composites[key].reserve(named(&costs)));
+                    prop_assert_eq!(refused, expected_refusal);
+                    places.extend(got.zip(expected));
+                }
+                Act::End(which, used) => match which % 3 {
+                    0 if !waits.is_empty() => drop(waits.swap_remove(which % waits.len())),
+                    1 if !places.is_empty() => {
+                        let (mut got, mut expected) = places.swap_remove(which % places.len());
+                        prop_assert_eq!(got.due_in(), expected.due_in());
+                        prop_assert_eq!(got.claim(), expected.claim());
+                        prop_assert!(got.settle([("user", used)]).is_ok());
+                        prop_assert!(expected.settle([("user", used)]).is_ok());
+                    }
+                    _ if !held.is_empty() => drop(held.swap_remove(which % held.len())),
+                    _ => {}
+                },
+                Act::Advance(ms) => clock.advance(Duration::from_millis(ms)),
+                Act::Debit(n) => {
+                    all.debit(n);
+                    model.common.debit(n);
+                }
+                Act::DebitKey(key, n) => {
+                    prop_assert!(users.debit(&key, n).is_ok());
+                    model.users[key].debit(n);
+                }
+                Act::SetRate(rate) => {
+                    all.set_rate(Rate::per_second(rate));
+                    model.common.set_rate(Rate::per_second(rate));
+                }
+                Act::Sweep => users.sweep(),
+            }
+            waits.retain_mut(|(wait, expected)| {
+                match (wait.poll(), expected.poll()) {
+                    (std::task::Poll::Pending, std::task::Poll::Pending) => true,
+                    (std::task::Poll::Ready(got), std::task::Poll::Ready(expected)) => {
+                        let waited = |answer: &Result<tidegate::AllPermits, AllRefusal>| {
+                            answer.as_ref().map(tidegate::AllPermits::waited).map_err(Clone::clone)
+                        };
+                        assert_eq!(waited(&got), waited(&expected));
+                        held.push((got.ok(), expected.ok()));
+                        false
+                    }
+                    (got, expected) => panic!("{got:?}, expected {expected:?}"),
+                }
+            });
+            prop_assert_eq!(all.status().full_in, model.common.status().full_in);
+            prop_assert_eq!(calls.available(), model_calls.available());
+            for key in 0..KEYS {
+                let (status, expected) = (users.status(&key), model.users[key].status());
+                prop_assert_eq!(status.full_in, expected.full_in);
+                prop_assert_eq!(api.status(&key).waiting, model.composites[key].status().waiting);
+            }
+        }
+        drop((waits, held, places));
+        clock.advance(1000 * SECOND);
+        users.sweep();
+        prop_assert!(users.is_empty(), "nothing is left of keys that do not wait");
+        prop_assert_eq!(calls.available(), 2);
+    }
+}
