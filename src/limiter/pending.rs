@@ -157,6 +157,11 @@ impl<Ask> Waiting<Ask> {
         matches!(self.stage, Stage::Done)
     }
 
+    /// Whether it passes without a permit, and was not polled yet.
+    pub(crate) fn is_exempt(&self) -> bool {
+        matches!(self.stage, Stage::Exempt)
+    }
+
     /// Takes the key of its entry, if it has one: from then on the entry is the caller's to remove.
     pub(crate) fn take_key(&mut self) -> Option<u32> {
         match std::mem::replace(&mut self.stage, Stage::Done) {

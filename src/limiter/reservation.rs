@@ -164,13 +164,14 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// [`Policy::unspent`] and [`Policy::debit`].
     ///
     /// A reservation that is settled without being claimed gives up its place, and all used permits
-    /// are charged.
+    /// are charged. An [exempt](crate::Request::exempt) one charges nothing.
     pub fn settle(mut self, used: u32) {
         match self.claimed.take() {
             Some((_, share)) => Box::new(share).settle(used),
             None => {
+                let exempt = self.pending.wait.is_exempt();
                 self.pending.leave();
-                if used > 0 {
+                if used > 0 && !exempt {
                     self.pending.shared.debit(used);
                 }
             }

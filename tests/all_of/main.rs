@@ -11,4 +11,6 @@ mod lines;
 #[cfg(feature = "keyed")]
 mod of_keys;
 mod properties;
+#[cfg(feature = "keyed")]
+mod same_word;
 mod stress;
