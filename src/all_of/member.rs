@@ -42,7 +42,7 @@ use crate::line::deferred::Deferred;
 use crate::line::place::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::OneRule;
-use crate::line::undoable::{Tracked, Undoable};
+use crate::line::undoable::{Tracked, Undoable, counts};
 use crate::line::visit::Demand;
 use crate::policy::limited;
 use crate::status::Status;
@@ -260,7 +260,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             }
             return Ok(());
         }
-        shared.visit(|line, visit| line.take_back(visit, grant));
+        shared.undo(grant);
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
@@ -373,9 +373,20 @@ impl<R: OneRule<C>, C: Timer> Recheck for Handle<R, C> {
 impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     fn undo(mut self: Box<Self>, deferred: &mut Deferred<C>) {
         let Some(grant) = self.grant.take() else { return };
-        let (mut line, now) = self.shared.reach();
-        line.undo(&mut self.shared.visit_at(now, deferred), grant);
-        self.shared.let_go(line, true, 0, deferred);
+        let shared = &self.shared;
+        let moved = shared.rule.moved(&grant.charge);
+        let line = if counts(moved) {
+            // Without the member's lock, as `Shared::undo`.
+            let level = shared.undo_unlocked(grant.charge, deferred);
+            let (mut line, _) = shared.reach();
+            line.undone(&shared.rule, moved, grant.id, level);
+            line
+        } else {
+            let (mut line, now) = shared.reach();
+            line.undo(&mut shared.visit_at(now, deferred), grant);
+            line
+        };
+        shared.let_go(line, true, 0, deferred);
     }
 
     fn seen(&self) {

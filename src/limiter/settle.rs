@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
 use crate::line::rule::OneRule;
-use crate::line::undoable::Tracked;
+use crate::line::undoable::{Tracked, Undoable};
 use crate::sync::lock;
 
 /// A grant of which a part can be given back.
@@ -30,7 +30,7 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
         if used < *n
             && let Some(charge) = shared.rule.unspent(charge, *n, used)
         {
-            shared.undo(Tracked { charge, id });
+            shared.undo(Undoable::Tracked(Tracked { charge, id }));
             return;
         }
         shared.visit(|line, visit| {

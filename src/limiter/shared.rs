@@ -371,17 +371,29 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// permits. No request overtakes meanwhile: while a waiter is in line, every other request
     /// takes the lock, and the holder of the lock serves the waiters first. No wake-up is lost: the
     /// visit that follows serves the waiters with the permits given back.
-    pub(crate) fn undo(&self, grant: Tracked<R::Charge>) {
-        let moved = self.rule.moved(&grant.charge);
+    pub(crate) fn undo(&self, grant: Undoable<R::Charge>) {
+        let moved = self.rule.moved(grant.charge());
         if !counts(moved) {
-            self.visit(|line, visit| line.undo(visit, grant));
+            self.visit(|line, visit| line.take_back(visit, grant));
             return;
         }
-        let Tracked { charge, id } = grant;
-        let latest = lock(&self.line).latest();
         let mut deferred = Deferred::new();
-        let level = self.rule.undo(latest, charge, u64::MAX, &mut deferred);
-        self.visit(|line, _| line.undone(&self.rule, moved, id, level));
+        match grant {
+            Undoable::Tracked(Tracked { charge, id }) => {
+                let level = self.undo_unlocked(charge, &mut deferred);
+                self.visit(|line, _| line.undone(&self.rule, moved, id, level));
+            }
+            Undoable::Since(charge, since) => {
+                let level = self.undo_unlocked(charge, &mut deferred);
+                self.visit(|line, _| line.undone_since(&self.rule, moved, since, level));
+            }
+        }
+    }
+
+    /// Undoes what a policy that counts granted. Called without the lock.
+    pub(crate) fn undo_unlocked(&self, charge: R::Charge, deferred: &mut Deferred<C>) -> u64 {
+        let latest = lock(&self.line).latest();
+        self.rule.undo(latest, charge, u64::MAX, deferred)
     }
 
     /// Computes the times of all waiters anew, composites included, after permits were made later

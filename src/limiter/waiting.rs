@@ -376,7 +376,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 (visit.now, grant.map(|grant| Held::new(self, grant)))
             });
             if let Some(grant) = held.and_then(|held| held.keep().tracked()) {
-                self.undo(grant);
+                self.undo(Undoable::Tracked(grant));
             }
             let waited = now.saturating_since(wait.since).as_duration();
             self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));

@@ -30,6 +30,12 @@ pub(crate) enum Undoable<Charge> {
 }
 
 impl<Charge> Undoable<Charge> {
+    pub(crate) fn charge(&self) -> &Charge {
+        match self {
+            Undoable::Tracked(Tracked { charge, .. }) | Undoable::Since(charge, _) => charge,
+        }
+    }
+
     /// The grant as its caller gets it.
     pub(crate) fn granted(self) -> Granted<Charge> {
         match self {
@@ -139,6 +145,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn undone(&mut self, rule: &R, moved: (u64, u64), id: GrantId, level: u64) {
         self.memo.set(None);
         self.undo_log.undo(id, moved, rule.full_level(self.latest), |_| level);
+    }
+
+    /// As [`undone`](Self::undone), of a grant that the undo log does not track.
+    pub(crate) fn undone_since(&mut self, rule: &R, moved: (u64, u64), since: u64, level: u64) {
+        self.memo.set(None);
+        self.undo_log.undo_since(since, moved, rule.full_level(self.latest), |_| level);
     }
 
     /// Undoes a grant that the undo log does not track. `since` is the log's [next
