@@ -14,9 +14,10 @@
 //! | 3 switch | all is copied up to the head: one exchange of that head | the exchange fails, and 2 goes on |
 //!
 //! Takers take only places anew that are over. So the copy passes over the oldest of them, before
-//! takers come to them. A copy is given up if a place was taken anew while it was read, or before
-//! it was passed over. A refund, a reset and a debit give it up too, since they change which places
-//! count.
+//! takers come to them. It keeps the others, as many as the room has and some for permits that are
+//! undone meanwhile, since those that are over count again in a longer window. A copy is given up
+//! if a place was taken anew while it was read. A refund, a reset and a debit give it up too, since
+//! they change which places count.
 //!
 //! # Why a copy is ready in time
 //!
@@ -25,7 +26,8 @@
 //! the places that are taken meanwhile. Half of the spare places is an 18th of a ring: 54 places
 //! for each permit are enough. If debits and refunds gave a copy up, it may not be ready: then one
 //! giver-back makes it in one pass, as it does if one grant has more permits than there are spare
-//! places.
+//! places. It keeps all places first. If others take permits meanwhile, it makes the copy anew
+//! without those that are over: a longer window then counts too few of these.
 
 use crate::policy::window::log::give_back::{Book, Books, Credit, Credits, GiveBack, Next};
 use crate::policy::window::log::head::Head;
@@ -92,7 +94,7 @@ impl LogState {
             books.copying = None;
         }
         if books.copying.is_none() {
-            if books.book.sum <= self.spare() / 2 {
+            if books.book.undone() <= self.spare() / 2 {
                 return false;
             }
             books.copies += 1;
@@ -107,7 +109,15 @@ impl LogState {
             });
         }
         let places = if full { u32::MAX } else { n.saturating_mul(SLICE) };
-        if !self.copy(books, places, window) {
+        // A few places less than there are, so that not every taker comes in between.
+        let most = match full {
+            false => self.len() - 1 - self.spare() / 8,
+            true if books.hurried => 0,
+            true => self.len() - 1,
+        };
+        let copied = self.copy(books, places, most, window);
+        books.hurried = full && !copied;
+        if !copied {
             books.copying = None;
             return false;
         }
@@ -127,8 +137,9 @@ impl LogState {
         true
     }
 
-    /// Fills and copies so many places. Fails if a place that is not copied yet was taken anew.
-    fn copy(&self, books: &mut Books, mut places: u32, window: &Window) -> bool {
+    /// Fills and copies so many places. Of the places that are over it copies only the newest: at
+    /// most so many with all that count. Fails if a place was taken anew while it was read.
+    fn copy(&self, books: &mut Books, mut places: u32, most: u32, window: &Window) -> bool {
         let Some(copying) = &mut books.copying else { return false };
         let ring = copying.seen.ring;
         while copying.unfilled > 0 && places > 0 {
@@ -136,7 +147,7 @@ impl LogState {
             places -= 1;
             self.place(!ring, copying.unfilled).store(books.copies, Ordering::Release);
         }
-        if !self.catch_up(copying, books.book.sum, window) {
+        if !self.catch_up(copying, most, window) {
             return false;
         }
         let (unread, book) = (copying.pending, &books.book);
@@ -172,33 +183,46 @@ impl LogState {
     }
 
     /// Looks at the head, for what was taken since. Passes over places that are over, since takers
-    /// take them anew, as far as the others are as many as the room and the undone permits: in a
-    /// longer window they may count again. Fails if a place that is not copied yet was taken anew.
-    fn catch_up(&self, copying: &mut Copying, undone: u32, window: &Window) -> bool {
+    /// take them anew, but for the newest so many: in a longer window they may count again. Fails
+    /// if places that count may have been taken anew.
+    fn catch_up(&self, copying: &mut Copying, most: u32, window: &Window) -> bool {
         let Some((head, taken)) = self.taken_since(copying.seen) else { return false };
         let valid = (copying.pending + taken).min(self.len() - 1);
-        let (lost, full) = (valid < copying.pending + taken, undone > self.spare());
-        let most = if full { 0 } else { self.len() - 1 - self.spare() + undone };
         let view = View { head, valid, credits: Credits::NONE };
+        // All permits of a time or none, so that its undone ones need not be told from the others.
         let mut passed = 0;
         if valid > most {
             passed = self.count(&view, 0, |there| end(there, window) <= head.time).min(valid - most);
+            if passed < valid {
+                let kept = self.behind(&view, valid - passed);
+                passed = self.count(&view, 0, |there| there < kept);
+            }
+        }
+        if valid < copying.pending + taken {
+            // The oldest places were taken anew, perhaps some of those of one time. Then that time is
+            // over, unless the window has become longer since.
+            let first = self.behind(&view, valid);
+            if end(first, window) <= head.time {
+                passed = passed.max(self.count(&view, 0, |there| there <= first));
+            } else if passed == 0 {
+                return false;
+            }
         }
         if passed > 0 {
-            // All permits of a time, so that its undone ones need not be told from the others.
-            let last = self.behind(&view, valid - passed + 1);
-            passed = self.count(&view, passed, |there| there <= last);
-            copying.time = copying.time.max(last);
+            copying.time = copying.time.max(self.behind(&view, valid - passed + 1));
         }
         copying.seen = head;
         copying.pending = valid - passed;
-        passed > 0 || !lost
+        true
     }
 }
 
 #[cfg(all(test, not(tidegate_loom)))]
 mod tests {
     use std::time::Duration;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
     use super::SLICE;
     use crate::policy::{Policy, SlidingLog};
@@ -272,6 +296,79 @@ mod tests {
         assert_eq!(log.status(&state, now).available, 50);
         log.set_rate(&state, now, rate(3000));
         log.status(&state, now).available
+    }
+
+    /// Such a copy once passed over all that was over.
+    #[test]
+    fn a_copy_in_one_pass_keeps_permits_that_are_over() {
+        let rate = |length| Rate::new(100, Duration::from_nanos(length)).expect("whole");
+        let log = SlidingLog::new(rate(1000));
+        let state = log.start(Nanos::ZERO);
+        let take = |nanos, n| log.try_acquire(&state, Nanos::new(nanos), n).expect("room");
+        (1..=40).map(|nanos| take(nanos, 1)).for_each(drop);
+        let (all, now) = (take(1101, 100), Nanos::new(1101));
+        log.undo(&state, now, all, u64::MAX);
+        assert!(state.head().ring, "the copy is in force");
+        log.set_rate(&state, now, rate(3000));
+        assert_eq!(log.status(&state, now).available, 60);
+    }
+
+    proptest! {
+        /// A slow model keeps each grant.
+        #[test]
+        fn no_permit_is_lost_or_found_by_copies(
+            acts in vec((0..60u64, 1..60u32, 0..4u8, any::<prop::sample::Index>()), 1..1000),
+        ) {
+            let log = SlidingLog::new("100/1000ns".parse().expect("a rate"));
+            let state = log.start(Nanos::ZERO);
+            let (mut now, mut charges) = (1, Vec::new());
+            for (passed, n, kind, which) in acts {
+                now += passed;
+                let at = Nanos::new(now);
+                if kind > 0 {
+                    let n = if kind == 1 { n } else { n % 4 + 1 };
+                    charges.extend(log.try_acquire(&state, at, n).map(|charge| (charge, now, n)));
+                } else if !charges.is_empty() {
+                    let last = charges.len().min(10);
+                    let (charge, ..) = charges.remove(charges.len() - 1 - which.index(last));
+                    log.undo(&state, at, charge, u64::MAX);
+                }
+                charges.retain(|(_, at, _)| at + 1000 > now);
+                let used: u32 = charges.iter().map(|(_, _, n)| *n).sum();
+                prop_assert_eq!(log.status(&state, at).available, u64::from(100 - used));
+            }
+        }
+
+        /// A slow model keeps each grant. Undone permits that were over once did not count as
+        /// places that the ring wants, so grants beside them were forgotten.
+        #[test]
+        fn a_longer_window_counts_all_permits_that_were_not_undone(
+            acts in vec((1..100u64, 0..6u32, any::<prop::sample::Index>()), 1..2000), length in 1000..200_000u64,
+        ) {
+            let rate = |length| Rate::new(100, Duration::from_nanos(length)).expect("whole");
+            let log = SlidingLog::new(rate(1000));
+            let state = log.start(Nanos::ZERO);
+            let (mut now, mut granted, mut charges) = (1, Vec::new(), Vec::new());
+            for (passed, n, which) in acts {
+                now += passed;
+                if n > 2 {
+                    if let Ok(charge) = log.try_acquire(&state, Nanos::new(now), n) {
+                        charges.push((charge, now, n));
+                    }
+                } else if !charges.is_empty() {
+                    let last = charges.len().min(10);
+                    let (charge, at, n) = charges.remove(charges.len() - 1 - which.index(last));
+                    log.undo(&state, Nanos::new(now), charge, u64::MAX);
+                    if at + 1000 <= now {
+                        granted.push((at, n));
+                    }
+                }
+            }
+            granted.extend(charges.into_iter().map(|(_, at, n)| (at, n)));
+            log.set_rate(&state, Nanos::new(now), rate(length));
+            let used: u32 = granted.iter().filter(|(at, _)| at + length > now).map(|(_, n)| *n).sum();
+            prop_assert_eq!(log.status(&state, Nanos::new(now)).available, u64::from(100 - used.min(100)));
+        }
     }
 
     #[test]

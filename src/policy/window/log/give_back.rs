@@ -82,27 +82,27 @@ struct Slot {
 pub(super) struct Credits {
     first: u32,
     pub(super) sum: u32,
-    /// Whether some of them were left out since they were read.
-    pub(super) left_out: bool,
+    /// How many credits were left out since they were read.
+    pub(super) left_out: u32,
     version: u16,
     /// As they were read.
     word: u64,
 }
 
 impl Credits {
-    pub(super) const NONE: Credits = Credits { first: NOWHERE, sum: 0, left_out: false, version: 0, word: 0 };
+    pub(super) const NONE: Credits = Credits { first: NOWHERE, sum: 0, left_out: 0, version: 0, word: 0 };
 
     fn decode(word: u64, version: u16) -> Credits {
         // As wide as the masks.
         #[allow(clippy::cast_possible_truncation)]
         let (first, sum) = ((word >> 25) as u32 & NOWHERE, word as u32 & NOWHERE);
-        Credits { first, sum, left_out: false, version, word }
+        Credits { first, sum, left_out: 0, version, word }
     }
 
     /// Leaves all of them out: the last grant is over, and so all are.
     pub(super) fn leave_out_all(&mut self) {
         if self.sum > 0 {
-            (self.first, self.sum, self.left_out) = (NOWHERE, 0, true);
+            (self.first, self.sum, self.left_out) = (NOWHERE, 0, self.left_out + 1);
         }
     }
 }
@@ -127,6 +127,7 @@ pub(super) struct Book {
     pub(super) sum: u32,
     /// The credits that are over, from the oldest on. In a longer window they may count again.
     pub(super) over: VecDeque<(Stamp, Credit)>,
+    pub(super) over_sum: u32,
 }
 
 /// What a giver-back needs the lock for.
@@ -136,6 +137,8 @@ pub(super) struct Books {
     pub(super) book: Book,
     /// The copy that is being made.
     pub(super) copying: Option<Copying>,
+    /// Whether the last copy in one pass failed, because others took permits meanwhile.
+    pub(super) hurried: bool,
     /// The credits of the ring before, which are freed a few at a time: all at once would take
     /// long.
     pub(super) old: BTreeMap<Stamp, Credit>,
@@ -240,6 +243,7 @@ impl Book {
             && end(time, window) > now
         {
             self.over.pop_back();
+            self.over_sum -= credit.n;
             self.add(back.links(ring), time, credit);
         }
         while let Some(first) = self.credits.first_entry()
@@ -247,6 +251,7 @@ impl Book {
         {
             let (time, credit) = first.remove_entry();
             self.sum -= credit.n;
+            self.over_sum += credit.n;
             self.over.push_back((time, credit));
         }
         while let Some((time, credit)) = self.over.front_mut()
@@ -254,6 +259,7 @@ impl Book {
         {
             credit.place = state.after(credit.place, 1);
             credit.n -= 1;
+            self.over_sum -= 1;
             if credit.n == 0 {
                 self.over.pop_front();
             }
@@ -261,9 +267,13 @@ impl Book {
     }
 
     fn clear(&mut self) {
-        self.credits.clear();
-        self.over.clear();
-        self.sum = 0;
+        *self = Book::default();
+    }
+
+    /// The undone permits whose places were not taken anew: so many places fewer than the ring has
+    /// show permits that count, or would count in a longer window.
+    pub(super) fn undone(&self) -> u32 {
+        self.sum + self.over_sum
     }
 }
 
@@ -341,7 +351,7 @@ impl LogState {
             // A list that a later version has changed may end in between: then the head is another
             // one.
             credits.sum = if n == 0 { 0 } else { credits.sum.saturating_sub(n) };
-            (credits.first, credits.left_out) = (next, true);
+            (credits.first, credits.left_out) = (next, credits.left_out + 1);
         }
     }
 
@@ -450,6 +460,7 @@ impl LogState {
                 }
                 book.sum = sum;
                 book.over.clear();
+                book.over_sum = 0;
                 return;
             }
         }

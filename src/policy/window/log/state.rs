@@ -21,7 +21,7 @@
 //! | 1 read | `head` | Acquire | sees the slot of its version, and the times of all grants but the last |
 //! | 2 judge | the place that has to be over; with a flag in the head, slot and links | Acquire | a newer value of any of them comes with a newer head, which 3 or 6 then sees |
 //! | 3 refuse | `head` again | Acquire | an equal head says that nothing changed since 1 |
-//! | 4 leave out | credits that are over: compare and exchange | AcqRel | their places may be taken anew from 6 on |
+//! | 4 leave out | credits that are over: compare and exchange; a refusal does so too if they are many | AcqRel | their places may be taken anew from 6 on |
 //! | 5 help | places of the last grant that are not written: read, `head` again, compare and exchange | Acquire, Acquire, AcqRel | 6 replaces the head that tells their time |
 //! | 6 take | `head`: compare and exchange | AcqRel | fails if the head is another one; publishes what 4 and 5 made sure of |
 //! | 7 write | its own places, from the last to the first: as 5 | AcqRel | saves the next taker step 5 |
@@ -65,6 +65,10 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 
 /// The fewest places beyond the room.
 pub(crate) const SPARE: u32 = if cfg!(all(test, tidegate_loom)) { 2 } else { 64 };
+
+/// A refusal writes nothing, unless it left out so many credits that are over: the next request
+/// need not pass them again.
+const MANY: u32 = 32;
 
 /// The state of one [`SlidingLog`](crate::policy::SlidingLog): a ring of times.
 #[derive(Debug)]
@@ -245,7 +249,12 @@ impl LogState {
                 let free_at = if no_credits { end(oldest, window) } else { self.free_at(&view, window, n) };
                 // A refusal makes no exchange, so it looks at the head again (3).
                 match self.head.load(Ordering::Acquire) {
-                    same if same == word => return Err(free_at),
+                    same if same == word => {
+                        if view.credits.left_out >= MANY {
+                            self.publish(&view.credits);
+                        }
+                        return Err(free_at);
+                    }
                     newer => word = newer,
                 }
                 continue;
@@ -284,7 +293,7 @@ impl LogState {
     /// Makes known which credits are over. Fails if they are others by now.
     #[inline]
     fn publish(&self, credits: &Credits) -> bool {
-        !credits.left_out || self.back.get().is_none_or(|back| back.publish(credits))
+        credits.left_out == 0 || self.back.get().is_none_or(|back| back.publish(credits))
     }
 
     /// Writes the times of the last grant, as far as they are not written, from the last one to the
@@ -330,6 +339,25 @@ mod tests {
     use crate::policy::{Policy, SlidingLog};
     use crate::rate::Rate;
     use crate::time::Nanos;
+
+    /// A refusal once walked past all of them again and again.
+    #[test]
+    fn a_refusal_forgets_many_undone_permits_that_are_over() {
+        let log = SlidingLog::new("200/1000ns".parse::<Rate>().expect("a rate"));
+        let state = log.start(Nanos::ZERO);
+        let take = |nanos, n| log.try_acquire(&state, Nanos::new(nanos), n);
+        let charges: Vec<_> = (1..=200).map(|nanos| take(nanos, 1).expect("room")).collect();
+        for charge in charges.into_iter().step_by(5) {
+            log.undo(&state, Nanos::new(200), charge, u64::MAX);
+        }
+        let kept = || state.give_back().credits(state.head().version).sum;
+        assert_eq!(kept(), 40);
+        take(1001 + 5 * 31, 200).expect_err("not all are over");
+        assert_eq!(kept(), 40 - 32);
+        // A few are left to the next request that is granted.
+        take(1001 + 5 * 35, 200).expect_err("not all are over");
+        assert_eq!(kept(), 40 - 32);
+    }
 
     /// With a flag in the head, each decision looks at the slot of its version too.
     #[test]
