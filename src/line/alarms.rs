@@ -44,9 +44,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
 
-use slab::Slab;
-
 use crate::clock::{Sleep, Timer};
+use crate::line::entries::Entries;
 use crate::line::recheck::Recheck;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
@@ -110,7 +109,7 @@ struct Armed {
 
 /// All alarms of a line.
 pub(crate) struct Alarms<C: Timer> {
-    list: Slab<Alarm<C>>,
+    list: Entries<Alarm<C>>,
     /// How many users have joined so far.
     joins: u64,
     /// The two event loops whose timers rang last. Their alarms may be removed, and made again.
@@ -158,7 +157,7 @@ pub(crate) enum PutBack<C: Timer> {
 
 impl<C: Timer> Alarms<C> {
     pub(crate) fn new() -> Self {
-        Alarms { list: Slab::new(), joins: 0, rung: [None; 2] }
+        Alarms { list: Entries::new(), joins: 0, rung: [None; 2] }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -210,7 +209,8 @@ impl<C: Timer> Alarms<C> {
         // With no preference, the first alarm is as good as any.
         let first = first.or_else(|| self.list.iter().next().map(|(key, _)| key));
         let (reserve, second) = self.reserves(first);
-        for (key, alarm) in &mut self.list {
+        let mut lost = None;
+        for (key, alarm) in self.list.iter_mut() {
             if alarm.sleep.is_none() {
                 // The thread that has taken it looks again. The ring is left for that thread, since
                 // it may belong to the new setting already.
@@ -222,7 +222,8 @@ impl<C: Timer> Alarms<C> {
                 let now = clock.now();
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
-                    return AlarmCheck::Lost(self.lose(key));
+                    lost = Some(key);
+                    break;
                 }
                 if self.rung[0] != Some(alarm.domain) {
                     self.rung = [Some(alarm.domain), self.rung[0]];
@@ -252,7 +253,7 @@ impl<C: Timer> Alarms<C> {
                 return AlarmCheck::Arming(Arming { key, sleep, waker, rung, armed, register });
             }
         }
-        AlarmCheck::Nothing
+        lost.map_or(AlarmCheck::Nothing, |key| AlarmCheck::Lost(self.lose(key)))
     }
 
     /// Which alarms, other than the `first`, are to ring in case that one is held up.

@@ -8,15 +8,13 @@
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
 
-use slab::Slab;
-
 /// So many entries are in one chunk.
 const CHUNK: usize = 512;
 
 #[derive(Debug)]
 pub(crate) struct Entries<T> {
     /// A chunk that was given back leaves its number to another one.
-    chunks: Vec<Option<Slab<T>>>,
+    chunks: Vec<Option<Chunk<T>>>,
     /// The chunks that have room. The lowest is filled first, so that the others can become empty.
     room: BTreeSet<usize>,
     /// The numbers below the length of `chunks` that have no chunk.
@@ -27,13 +25,45 @@ pub(crate) struct Entries<T> {
     len: usize,
 }
 
+/// Entries that lie one after another, with holes.
+#[derive(Debug)]
+struct Chunk<T> {
+    slots: Vec<Option<T>>,
+    /// The slots below the length of `slots` that are empty.
+    holes: Vec<usize>,
+}
+
+impl<T> Chunk<T> {
+    const fn new() -> Self {
+        Chunk { slots: Vec::new(), holes: Vec::new() }
+    }
+
+    fn len(&self) -> usize {
+        self.slots.len() - self.holes.len()
+    }
+
+    fn insert(&mut self, entry: T) -> usize {
+        if let Some(hole) = self.holes.pop() {
+            self.slots[hole] = Some(entry);
+            return hole;
+        }
+        self.slots.push(Some(entry));
+        self.slots.len() - 1
+    }
+
+    fn remove(&mut self, slot: usize) -> Option<T> {
+        let entry = self.slots.get_mut(slot)?.take()?;
+        self.holes.push(slot);
+        Some(entry)
+    }
+}
+
 impl<T> Entries<T> {
     pub(crate) fn new() -> Self {
         let (room, free) = (BTreeSet::new(), BTreeSet::new());
         Entries { chunks: Vec::new(), room, free, spare: None, len: 0 }
     }
 
-    #[cfg(any(test, feature = "keyed"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -41,7 +71,7 @@ impl<T> Entries<T> {
     /// For how many entries there is memory.
     #[cfg(all(test, not(tidegate_loom)))]
     pub(crate) fn capacity(&self) -> usize {
-        self.chunks.iter().flatten().map(Slab::capacity).sum()
+        self.chunks.iter().flatten().map(|chunk| chunk.slots.capacity()).sum()
     }
 
     pub(crate) fn insert(&mut self, entry: T) -> usize {
@@ -52,7 +82,7 @@ impl<T> Entries<T> {
         if self.spare == Some(number) {
             self.spare = None;
         }
-        let chunk = self.chunks[number].get_or_insert_default();
+        let chunk = self.chunks[number].get_or_insert_with(Chunk::new);
         let slot = chunk.insert(entry);
         if chunk.len() == CHUNK {
             self.room.remove(&number);
@@ -66,7 +96,7 @@ impl<T> Entries<T> {
         if number == self.chunks.len() {
             self.chunks.push(None);
         }
-        self.chunks[number] = Some(Slab::new());
+        self.chunks[number] = Some(Chunk::new());
         self.room.insert(number);
         number
     }
@@ -76,13 +106,13 @@ impl<T> Entries<T> {
     /// If there is no such entry.
     pub(crate) fn remove(&mut self, key: usize) -> T {
         let number = key / CHUNK;
-        let Some(chunk) = &mut self.chunks[number] else { panic!("invalid key") };
-        let entry = chunk.remove(key % CHUNK);
+        let Some(chunk) = self.chunks.get_mut(number).and_then(Option::as_mut) else { panic!("invalid key") };
+        let Some(entry) = chunk.remove(key % CHUNK) else { panic!("invalid key") };
         self.len -= 1;
         if chunk.len() == CHUNK - 1 {
             self.room.insert(number);
         }
-        if chunk.is_empty() {
+        if chunk.len() == 0 {
             match self.spare {
                 None => self.spare = Some(number),
                 Some(_) => self.give_back(number),
@@ -105,25 +135,33 @@ impl<T> Entries<T> {
         }
     }
 
-    fn chunk(&self, key: usize) -> Option<&Slab<T>> {
-        self.chunks.get(key / CHUNK)?.as_ref()
-    }
-
     pub(crate) fn get(&self, key: usize) -> Option<&T> {
-        self.chunk(key)?.get(key % CHUNK)
+        self.chunks.get(key / CHUNK)?.as_ref()?.slots.get(key % CHUNK)?.as_ref()
     }
 
     pub(crate) fn get_mut(&mut self, key: usize) -> Option<&mut T> {
-        self.chunks.get_mut(key / CHUNK)?.as_mut()?.get_mut(key % CHUNK)
+        self.chunks.get_mut(key / CHUNK)?.as_mut()?.slots.get_mut(key % CHUNK)?.as_mut()
     }
 
     pub(crate) fn contains(&self, key: usize) -> bool {
         self.get(key).is_some()
     }
 
-    /// All of them, in no order.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.chunks.iter_mut().flatten().flat_map(|chunk| chunk.iter_mut().map(|(_, entry)| entry))
+    /// All of them with their keys, in the order of keys.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+        let chunks = self.chunks.iter().zip((0..).step_by(CHUNK));
+        let slots =
+            chunks.flat_map(|(chunk, first)| chunk.iter().flat_map(move |chunk| (first..).zip(&chunk.slots)));
+        slots.filter_map(|(key, entry)| Some((key, entry.as_ref()?)))
+    }
+
+    /// All of them with their keys, in the order of keys.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
+        let chunks = self.chunks.iter_mut().zip((0..).step_by(CHUNK));
+        let slots = chunks.flat_map(|(chunk, first)| {
+            chunk.iter_mut().flat_map(move |chunk| (first..).zip(&mut chunk.slots))
+        });
+        slots.filter_map(|(key, entry)| Some((key, entry.as_mut()?)))
     }
 }
 
@@ -172,6 +210,10 @@ mod tests {
                 }
                 prop_assert_eq!(entries.is_empty(), there.is_empty());
                 prop_assert!(there.iter().all(|(key, entry)| entries.get(*key) == Some(entry)));
+                let mut sorted = there.clone();
+                sorted.sort_unstable();
+                prop_assert!(entries.iter().map(|(key, entry)| (key, *entry)).eq(sorted.iter().copied()));
+                prop_assert!(entries.iter_mut().map(|(key, entry)| (key, *entry)).eq(sorted));
             }
         }
     }

@@ -40,7 +40,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     fn lose(&mut self, lost: LostAlarm<C>, deferred: &mut Deferred<C>) {
         let LostAlarm { key, domain, sleep } = lost;
         deferred.sleeps.extend(sleep);
-        for entry in self.entries.iter_mut() {
+        for (_, entry) in self.entries.iter_mut() {
             if let State::Waiting(waker) = &mut entry.state
                 && let WokenBy::Task { alarm, lost } = entry.woken_by
                 && alarm as usize == key
