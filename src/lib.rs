@@ -253,15 +253,21 @@
 //!
 //! | feature | adds | costs |
 //! |---|---|---|
+//! | `tokio`, on by default | waits in a tokio runtime use its timer; [`TokioClock`] | tokio with `rt` and `time` |
 //! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits of all keys | hashbrown, crossbeam-utils |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
 //! # Runtimes
 //!
-//! Awaiting needs tokio with its time driver. Several runtimes and plain threads can share one
-//! limiter, and none of them waits for the event loop of another. `try_acquire` and the blocking
-//! calls need no runtime.
+//! In a tokio runtime, a wait uses the timer of that runtime, so its time driver must be enabled. In
+//! any other executor, and everywhere without the feature `tokio`, one thread of the process is the
+//! timer of all limiters; it starts when it is first needed. `try_acquire` and the blocking calls
+//! need neither. Several runtimes and plain threads can share one limiter, and none of them waits
+//! for the event loop of another.
+//!
+//! tokio's timer ticks in milliseconds. With a [`PreciseClock`] a limiter waits by the thread also
+//! in tokio, and releases each permit at its time.
 //!
 //! # Minimum supported Rust version
 //!
@@ -273,6 +279,7 @@
 #![cfg_attr(not(feature = "keyed"), doc = "[`KeyedRateLimiter`]: https://docs.rs/tidegate")]
 #![cfg_attr(feature = "keyed", doc = "[`KeyedAllOf`]: crate::KeyedAllOf")]
 #![cfg_attr(not(feature = "keyed"), doc = "[`KeyedAllOf`]: https://docs.rs/tidegate")]
+#![cfg_attr(not(feature = "tokio"), doc = "[`TokioClock`]: https://docs.rs/tidegate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 /// Which algorithm, at what price: all of them side by side.
@@ -308,7 +315,9 @@ pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReser
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;
 pub use any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
-pub use clock::{Clock, DefaultClock, ManualClock, SystemClock, Timer, TokioClock};
+#[cfg(feature = "tokio")]
+pub use clock::TokioClock;
+pub use clock::{Clock, DefaultClock, ManualClock, PreciseClock, SystemClock, Timer};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, Refusal};
 pub use grant::{Grant, Left};

@@ -2,19 +2,35 @@
 //!
 //! | clock | tells | waits by | use it for |
 //! |---|---|---|---|
-//! | [`SystemClock`] | the processor's time stamp counter | tokio's timer | the default |
-//! | [`TokioClock`] | tokio's clock, paused or not | tokio's timer | tests with paused time |
+//! | [`SystemClock`] | the processor's time stamp counter | tokio's timer; outside of tokio by a thread | the default |
+//! | [`PreciseClock`] | the processor's time stamp counter | a thread for all limiters | permits released on time, to some 10 us |
+#![cfg_attr(
+    feature = "tokio",
+    doc = "| [`TokioClock`] | tokio's clock, paused or not | tokio's timer | tests with paused time |"
+)]
 //! | [`ManualClock`] | the time that you set | your calls of `advance`, `jump` and `set` | tests and simulations |
 //!
-//! [`DefaultClock`] is [`SystemClock`], or [`TokioClock`] with the feature `test-util`.
+//! [`DefaultClock`] is [`SystemClock`], or `TokioClock` with the feature `test-util`.
 
+mod here;
 mod manual;
+mod precise;
 mod system;
+mod thread;
+mod time_stamp;
+mod timeout;
+#[cfg(feature = "tokio")]
 mod tokio;
 
+pub use self::here::{EventLoop, SleepHere};
 pub use self::manual::{ManualClock, ManualSleep};
+pub use self::precise::PreciseClock;
 pub use self::system::SystemClock;
-pub use self::tokio::{TokioClock, TokioSleep};
+pub use self::thread::ThreadSleep;
+#[cfg(feature = "tokio")]
+pub use self::tokio::TokioClock;
+
+pub(crate) use self::timeout::timeout;
 
 use std::fmt::Debug;
 use std::pin::Pin;
@@ -52,6 +68,15 @@ pub trait Clock: Debug + Send + Sync + 'static {
 /// Returns the Unix time by the wall clock, or zero if the wall clock is before 1970.
 fn unix_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Parks for the time from `now` to `at`, measured by the operating system.
+fn park_for(at: Nanos, now: Nanos) {
+    if at == Nanos::MAX {
+        std::thread::park();
+    } else {
+        std::thread::park_timeout(at.saturating_since(now).as_duration());
+    }
 }
 
 /// A clock that can also wait.

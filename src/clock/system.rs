@@ -1,28 +1,28 @@
-//! The default clock: the system's monotonic clock, read at the lowest cost, with tokio's timer.
+//! The default clock: the system's monotonic clock, with the timer of the caller's event loop.
 
 use std::time::Duration;
 
-use tokio::runtime::{Handle, Id};
-
-use crate::clock::tokio::{TokioSleep, park_for};
-use crate::clock::{Clock, Timer, unix_time};
+use crate::clock::here::{EventLoop, SleepHere};
+use crate::clock::time_stamp::TimeStamp;
+use crate::clock::{Clock, Timer, park_for, unix_time};
 use crate::time::Nanos;
 
 /// Reads the processor's time stamp counter where it is steady, otherwise the operating system's
 /// monotonic clock.
 ///
 /// A reading costs about 8 ns, a third of `std::time::Instant` (`benches/README.md` has the
-/// numbers). Waiting uses tokio's timer, so `acquire().await` needs a tokio runtime with time
-/// enabled; `try_acquire` and `blocking_acquire` need none.
+/// numbers).
+///
+/// In a tokio runtime, `acquire().await` waits by tokio's timer, which ticks in milliseconds.
+/// Everywhere else it waits by the thread of [`PreciseClock`](crate::PreciseClock), so it works in
+/// any executor. Without the feature `tokio` it always does. A blocking call parks its own thread.
 ///
 /// # Panics
 ///
-/// Awaiting a permit that is not due at once panics outside of a tokio runtime.
+/// Awaiting a permit that is not due at once panics in a tokio runtime without its time driver.
 #[derive(Clone, Debug)]
 pub struct SystemClock {
-    clock: quanta::Clock,
-    /// The counter's value at this clock's beginning.
-    start: u64,
+    time_stamp: TimeStamp,
     unix_time: Duration,
 }
 
@@ -30,9 +30,7 @@ impl SystemClock {
     /// Creates a clock that begins now.
     #[must_use]
     pub fn new() -> SystemClock {
-        let clock = quanta::Clock::new();
-        let start = clock.raw();
-        SystemClock { clock, start, unix_time: unix_time() }
+        SystemClock { time_stamp: TimeStamp::new(), unix_time: unix_time() }
     }
 }
 
@@ -45,8 +43,7 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Nanos {
-        // Zero if the counter went back, which can happen when a thread moves between processors.
-        Nanos::new(self.clock.delta_as_nanos(self.start, self.clock.raw()))
+        self.time_stamp.now()
     }
 
     fn unix_time_at_zero(&self) -> Duration {
@@ -55,15 +52,15 @@ impl Clock for SystemClock {
 }
 
 impl Timer for SystemClock {
-    type Sleep = TokioSleep<SystemClock>;
-    type RuntimeId = Id;
+    type Sleep = SleepHere<SystemClock>;
+    type RuntimeId = EventLoop;
 
-    fn domain(&self) -> Option<Id> {
-        Handle::try_current().ok().map(|runtime| runtime.id())
+    fn domain(&self) -> Option<EventLoop> {
+        Some(EventLoop::current())
     }
 
-    fn sleep_until(&self, at: Nanos) -> TokioSleep<SystemClock> {
-        TokioSleep::new(self.clone(), at)
+    fn sleep_until(&self, at: Nanos) -> SleepHere<SystemClock> {
+        SleepHere::new(self.clone(), at)
     }
 
     fn park_until(&self, at: Nanos) {

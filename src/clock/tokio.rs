@@ -12,9 +12,10 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::coop;
 use tokio::time::Instant;
 
+use crate::clock::here::{EventLoop, SleepHere};
 use crate::clock::tokio::runtime::{Runtime, lock};
 use crate::clock::tokio::unpark::Unpark;
-use crate::clock::{Clock, Sleep, Timer, unix_time};
+use crate::clock::{Clock, Sleep, Timer, park_for, unix_time};
 use crate::time::Nanos;
 
 /// tokio's timer ticks in milliseconds.
@@ -98,15 +99,18 @@ impl Clock for TokioClock {
 }
 
 impl Timer for TokioClock {
-    type Sleep = TokioSleep;
-    type RuntimeId = Id;
+    type Sleep = SleepHere<TokioClock>;
+    type RuntimeId = EventLoop;
 
-    fn domain(&self) -> Option<Id> {
-        Handle::try_current().ok().map(|runtime| runtime.id())
+    fn domain(&self) -> Option<EventLoop> {
+        Some(EventLoop::of(self.runtime().as_ref()))
     }
 
-    fn sleep_until(&self, at: Nanos) -> TokioSleep {
-        TokioSleep::new(*self, at)
+    fn sleep_until(&self, at: Nanos) -> SleepHere<TokioClock> {
+        match self.runtime() {
+            Some(runtime) => SleepHere::by_tokio(&runtime, *self, at),
+            None => SleepHere::by_thread(*self, at),
+        }
     }
 
     fn park_until(&self, at: Nanos) {
@@ -122,6 +126,13 @@ impl Timer for TokioClock {
 }
 
 impl TokioClock {
+    /// The runtime whose timer rings for the calling task: its own one. Outside of any runtime, the
+    /// runtime whose time this clock tells, if that is not real time.
+    fn runtime(&self) -> Option<Handle> {
+        let home = || runtime::current_or(self.home).filter(|home| runtime::own_time(home).is_some());
+        Handle::try_current().ok().or_else(home)
+    }
+
     /// Has the calling thread unparked at `at`, if the time of its runtime is not real time.
     fn unpark_at(&self, at: Nanos) -> Option<Unpark> {
         if at == Nanos::MAX {
@@ -133,18 +144,9 @@ impl TokioClock {
     }
 }
 
-/// Parks for the time from `now` to `at`, measured by the operating system.
-pub(super) fn park_for(at: Nanos, now: Nanos) {
-    if at == Nanos::MAX {
-        std::thread::park();
-    } else {
-        std::thread::park_timeout(at.saturating_since(now).as_duration());
-    }
-}
-
 /// The [`Sleep`] of clocks that wait with tokio's timer.
 #[derive(Debug)]
-pub struct TokioSleep<C = TokioClock> {
+pub(super) struct TokioSleep<C> {
     clock: C,
     runtime: Arc<Runtime>,
     /// Boxed so that this future is `Unpin`. There is one per event loop, not one per waiter.
@@ -152,18 +154,22 @@ pub struct TokioSleep<C = TokioClock> {
 }
 
 impl<C: Clock> TokioSleep<C> {
-    pub(super) fn new(clock: C, at: Nanos) -> TokioSleep<C> {
-        let deadline = deadline(&clock, at);
-        let sleep = Box::pin(tokio::time::sleep_until(deadline));
-        TokioSleep { clock, runtime: Runtime::current(), sleep }
+    /// # Panics
+    ///
+    /// If the runtime has no time driver.
+    pub(super) fn new(runtime: &Handle, clock: C, at: Nanos) -> TokioSleep<C> {
+        let _inside = runtime.enter();
+        let runtime = Runtime::current();
+        let sleep = Box::pin(tokio::time::sleep_until(deadline(&runtime, &clock, at)));
+        TokioSleep { clock, runtime, sleep }
     }
 }
 
-/// Returns the instant in tokio's time at which `clock` will say `at`.
-fn deadline(clock: &impl Clock, at: Nanos) -> Instant {
+/// Returns the instant in the time of `runtime` at which `clock` will say `at`.
+fn deadline(runtime: &Runtime, clock: &impl Clock, at: Nanos) -> Instant {
     // tokio uses 30 years for "far in the future".
     let far = Nanos::from_duration(Duration::from_secs(30 * 365 * 86_400));
-    Instant::now() + at.saturating_since(clock.now()).min(far).as_duration()
+    runtime.now() + at.saturating_since(clock.now()).min(far).as_duration()
 }
 
 impl<C: Clock + Unpin> Future for TokioSleep<C> {
@@ -187,7 +193,7 @@ impl<C: Clock + Unpin> Future for TokioSleep<C> {
 
 impl<C: Clock + Unpin> Sleep for TokioSleep<C> {
     fn reset(mut self: Pin<&mut Self>, at: Nanos) {
-        let deadline = deadline(&self.clock, at);
+        let deadline = deadline(&self.runtime, &self.clock, at);
         // tokio allows this after the runtime has ended: then the sleep ends at once.
         self.sleep.as_mut().reset(deadline);
     }

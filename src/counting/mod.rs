@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
-use crate::clock::Timer;
+use crate::clock::{Timer, timeout};
 use crate::counting::line::{Later, Pool};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
@@ -155,7 +155,7 @@ impl CountingLimit {
         }
     }
 
-    /// Waits for one permit, but no longer than `within`, by tokio's clock.
+    /// Waits for one permit, but no longer than `within`: in a tokio runtime by tokio's clock.
     ///
     /// The time at which a permit is given back is unknown, so unlike a rate limiter this cannot
     /// refuse at once.
@@ -166,12 +166,12 @@ impl CountingLimit {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime with time enabled.
+    /// In a tokio runtime without its time driver, unless a permit is free now.
     pub async fn acquire_within(&self, within: Duration) -> Result<CountingPermit, Refusal> {
         self.acquire_many_within(1, within).await
     }
 
-    /// Waits for `n` permits at once, but no longer than `within`, by tokio's clock.
+    /// Waits for `n` permits at once, but no longer than `within`: in a tokio runtime by tokio's clock.
     ///
     /// # Errors
     ///
@@ -179,8 +179,8 @@ impl CountingLimit {
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub async fn acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
-        let in_time = tokio::time::timeout(within, self.wait(n)).await;
-        in_time.unwrap_or_else(|_| Err(Refusal::InUse { limit: self.limit() }))
+        let in_time = timeout(within, self.wait(n)).await;
+        in_time.unwrap_or_else(|| Err(Refusal::InUse { limit: self.limit() }))
     }
 
     /// Waits for one permit of this limit, and then for one permit of a rate limiter. This bounds

@@ -200,9 +200,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Panics
     ///
-    /// With the default clock, if it has to wait outside of a tokio runtime with time enabled; or
-    /// if tokio's time is paused, which drives a limiter only with the feature `test-util` or a
-    /// [`TokioClock`](crate::TokioClock).
+    /// With the default clock, if it has to wait in a tokio runtime without its time driver; or if
+    /// tokio's time is paused, which drives a limiter only with the feature `test-util` or a
+    /// `TokioClock`.
     #[inline]
     pub fn acquire(&self) -> Acquire<'_, P, C> {
         self.acquire_many(1)

@@ -37,7 +37,7 @@ use crate::request::Request;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-/// After a waiter lost so many alarms of one event loop, the timer and the clock do not tell the
+/// After so many alarms of one event loop rang too early for a waiter, the timer and the clock do not tell the
 /// same time.
 const TOO_OFTEN: u8 = 16;
 
@@ -177,7 +177,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         match self.clock.domain() {
             Some(domain) => domain,
             None => {
-                panic!("no event loop to wait in: with the default clock, await a permit in a tokio runtime")
+                panic!("no event loop to wait in: the clock of this limiter needs one")
             }
         }
     }

@@ -19,7 +19,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             };
             match self.alarms.check(first, due, clock) {
                 AlarmCheck::Arming(arming) => return Some(arming),
-                AlarmCheck::Lost(lost) => self.lose(lost, deferred),
+                AlarmCheck::Lost(lost) => self.lose(lost, 1, deferred),
                 AlarmCheck::Nothing => break,
             }
         }
@@ -32,12 +32,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         match self.alarms.put_back(arming, gone) {
             PutBack::There => {}
             PutBack::Unused(sleep) => deferred.sleeps.push(sleep),
-            PutBack::Lost(lost) => self.lose(lost, deferred),
+            PutBack::Lost(lost) => self.lose(lost, 0, deferred),
         }
     }
 
-    /// Wakes the tasks that relied on a lost alarm, so that each of them makes a new one.
-    fn lose(&mut self, lost: LostAlarm<C>, deferred: &mut Deferred<C>) {
+    /// Wakes the tasks that relied on a lost alarm, so that each of them makes a new one. `early` is
+    /// 1 if it rang too early, and 0 if its event loop is gone.
+    fn lose(&mut self, lost: LostAlarm<C>, early: u8, deferred: &mut Deferred<C>) {
         let LostAlarm { key, domain, sleep } = lost;
         deferred.sleeps.extend(sleep);
         for (_, entry) in self.entries.iter_mut() {
@@ -45,7 +46,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 && let WokenBy::Task { alarm, lost } = entry.woken_by
                 && alarm as usize == key
             {
-                entry.woken_by = WokenBy::Lost { domain, times: lost.saturating_add(1) };
+                entry.woken_by = WokenBy::Lost { domain, times: lost.saturating_add(early) };
                 deferred.wake.extend(waker.take());
             }
         }

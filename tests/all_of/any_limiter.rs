@@ -190,6 +190,7 @@ fn a_single_limiter_knows_no_names() {
     assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(10));
 }
 
+#[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn a_wait_through_a_handle_can_be_dropped() {
     let policy = TokenBucket::new(Rate::per_second(10), 1);

@@ -8,7 +8,7 @@ use tidegate::all_of::AcquireAll;
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, CountingLimit, DenyAll, FixedWindow, LeakyBucket, ManualClock,
     Rate, RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
-    TokenBucket, TokioClock,
+    TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -510,11 +510,12 @@ fn threads_wait_in_the_same_queue() {
 }
 
 /// Clocks that began at different times agree on how long it takes.
+#[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn clocks_may_have_begun_at_different_times() -> Result<(), AllRefusal> {
-    let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), TokioClock::new());
+    let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), tidegate::TokioClock::new());
     tokio::time::sleep(300 * MS).await;
-    let b = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(4), 1), TokioClock::new());
+    let b = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(4), 1), tidegate::TokioClock::new());
     tokio::time::sleep(300 * MS).await;
     for both in [AllOf::new("a", &a).with("b", &b), AllOf::new("b", &b).with("a", &a)] {
         let _permits = both.acquire().await?;

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use tidegate::policy::{Change, Keep};
 use tidegate::{
     AnyPolicy, Clock, Grant, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, PolicyError, Rate,
-    RateLimiter, Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, TokioClock, WhenKeysFull,
+    RateLimiter, Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, WhenKeysFull,
 };
 use tokio_test::assert_pending;
 use tokio_test::task::spawn;
@@ -70,10 +70,12 @@ fn an_error_changes_nothing() -> Result<(), Refusal> {
     Ok(())
 }
 
+#[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_are_moved_at_once() -> Result<(), Refusal> {
     let policy = TokenBucket::new(Rate::per_minute(1), 1);
-    let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 10, TokioClock::new());
+    let keys: KeyedRateLimiter<u64, _, _> =
+        KeyedRateLimiter::with_clock(policy, 10, tidegate::TokioClock::new());
     let (first, second) = (keys.clone(), keys.clone());
     keys.try_acquire(&1)?;
     keys.try_acquire(&2)?;

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use tidegate::keyed::KeyPolicy;
 use tidegate::{
     AnyPolicy, Clock, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request,
-    SmoothBursty, TokenBucket, TokioClock, WhenKeysFull,
+    SmoothBursty, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -132,10 +132,12 @@ fn the_most_keys_that_can_be_asked_for_are_no_problem() {
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
 }
 
+#[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_a_key_are_served_in_order() -> Result<(), Refusal> {
     let policy = TokenBucket::new(Rate::per_second(10), 1);
-    let keys: KeyedRateLimiter<&str, _, _> = KeyedRateLimiter::with_clock(policy, 10, TokioClock::new());
+    let keys: KeyedRateLimiter<&str, _, _> =
+        KeyedRateLimiter::with_clock(policy, 10, tidegate::TokioClock::new());
     keys.try_acquire(&"a")?;
     let (first, other, second) = tokio::join!(keys.acquire(&"a"), keys.acquire(&"b"), keys.acquire(&"a"));
     let waits = [first, other, second].map(|answer| answer.map(Grant::waited));

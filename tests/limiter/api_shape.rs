@@ -7,7 +7,7 @@ use tidegate::policy::{AnyPolicy, ConfigError};
 use tidegate::{
     Acquire, AcquireAll, AcquireOwned, AllOf, AllPermits, AllRefusal, AllReservation, CountingLimit,
     CountingPermit, Events, ManualClock, PolicyError, Rate, RateError, RateLimiter, Refusal, Reservation,
-    SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock, TokenBucket, TokioClock,
+    SlidingLog, SmoothBursty, SmoothWarmingUp, Statistics, SystemClock, TokenBucket,
 };
 
 fn future<T: Send + Unpin>() {}
@@ -17,7 +17,9 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 #[test]
 fn everything_can_be_sent() {
     future::<Acquire<'_, SmoothBursty, SystemClock>>();
-    future::<Acquire<'_, SmoothWarmingUp, TokioClock>>();
+    #[cfg(feature = "tokio")]
+    future::<Acquire<'_, SmoothWarmingUp, tidegate::TokioClock>>();
+    future::<Acquire<'_, SmoothWarmingUp, tidegate::PreciseClock>>();
     future::<AcquireOwned<SmoothBursty, ManualClock>>();
     future::<AcquireOwned<SmoothBursty, SystemClock>>();
     future::<Reservation<SmoothBursty, SystemClock>>();

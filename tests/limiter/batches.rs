@@ -6,7 +6,6 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate::{
     AnyPolicy, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, SlidingLog, SmoothBursty, TokenBucket,
-    TokioClock,
 };
 
 #[derive(Clone, Debug)]
@@ -104,10 +103,11 @@ fn threads_with_batches_share_all_permits_and_no_more() {
     assert!(used > 60_000);
 }
 
+#[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn an_empty_batch_waits_in_the_queue() {
     let policy = TokenBucket::new(Rate::per_second(10), 2);
-    let limiter = RateLimiter::with_clock(policy, TokioClock::new());
+    let limiter = RateLimiter::with_clock(policy, tidegate::TokioClock::new());
     let mut batch = limiter.batch(10);
     let start = tokio::time::Instant::now();
     for _ in 0..5 {

@@ -92,6 +92,7 @@ fn what_can_never_be_had_is_refused() {
     assert_eq!(CountingLimit::new(u32::MAX).available(), CountingLimit::MAX_LIMIT);
 }
 
+#[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn waiting_ends_in_time() {
     let limit = CountingLimit::new(1);

@@ -11,6 +11,7 @@ mod control_properties;
 mod costs;
 mod counting;
 mod estimates;
+mod executors;
 mod faults;
 mod feedback;
 mod late;
@@ -23,6 +24,7 @@ mod policies;
 mod properties;
 mod random;
 mod share;
+#[cfg(feature = "tokio")]
 mod tokio_clock;
 mod told_times;
 mod undo;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::{MS, one_per_second, waiting, without_burst};
-use tidegate::{Grant, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, TokenBucket};
+use tidegate::{Grant, ManualClock, Nanos, Rate, RateLimiter, TokenBucket};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
@@ -151,9 +151,10 @@ fn a_blocked_thread_waits_for_the_end_of_a_pause() {
     });
 }
 
+#[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn a_pause_moves_a_task_that_sleeps() {
-    let policy = SmoothBursty::new(Rate::per_second(1));
+    let policy = tidegate::SmoothBursty::new(Rate::per_second(1));
     let limiter = RateLimiter::with_clock(policy, tidegate::TokioClock::new());
     limiter.acquire().await.expect("a permit");
     let waiter = tokio::spawn(limiter.acquire_owned(1));

@@ -106,6 +106,16 @@ impl Runtime {
     }
 }
 
+impl Runtime {
+    /// Returns the time of this runtime, in any thread.
+    pub(super) fn now(&self) -> Instant {
+        // tokio can pause the time of current-thread runtimes only.
+        let can_be_paused = self.handle.runtime_flavor() == RuntimeFlavor::CurrentThread;
+        let _inside = (can_be_paused && can_enter()).then(|| self.handle.enter());
+        Instant::now()
+    }
+}
+
 /// Returns the calling thread's runtime, if its time can be paused.
 pub(super) fn home() -> Option<Id> {
     let handle = Handle::try_current().ok()?;
@@ -138,8 +148,7 @@ pub(super) fn current_or(home: Option<Id>) -> Option<Handle> {
 
 /// Returns the time of a runtime, if it differs from real time: it is paused, or was.
 pub(super) fn own_time(handle: &Handle) -> Option<Instant> {
-    // When this thread's locals are destroyed, no runtime can be entered.
-    if Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed()) {
+    if !can_enter() {
         return None;
     }
     let _inside = handle.enter();
@@ -147,6 +156,11 @@ pub(super) fn own_time(handle: &Handle) -> Option<Instant> {
     let time = Instant::now();
     let real = before..=RealInstant::now();
     (!real.contains(&time.into_std())).then_some(time)
+}
+
+/// Whether this thread can enter a runtime: not when its thread-locals are destroyed.
+fn can_enter() -> bool {
+    !Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed())
 }
 
 /// Locks, and ignores poisoning: no section under these locks leaves its data half changed.

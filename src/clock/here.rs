@@ -1,0 +1,99 @@
+//! Sleeps by the timer of the place where they are made: of the tokio runtime, or of the thread
+//! that rings everywhere else.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+#[cfg(feature = "tokio")]
+use tokio::runtime::{Handle, Id};
+
+use crate::clock::thread::ThreadSleep;
+#[cfg(feature = "tokio")]
+use crate::clock::tokio::TokioSleep;
+use crate::clock::{Clock, Sleep};
+use crate::time::Nanos;
+
+/// Identifies the event loop of a task: its tokio runtime, or the thread that rings everywhere else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventLoop {
+    /// `None` is that thread.
+    #[cfg(feature = "tokio")]
+    runtime: Option<Id>,
+}
+
+impl EventLoop {
+    /// The event loop of the calling task.
+    pub(super) fn current() -> EventLoop {
+        #[cfg(feature = "tokio")]
+        return EventLoop::of(Handle::try_current().ok().as_ref());
+        #[cfg(not(feature = "tokio"))]
+        EventLoop {}
+    }
+
+    /// The event loop of a tokio runtime, or of the thread.
+    #[cfg(feature = "tokio")]
+    pub(super) fn of(runtime: Option<&Handle>) -> EventLoop {
+        EventLoop { runtime: runtime.map(Handle::id) }
+    }
+}
+
+/// The [`Sleep`] of clocks that wait by the timer of the caller's event loop.
+#[derive(Debug)]
+pub struct SleepHere<C>(By<C>);
+
+#[derive(Debug)]
+enum By<C> {
+    #[cfg(feature = "tokio")]
+    Tokio(TokioSleep<C>),
+    Thread(ThreadSleep<C>),
+}
+
+impl<C: Clock> SleepHere<C> {
+    /// A sleep until `clock` says `at`, in the event loop of the calling task.
+    pub(super) fn new(clock: C, at: Nanos) -> SleepHere<C> {
+        #[cfg(feature = "tokio")]
+        if let Ok(runtime) = Handle::try_current() {
+            return SleepHere::by_tokio(&runtime, clock, at);
+        }
+        SleepHere::by_thread(clock, at)
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(super) fn by_tokio(runtime: &Handle, clock: C, at: Nanos) -> SleepHere<C> {
+        SleepHere(By::Tokio(TokioSleep::new(runtime, clock, at)))
+    }
+
+    pub(super) fn by_thread(clock: C, at: Nanos) -> SleepHere<C> {
+        SleepHere(By::Thread(ThreadSleep::new(clock, at)))
+    }
+}
+
+impl<C: Clock + Unpin> Future for SleepHere<C> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        match &mut self.get_mut().0 {
+            #[cfg(feature = "tokio")]
+            By::Tokio(sleep) => Pin::new(sleep).poll(context),
+            By::Thread(sleep) => Pin::new(sleep).poll(context),
+        }
+    }
+}
+
+impl<C: Clock + Unpin> Sleep for SleepHere<C> {
+    fn reset(self: Pin<&mut Self>, at: Nanos) {
+        match &mut self.get_mut().0 {
+            #[cfg(feature = "tokio")]
+            By::Tokio(sleep) => Pin::new(sleep).reset(at),
+            By::Thread(sleep) => Pin::new(sleep).reset(at),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        match &self.0 {
+            #[cfg(feature = "tokio")]
+            By::Tokio(sleep) => sleep.is_gone(),
+            By::Thread(sleep) => sleep.is_gone(),
+        }
+    }
+}

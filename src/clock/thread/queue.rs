@@ -1,0 +1,42 @@
+//! Wakers in the order of their times.
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+
+use crate::time::Nanos;
+
+/// Where a waker is: its time, and a number that keeps equal times apart, in order of arrival.
+pub(super) type Key = (Nanos, u64);
+
+/// Wakers in the order of their times. Every operation is logarithmic in their number, and none
+/// calls, clones or drops a waker.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    wakers: BTreeMap<Key, Waker>,
+    inserted: u64,
+}
+
+impl Queue {
+    pub(super) fn insert(&mut self, at: Nanos, waker: Waker) -> Key {
+        let key = (at, self.inserted);
+        self.inserted += 1;
+        self.wakers.insert(key, waker);
+        key
+    }
+
+    /// Returns the waker if it is still here.
+    pub(super) fn remove(&mut self, key: Key) -> Option<Waker> {
+        self.wakers.remove(&key)
+    }
+
+    /// Removes and returns the first waker whose time has come.
+    pub(super) fn pop_due(&mut self, now: Nanos) -> Option<Waker> {
+        let due = self.wakers.first_entry().filter(|first| first.key().0 <= now)?;
+        Some(due.remove())
+    }
+
+    /// The earliest time.
+    pub(super) fn first(&self) -> Option<Nanos> {
+        self.wakers.first_key_value().map(|(key, _)| key.0)
+    }
+}
