@@ -166,6 +166,12 @@ impl<C: Timer> All<C> {
         }
     }
 
+    /// Whether permits in use keep this composite.
+    #[cfg(feature = "keyed")]
+    pub(super) fn is_kept(&self) -> bool {
+        self.home.as_ref().is_some_and(|home| home.is_kept)
+    }
+
     /// The rule of one key, among the composites of all keys.
     #[cfg(feature = "keyed")]
     pub(super) fn with_home(mut self, home: Option<Home<C>>) -> All<C> {

@@ -275,7 +275,7 @@ pub struct AllOf<C: Timer = DefaultClock> {
 pub struct AllPermits {
     permits: Permits,
     waited: Nanos,
-    /// What another kind of limiter holds while the permits are in use.
+    /// What another kind of limiter holds while the permits are in use. Dropped after them.
     held: Option<Box<dyn Send + Sync>>,
 }
 
@@ -606,7 +606,7 @@ impl<C: Timer> AllOf<C> {
         let request = request.into();
         let ask = self.ask(&request)?;
         match blocking::acquire(&self.shared, Waiting::with(ask.clone(), &request.request)) {
-            Ok(answer) => Ok(permits(answer)),
+            Ok(answer) => Ok(permits(&self.shared, answer)),
             Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
         }
     }
@@ -679,22 +679,29 @@ impl<C: Timer> AllOf<C> {
 
     fn exempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
         let passed = self.shared.tell(ask, Nanos::ZERO, Ok(Outcome::Exempt));
-        passed.map(|granted| permits(Answer { waited: Nanos::ZERO, granted })).map_err(AllRefusal::from)
+        passed
+            .map(|granted| permits(&self.shared, Answer { waited: Nanos::ZERO, granted }))
+            .map_err(AllRefusal::from)
     }
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
         match self.shared.try_grant(Demand { ask, priority: ask.priority }) {
-            Ok(granted) => Ok(permits(Answer { waited: Nanos::ZERO, granted })),
+            Ok(granted) => Ok(permits(&self.shared, Answer { waited: Nanos::ZERO, granted })),
             Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
         }
     }
 }
 
-fn permits<C: Timer>(answer: Answer<AllCharge<C>>) -> AllPermits {
+fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, answer: Answer<AllCharge<C>>) -> AllPermits {
     let Answer { waited, granted } = answer;
     let AllCharge { taken, permits } = granted.map(Granted::into_charge).unwrap_or_default();
     // From here on the grant cannot be undone.
     drop(taken);
+    #[cfg(feature = "keyed")]
+    if of.rule.is_kept() {
+        return AllPermits { permits, waited, held: Some(Box::new(of.clone())) };
+    }
+    let _ = of;
     AllPermits { permits, waited, held: None }
 }
 
@@ -806,7 +813,7 @@ impl<C: Timer> Future for AcquireAll<C> {
             Err(refusal) => return Poll::Ready(Err(refusal.clone())),
         };
         Poll::Ready(match ready!(waiting.poll(Poller::Task(context.waker()))) {
-            Ok(answer) => Ok(permits(answer)),
+            Ok(answer) => Ok(permits(&waiting.shared, answer)),
             Err(refusal) => Err(waiting.shared.rule.blame(waiting.ask(), refusal)),
         })
     }

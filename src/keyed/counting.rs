@@ -179,8 +179,6 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         }
     }
 
-    /// Returns the table, for models.
-    #[cfg(all(test, tidegate_loom))]
     pub(crate) fn table(&self) -> &Arc<Limits<K>> {
         &self.limits
     }
@@ -418,6 +416,16 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         let hash = self.limits.hash_of(key);
         let found = lock(self.limits.shard(hash)).keys.find(hash, key).map(CountingLimit::available);
         found.unwrap_or_else(|| (self.limits.of)(&key.to_owned()))
+    }
+
+    /// Returns the limit of a key that is in use.
+    pub(crate) fn find<Q>(&self, key: &Q) -> Option<CountingLimit>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.limits.hash_of(key);
+        lock(self.limits.shard(hash)).keys.find(hash, key).cloned()
     }
 
     /// Returns the number of keys in use.

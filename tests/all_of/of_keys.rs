@@ -9,8 +9,9 @@ use crate::support::MS;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyPolicy, CountingLimit, FixedWindow, KeyedAllOf, KeyedRateLimiter,
-    ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SlidingLog, Statistics, TokenBucket, WhenKeysFull,
+    AllOf, AllRefusal, AllRequest, AnyPolicy, CountingLimit, FixedWindow, KeyedAllOf, KeyedCountingLimit,
+    KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SlidingLog, Statistics,
+    TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -158,6 +159,46 @@ fn several_limiters_of_a_key_and_permits_in_use() -> Result<(), AllRefusal> {
     requests.sweep();
     tokens.sweep();
     assert!(requests.is_empty() && tokens.is_empty(), "nothing is left of the reservation");
+    Ok(())
+}
+
+#[test]
+fn permits_of_a_key_in_use_are_given_back_and_the_key_is_forgotten() -> Result<(), AllRefusal> {
+    let (users, all, api, clock) = users_and_all();
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 100);
+    let api = api.with_keyed_counting("calls", &calls);
+    assert_eq!(api.status("alice").member("calls").map(|calls| calls.available), Some(1));
+    let held = api.try_acquire("alice")?;
+    let in_use = api.try_acquire("alice").expect_err("one call");
+    assert_eq!((in_use.member(), in_use.refusal()), (Some("calls"), Some(Refusal::InUse { limit: 1 })));
+    assert_eq!(api.status("alice").member("calls").map(|calls| calls.available), Some(0));
+    let mut waits = [1, 1].map(|_| spawn(api.acquire("alice")));
+    waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+    let bobs = assert_ready_ok!(spawn(api.acquire("bob")).poll());
+    drop(held);
+    let [mut first, mut second] = waits;
+    let held = assert_ready_ok!(first.poll());
+    assert_pending!(second.poll());
+    clock.advance(SECOND);
+    assert_pending!(second.poll(), "the permit is in use");
+    drop((held, first));
+    drop(assert_ready_ok!(second.poll()));
+    drop(second);
+    assert_eq!(calls.len(), 1, "bob's");
+
+    let mut place = api.reserve("alice", [("all", 4)])?;
+    assert!(place.claim());
+    assert_eq!((calls.len(), all.status().available), (2, 5));
+    place.settle_unused();
+    drop(bobs);
+    assert!(calls.is_empty());
+    assert_eq!(all.status().available, 9);
+    let not_asked = api.try_acquire_many("alice", [("calls", 0)])?;
+    assert!(calls.is_empty());
+    drop(not_asked);
+    clock.advance(10 * SECOND);
+    users.sweep();
+    assert!(users.is_empty());
     Ok(())
 }
 

@@ -75,6 +75,9 @@ impl<C: Timer> Composites<C> {
 pub(crate) struct Home<C: Timer> {
     pub(crate) composites: Arc<Composites<C>>,
     pub(crate) numbers: Numbers,
+    /// Whether permits in use keep the composite, since a table of keys is to be told when they are
+    /// given back.
+    pub(crate) is_kept: bool,
     /// Dropping them tells the tables of the keys that their limiters are no longer in use.
     pub(crate) _leave: Vec<Box<dyn Send + Sync>>,
 }

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use crate::all_of::all::Kind;
 use crate::all_of::member::{Handle, Member};
 use crate::clock::Timer;
+use crate::counting::CountingLimit;
 use crate::error::Refusal;
-use crate::keyed::KeyedRateLimiter;
 use crate::keyed::table::{Found, Line, Table, Taken};
+use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::request::Request;
@@ -22,8 +23,12 @@ use crate::time::Nanos;
 
 /// A limiter of keys, of whatever policy.
 pub(crate) trait KeyedMember<Q: ?Sized, C: Timer>: Send + Sync {
-    /// Whether it is this limiter of keys.
+    /// Where it is, which is equal for all clones.
     fn address(&self) -> usize;
+
+    /// This member, if it can be asked without a limiter for the key. A limit of permits in use
+    /// cannot: its permits are the limiter's.
+    fn in_table(&self) -> Option<&dyn InTable<Q>>;
 
     /// The limiter of a key, in use until the lease is dropped.
     fn lease(&self, key: &Q) -> Result<Lease<C>, Refusal>;
@@ -31,14 +36,17 @@ pub(crate) trait KeyedMember<Q: ?Sized, C: Timer>: Send + Sync {
     /// The number of the limiter that a key has now, if it has one.
     fn number(&self, key: &Q) -> Option<u64>;
 
+    fn status(&self, key: &Q) -> Status;
+}
+
+/// What a decision about a key asks, if no composite is needed for it.
+pub(crate) trait InTable<Q: ?Sized> {
     /// How long until `n` permits are due, behind all waiters; or why never. Takes no permits, and
     /// adds no key.
     fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Nanos, Refusal>;
 
     /// Takes `n` permits now, or none. Tells no observer.
     fn take(&self, key: &Q, n: u32, priority: i8) -> Result<(), Refusal>;
-
-    fn status(&self, key: &Q) -> Status;
 }
 
 /// The limiter of a key, as a member of the key's composite.
@@ -48,6 +56,18 @@ pub(crate) struct Lease<C: Timer> {
     pub(crate) number: u64,
     /// Dropping it tells the table of keys.
     pub(crate) leave: Box<dyn Send + Sync>,
+}
+
+struct LeaveLimit<K: Hash + Eq> {
+    limit: KeyedCountingLimit<K>,
+    hash: u64,
+    address: usize,
+}
+
+impl<K: Hash + Eq> Drop for LeaveLimit<K> {
+    fn drop(&mut self) {
+        run_in_drop(|| self.limit.table().leave(self.hash, self.address));
+    }
 }
 
 struct Leave<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
@@ -86,6 +106,10 @@ where
         Arc::as_ptr(self.limiter.table()).addr()
     }
 
+    fn in_table(&self) -> Option<&dyn InTable<Q>> {
+        Some(self)
+    }
+
     fn lease(&self, key: &Q) -> Result<Lease<C>, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let hash = table.hash_of(key);
@@ -104,6 +128,20 @@ where
         }
     }
 
+    fn status(&self, key: &Q) -> Status {
+        self.limiter.table().status((self.part)(key))
+    }
+}
+
+impl<Q, K, P, C, R, F> InTable<Q> for ByKey<K, P, C, R, F>
+where
+    Q: ?Sized,
+    K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
+    P: Policy + Clone,
+    C: Timer + Clone,
+    R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    F: Fn(&Q) -> &R + Send + Sync,
+{
     fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Nanos, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let look = |policy: &P, state: &P::State, now: Nanos| {
@@ -132,8 +170,47 @@ where
             Taken::Line(line) => handle(&line).take_then((n, priority), &mut || Ok(())),
         }
     }
+}
+
+/// A limit of the permits of each key in use, and which part of the composite's key is the key here.
+pub(crate) struct CountedByKey<K, R: ?Sized, F> {
+    pub(crate) limit: KeyedCountingLimit<K>,
+    pub(crate) part: F,
+    pub(crate) of: PhantomData<fn(&R)>,
+}
+
+impl<Q, K, C, R, F> KeyedMember<Q, C> for CountedByKey<K, R, F>
+where
+    Q: ?Sized,
+    K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
+    C: Timer,
+    R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    F: Fn(&Q) -> &R + Send + Sync,
+{
+    fn address(&self) -> usize {
+        Arc::as_ptr(self.limit.table()).addr()
+    }
+
+    fn in_table(&self) -> Option<&dyn InTable<Q>> {
+        None
+    }
+
+    fn lease(&self, key: &Q) -> Result<Lease<C>, Refusal> {
+        let key = (self.part)(key);
+        let limit = self.limit.limit(key)?;
+        let (hash, address) = (self.limit.table().hash_of(key), limit.address());
+        let leave = Box::new(LeaveLimit { limit: self.limit.clone(), hash, address });
+        Ok(Lease { kind: Kind::Counting(limit), number: address as u64, leave })
+    }
+
+    fn number(&self, key: &Q) -> Option<u64> {
+        Some(self.limit.find((self.part)(key))?.address() as u64)
+    }
 
     fn status(&self, key: &Q) -> Status {
-        self.limiter.table().status((self.part)(key))
+        let key = (self.part)(key);
+        // A key that is not in use has the status of a new limit.
+        let new = || CountingLimit::new(self.limit.available(key));
+        self.limit.find(key).unwrap_or_else(new).status()
     }
 }

@@ -5,7 +5,7 @@
 //! | a request for a key | how it is decided |
 //! |---|---|
 //! | while no request waits for this key | in the table of keys, without a limiter for the key: the common members are asked first, then the key |
-//! | that asks for permits of several limiters of keys, or has to wait | by an [`AllOf`] of the common members and the limiters of the key |
+//! | that asks several limiters of keys, or for permits in use of its key, or has to wait | by an [`AllOf`] of the common members and the limiters of the key |
 //! | while others wait for this key | by the [`AllOf`] in whose queue they wait |
 //!
 //! The way through the table takes from the common members one inside the other, as an [`AllOf`]
@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::composites::{Composites, Numbers};
-use self::member::{ByKey, KeyedMember, Lease};
+use self::member::{ByKey, CountedByKey, InTable, KeyedMember, Lease};
 use crate::all_of::all::{Entry, Kind, Permits};
 use crate::all_of::name::Name;
 use crate::all_of::weights::Weights;
@@ -39,7 +39,7 @@ use crate::clock::{DefaultClock, Timer};
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::grant::Grant;
-use crate::keyed::KeyedRateLimiter;
+use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::pending::Waiting;
@@ -126,6 +126,13 @@ pub struct KeyedAllOf<Q: ?Sized, C: Timer = DefaultClock> {
 struct KeyedEntry<Q: ?Sized, C: Timer> {
     name: Name,
     member: Arc<dyn KeyedMember<Q, C>>,
+}
+
+/// A limiter of keys that is asked without a composite.
+struct OfKey<'a, Q: ?Sized> {
+    name: &'a Name,
+    member: &'a dyn InTable<Q>,
+    n: u32,
 }
 
 impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
@@ -241,7 +248,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     #[must_use]
     #[track_caller]
     pub fn with_keyed_by<K, P, R>(
-        mut self,
+        self,
         name: impl Into<Name>,
         limiter: &KeyedRateLimiter<K, P, C>,
         part: impl Fn(&Q) -> &R + Send + Sync + 'static,
@@ -251,9 +258,70 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         P: Policy + Clone,
         R: Hash + Eq + ToOwned<Owned = K> + ?Sized + 'static,
     {
-        let name = name.into();
-        let member = ByKey { limiter: limiter.clone(), part, of: PhantomData };
-        let member: Arc<dyn KeyedMember<Q, C>> = Arc::new(member);
+        self.and_keyed(name.into(), Arc::new(ByKey { limiter: limiter.clone(), part, of: PhantomData }))
+    }
+
+    /// Adds a limit of the permits of each key in use; see [`AllOf::with_counting`].
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already, or a member has this name.
+    ///
+    /// # Examples
+    ///
+    /// At most two calls of a user at one time:
+    ///
+    /// ```
+    /// use tidegate::{AllRefusal, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter};
+    /// use tidegate::{ManualClock, Rate, Refusal, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(100), 100);
+    /// let users: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
+    /// let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(2, 1000);
+    /// let api = KeyedAllOf::new("user", &users).with_keyed_counting("calls", &calls);
+    ///
+    /// let first = api.try_acquire("alice")?;
+    /// let second = api.try_acquire("alice")?;
+    /// let refusal = api.try_acquire("alice").unwrap_err();
+    /// assert_eq!(refusal.to_string(), "calls: all 2 permits are in use");
+    /// drop((first, second));
+    /// assert!(calls.is_empty());
+    /// # Ok::<(), AllRefusal>(())
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn with_keyed_counting<K>(self, name: impl Into<Name>, limit: &KeyedCountingLimit<K>) -> Self
+    where
+        K: Borrow<Q> + Hash + Eq + Send + Sync + 'static,
+        Q: Hash + Eq + ToOwned<Owned = K>,
+    {
+        self.with_keyed_counting_by(name, limit, |key: &Q| key)
+    }
+
+    /// As [`with_keyed_counting`](KeyedAllOf::with_keyed_counting), for a limit whose key is a part
+    /// of the key of the calls.
+    ///
+    /// # Panics
+    ///
+    /// If it is a member already, or a member has this name.
+    #[must_use]
+    #[track_caller]
+    pub fn with_keyed_counting_by<K, R>(
+        self,
+        name: impl Into<Name>,
+        limit: &KeyedCountingLimit<K>,
+        part: impl Fn(&Q) -> &R + Send + Sync + 'static,
+    ) -> Self
+    where
+        K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
+        R: Hash + Eq + ToOwned<Owned = K> + ?Sized + 'static,
+    {
+        self.and_keyed(name.into(), Arc::new(CountedByKey { limit: limit.clone(), part, of: PhantomData }))
+    }
+
+    #[track_caller]
+    fn and_keyed(mut self, name: Name, member: Arc<dyn KeyedMember<Q, C>>) -> Self {
         self.check_name(&name);
         if let Some(same) = self.keyed.iter().find(|other| other.member.address() == member.address()) {
             panic!("the limiter that is to be {name:?} is a member already, as {:?}", same.name);
@@ -477,7 +545,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             members.push(Entry { name: entry.name.clone(), kind: lease.kind });
             leave.push(lease.leave);
         }
-        let home = Home { composites: self.composites.clone(), numbers: numbers.clone(), _leave: leave };
+        let is_kept = self.keyed.iter().any(|entry| entry.member.in_table().is_none());
+        let home =
+            Home { composites: self.composites.clone(), numbers: numbers.clone(), is_kept, _leave: leave };
         let all = AllOf::observed_by(self.events.clone(), members, Some(home), common.clock.clone());
         if self.bounds != QueueBounds::UNBOUNDED {
             all.shared.set_bounds(self.bounds);
@@ -526,24 +596,27 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         let rule = &self.common.shared.rule;
         let asked = self.keyed.iter().zip(&ask[rule.members.len()..]).filter(|(_, n)| **n > 0);
         let mut asked = asked.map(|(entry, n)| (entry, *n));
-        let of_key = asked.next();
+        let of_key = match asked.next() {
+            Some((entry, n)) => Some(OfKey { name: &entry.name, member: entry.member.in_table()?, n }),
+            None => None,
+        };
         // What the outer one of two has taken could not be put back.
         if asked.next().is_some() {
             return None;
         }
-        if let Err(refusal) = self.look(key, ask, of_key) {
+        if let Err(refusal) = self.look(key, ask, of_key.as_ref()) {
             return Some(Err(refusal));
         }
         let (mut permits, mut by_key) = (Permits::default(), None);
         let took = rule.take_then(ask, &mut permits, &mut || {
-            let Some((entry, n)) = of_key else { return Ok(()) };
-            entry.member.take(key, n, ask.priority).inspect_err(|_| by_key = Some(entry))
+            let Some(OfKey { name, member, n }) = &of_key else { return Ok(()) };
+            member.take(key, *n, ask.priority).inspect_err(|_| by_key = Some(*name))
         });
         Some(took.map(|()| AllPermits { permits, ..Grant::at_once(0).into() }).map_err(|refusal| {
             // Another request took the permits just now, or there is no room for the key. If an
             // equal call would be granted, this refusal counts.
-            self.look(key, ask, of_key).err().unwrap_or_else(|| match by_key {
-                Some(entry) => refused(&entry.name, refusal),
+            self.look(key, ask, of_key.as_ref()).err().unwrap_or_else(|| match by_key {
+                Some(name) => refused(name, refusal),
                 None => rule.blame(ask, refusal),
             })
         }))
@@ -551,12 +624,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     /// Looks whether all members have enough permits, and takes none. Of the members that all
     /// refuse for now, the one that is ready last is named.
-    fn look(
-        &self,
-        key: &Q,
-        ask: &Weights,
-        of_key: Option<(&KeyedEntry<Q, C>, u32)>,
-    ) -> Result<(), AllRefusal> {
+    fn look(&self, key: &Q, ask: &Weights, of_key: Option<&OfKey<'_, Q>>) -> Result<(), AllRefusal> {
         if ask.iter().all(|n| *n == 0) {
             return Err(refused(self.entries().next().unwrap_or(&"".into()), Refusal::ZeroPermits));
         }
@@ -565,9 +633,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             entry.check(*n, ask.priority).map_err(|refusal| refused(&entry.name, refusal))
         })?;
         let of_key = match of_key {
-            Some((entry, n)) => {
-                let look = entry.member.look(key, n, ask.priority);
-                Some((look.map_err(|refusal| refused(&entry.name, refusal))?, &entry.name))
+            Some(OfKey { name, member, n }) => {
+                let look = member.look(key, *n, ask.priority);
+                Some((look.map_err(|refusal| refused(name, refusal))?, *name))
             }
             None => None,
         };
