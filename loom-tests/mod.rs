@@ -11,6 +11,7 @@ mod gate;
 mod keyed;
 #[cfg(feature = "keyed")]
 mod keyed_counting;
+mod kinds;
 mod lateness;
 mod published;
 mod sliding_log;

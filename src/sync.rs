@@ -5,14 +5,14 @@ pub(crate) use loom::hint::spin_loop;
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::thread::{Thread, current as current_thread};
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::thread_local;
 #[cfg(all(test, tidegate_loom))]
-pub(crate) use twin::AtomicU128;
+pub(crate) use twin::{AtomicU128, Swap};
 
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use portable_atomic::AtomicU128;
@@ -21,7 +21,7 @@ pub(crate) use std::hint::spin_loop;
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread::{Thread, current as current_thread};
@@ -29,6 +29,28 @@ pub(crate) use std::thread::{Thread, current as current_thread};
 pub(crate) use std::thread_local;
 
 use std::sync::TryLockError;
+
+/// A place for a value that is replaced while threads read it, and empty at first. A reader takes
+/// no lock.
+#[cfg(not(all(test, tidegate_loom)))]
+#[derive(Debug)]
+pub(crate) struct Swap<T>(arc_swap::ArcSwapOption<T>);
+
+#[cfg(not(all(test, tidegate_loom)))]
+impl<T> Swap<T> {
+    pub(crate) fn empty() -> Self {
+        Swap(arc_swap::ArcSwapOption::empty())
+    }
+
+    /// Looks at the value, with all that was written before it was stored.
+    pub(crate) fn with<R>(&self, look: impl FnOnce(Option<&std::sync::Arc<T>>) -> R) -> R {
+        look(self.0.load().as_ref())
+    }
+
+    pub(crate) fn store(&self, value: std::sync::Arc<T>) {
+        self.0.store(Some(value));
+    }
+}
 
 /// How often a thread spins for a step that another thread is about to finish. The standard
 /// library's mutex spins as often before it sleeps.
@@ -74,7 +96,28 @@ pub(crate) fn write<T>(lock: &ShardLock<T>) -> ShardedLockWriteGuard<'_, T> {
 
 #[cfg(all(test, tidegate_loom))]
 mod twin {
+    use std::sync::Arc;
+
     use super::Ordering;
+
+    /// Stands in for `ArcSwapOption`, which loom does not see into.
+    #[derive(Debug)]
+    pub(crate) struct Swap<T>(loom::sync::Mutex<Option<Arc<T>>>);
+
+    impl<T> Swap<T> {
+        pub(crate) fn empty() -> Self {
+            Swap(loom::sync::Mutex::new(None))
+        }
+
+        pub(crate) fn with<R>(&self, look: impl FnOnce(Option<&Arc<T>>) -> R) -> R {
+            let value = super::lock(&self.0).clone();
+            look(value.as_ref())
+        }
+
+        pub(crate) fn store(&self, value: Arc<T>) {
+            *super::lock(&self.0) = Some(value);
+        }
+    }
 
     /// Stands in for the 128-bit atomic, which loom does not have. A mutex around the value
     /// explores every interleaving of loads and exchanges. It does not show what a relaxed ordering

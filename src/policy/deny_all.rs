@@ -1,6 +1,7 @@
 //! No permits at all.
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::{Change, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -20,6 +21,12 @@ use crate::time::Nanos;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DenyAll;
+
+impl Shut for DenyAll {
+    fn shut(&self, state: &(), at: Nanos) -> Remainder {
+        Remainder::of(self.status(state, at))
+    }
+}
 
 impl Policy for DenyAll {
     type State = ();

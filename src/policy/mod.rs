@@ -45,11 +45,13 @@ mod guava;
 pub(crate) mod interval;
 mod kinds;
 pub(crate) mod published;
+pub(crate) mod shut;
 pub(crate) mod ticks;
 mod unlimited;
 pub(crate) mod window;
 
 pub use any::AnyPolicy;
+pub(crate) use any::Step;
 pub use bucket::{LeakyBucket, TokenBucket};
 pub use change::{Change, Keep};
 pub use config::{ConfigError, PolicyConfig};

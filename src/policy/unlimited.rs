@@ -1,6 +1,7 @@
 //! No limit at all.
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -20,6 +21,12 @@ use crate::time::Nanos;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unlimited;
+
+impl Shut for Unlimited {
+    fn shut(&self, state: &(), at: Nanos) -> Remainder {
+        Remainder::of(self.status(state, at))
+    }
+}
 
 impl Policy for Unlimited {
     type State = ();

@@ -4,6 +4,7 @@
 mod support;
 
 mod api_shape;
+mod apply;
 mod batches;
 mod blocking;
 mod control;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{AcquireOwned, Reservation};
-use tidegate::{AnyPolicy, Clock, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request};
+use tidegate::{AnyPolicy, Clock, ManualClock, Nanos, PolicyConfig, Rate, RateLimiter, Refusal, Request};
 
 type Limiter = RateLimiter<AnyPolicy, ManualClock>;
 
@@ -132,7 +132,9 @@ impl Line {
             Act::Join(n, priority) => drop(self.join(Request::permits(n).priority(priority))),
             // Permits given back make it colder, and a waiter that was in time may be too late: see
             // its docs.
-            Act::Within(n, priority, _) if matches!(self.limiter.policy(), AnyPolicy::SmoothWarmingUp(_)) => {
+            Act::Within(n, priority, _)
+                if matches!(self.limiter.config(), PolicyConfig::SmoothWarmingUp { .. }) =>
+            {
                 self.join(Request::permits(n).priority(priority));
             }
             Act::Within(n, priority, within) => {

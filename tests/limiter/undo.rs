@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::MS;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::policy::{AnyPolicy, Change, DenyAll};
+use tidegate::policy::{AnyPolicy, Change, DenyAll, PolicyConfig};
 use tidegate::{
     AllOf, AllReservation, Clock, LeakyBucket, ManualClock, Rate, RateLimiter, Refusal, Reservation,
     SmoothBursty, TokenBucket,
@@ -54,7 +54,7 @@ fn many_estimates_share_the_room_that_was_left() -> Result<(), Refusal> {
         for policy in
             [AnyPolicy::from(TokenBucket::new(Rate::per_second(rate), burst)), bursty(rate, burst.into())]
         {
-            let on_credit = u32::from(matches!(policy, AnyPolicy::SmoothBursty(_)));
+            let on_credit = u32::from(matches!(policy.config(), PolicyConfig::SmoothBursty { .. }));
             let (limiter, clock) = limiter(policy);
             let first = crate::support::estimate(&limiter, large)?;
             let small = estimates(&limiter, count, each)?;
@@ -101,7 +101,7 @@ fn a_bucket_that_is_never_near_full_gives_back_all() -> Result<(), Refusal> {
         bursty(1000, 100),
         LeakyBucket::new(Rate::per_second(1000)).nodelay(99).into(),
     ] {
-        let on_credit = u64::from(matches!(policy, AnyPolicy::SmoothBursty(_)));
+        let on_credit = u64::from(matches!(policy.config(), PolicyConfig::SmoothBursty { .. }));
         let (limiter, clock) = limiter(policy);
         let long = crate::support::estimate(&limiter, 50)?;
         for _ in 0..100 {

@@ -6,7 +6,9 @@ use std::convert::Infallible;
 use crate::policy::bucket::terms::{More, Numbers};
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState};
 use crate::policy::cell::update;
+use crate::policy::shut::Remainder;
 use crate::policy::ticks;
+use crate::sync::Ordering;
 use crate::time::Nanos;
 
 impl Bucket {
@@ -74,6 +76,17 @@ impl Bucket {
             let new = numbers.word(zero.saturating_sub(more.interval.worth(n)).max(floor)).min(word);
             (new, numbers.own(new))
         })
+    }
+
+    /// See [`Shut`](crate::policy::shut::Shut).
+    pub(crate) fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
+        let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
+        let (numbers, more) = self.numbers_and_more();
+        let debt = match numbers.own(zero) {
+            ticks::NEVER => ticks::NEVER,
+            own => own.saturating_sub(numbers.tick(at)),
+        };
+        Remainder::of(self.status(zero, at)).owing(debt, more.interval)
     }
 
     pub(crate) fn unspent(charge: BucketCharge, n: u32, used: u32) -> Option<BucketCharge> {

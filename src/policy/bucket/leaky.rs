@@ -21,6 +21,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::bucket::terms::Terms;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, passed_on_to_bucket};
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
@@ -210,6 +211,12 @@ impl fmt::Debug for LeakyBucket {
             .field("nodelay", &terms.burst.saturating_sub(1))
             .field("height", &self.height())
             .finish()
+    }
+}
+
+impl Shut for LeakyBucket {
+    fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
+        self.bucket.shut(state, at)
     }
 }
 

@@ -24,6 +24,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::bucket::terms::Terms;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, passed_on_to_bucket};
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -219,6 +220,12 @@ impl fmt::Debug for TokenBucket {
             .field("rate", &terms.rate)
             .field("burst", &terms.burst)
             .finish_non_exhaustive()
+    }
+}
+
+impl Shut for TokenBucket {
+    fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
+        self.bucket.shut(state, at)
     }
 }
 

@@ -4,9 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::policy::any::Kind;
 use crate::policy::kinds::kinds;
 use crate::policy::{
-    AnyPolicy, DenyAll, FixedWindow, LeakyBucket, Policy, SlidingEstimate, SlidingLog, SlidingWindow,
+    AnyPolicy, Change, DenyAll, FixedWindow, LeakyBucket, Policy, SlidingEstimate, SlidingLog, SlidingWindow,
     SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited, ticks,
 };
 use crate::rate::Rate;
@@ -79,8 +80,8 @@ macro_rules! define {
         }
 
         #[allow(unused_variables)] // A kind without fields asks for none.
-        const KINDS: &[Kind] = &[$(
-            Kind {
+        const KINDS: &[Schema] = &[$(
+            Schema {
                 name: $name,
                 fields: &[$((stringify!($field), <$type as Field>::IS_FLAG)),*],
                 make: |given| Ok(PolicyConfig::$kind { $($field: given.field(stringify!($field))?),* }),
@@ -104,30 +105,11 @@ macro_rules! define {
             }
         }
 
-        impl AnyPolicy {
-            /// The configuration of the terms in force, after all changes.
-            ///
-            /// It makes a policy that decides as this one does. A field that says what a policy
-            /// does anyway, such as a `cold_factor` of 3, is not set. A window whose rate was
-            /// changed to a fraction has the whole numbers in force. A log whose rate was lowered
-            /// has the room that it was made with as `with_capacity`.
-            ///
-            /// # Examples
-            ///
-            /// ```
-            /// use tidegate::{AnyPolicy, Change, Rate, RateLimiter};
-            ///
-            /// let policy: AnyPolicy = "token_bucket 5/s burst 10 tolerance 20ms".parse()?;
-            /// let limiter = RateLimiter::new(policy);
-            /// limiter.change(Change::rate(Rate::per_second(8)).burst(20))?;
-            /// let config = limiter.policy().config();
-            /// assert_eq!(config.to_string(), "token_bucket 8/s burst 20 tolerance 20ms");
-            /// # Ok::<(), Box<dyn std::error::Error>>(())
-            /// ```
-            #[must_use]
-            pub fn config(&self) -> PolicyConfig {
+        impl Kind {
+            /// The configuration of the terms in force.
+            pub(in crate::policy) fn config(&self) -> PolicyConfig {
                 match self {
-                    $(AnyPolicy::$kind($policy) => PolicyConfig::$kind { $($read)* },)*
+                    $(Kind::$kind($policy) => PolicyConfig::$kind { $($read)* },)*
                 }
             }
         }
@@ -137,7 +119,7 @@ macro_rules! define {
 
             fn try_from(config: PolicyConfig) -> Result<AnyPolicy, ConfigError> {
                 Ok(match config {
-                    $(PolicyConfig::$kind { $($field),* } => AnyPolicy::$kind($build),)*
+                    $(PolicyConfig::$kind { $($field),* } => AnyPolicy::from(Kind::$kind($build)),)*
                 })
             }
         }
@@ -146,16 +128,16 @@ macro_rules! define {
 
 kinds!(define []);
 
-/// A kind of policy.
-struct Kind {
+/// A kind of policy, as a configuration has it.
+struct Schema {
     name: &'static str,
     /// The fields in the order in which they are written, each with whether it is a flag.
     fields: &'static [(&'static str, bool)],
     make: fn(&Given) -> Result<PolicyConfig, ConfigError>,
 }
 
-impl Kind {
-    fn of(name: &str) -> Result<&'static Kind, ConfigError> {
+impl Schema {
+    fn of(name: &str) -> Result<&'static Schema, ConfigError> {
         let kind = KINDS.iter().find(|kind| kind.name == name);
         kind.ok_or_else(|| ConfigError::Policy { name: name.into(), write: suggest::kind(name) })
     }
@@ -169,16 +151,53 @@ impl Kind {
     }
 }
 
+impl PolicyConfig {
+    /// The [`Change`] that leads a limiter from this configuration to another one; `None` where only
+    /// another policy has its terms: of another kind, with another tolerance, number of cells or
+    /// start, or with a log that has more room. `None` also where one of them is no policy.
+    ///
+    /// [`RateLimiter::apply`](crate::RateLimiter::apply) makes the change, or replaces the policy.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{Change, PolicyConfig, Rate};
+    ///
+    /// let config = |line: &str| line.parse::<PolicyConfig>();
+    /// let old = config("token_bucket 5/s burst 10")?;
+    /// let change = Change::rate(Rate::per_second(9)).burst(20);
+    /// assert_eq!(old.change_to(&config("token_bucket 9/s burst 20")?), Some(change));
+    /// assert_eq!(old.change_to(&config("fixed_window 9/s")?), None);
+    /// assert_eq!(old.change_to(&config("token_bucket 9/s burst 10 tolerance 1s")?), None);
+    /// # Ok::<(), tidegate::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn change_to(&self, new: &PolicyConfig) -> Option<Change> {
+        let policy = |config: &PolicyConfig| AnyPolicy::try_from(config.clone()).ok();
+        let (old, new) = (policy(self)?, policy(new)?);
+        old.change_to(&new).filter(|_| old.config().starts_like(&new.config()))
+    }
+
+    /// Whether a limiter begins with an equal stock.
+    pub(in crate::policy) fn starts_like(&self, other: &PolicyConfig) -> bool {
+        let start = |config: &PolicyConfig| -> Vec<_> {
+            let fields = config.fields().into_iter().filter(|(name, _)| name.starts_with("start_"));
+            fields.map(|(name, value)| (name, value.to_string())).collect()
+        };
+        start(self) == start(other)
+    }
+}
+
 /// The fields of a configuration as they were given, with their values as text.
 struct Given {
-    kind: &'static Kind,
+    kind: &'static Schema,
     values: Vec<(&'static str, String)>,
 }
 
 impl Given {
     /// The configuration of a kind, before any of its fields is set.
     fn of(kind: &str) -> Result<Given, ConfigError> {
-        Ok(Given { kind: Kind::of(kind)?, values: Vec::new() })
+        Ok(Given { kind: Schema::of(kind)?, values: Vec::new() })
     }
 
     /// Sets a field. A value of `None` leaves it as it is where it is not set.
@@ -244,13 +263,13 @@ impl FromStr for PolicyConfig {
 }
 
 /// The error of a field that a kind does not have.
-fn surplus(kind: &Kind, name: &str) -> ConfigError {
+fn surplus(kind: &Schema, name: &str) -> ConfigError {
     let write = suggest::field(kind, name).map(Into::into);
     ConfigError::Surplus { field: name.into(), policy: kind.name, write }
 }
 
 /// The error of a word that stands in the place of a field's name, and is none.
-fn unknown(kind: &Kind, before: &str, word: &str) -> ConfigError {
+fn unknown(kind: &Schema, before: &str, word: &str) -> ConfigError {
     let form = |write: String| ConfigError::Form { given: word.into(), write: write.into() };
     match word.split_once('=') {
         Some((field, _)) if kind.has_flag(field) => form(field.into()),

@@ -1,6 +1,6 @@
 //! What to write instead of a name that no policy or field has.
 
-use super::{KINDS, Kind};
+use super::{KINDS, Schema};
 
 /// Names that other libraries and papers give to a kind.
 const OTHER_KINDS: &[(&str, &str)] = &[
@@ -82,7 +82,7 @@ pub(super) fn kind(name: &str) -> Option<&'static str> {
 }
 
 /// The field of a kind that a name means, as it is to be written.
-pub(super) fn field(kind: &Kind, name: &str) -> Option<String> {
+pub(super) fn field(kind: &Schema, name: &str) -> Option<String> {
     let names = kind.fields.iter().map(|(name, _)| *name).filter(|name| *name != "rate");
     if let Some(near) = nearest(name, names) {
         return Some(near.into());

@@ -57,6 +57,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::policy::cell::{Cell, update};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
@@ -189,6 +190,11 @@ impl SmoothBursty {
         SmoothBursty { start_full: true, ..self }
     }
 
+    /// The state of a limiter that begins with no saved permits.
+    pub(in crate::policy) fn start_without_stock(now: Nanos) -> BurstyState {
+        BurstyState { zero: AtomicU64::new(ticks::from_nanos(now)) }
+    }
+
     /// The earliest tick from which time counts as saved: what lies before it has overflowed.
     #[inline]
     fn floor(&self, at: u64) -> u64 {
@@ -276,6 +282,19 @@ fn move_to(state: &BurstyState, target: impl Fn(u64) -> u64) -> u64 {
         Ok::<_, Infallible>((new, new))
     });
     zero
+}
+
+impl Shut for SmoothBursty {
+    fn shut(&self, state: &BurstyState, at: Nanos) -> Remainder {
+        let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
+        let status = self.status_of(zero, at);
+        // The next permit is granted on credit, so a debt of up to its price is no permit owed.
+        let debt = match zero.saturating_sub(ticks::from_nanos(at)) {
+            _ if zero == ticks::NEVER => zero,
+            debt => debt.saturating_sub(self.rate.price(1)),
+        };
+        Remainder::of(status).owing(debt, self.rate.interval())
+    }
 }
 
 impl Policy for SmoothBursty {

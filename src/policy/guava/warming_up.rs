@@ -89,6 +89,7 @@ use crate::policy::cell::{Cell, update};
 use crate::policy::guava::bursty::{owed, unused_share};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;
@@ -439,6 +440,21 @@ impl SmoothWarmingUp {
         let limit = if unlimited { u64::MAX } else { 1 };
         let full_at = ticks::to_nanos(word.next);
         PolicyStatus { limit, available, next_at: if stopped { Nanos::MAX } else { full_at }, full_at }
+    }
+}
+
+impl Shut for SmoothWarmingUp {
+    fn shut(&self, state: &WarmingUpState, at: Nanos) -> Remainder {
+        let shut = Word { coldness: 0, next: ticks::NEVER }.encode();
+        let Ok(bits) = update(&state.word, |bits| Ok::<_, Infallible>((shut, bits)));
+        let status = self.status_of(Word::decode(bits), at);
+        // At the price of a warm permit, which is the lowest: rather too many than too few. A debt
+        // of up to that is no permit owed, since the next one is granted on credit.
+        let debt = match Word::decode(bits).next {
+            ticks::NEVER => ticks::NEVER,
+            next => next.saturating_sub(ticks::from_nanos(at)).saturating_sub(self.rate.price(1)),
+        };
+        Remainder::of(status).owing(debt, self.rate.interval())
     }
 }
 

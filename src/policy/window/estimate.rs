@@ -44,6 +44,7 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::window::closable::{ClosableWord, refused_as_closed};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
@@ -287,6 +288,17 @@ fn due(word: Word, beginning: Stamp, n: u64, window: &Window) -> Stamp {
 #[inline(never)]
 fn refused(word: Word, beginning: Stamp, n: u32, window: Window, at: Nanos) -> Refusal {
     limited(time_of(due(word, beginning, u64::from(n), &window)), at)
+}
+
+impl Shut for SlidingEstimate {
+    fn shut(&self, state: &EstimateState, at: Nanos) -> Remainder {
+        self.window.shut(&state.word, |content, window, _| {
+            let (word, beginning) = Self::open(Word::decode(content), stamp(at), window);
+            // A content that no request has seen.
+            let content = Word { used: u32::MAX, ..word }.encode();
+            (status_of(word, beginning, window, at).available, content)
+        })
+    }
 }
 
 impl Policy for SlidingEstimate {

@@ -40,6 +40,7 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::window::closable::ClosableWord;
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
@@ -238,6 +239,17 @@ impl FixedWindow {
     fn update(&self, state: &FixedState, new: impl Fn(Word) -> Word) {
         let wait = || self.window.wait();
         state.word.update(wait, |content| new(Word::decode(content)).encode());
+    }
+}
+
+impl Shut for FixedWindow {
+    fn shut(&self, state: &FixedState, at: Nanos) -> Remainder {
+        self.window.shut(&state.word, |content, window, _| {
+            let word = self.open(Word::decode(content), stamp(at), window);
+            // A content that no request has seen.
+            let content = Word { used: MOST_OWED, ..word }.encode();
+            (u64::from(window.limit).saturating_sub(word.used), content)
+        })
     }
 }
 

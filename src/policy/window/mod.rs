@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::published::Published;
+use crate::policy::shut::Remainder;
 use crate::policy::window::closable::ClosableWord;
 use crate::policy::{Keep, limited};
 use crate::rate::Rate;
@@ -246,6 +247,25 @@ impl CurrentWindow {
         let content = convert(word.close(), &old, &new);
         writer.publish(words(rate, new));
         word.open(content);
+    }
+
+    /// Changes to a window without permits, so that no request takes any of a word of these terms
+    /// from then on. Returns what the word had: `convert` tells how many permits are available by its
+    /// content, and the content of the new window.
+    pub(crate) fn shut<const TOP: u32, const TURNS: u32>(
+        &self,
+        word: &ClosableWord<TOP, TURNS>,
+        convert: impl FnOnce(u128, &Window, &Window) -> (u64, u128),
+    ) -> Remainder {
+        let mut left = Remainder::new(u64::MAX, u64::MAX);
+        self.change(word, Some(Rate::ZERO), |content, old, new| {
+            let (available, converted) = convert(content, old, new);
+            if !old.unlimited {
+                left = Remainder::new(old.limit.into(), available);
+            }
+            converted
+        });
+        left
     }
 
     /// Waits for a change that is at work.

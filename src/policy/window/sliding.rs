@@ -36,6 +36,7 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::window::cells::{Cells, Head, View};
 use crate::policy::window::closable::{Seen, refused_as_closed};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
@@ -201,6 +202,19 @@ impl SlidingWindow {
         let missing = (view.sum + need - spans * limit).saturating_sub(limit);
         let first = if missing == 0 { view.beginning } else { state.cells.drops_out(view, missing)? };
         Some(first.saturating_add(view.span.saturating_mul(spans)))
+    }
+}
+
+impl Shut for SlidingWindow {
+    fn shut(&self, state: &SlidingState, at: Nanos) -> Remainder {
+        let _giving = state.cells.giving();
+        let (cells, at) = (self.window.cells(), stamp(at));
+        self.window.shut(&state.cells.head, |content, old, new| {
+            let view = state.cells.view(Head::decode(content), old, cells, at);
+            // Under new numbers: a request that stalls does not find its head again.
+            let content = state.cells.carry_over(content, at, (old, new), cells, Keep::Count);
+            (u64::from(old.limit).saturating_sub(view.sum), content)
+        })
     }
 }
 

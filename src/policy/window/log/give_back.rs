@@ -47,7 +47,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::policy::window::log::LogCharge;
 use crate::policy::window::log::chunks::Chunks;
 use crate::policy::window::log::copying::Copying;
-use crate::policy::window::log::head::Head;
+use crate::policy::window::log::head::{Head, LAST};
 use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -302,19 +302,22 @@ impl LogState {
 
     /// Begins the next version, unless the head is another one by now.
     pub(super) fn install(&self, back: &GiveBack, head: Head, next: &Next) -> bool {
+        let new = self.replace(back, head, next);
+        new.inspect(|new| self.help(*new)).is_some()
+    }
+
+    /// Replaces the head by that of the next version, unless it is another one by now.
+    fn replace(&self, back: &GiveBack, head: Head, next: &Next) -> Option<Head> {
         let Next { place, valid, n, time, ring, first, sum } = *next;
         let floored = valid < self.len() - 1;
         let new = Head { place, n, time, ring, floored, credited: sum > 0, ..head.next_version() };
         back.prepare(new.version, self.before(place, valid), first, sum);
         loop {
             match self.exchange(head, new) {
-                Ok(()) => {
-                    self.help(new);
-                    return true;
-                }
+                Ok(()) => return Some(new),
                 // It may fail for no reason.
                 Err(same) if same == head => {}
-                Err(_) => return false,
+                Err(_) => return None,
             }
         }
     }
@@ -508,6 +511,34 @@ impl LogState {
                 return;
             }
         }
+    }
+
+    /// Takes all places, as of the last time there is, so that no request is ever granted again.
+    /// Returns how many permits counted at the time `now`.
+    ///
+    /// It does not write that time to the places: the head tells it for as many places as the last
+    /// grant took, and every request is refused by that.
+    pub(super) fn shut(&self, room: u32, now: Stamp, window: &Window) -> u32 {
+        let back = self.give_back();
+        let mut books = lock(&back.books);
+        books.copying = None;
+        loop {
+            let (view, time) = self.settled(now, window);
+            let taken = self.taken(&view, time, window);
+            let (place, ring) = (self.after(view.head.place, room), view.head.ring);
+            let next = Next { place, valid: room, n: room, time: LAST, ring, first: NOWHERE, sum: 0 };
+            if self.replace(back, view.head, &next).is_some() {
+                books.book.clear();
+                return taken;
+            }
+        }
+    }
+
+    /// How many permits count at a time, by a view of that time.
+    pub(super) fn taken(&self, view: &View, time: Stamp, window: &Window) -> u32 {
+        // Times rise along the ring, so the places that are over come first.
+        let over = self.count(view, 0, |there| end(there, window) <= time);
+        view.valid - over - view.credits.sum.min(view.valid - over)
     }
 
     /// Sees to it that what was undone counts again if it does so in a longer window.

@@ -30,6 +30,7 @@ pub(crate) mod state;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::shut::{Remainder, Shut};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
@@ -171,9 +172,7 @@ impl SlidingLog {
             return PolicyStatus::NOTHING;
         }
         state.look(moment(at), &window, |view, time| {
-            // Times rise along the ring, so the places that are over come first.
-            let over = state.count(view, 0, |there| state::end(there, &window) <= time);
-            let taken = view.valid - over - view.credits.sum.min(view.valid - over);
+            let taken = state.taken(view, time, &window);
             let later = later(view).min(taken);
             let at_or = |free_at| if free_at > time { due(free_at) } else { at };
             let next_at = match later {
@@ -195,6 +194,17 @@ impl SlidingLog {
     fn window(&self) -> Window {
         let window = self.window.get();
         if window.unlimited { window } else { Window { limit: window.limit.min(self.room), ..window } }
+    }
+}
+
+impl Shut for SlidingLog {
+    fn shut(&self, state: &LogState, at: Nanos) -> Remainder {
+        let window = self.window();
+        if window.unlimited {
+            return Remainder::new(u64::MAX, u64::MAX);
+        }
+        let taken = state.shut(self.room, moment(at), &window);
+        Remainder::new(window.limit.into(), u64::from(window.limit).saturating_sub(taken.into()))
     }
 }
 

@@ -1,0 +1,78 @@
+//! Applying a configuration to a limiter while it runs.
+
+use crate::clock::Timer;
+use crate::limiter::RateLimiter;
+use crate::line::rule::Single;
+use crate::policy::{AnyPolicy, ConfigError, Keep, PolicyConfig, Step};
+
+impl<C: Timer> RateLimiter<AnyPolicy, C> {
+    /// The configuration of the terms in force, after all changes: see [`AnyPolicy::config`].
+    #[must_use]
+    pub fn config(&self) -> PolicyConfig {
+        self.policy().config()
+    }
+
+    /// Changes the limiter to a configuration, the kind of policy included. Waiters keep their places
+    /// in line, and their times are computed anew.
+    ///
+    /// All of the configuration is applied, or nothing. It is applied as a
+    /// [`Change`](crate::Change) where that [leads to it](PolicyConfig::change_to): then the policy
+    /// says what `keep` means. Else another policy goes on in place of the old one, and the change
+    /// makes no permit available:
+    ///
+    /// - [`Keep::Count`]: no more permits are available than right before, nor than the new limit
+    ///   less the permits that were used.
+    /// - [`Keep::Ratio`]: the same share of the limit is available, rounded down.
+    /// - [`Keep::Nothing`]: as in a new limiter, without debts.
+    ///
+    /// With the first two, a debt of a bucket or of one of Guava's policies stays that many permits,
+    /// or that share; a debt that is owed for ever becomes one of [`u32::MAX`] permits. The debt of a
+    /// window ends with it. So in any span that the change lies in, at most as many permits are
+    /// granted as the old policy allows until the change, and then as many as come in by the new
+    /// one. With `Keep::Nothing`, a full burst or limit is granted in addition. After a policy
+    /// without a limit the new one begins as in a new limiter.
+    ///
+    /// Permits that a window or a log counted count from now on in the new one. Of a grant from
+    /// before, a dropped future or a settled reservation gives back nothing. The time is that of one
+    /// call, but the new counts of a [`SlidingLog`](crate::SlidingLog) are written one by one. The
+    /// memory of the policy that the limiter was made with is kept until the limiter is dropped.
+    ///
+    /// A call that overlaps with the change is decided by the old or the new terms. A start, such as
+    /// `start_with`, is what a [reset](RateLimiter::reset) goes back to.
+    ///
+    /// # Errors
+    ///
+    /// A [`ConfigError`] if no policy can be made of the configuration; then nothing was changed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyPolicy, Keep, ManualClock, RateLimiter};
+    ///
+    /// let policy: AnyPolicy = "token_bucket 5/s burst 10".parse()?;
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// limiter.try_acquire_many(4)?;
+    /// limiter.apply(&"sliding_log 100/min".parse()?, Keep::Count)?;
+    /// // 6 were available, and 4 of 100 are used.
+    /// assert_eq!(limiter.status().available, 6);
+    /// limiter.apply(&"fixed_window 100/min".parse()?, Keep::Nothing)?;
+    /// assert_eq!(limiter.status().available, 100);
+    /// assert_eq!(limiter.config().to_string(), "fixed_window 100/min");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn apply(&self, config: &PolicyConfig, keep: Keep) -> Result<(), ConfigError> {
+        let Single { policy, state } = &self.shared.rule;
+        let epoch = self.shared.clock.unix_time_at_zero();
+        // A policy that is replaced is dropped by the next change, or with the limiter.
+        self.shared.visit(|line, visit| {
+            let step = policy.step_to(config, epoch)?;
+            if let Step::Replace(_) = step {
+                // A lateness would charge a request as of a time before the change.
+                self.shared.lateness.clear();
+            }
+            line.change(&self.shared.rule, || policy.make_step(state, visit.now, step, keep))?;
+            self.shared.retime(line, visit);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,394 @@
+//! Any policy: chosen at run time by a configuration, and replaced at run time by another kind.
+//!
+//! # The problem
+//!
+//! A request asks the policy without a lock. A change of the kind replaces the policy and the state,
+//! whose types differ, and no exchange replaces both. A request that has found the old policy a
+//! moment ago must not get a permit that the new policy gives again.
+//!
+//! # Protocol
+//!
+//! A state has *eras*. Each era has a policy and a state of its own, which belong together. The first
+//! era lies in [`AnyPolicy`] and [`AnyState`] themselves, and so costs a request one comparison. Each
+//! later one lies behind a [`Swap`], and costs a request the look there.
+//!
+//! | `era` of the state | old era | new era | a request |
+//! |---|---|---|---|
+//! | 2*k* | decides | | takes by era *k* |
+//! | 2*k* + 1 | decides | | has found era *k*: takes by it. Else looks again |
+//! | 2*k* + 1 | [shut](Shut) | is made | is refused by era *k*, sees that it is over, and looks again |
+//! | 2*k* + 1 | shut | is stored | takes by era *k* + 1, if it finds it already |
+//! | 2*k* + 2 | shut | decides | takes by era *k* + 1 |
+//!
+//! **A grant is counted in one era.** Shutting a state is one step in the order of its changes. A
+//! grant that comes before it is counted in what the new era begins with. No grant comes after it. So
+//! a grant needs no second look. A *refusal* does, since a shut state refuses everything: if the era
+//! is over, the request asks the next one.
+//!
+//! **No request waits for another thread.** A request that finds a change at work looks [`LOOKS`]
+//! times. If the change is still at work, the changing thread was taken off its processor, and the
+//! request is refused and told to try again a nanosecond later.
+//!
+//! **Undoing** needs the era of the grant, which each charge has. Of a grant of an earlier era
+//! nothing is put back: what the old policy counted is not what the new one counts.
+//!
+//! A change has the lock of the line, as have refunds, debits, and most undoing. An operation that
+//! has not, and finds an old era, changes a state that no request asks any more.
+//!
+//! # Memory ordering
+//!
+//! | operation | ordering | pairs with | why |
+//! |---|---|---|---|
+//! | 1 `era` becomes odd: store, then a fence | Relaxed, Release | 6 | a request that is refused by a shut state finds another era |
+//! | 2 the old state is shut: exchange | as the policy | the takes of the old policy | a take before it is counted; a take after it fails, or is refused |
+//! | 3 the new era is stored | of the `Swap` | 5 | a request that finds it sees all of it |
+//! | 4 `era` becomes even: store | Release | 5 | a request that reads this number finds this era or a later one |
+//! | 5 load of `era`, then of the `Swap` | Acquire | 3, 4 | as above |
+//! | 6 after a refusal: a fence, then load of `era` | Acquire, Relaxed | 1 | the fence makes the load of the shut state, of whatever ordering, come after 1 |
+//!
+//! **Why enough.** There are two bad executions. A grant of the old era that the new one does not
+//! count: 2 is an exchange, so it reads the newest state. A refusal by a shut state that is told to
+//! the caller: the request has read a value that was stored after the fence in 1, so the load in 6
+//! reads that store or a later one. **Why not more.** Whoever begins after a change has ended finds
+//! the new era, since the change happens before; a request that overlaps with it may take by either.
+//!
+//! Without a limit the old policy grants without looking at its state. Such a request has found the
+//! old era, and is granted as if it had come before the change.
+//!
+//! **Checked by** `loom-tests/kinds.rs`, with twins that do not shut the old state and that tell its
+//! refusal, and by `tests/limiter/apply.rs`.
+
+mod kind;
+mod replace;
+
+pub(crate) use replace::Step;
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+pub(in crate::policy) use crate::policy::any::kind::Kind;
+use crate::policy::any::kind::{KindCharge, KindState};
+use crate::policy::window::closable::refused_as_closed;
+use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
+use crate::rate::Rate;
+use crate::sync::{AtomicBool, AtomicU32, LOOKS, Ordering, Swap, fence, spin_loop};
+use crate::time::Nanos;
+
+/// Any of the policies, where the choice comes from a configuration: one type for all limiters of a
+/// program.
+///
+/// Made from a [policy](AnyPolicy::from), a [`PolicyConfig`](super::PolicyConfig), or a
+/// [text](super::PolicyConfig#text), and [told](AnyPolicy::config) as a configuration. A decision
+/// costs a branch or two more than with the policy itself, and the state has the size of the largest.
+///
+/// [`RateLimiter::apply`](crate::RateLimiter::apply) changes everything at run time, also the kind of
+/// policy.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::policy::AnyPolicy;
+/// use tidegate::{ManualClock, RateLimiter};
+///
+/// let limits = ["token_bucket 100/s burst 20", "sliding_log 5000/h", "unlimited"];
+/// for text in limits {
+///     let policy: AnyPolicy = text.parse()?;
+///     let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+///     assert!(limiter.try_acquire_many(20).is_ok());
+///     assert_eq!(limiter.policy().to_string(), text);
+/// }
+/// # Ok::<(), tidegate::policy::ConfigError>(())
+/// ```
+pub struct AnyPolicy {
+    first: Ruled,
+    /// Whether `later` has a policy. Stored after it.
+    replaced: AtomicBool,
+    /// The policy of the era in force, but for the first.
+    later: Swap<Ruled>,
+}
+
+/// The state of one [`AnyPolicy`].
+#[derive(Debug)]
+pub struct AnyState {
+    first: KindState,
+    /// Twice the number of the era in force, and one more while it is replaced.
+    era: AtomicU32,
+    /// The era in force, but for the first.
+    later: Swap<Era>,
+}
+
+/// What one grant of an [`AnyPolicy`] took.
+#[derive(Clone, Copy, Debug)]
+pub struct AnyCharge {
+    era: u32,
+    charge: KindCharge,
+}
+
+/// A policy, and the era in which it decides.
+#[derive(Debug)]
+struct Ruled {
+    kind: Kind,
+    era: u32,
+}
+
+/// A later era: its policy, and a state of it.
+#[derive(Debug)]
+struct Era {
+    policy: std::sync::Arc<Ruled>,
+    state: KindState,
+}
+
+impl AnyState {
+    /// Whether this era is in force, and no change is at work, for a request that this era has
+    /// refused.
+    #[inline]
+    fn is_still(&self, era: u32) -> bool {
+        // The load of the state that refused comes before this fence (6).
+        fence(Ordering::Acquire);
+        self.era.load(Ordering::Relaxed) == 2 * era
+    }
+
+    /// Whether a change is at work.
+    fn is_closed(&self) -> bool {
+        self.era.load(Ordering::Acquire) % 2 == 1
+    }
+}
+
+impl From<Kind> for AnyPolicy {
+    fn from(kind: Kind) -> AnyPolicy {
+        AnyPolicy { first: Ruled { kind, era: 0 }, replaced: AtomicBool::new(false), later: Swap::empty() }
+    }
+}
+
+/// A policy with the terms in force.
+impl Clone for AnyPolicy {
+    fn clone(&self) -> AnyPolicy {
+        self.rule(|ruled| ruled.kind.clone().into())
+    }
+}
+
+impl fmt::Debug for AnyPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AnyPolicy({self})")
+    }
+}
+
+impl AnyPolicy {
+    /// Looks at the policy in force.
+    fn rule<R>(&self, look: impl FnOnce(&Ruled) -> R) -> R {
+        // Acquire: a thread that sees the flag sees the policy.
+        if !self.replaced.load(Ordering::Acquire) {
+            return look(&self.first);
+        }
+        self.later.with(|ruled| look(ruled.map_or(&self.first, |ruled| ruled)))
+    }
+
+    /// The configuration of the terms in force, after all changes.
+    ///
+    /// It makes a policy that decides as this one does. A field that says what a policy does anyway,
+    /// such as a `cold_factor` of 3, is not set. A window whose rate was changed to a fraction has
+    /// the whole numbers in force. A log whose rate was lowered has the room that it was made with as
+    /// `with_capacity`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyPolicy, Change, Rate, RateLimiter};
+    ///
+    /// let policy: AnyPolicy = "token_bucket 5/s burst 10 tolerance 20ms".parse()?;
+    /// let limiter = RateLimiter::new(policy);
+    /// limiter.change(Change::rate(Rate::per_second(8)).burst(20))?;
+    /// let config = limiter.policy().config();
+    /// assert_eq!(config.to_string(), "token_bucket 8/s burst 20 tolerance 20ms");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn config(&self) -> super::PolicyConfig {
+        self.rule(|ruled| ruled.kind.config())
+    }
+
+    /// Looks at an era, the one with this number or a later one.
+    fn of_era<R>(&self, state: &AnyState, number: u32, look: impl FnOnce(&Ruled, &KindState) -> R) -> R {
+        if number == 0 {
+            return look(&self.first, &state.first);
+        }
+        state.later.with(|era| match era {
+            Some(era) => look(&era.policy, &era.state),
+            None => look(&self.first, &state.first),
+        })
+    }
+
+    /// Looks at the era in force. For an operation that excludes changes, or may find an old era.
+    fn era<R>(&self, state: &AnyState, look: impl FnOnce(&Ruled, &KindState) -> R) -> R {
+        self.of_era(state, state.era.load(Ordering::Acquire) / 2, look)
+    }
+
+    /// Looks at the era in force until it is still in force afterwards. `None` if a change is at
+    /// work, and stalls.
+    fn look<R>(&self, state: &AnyState, look: impl Fn(&Ruled, &KindState) -> R) -> Option<R> {
+        for _ in 0..=LOOKS {
+            if state.is_closed() {
+                spin_loop();
+                continue;
+            }
+            let (seen, era) = self.era(state, |ruled, state| (look(ruled, state), ruled.era));
+            if state.is_still(era) {
+                return Some(seen);
+            }
+        }
+        None
+    }
+
+    /// Takes permits of a later era than the first, or of the next one.
+    #[inline(never)]
+    fn try_acquire_later(&self, state: &AnyState, at: Nanos, n: u32) -> Result<AnyCharge, Refusal> {
+        for _ in 0..=LOOKS {
+            let number = state.era.load(Ordering::Acquire);
+            if number % 2 == 1 {
+                spin_loop();
+                continue;
+            }
+            let (answer, era) = self.of_era(state, number / 2, |Ruled { kind, era }, state| {
+                (kind.try_acquire(state, at, n), *era)
+            });
+            match answer {
+                Ok(charge) => return Ok(AnyCharge { era, charge }),
+                Err(refusal) if state.is_still(era) => return Err(refusal),
+                Err(_) => {}
+            }
+        }
+        Err(refused_as_closed(at))
+    }
+}
+
+impl Policy for AnyPolicy {
+    type State = AnyState;
+    type Charge = AnyCharge;
+
+    fn start(&self, now: Nanos) -> AnyState {
+        self.with_start(|kind| kind.start(now))
+    }
+
+    #[inline]
+    fn try_acquire(&self, state: &AnyState, at: Nanos, n: u32) -> Result<AnyCharge, Refusal> {
+        // Acquire: a later era is found by `try_acquire_later` (5).
+        if state.era.load(Ordering::Acquire) == 0 {
+            match self.first.kind.try_acquire(&state.first, at, n) {
+                Ok(charge) => return Ok(AnyCharge { era: 0, charge }),
+                Err(refusal) if state.is_still(0) => return Err(refusal),
+                Err(_) => {}
+            }
+        }
+        self.try_acquire_later(state, at, n)
+    }
+
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        self.rule(|ruled| ruled.kind.check(n))
+    }
+
+    fn weight(&self, n: u32) -> u64 {
+        self.rule(|ruled| ruled.kind.weight(n))
+    }
+
+    fn ready_at(&self, state: &AnyState, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        let ready_at = self.look(state, |ruled, state| ruled.kind.ready_at(state, at, ahead, n));
+        // As a request is told while a change stalls.
+        ready_at.unwrap_or(at.saturating_add(Nanos::new(1)))
+    }
+
+    fn one_by_one(&self, largest: u32) -> usize {
+        self.rule(|ruled| ruled.kind.one_by_one(largest))
+    }
+
+    fn forecast(&self, state: &AnyState, at: Nanos) -> Forecast {
+        self.era(state, |ruled, state| ruled.kind.forecast(state, at))
+    }
+
+    fn foresee(&self, state: &AnyState, forecast: &mut Forecast, n: u32) -> Nanos {
+        self.era(state, |ruled, state| ruled.kind.foresee(state, forecast, n))
+    }
+
+    fn foresee_many(&self, state: &AnyState, forecast: &mut Forecast, crowd: &Crowd) {
+        self.era(state, |ruled, state| ruled.kind.foresee_many(state, forecast, crowd));
+    }
+
+    fn undo(&self, state: &AnyState, at: Nanos, charge: AnyCharge, most: u64) -> u64 {
+        self.era(state, |Ruled { kind, era }, state| match charge.era == *era {
+            true => kind.undo(state, at, charge.charge, most),
+            // Of a grant by another policy nothing is put back. This tells the level.
+            false => kind.refund(state, at, 0),
+        })
+    }
+
+    fn moved(&self, charge: AnyCharge) -> (u64, u64) {
+        self.rule(|Ruled { kind, era }| if charge.era == *era { kind.moved(charge.charge) } else { (0, 0) })
+    }
+
+    fn full_level(&self, at: Nanos) -> u64 {
+        self.rule(|ruled| ruled.kind.full_level(at))
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        self.rule(|ruled| ruled.kind.level_unit())
+    }
+
+    fn refund(&self, state: &AnyState, at: Nanos, n: u32) -> u64 {
+        self.era(state, |ruled, state| ruled.kind.refund(state, at, n))
+    }
+
+    fn unspent(&self, AnyCharge { era, charge }: AnyCharge, n: u32, used: u32) -> Option<AnyCharge> {
+        let unspent = self.rule(|ruled| (era == ruled.era).then(|| ruled.kind.unspent(charge, n, used)));
+        unspent.flatten().map(|charge| AnyCharge { era, charge })
+    }
+
+    fn debit(&self, state: &AnyState, at: Nanos, n: u32) {
+        self.era(state, |ruled, state| ruled.kind.debit(state, at, n));
+    }
+
+    fn change(&self, state: &AnyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        self.era(state, |ruled, state| ruled.kind.change(state, at, change))
+    }
+
+    /// Not to another kind: that takes a [`RateLimiter::apply`](crate::RateLimiter::apply).
+    fn change_to(&self, new: &AnyPolicy) -> Option<Change> {
+        self.rule(|old| new.rule(|new| old.kind.change_to(&new.kind)))
+    }
+
+    fn rate(&self) -> Rate {
+        self.rule(|ruled| ruled.kind.rate())
+    }
+
+    fn status(&self, state: &AnyState, at: Nanos) -> PolicyStatus {
+        let status = self.look(state, |ruled, state| ruled.kind.status(state, at));
+        let soon = at.saturating_add(Nanos::new(1));
+        status.unwrap_or(PolicyStatus { next_at: soon, full_at: soon, ..PolicyStatus::NOTHING })
+    }
+
+    /// After a change of the kind, the status of the new state: of the old one nothing is left.
+    fn left(&self, state: &AnyState, AnyCharge { era, charge }: AnyCharge, at: Nanos) -> PolicyStatus {
+        let of_era =
+            self.era(state, |ruled, state| (era == ruled.era).then(|| ruled.kind.left(state, charge, at)));
+        of_era.filter(|_| state.is_still(era)).unwrap_or_else(|| self.status(state, at))
+    }
+
+    fn is_fresh(&self, state: &AnyState, at: Nanos) -> bool {
+        self.look(state, |ruled, state| ruled.kind.is_fresh(state, at)).unwrap_or(false)
+    }
+
+    fn start_again(&self, now: Nanos) -> AnyState {
+        self.with_start(|kind| kind.start_again(now))
+    }
+
+    fn catches_up(&self) -> bool {
+        self.rule(|ruled| ruled.kind.catches_up())
+    }
+
+    fn max_wait(&self) -> Duration {
+        self.rule(|ruled| ruled.kind.max_wait())
+    }
+
+    fn with_epoch(self, unix_time_at_zero: Duration) -> AnyPolicy {
+        self.rule(|ruled| ruled.kind.clone()).with_epoch(unix_time_at_zero).into()
+    }
+}
