@@ -278,3 +278,89 @@ fn shadow_reaches_those_who_join_meanwhile() {
         assert_eq!(lock(&limiter.line).len(), 0);
     });
 }
+
+/// A request that joins while the limiter is closed is refused, by itself or by the call that
+/// closes.
+fn close_against_a_join(close: fn(&TestLimiter)) {
+    model(move || {
+        let (limiter, _clock) = limiter();
+        limiter.try_acquire(ONE).expect("the first");
+        let other = {
+            let limiter = limiter.clone();
+            thread::spawn(move || {
+                let mut joining = Joining::new(&limiter);
+                let first = joining.poll();
+                (joining, first)
+            })
+        };
+        close(&limiter);
+        let (mut joining, first) = other.join().expect("no panic");
+        let answer = if first.is_ready() { first } else { joining.claimed() };
+        assert_eq!(answer, Poll::Ready(Err(Refusal::Closed)), "a waiter was left behind");
+    });
+}
+
+impl Joining {
+    /// The answer that is in the line already, without serving the line.
+    fn claimed(&mut self) -> Poll<Result<Nanos, Refusal>> {
+        let Stage::Queued(key) = self.wait.stage else { return Poll::Pending };
+        match lock(&self.limiter.line).collect(key, self.wait.kind) {
+            Some(answer) => {
+                self.wait.stage = Stage::Done;
+                Poll::Ready(answer.map(|_| Nanos::ZERO))
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+#[test]
+fn a_request_that_joins_while_the_limiter_closes_is_refused() {
+    close_against_a_join(|limiter| assert!(limiter.close()));
+}
+
+/// The broken twin: it closes the limiter for newcomers, and does not serve the line.
+#[test]
+#[should_panic(expected = "a waiter was left behind")]
+fn broken_a_request_that_joins_while_the_limiter_closes_is_refused() {
+    close_against_a_join(|limiter| {
+        let mut line = lock(&limiter.line);
+        line.settings.close();
+        limiter.store_gate_word(&line);
+    });
+}
+
+#[test]
+fn a_try_that_begins_after_the_end_does_not_pass() {
+    pause_against_try(|limiter| assert!(limiter.close()));
+}
+
+/// The broken twin: an end that raises no flag for requests without the lock.
+#[test]
+#[should_panic(expected = "nobody passes in a pause")]
+fn broken_a_try_that_begins_after_the_end_does_not_pass() {
+    pause_against_try(|limiter| assert!(lock(&limiter.line).settings.close()));
+}
+
+/// A waiter whose permit is due while the limiter closes gets one answer, and keeps it.
+#[test]
+fn a_waiter_that_is_due_while_the_limiter_closes_gets_one_answer() {
+    model(|| {
+        let (limiter, clock) = limiter();
+        limiter.try_acquire(ONE).expect("the first");
+        let mut joining = Joining::new(&limiter);
+        assert!(joining.poll().is_pending());
+        let other = {
+            let limiter = limiter.clone();
+            thread::spawn(move || {
+                clock.set(SECOND);
+                limiter.try_acquire(ONE).is_ok()
+            })
+        };
+        limiter.close();
+        assert!(!other.join().expect("no panic"), "the waiter goes first");
+        let Poll::Ready(answer) = joining.poll() else { panic!("a waiter was left behind") };
+        assert!(answer.is_ok_and(|waited| waited == SECOND) || answer == Err(Refusal::Closed));
+        assert_eq!(limiter.try_acquire(ONE), Err(Refusal::Closed));
+    });
+}

@@ -192,3 +192,34 @@ fn a_permit_given_back_reaches_a_place_that_stands_up_meanwhile() {
         assert_eq!(limit.available(), 1);
     });
 }
+
+/// A waiter joins while the limit is closed. It is refused, by the join or by the close.
+fn joining_against_closing(close: fn(&CountingLimit)) {
+    model(move || {
+        let limit = CountingLimit::new(1);
+        let held = limit.try_acquire().expect("the only one");
+        let other = {
+            let limit = limit.clone();
+            thread::spawn(move || close(&limit))
+        };
+        let wait = Waiting::new(&limit, 1);
+        other.join().expect("no panic");
+        assert_eq!(wait.answer().map(drop), Err(crate::Refusal::Closed));
+        drop(held);
+        assert!(limit.try_acquire().is_err());
+    });
+}
+
+#[test]
+fn a_waiter_that_joins_while_the_limit_closes_is_refused() {
+    joining_against_closing(|limit| assert!(limit.close()));
+}
+
+/// The broken twin: takes all permits for good, and does not serve the line.
+#[test]
+#[should_panic(expected = "the wake-up is lost")]
+fn broken_a_waiter_that_joins_while_the_limit_closes_is_refused() {
+    joining_against_closing(|limit| {
+        limit.pool.word.fetch_sub(crate::counting::line::CLOSED, crate::sync::Ordering::Relaxed);
+    });
+}

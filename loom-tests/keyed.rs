@@ -460,3 +460,34 @@ fn who_waits_for_a_key_that_is_removed_is_served() {
         assert_eq!(keys.len(), 0);
     });
 }
+
+/// A key is added while all keys are closed. It gets no permit from then on.
+fn adding_against_closing(close: fn(&Keys)) {
+    model(move || {
+        let (keys, _) = keys(2);
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || keys.try_acquire(&1, &Request::permits(1)).map(drop))
+        };
+        close(&keys);
+        let answer = other.join().expect("no panic");
+        assert!([Ok(()), Err(Refusal::Closed)].contains(&answer), "{answer:?}");
+        let late = keys.try_acquire(&1, &Request::permits(1)).map(drop);
+        assert_eq!(late, Err(Refusal::Closed), "a key was left open");
+        assert_eq!(keys.len(), 0);
+    });
+}
+
+#[test]
+fn a_key_that_is_added_while_all_keys_close_is_closed() {
+    adding_against_closing(|keys| assert!(keys.close()));
+}
+
+/// The broken twin: it refuses new keys, and does not look for keys that were just added.
+#[test]
+#[should_panic(expected = "a key was left open")]
+fn broken_a_key_that_is_added_while_all_keys_close_is_closed() {
+    adding_against_closing(|keys| {
+        keys.count.fetch_or(crate::keyed::table::CLOSED, crate::sync::Ordering::Relaxed);
+    });
+}

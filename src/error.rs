@@ -49,6 +49,15 @@ pub enum Refusal {
         /// refused callers do not need. [`retry_after`](Refusal::retry_after) converts it.
         retry_after: Nanos,
     },
+    /// The limiter is [paused](crate::RateLimiter::pause_for). The request may succeed later.
+    Paused {
+        /// The time after which this call succeeds, as that of [`Limited`](Refusal::Limited).
+        /// [`Nanos::MAX`] means that the pause lasts until it is ended.
+        retry_after: Nanos,
+    },
+    /// The limiter was [closed](crate::RateLimiter::close), before the request or while it waited.
+    /// No request is granted any more.
+    Closed,
     /// The request is larger than the policy can ever grant at once. Waiting does not help.
     ExceedsLimit {
         /// The number of permits requested.
@@ -102,15 +111,13 @@ impl Refusal {
     /// ```
     #[must_use]
     pub fn retry_after(self) -> Option<Duration> {
-        match self {
-            Refusal::Limited { retry_after: Nanos::MAX } | Refusal::QueueFull { retry_after: Nanos::MAX } => {
-                None
-            }
-            Refusal::Limited { retry_after } | Refusal::QueueFull { retry_after } => {
-                Some(retry_after.as_duration())
-            }
-            _ => None,
-        }
+        let (Refusal::Limited { retry_after }
+        | Refusal::Paused { retry_after }
+        | Refusal::QueueFull { retry_after }) = self
+        else {
+            return None;
+        };
+        (retry_after < Nanos::MAX).then(|| retry_after.as_duration())
     }
 
     /// Returns [`retry_after`](Refusal::retry_after) in whole seconds, rounded up, as HTTP's
@@ -137,26 +144,38 @@ impl Refusal {
     }
 
     /// Returns whether this request may be granted another time: `false` only if it asks for no
-    /// permits, or for more than can ever be granted at once.
+    /// permits, or for more than can ever be granted at once, or if the limiter is closed.
     #[must_use]
     pub fn may_retry(self) -> bool {
-        !matches!(self, Refusal::ExceedsLimit { .. } | Refusal::ZeroPermits)
+        !matches!(self, Refusal::ExceedsLimit { .. } | Refusal::ZeroPermits | Refusal::Closed)
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Limited { retry_after: Nanos::MAX } => f.write_str("limited, no permit is ever due"),
+            Refusal::Limited { retry_after: Nanos::MAX } => {
+                f.write_str("limited, and no permit comes at this rate")
+            }
             Refusal::Limited { retry_after } => write!(f, "limited, retry after {retry_after}"),
+            Refusal::Paused { retry_after: Nanos::MAX } => f.write_str("paused until the pause is ended"),
+            Refusal::Paused { retry_after } => write!(f, "paused, retry after {retry_after}"),
+            Refusal::Closed => f.write_str("closed, no request is granted any more"),
             Refusal::ExceedsLimit { requested, limit } => {
                 write!(f, "{requested} permits requested, the limit is {limit}")
             }
+            Refusal::InUse { limit: 1 } => f.write_str("the only permit is in use"),
             Refusal::InUse { limit } => write!(f, "all {limit} permits are in use"),
             #[cfg(feature = "keyed")]
-            Refusal::TooManyKeys { limit } => write!(f, "no room for another key among {limit}"),
+            Refusal::TooManyKeys { limit: 1 } => {
+                f.write_str("no room for a new key, the only key is limited")
+            }
+            #[cfg(feature = "keyed")]
+            Refusal::TooManyKeys { limit } => {
+                write!(f, "no room for a new key, all {limit} keys are limited")
+            }
             Refusal::QueueFull { retry_after: Nanos::MAX } => {
-                f.write_str("queue is full, nobody knows for how long")
+                f.write_str("queue is full, and it is unknown for how long")
             }
             Refusal::QueueFull { retry_after } => write!(f, "queue is full, retry after {retry_after}"),
             Refusal::Displaced => f.write_str("dropped from a full queue to make room for another request"),

@@ -49,6 +49,20 @@ impl<C: Timer> AllOf<C> {
         self.shared.resume()
     }
 
+    /// Closes the composite for good: see [`RateLimiter::close`](crate::RateLimiter::close). Its
+    /// members stay open. Returns whether it was open.
+    ///
+    /// If a member is closed, requests of the composite are refused with the name of that member.
+    pub fn close(&self) -> bool {
+        self.shared.close()
+    }
+
+    /// Whether the composite was [closed](AllOf::close) itself.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.is_closed()
+    }
+
     /// Bounds the queue of this composite, by requests and by their costs summed. As
     /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::gate_word::{LATE, OBSERVED, SHADOW, SHARE_KEPT};
+use crate::limiter::gate_word::{LATE, OBSERVED, PAUSED, SHADOW, SHARE_KEPT};
 use crate::limiter::settle::{Settle, Share};
 use crate::limiter::shared::Shared;
 use crate::line::Line;
@@ -173,7 +173,9 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
 impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
         let shared = &self.0;
-        if !shared.gate_word.load().has(SHARE_KEPT) {
+        let word = shared.gate_word.load();
+        // A closed limiter shows as paused.
+        if !word.has(SHARE_KEPT) && !word.has(PAUSED) {
             return shared.rule.check(&n);
         }
         let (line, now) = shared.reach();

@@ -714,7 +714,7 @@ impl<C: Timer> All<C> {
         let asked = || self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
         let paused_for = self.paused_for();
         let named = match refusal {
-            Refusal::Limited { .. } => asked()
+            Refusal::Limited { .. } | Refusal::Paused { .. } => asked()
                 .filter_map(|(entry, n)| match &entry.kind {
                     Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
                     Kind::Counting(_) => None,

@@ -43,12 +43,17 @@
 //! stale. But the free permits never exceed the limit that `word` was last changed to, so a request
 //! above that limit fails at the exchange.
 //!
+//! **An end.** Closing takes more permits than there can ever be, in one operation on `word`. So it
+//! is ordered with all takes and all looks as a taken permit is: a request that joins before it is
+//! in line and is refused under the lock, and a request that joins after it finds no permit and is
+//! refused when the line is served.
+//!
 //! **Why not more.** Two words, one for permits and one for the flag, would need sequential
 //! consistency.
 //!
 //! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back;
 //! leaving against a grant; lowering against joining; with a twin that looks at the flag before it
-//! gives back.
+//! gives back. Closing against joining, with a twin that does not serve the line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -76,6 +81,10 @@ pub(crate) const fn weight(n: u32) -> u64 {
 const fn free(word: u64) -> i64 {
     word.cast_signed() >> 1
 }
+
+/// What closing takes from the free permits. No limit is as high, so whatever is given back, no
+/// request finds a permit; and no lowered limit takes as much.
+pub(crate) const CLOSED: u64 = weight(u32::MAX) * 4;
 
 pub(crate) struct Pool {
     pub(crate) word: AtomicU64,
@@ -227,6 +236,27 @@ impl Pool {
         });
     }
 
+    /// Takes all permits for good, and refuses all waiters. Returns whether the limit was open.
+    pub(super) fn close(&self) -> bool {
+        self.with_line(&mut Later::new(), |line, deferred| {
+            // Under the lock, so that only one call closes.
+            let was_open = !self.is_closed();
+            if was_open {
+                // Relaxed: `word` alone decides.
+                self.word.fetch_sub(CLOSED, Ordering::Relaxed);
+                // Counted, so that the composites check their requests.
+                self.lowered.fetch_add(1, Ordering::Relaxed);
+                deferred.rechecks.extend(line.places.values().filter_map(|place| place.composite.upgrade()));
+            }
+            was_open
+        })
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        // More than any lowered limit withholds. Relaxed: as `available`.
+        free(self.word.load(Ordering::Relaxed)) < -i64::from(u32::MAX)
+    }
+
     /// Runs `work` with the line, then serves the line. Foreign code is left in `deferred`, which
     /// runs without the lock.
     fn with_line<C: Timer, T>(
@@ -251,6 +281,17 @@ impl Pool {
     fn serve<C: Timer>(&self, line: &mut MutexGuard<'_, Waiters>, deferred: &mut Deferred<C>) -> bool {
         self.raise_flag(line);
         let limit = self.limit();
+        if self.is_closed() {
+            let is_waiter = |entry: &Entry| matches!(entry, Entry::Waiter { .. });
+            let waiters = line.entries.iter().filter(|(_, entry)| is_waiter(entry));
+            let waiters: Vec<_> = waiters.map(|(number, _)| *number).take(SLICE).collect();
+            for number in &waiters {
+                line.answer(*number, Err(Refusal::Closed), deferred);
+            }
+            if waiters.len() == SLICE {
+                return false;
+            }
+        }
         for _ in 0..SLICE {
             if let Some(&(requested, number)) = line.large.last()
                 && requested > limit

@@ -87,9 +87,10 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// None yet: a request for one permit is not refused, because the limit may be raised later.
+    /// [`Refusal::Closed`] if the limit is [closed](CountingLimit::close). Nothing else: a limit of 0
+    /// may be raised later.
     pub async fn acquire(&self) -> Result<CountingPermit, Refusal> {
-        self.wait(1).await
+        self.acquire_many(1).await
     }
 
     /// Waits until `n` permits are free at once.
@@ -99,6 +100,7 @@ impl CountingLimit {
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
     /// - [`Refusal::ExceedsLimit`] if `n` is more than the limit, or the limit is lowered below `n`
     ///   meanwhile.
+    /// - [`Refusal::Closed`] if the limit is [closed](CountingLimit::close).
     pub async fn acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
         self.wait(n).await
@@ -306,6 +308,32 @@ impl CountingLimit {
         self.pool.set_limit(limit);
     }
 
+    /// Closes the limit for good. From then on no request gets a permit, and all waiters are refused
+    /// at once with [`Refusal::Closed`]. Permits that are out stay out. Returns whether the limit was
+    /// open.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{CountingLimit, Refusal};
+    ///
+    /// let limit = CountingLimit::new(2);
+    /// let permit = limit.try_acquire()?;
+    /// limit.close();
+    /// drop(permit);
+    /// assert_eq!(limit.try_acquire().map(drop), Err(Refusal::Closed));
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn close(&self) -> bool {
+        self.pool.close()
+    }
+
+    /// Whether the limit was [closed](CountingLimit::close).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.pool.is_closed()
+    }
+
     /// Returns its address, which all clones share. Composites sort their members by it.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.pool).addr()
@@ -314,6 +342,7 @@ impl CountingLimit {
     pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
         let limit = self.limit();
         match n {
+            _ if self.is_closed() => Err(Refusal::Closed),
             0 => Err(Refusal::ZeroPermits),
             // One permit is never refused here: the limit may be raised later.
             1 => Ok(()),

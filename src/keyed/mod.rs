@@ -1,6 +1,7 @@
 //! One limit for each key, in bounded memory.
 
 mod change;
+mod close;
 pub(crate) mod counting;
 mod entries;
 mod forget;
@@ -661,6 +662,36 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         self.table.status(key)
+    }
+
+    /// Closes all keys for good. From then on no key gets a permit, and all waiters are refused at
+    /// once with [`Refusal::Closed`], on tasks, blocked threads and reservations. Permits that were
+    /// granted before stay granted. Returns whether the limiter was open.
+    ///
+    /// All known keys are forgotten. To close one key, close its
+    /// [`limiter`](KeyedRateLimiter::limiter).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let users = KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
+    /// users.try_acquire(&1)?;
+    /// users.close();
+    /// assert_eq!(users.try_acquire(&1), Err(Refusal::Closed));
+    /// assert_eq!(users.try_acquire(&2), Err(Refusal::Closed));
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn close(&self) -> bool {
+        self.table.close()
+    }
+
+    /// Whether all keys were [closed](KeyedRateLimiter::close).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.table.is_closed()
     }
 
     /// Forgets a key, its debt and a rate of its own. Returns whether the key was known.

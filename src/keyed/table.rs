@@ -86,7 +86,7 @@ use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
-use crate::policy::Policy;
+use crate::policy::{Policy, PolicyStatus};
 use crate::request::Request;
 use crate::status::Status;
 use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
@@ -110,13 +110,16 @@ pub(super) const SMALL: usize = 8 * SEARCH;
 /// How often a request makes room before it gives up, if other requests take that room each time.
 const TRIES: usize = 8;
 
+/// The flag in the count of keys that says that the table is closed.
+pub(crate) const CLOSED: usize = 1 << (usize::BITS - 1);
+
 /// The keys of one limiter.
 pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) clock: C,
     pub(super) hasher: DefaultHashBuilder,
     pub(crate) shards: Box<[Locked<K, P, C>]>,
-    /// The number of keys, including keys that are being added.
-    pub(super) count: AtomicUsize,
+    /// The number of keys, including keys that are being added, and the flag [`CLOSED`].
+    pub(crate) count: AtomicUsize,
     pub(crate) max_keys: usize,
     pub(crate) when_full: WhenKeysFull,
     /// How many places a new key without room searches, at most.
@@ -183,7 +186,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// Returns the number of keys.
     pub(crate) fn len(&self) -> usize {
         // Relaxed: a snapshot. `count_one` decides by compare-and-swap whether a key may be added.
-        self.count.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed) & !CLOSED
     }
 
     /// Returns the policy of all keys without one of their own. During a change it is the policy of
@@ -444,6 +447,7 @@ where
         match self.find_hashed(hash, key, |policy, state| status(policy, state, self.clock.now())) {
             Found::Known(status) => status,
             Found::Line(line) => line.status(),
+            Found::Nowhere if self.is_closed() => Status::new(PolicyStatus::NOTHING, Nanos::ZERO),
             Found::Nowhere => match self.shared() {
                 Some(shared) => shared.status(),
                 None => self.unknown(key, |policy, state, now| status(policy, state, now)),
@@ -557,12 +561,12 @@ where
     }
 
     fn no_room(&self) -> Refusal {
-        Refusal::TooManyKeys { limit: self.max_keys }
+        if self.is_closed() { Refusal::Closed } else { Refusal::TooManyKeys { limit: self.max_keys } }
     }
 
     /// Returns whether a key can be added without forgetting another one.
     pub(super) fn has_room(&self) -> bool {
-        self.len() < self.max_keys
+        self.len() < self.max_keys && !self.is_closed()
     }
 
     /// Counts a key that is about to be added, if the bound allows it.
@@ -647,7 +651,7 @@ pub(super) struct Counted<'a>(&'a AtomicUsize);
 impl Counted<'_> {
     /// Counts one more, if it is not above `most`.
     pub(super) fn one(count: &AtomicUsize, most: usize) -> Option<Counted<'_>> {
-        let more = |count: usize| (count < most).then(|| count + 1);
+        let more = |count: usize| (count < most && count & CLOSED == 0).then(|| count + 1);
         // Relaxed: the compare-and-swap reads the latest count at any ordering, so the bound holds.
         // The shard's lock publishes the entry.
         let counted = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);

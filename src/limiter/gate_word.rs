@@ -6,7 +6,7 @@
 //!
 //! | bits | meaning | raised and lowered by | a request that sees it |
 //! |---|---|---|---|
-//! | 0, [`PAUSED`] | no request passes before a time | a pause and its end; the first lock holder after that time | takes the lock |
+//! | 0, [`PAUSED`] | no request passes before a time, or ever | a pause and its end; the first lock holder after that time; `close`, which nothing ends | takes the lock |
 //! | 1, [`SHARE_KEPT`] | a share of the permits is kept for a priority | `keep_for_priority` | takes the lock, since counting the remaining permits and taking some are two steps |
 //! | 2, [`OBSERVED`] | the limiter has an observer | raised by `observe`, never lowered | asks the policy without the lock, then tells the observer how the call ended |
 //! | 3, [`SHADOW`] | no request is refused, and none waits | `set_shadow` | asks the policy without the lock, and passes anyway |
@@ -46,7 +46,13 @@
 //! set again. So there is no pattern of store-then-load on two sides, which would need sequential
 //! consistency.
 //!
-//! **Checked by** `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
+//! **An end.** Closing is a pause without end, and a mark in the settings that says why. It needs
+//! no flag and no protocol of its own. A request that begins after `close` sees the flag, takes the
+//! lock, and finds the mark. A request that joins the line holds the lock: before `close`, so that
+//! `close` finds it in line and refuses it, or after, and then it finds the mark. A request without
+//! the lock that overlaps with `close` may still be granted: it came first.
+//!
+//! **Checked by** `loom-tests/control.rs` for pauses and the end, and by `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
 //! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
 
 use crate::clock::Timer;

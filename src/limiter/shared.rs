@@ -180,7 +180,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         answer: Decision<Granted<R::Charge>>,
     ) -> Result<Option<Granted<R::Charge>>, Refusal> {
         let answer = match answer {
-            Err(refusal) if self.gate_word.load().has(SHADOW) => Ok(Outcome::Shadow(refusal)),
+            // Also in shadow a closed limiter refuses: what it guards has ended.
+            Err(refusal) if refusal != Refusal::Closed && self.gate_word.load().has(SHADOW) => {
+                Ok(Outcome::Shadow(refusal))
+            }
             answer => answer,
         };
         self.report(|events| {

@@ -328,11 +328,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// The refusal that a new call would get now, for a request that was refused while it waited.
     fn refused_now(&self, wait: &Waiting<R::Ask>, refusal: Refusal) -> Refusal {
-        let (Refusal::Limited { .. }, Some(within)) = (refusal, wait.longest(self.rule.max_wait())) else {
+        let (Refusal::Limited { .. } | Refusal::Paused { .. }, Some(within)) =
+            (refusal, wait.longest(self.rule.max_wait()))
+        else {
             return refusal;
         };
         self.visit(|line, visit| {
-            limited(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
+            line.too_early(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
         })
     }
 
@@ -395,7 +397,7 @@ fn deadline<R: Rule<C>, C: Timer>(
     let Some(within) = within else { return Ok(Nanos::MAX) };
     let (deadline, due) = (visit.now.saturating_add(within), line.due_behind(visit, demand));
     if due > deadline || due == Nanos::MAX {
-        return Err(limited(due, deadline));
+        return Err(line.too_early(due, deadline));
     }
     Ok(deadline)
 }

@@ -23,14 +23,17 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if self.len() > 0 && visit.rule.has_changed() {
             self.retime(visit);
         }
-        let mut due = self.serve_due(visit);
+        let mut due = match self.settings.closed {
+            true => self.refuse_all(visit),
+            false => self.serve_due(visit),
+        };
         if let Some(first) = due.as_mut().filter(|first| **first > now) {
             // No waiter is due now, so each waiter whose deadline has passed is refused. These may
             // be waiters that a change has made too late, too far back to be refused by it.
-            let refusal = Refusal::Limited { retry_after: first.saturating_since(now) };
+            let refusal = self.too_early(*first, now);
             *first = self.expire(visit, refusal).min(*first);
         }
-        if due.is_some() && self.settings.shadow {
+        if due.is_some() && self.settings.shadow && !self.settings.closed {
             self.pass_all(visit);
             due = (self.len() > 0).then_some(now);
         }
@@ -58,6 +61,18 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
+    /// Once the limiter is closed no request waits: the waiters in line are refused, a [`SLICE`] of
+    /// them.
+    fn refuse_all(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
+        for _ in 0..SLICE {
+            if !self.entries.contains(self.head as usize) {
+                break;
+            }
+            self.answer(visit, self.head, State::Refused(Refusal::Closed));
+        }
+        (self.len() > 0).then_some(visit.now)
+    }
+
     fn serve_due(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
         let Visit { rule, now, .. } = *visit;
         for _ in 0..SLICE {
@@ -80,8 +95,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 continue;
             }
             if due > deadline && !self.may_be_late(visit, due, deadline) {
-                let retry_after = due.saturating_since(deadline);
-                self.answer(visit, key, State::Refused(Refusal::Limited { retry_after }));
+                let refusal = self.too_early(due, deadline);
+                self.answer(visit, key, State::Refused(refusal));
                 continue;
             }
             if due > now {
@@ -178,8 +193,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 // waiting for ever.
                 Some(never)
             } else if due > deadline {
-                let retry_after = due.saturating_since(deadline);
-                Some(Refusal::Limited { retry_after })
+                Some(self.too_early(due, deadline))
             } else {
                 None
             };
@@ -209,8 +223,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 Some(never)
             } else if deadline < Nanos::MAX {
                 let due = self.seats.due_among(&self.terms(rule), (now, now), (place, 0), &ahead, ask);
-                let retry_after = due.saturating_since(deadline);
-                (due > deadline).then_some(Refusal::Limited { retry_after })
+                (due > deadline).then(|| self.too_early(due, deadline))
             } else {
                 None
             };
@@ -237,8 +250,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 // The policy can no longer give so many at once, as in `retime`.
                 self.answer(visit, key, State::Refused(never));
             } else if due > deadline {
-                let retry_after = due.saturating_since(deadline);
-                self.answer(visit, key, State::Refused(Refusal::Limited { retry_after }));
+                let refusal = self.too_early(due, deadline);
+                self.answer(visit, key, State::Refused(refusal));
             } else {
                 rule.add(&mut ahead, &ask);
                 if sums.last().is_none_or(|(class, _)| *class != priority) {

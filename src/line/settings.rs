@@ -5,8 +5,11 @@ use crate::time::Nanos;
 
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// The end of the latest pause, also if it is over. No request passes before this time.
+    /// The end of the latest pause, also if it is over. No request passes before this time. Never,
+    /// once the limiter is closed.
     pub(crate) opens: Nanos,
+    /// No request is granted any more, and none waits.
+    pub(crate) closed: bool,
     /// An observer is told of each call.
     pub(crate) observed: bool,
     /// No request is refused, and none waits.
@@ -27,6 +30,7 @@ impl Settings {
     pub(crate) fn new() -> Settings {
         Settings {
             opens: Nanos::ZERO,
+            closed: false,
             observed: false,
             shadow: false,
             kept: None,
@@ -39,8 +43,17 @@ impl Settings {
         self.bounds == QueueBounds::UNBOUNDED
     }
 
-    /// Ends a pause. Returns whether there was one.
+    /// Grants no request any more: a pause that nothing ends. Returns whether it was open.
+    pub(crate) fn close(&mut self) -> bool {
+        self.opens = Nanos::MAX;
+        !std::mem::replace(&mut self.closed, true)
+    }
+
+    /// Ends a pause, unless the limiter is closed. Returns whether there was one.
     pub(crate) fn resume(&mut self, now: Nanos) -> bool {
+        if self.closed {
+            return false;
+        }
         let paused = self.opens > now;
         self.opens = self.opens.min(now);
         paused

@@ -18,8 +18,17 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             && (self.seats.is_empty() || self.due_behind(visit, demand) <= visit.now)
     }
 
+    /// The refusal of a request that is due at `due`, and would have to be served `by` a time.
+    pub(crate) fn too_early(&self, due: Nanos, by: Nanos) -> Refusal {
+        let retry_after = due.saturating_since(by);
+        if self.is_paused() { Refusal::Paused { retry_after } } else { Refusal::Limited { retry_after } }
+    }
+
     /// Whether a request of this priority can ever be granted.
     pub(crate) fn check(&self, rule: &R, now: Nanos, demand: Demand<'_, R::Ask>) -> Result<(), Refusal> {
+        if self.settings.closed {
+            return Err(Refusal::Closed);
+        }
         match self.settings.kept_from(demand.priority) {
             0 => {}
             kept => rule.check_leaving(now, demand.ask, kept)?,
@@ -37,7 +46,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if self.is_open(visit, demand) {
             return self.take(visit, demand);
         }
-        Err(limited(self.due_behind(visit, demand), visit.now))
+        Err(self.too_early(self.due_behind(visit, demand), visit.now))
     }
 
     /// Takes permits for a request that no waiter goes before. The waiters of lower priority move

@@ -134,7 +134,7 @@ fn a_paused_composite_blames_no_member() {
     let (_a, _b, both, _clock) = two();
     both.pause_for(5 * SECOND);
     let refusal = both.try_acquire().expect_err("paused");
-    let paused = Refusal::Limited { retry_after: (5 * SECOND).into() };
+    let paused = Refusal::Paused { retry_after: (5 * SECOND).into() };
     assert_eq!(refusal, AllRefusal::Queue { refusal: paused });
 }
 
@@ -319,7 +319,7 @@ fn a_composite_can_be_paused_by_itself() {
     assert_pending!(waiting.poll());
     both.pause_for(5 * SECOND);
     assert_eq!(both.status().waiting, 1);
-    let refusal = Refusal::Limited { retry_after: (6 * SECOND).into() };
+    let refusal = Refusal::Paused { retry_after: (6 * SECOND).into() };
     assert_eq!(both.try_acquire().err(), Some(AllRefusal::Queue { refusal }));
     clock.advance(SECOND);
     assert_eq!(a.try_acquire().map(drop), Ok(()), "the member is not paused");

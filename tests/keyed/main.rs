@@ -6,6 +6,7 @@
 mod support;
 
 mod change;
+mod close;
 mod counting;
 mod events;
 mod foreign;

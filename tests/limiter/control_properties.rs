@@ -306,7 +306,9 @@ fn quarters(span: Duration) -> i64 {
 fn told(answer: Result<Grant, Refusal>) -> Told {
     match answer {
         Ok(_) => Told::Granted,
-        Err(Refusal::Limited { retry_after }) => Told::Limited(quarters(retry_after.as_duration())),
+        Err(Refusal::Limited { retry_after } | Refusal::Paused { retry_after }) => {
+            Told::Limited(quarters(retry_after.as_duration()))
+        }
         Err(Refusal::ExceedsLimit { limit, .. }) => Told::ExceedsLimit(limit),
         Err(Refusal::QueueFull { retry_after }) => Told::QueueFull(quarters(retry_after.as_duration())),
         Err(Refusal::Displaced) => Told::Displaced,

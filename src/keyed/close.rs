@@ -1,0 +1,59 @@
+//! The end of all keys.
+//!
+//! A table is closed by a flag in the count of its keys. Each new key is counted under the lock of
+//! its shard, and is refused there once the flag is up. The call that closes raises the flag, then
+//! takes the lock of each shard, forgets its known keys and notes its lines. So a key that was
+//! counted before the flag is forgotten with the others, and a line is made of no key any more. The
+//! lines are closed without a lock of a shard, since they wake tasks.
+//!
+//! A request that overlaps with this may be granted: it came first.
+
+use std::hash::Hash;
+
+use super::removed::Removed;
+use super::table::{CLOSED, Table};
+use crate::clock::Timer;
+use crate::line::deferred::Deferred;
+use crate::policy::Policy;
+use crate::sync::{Ordering, write};
+
+impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
+    pub(crate) fn is_closed(&self) -> bool {
+        // Relaxed: where it decides, the lock of a shard orders it.
+        self.count.load(Ordering::Relaxed) & CLOSED != 0
+    }
+}
+
+impl<K, P, C> Table<K, P, C>
+where
+    K: Hash + Eq,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    /// Refuses all keys from now on. Returns whether the table was open.
+    pub(crate) fn close(&self) -> bool {
+        let was_open = self.count.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED == 0;
+        let mut removed = Removed::<K, P, C>::new();
+        let mut lines = vec![self.overflow.clone()];
+        for shard in &self.shards {
+            let mut shard = write(shard);
+            let places = shard.entries().places();
+            let mut entries = shard.entries_mut();
+            for entry in (0..places).filter_map(|place| entries.remove_at(place)) {
+                self.uncount();
+                removed.key(entry);
+            }
+            // A line of which a handle exists does not become a known key again.
+            lines.extend(shard.all_lines().map(|(_, line)| line.clone()));
+        }
+        // A waker that panics does not keep the other lines open.
+        let mut deferred = Deferred::<C>::new();
+        for line in &lines {
+            deferred.run(|| line.close());
+        }
+        drop(lines);
+        drop(removed);
+        drop(deferred);
+        was_open
+    }
+}

@@ -1,0 +1,87 @@
+//! An end for all keys.
+
+use std::thread;
+use std::time::Duration;
+
+use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, Request, TokenBucket, WhenKeysFull};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+type Keys = KeyedRateLimiter<u32, TokenBucket, ManualClock>;
+
+fn keys(max_keys: usize, when_full: WhenKeysFull) -> Keys {
+    let policy = TokenBucket::new(Rate::per_hour(1), 1);
+    KeyedRateLimiter::with_clock(policy, max_keys, ManualClock::new()).when_full(when_full)
+}
+
+#[test]
+fn waiters_of_all_keys_are_refused_at_once() -> Result<(), Refusal> {
+    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+        let keys = keys(100, when_full);
+        (0..100).try_for_each(|key| keys.try_acquire(&key).map(drop))?;
+        let mut waits: Vec<_> = (0u32..50)
+            .map(|key| {
+                let keys = keys.clone();
+                spawn(Box::pin(async move { keys.acquire(&key).await }))
+            })
+            .collect();
+        waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+        let held = keys.limiter(&60)?;
+        let mut place = keys.reserve(&61, 1)?;
+        let blocked = thread::spawn({
+            let keys = keys.clone();
+            move || keys.blocking_acquire(&62)
+        });
+        while keys.status(&62).waiting == 0 {
+            thread::yield_now();
+        }
+        assert!(!keys.is_closed() && keys.close());
+        assert!(keys.is_closed() && !keys.close());
+        for wait in &mut waits {
+            assert!(wait.is_woken());
+            assert_eq!(assert_ready!(wait.poll()), Err(Refusal::Closed));
+        }
+        assert_eq!(blocked.join().expect("no panic"), Err(Refusal::Closed));
+        assert_eq!(place.blocking_claim(), Err(Refusal::Closed));
+        assert_eq!(held.try_acquire(), Err(Refusal::Closed));
+        // Known, waiting, and new keys.
+        for key in [99, 0, 60, 200, 201] {
+            assert_eq!(keys.try_acquire(&key), Err(Refusal::Closed));
+            assert_eq!(keys.blocking_acquire(&key), Err(Refusal::Closed));
+            let within = Request::permits(1).within(Duration::from_secs(1));
+            assert_eq!(keys.try_acquire_many(&key, within), Err(Refusal::Closed));
+            let limiter = keys.limiter(&key).and_then(|limiter| limiter.try_acquire());
+            assert_eq!(limiter, Err(Refusal::Closed));
+            let status = keys.status(&key);
+            assert_eq!((status.available, status.next_in), (0, Duration::MAX));
+        }
+        keys.sweep();
+        assert_eq!(keys.try_acquire(&300), Err(Refusal::Closed));
+        assert!(keys.len() <= 100);
+    }
+    Ok(())
+}
+
+/// While threads take from ever new keys: what they take after the call returned is nothing.
+#[test]
+fn no_key_gets_a_permit_after_the_end() {
+    for _ in 0..20 {
+        let keys = keys(10_000, WhenKeysFull::RefuseNew);
+        thread::scope(|scope| {
+            for part in 0..2 {
+                let keys = &keys;
+                scope.spawn(move || {
+                    for key in (0..5_000).map(|key| 2 * key + part) {
+                        let answer = keys.try_acquire(&key);
+                        assert!(answer.is_ok() || answer == Err(Refusal::Closed));
+                    }
+                });
+            }
+            scope.spawn(|| keys.close());
+        });
+        for key in 0..10_000 {
+            assert_eq!(keys.try_acquire(&key), Err(Refusal::Closed));
+        }
+        assert!(keys.is_empty());
+    }
+}
