@@ -11,7 +11,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let line = std::env::args().nth(1);
     let line = line.as_deref().unwrap_or("token_bucket 5/s burst 2");
     let policy: AnyPolicy = line.parse()?;
-    println!("{policy:?}");
+    println!("{policy}");
     let limiter = RateLimiter::new(policy);
 
     let admin = limiter.clone();
