@@ -1,5 +1,6 @@
 //! One limit for each key, in bounded memory.
 
+mod apply;
 mod change;
 mod close;
 pub(crate) mod counting;

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod apply;
 mod change;
 mod close;
 mod counting;

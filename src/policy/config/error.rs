@@ -57,6 +57,14 @@ pub enum ConfigError {
         /// The values that are allowed, and what to write where the value is understood.
         allowed: Box<str>,
     },
+    /// No change leads from the terms in force to this configuration, and the policy cannot be
+    /// replaced by another one.
+    Replaces {
+        /// The configuration in force.
+        old: Box<str>,
+        /// The configuration given.
+        new: Box<str>,
+    },
     /// The rate cannot be read.
     Rate(RateError),
     /// A number is out of range.
@@ -104,6 +112,9 @@ impl fmt::Display for ConfigError {
             ConfigError::Form { given, write } => write!(f, "{given}: write {write}"),
             ConfigError::Value { field, value, .. } if value.is_empty() => write!(f, "{field} needs a value"),
             ConfigError::Value { field, value, allowed } => write!(f, "{field} {value:?} is not {allowed}"),
+            ConfigError::Replaces { old, new } => {
+                write!(f, "no change leads from {old} to {new}; make a new limiter")
+            }
             ConfigError::Rate(error) => error.fmt(f),
             ConfigError::Number(PolicyError::Stock { permits, burst }) => {
                 write!(f, "start_with {permits} is more than the burst of {burst}")
