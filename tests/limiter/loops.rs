@@ -178,6 +178,28 @@ fn a_waiter_outlives_any_number_of_loops() {
     assert_ready_ok!(waiter.poll());
 }
 
+/// As where the thread of the default clock cannot be started: each new alarm is gone, too. The
+/// limiter once took that for a clock that does not fit its timer, and panicked.
+#[test]
+fn tasks_without_a_timer_are_polled_until_they_are_served() {
+    let (limiter, clock, loops) = one_each_10_ms();
+    loops.end(1);
+    let mut waiters = [waiting_in(1, &limiter, &loops), waiting_in(1, &limiter, &loops)];
+    loops.enter(1);
+    for _ in 0..100 {
+        for waiter in &mut waiters {
+            assert!(waiter.is_woken());
+            assert_pending!(waiter.poll());
+        }
+    }
+    clock.advance(10 * MS);
+    assert_ready_ok!(waiters[0].poll());
+    assert!(waiters[1].is_woken());
+    assert_pending!(waiters[1].poll());
+    clock.advance(10 * MS);
+    assert_ready_ok!(waiters[1].poll());
+}
+
 #[test]
 fn a_timer_that_panics_costs_nobody_their_place_or_their_alarm() {
     let (limiter, clock, loops) = one_each_10_ms();
