@@ -3,7 +3,7 @@
 //! | clock | tells | waits by | use it for |
 //! |---|---|---|---|
 //! | [`SystemClock`] | the processor's time stamp counter | tokio's timer; outside of tokio by a thread | the default |
-//! | [`PreciseClock`] | the processor's time stamp counter | a thread for all limiters | permits released on time, to some 10 us |
+//! | [`PreciseClock`] | the processor's time stamp counter | a thread for all limiters | permits released at their time, not at tokio's next millisecond |
 #![cfg_attr(
     feature = "tokio",
     doc = "| [`TokioClock`] | tokio's clock, paused or not | tokio's timer | tests with paused time |"

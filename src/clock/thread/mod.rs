@@ -55,6 +55,11 @@ static TIMER: LazyLock<AlarmThread> = LazyLock::new(|| AlarmThread::new(start_th
 /// The thread does not park for less, since parking takes longer.
 const SPIN: Nanos = Nanos::new(2_000);
 
+/// The thread wakes up no earlier than so long after the time of the last sleep that it rang. So it
+/// wakes up 11,000 times per second at most, however high the rates of the limiters are, and rings
+/// all sleeps that are due by then.
+const GRAIN: Nanos = Nanos::new(90_000);
+
 /// How long a poll takes that cannot start the thread.
 const RETRY: Duration = Duration::from_millis(1);
 
@@ -73,6 +78,8 @@ struct Shared {
     queue: Queue,
     /// When the thread looks at the queue: see the table of states.
     looks_at: Nanos,
+    /// The thread does not wake up before this time.
+    not_before: Nanos,
     /// The process in which the thread was started. A process that is forked off has no copy of
     /// the thread.
     started_in: Option<u32>,
@@ -86,7 +93,8 @@ fn start_thread(timer: &'static AlarmThread) -> std::io::Result<()> {
 
 impl AlarmThread {
     fn new(start: fn(&'static AlarmThread) -> std::io::Result<()>) -> AlarmThread {
-        let shared = Shared { queue: Queue::default(), looks_at: Nanos::ZERO, started_in: None };
+        let (looks_at, not_before) = (Nanos::ZERO, Nanos::ZERO);
+        let shared = Shared { queue: Queue::default(), looks_at, not_before, started_in: None };
         AlarmThread { clock: TimeStamp::new(), shared: Mutex::new(shared), earlier: Condvar::new(), start }
     }
 
@@ -110,9 +118,10 @@ impl AlarmThread {
     fn insert(&self, at: Nanos, waker: Waker) -> Key {
         let mut shared = self.lock();
         let key = shared.queue.insert(at, waker);
-        if at < shared.looks_at {
+        let looks_at = at.max(shared.not_before);
+        if looks_at < shared.looks_at {
             // Once for each time that the thread parks, unless a still earlier sleep follows.
-            shared.looks_at = at;
+            shared.looks_at = looks_at;
             drop(shared);
             self.earlier.notify_one();
         }
@@ -131,13 +140,16 @@ impl AlarmThread {
         loop {
             shared.looks_at = Nanos::ZERO;
             let now = self.clock.now();
-            if let Some(waker) = shared.queue.pop_due(now) {
+            if let Some((at, waker)) = shared.queue.pop_due(now) {
+                // By the time of the sleep. By the present time, the lateness of each ring would
+                // be added to the next one.
+                shared.not_before = at.saturating_add(GRAIN);
                 drop(shared);
                 ring(waker);
                 shared = self.lock();
                 continue;
             }
-            let at = shared.queue.first().unwrap_or(Nanos::MAX);
+            let at = shared.queue.first().unwrap_or(Nanos::MAX).max(shared.not_before);
             let left = at.saturating_since(now);
             if left < SPIN {
                 drop(shared);

@@ -29,10 +29,11 @@ impl Queue {
         self.wakers.remove(&key)
     }
 
-    /// Removes and returns the first waker whose time has come.
-    pub(super) fn pop_due(&mut self, now: Nanos) -> Option<Waker> {
+    /// Removes and returns the first waker whose time has come, and that time.
+    pub(super) fn pop_due(&mut self, now: Nanos) -> Option<(Nanos, Waker)> {
         let due = self.wakers.first_entry().filter(|first| first.key().0 <= now)?;
-        Some(due.remove())
+        let ((at, _), waker) = due.remove_entry();
+        Some((at, waker))
     }
 
     /// The earliest time.

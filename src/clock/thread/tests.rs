@@ -96,7 +96,7 @@ proptest! {
                 Act::Ring(now) => {
                     let earliest = model.iter().map(|(number, at)| (*at, *number)).min();
                     let due = earliest.filter(|(at, _)| *at <= now).map(|(_, number)| number);
-                    queue.pop_due(Nanos::new(now)).into_iter().for_each(Waker::wake);
+                    queue.pop_due(Nanos::new(now)).into_iter().for_each(|(_, waker)| waker.wake());
                     prop_assert_eq!(told.try_recv().ok(), due.map(|number| number as u64));
                     due.map(|number| model.remove(&number));
                 }
@@ -170,6 +170,23 @@ fn an_earlier_sleep_wakes_the_parked_thread() {
     }
     hour.as_mut().reset(ms(1));
     assert_eq!(told.recv(), Ok(2));
+}
+
+/// With no thread, this shows what a parked thread would be told.
+#[test]
+fn sleeps_within_the_grain_notify_the_thread_once() {
+    let timer = timer(no_thread);
+    let parked_until = |at| timer.lock().looks_at = at;
+    let looks_at = |at| {
+        timer.insert(at, Waker::noop().clone());
+        timer.lock().looks_at
+    };
+    timer.lock().not_before = ms(10);
+    parked_until(Nanos::MAX);
+    assert_eq!([ms(30), ms(40), ms(20)].map(looks_at), [ms(30), ms(30), ms(20)]);
+    assert_eq!([ms(9), ms(3), ms(10)].map(looks_at), [ms(10); 3]);
+    parked_until(Nanos::ZERO);
+    assert_eq!(looks_at(ms(1)), Nanos::ZERO, "it is awake");
 }
 
 #[test]
