@@ -200,7 +200,7 @@
 //! | P6 exact average | Awaited permits come within 0.5 % of the rate, although timers are late. |
 //! | P7 exact rate | The arithmetic never exceeds the set rate, and stays within 65 ppm of it up to 1 M/s. |
 //! | P8 lock-free decision | While no request waits, a decision takes no lock and allocates nothing, and a refusal writes nothing. Policies with a state of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do. A [`KeyedRateLimiter`] reads under the shared lock of a part of its table. |
-//! | P9 virtual time | Every limiter of a rate, its waiting included, runs on a [`ManualClock`] and on tokio's paused time. A longest wait for a [`CountingLimit`] alone follows tokio's time. |
+//! | P9 virtual time | Every limiter of a rate, its waiting included, runs on a [`ManualClock`] and on tokio's paused time. A longest wait for a [`CountingLimit`] alone follows the default clock, or [one that it is given](CountingLimit::with_clock). |
 //! | P10 never free | Overflow, clocks that jump, NaN, zero and huge arguments end in an error or in a refusal, never in "unlimited". |
 //! | P11 told times are true | `retry_after`, `due_in` and `within` are met to the nanosecond if nothing changes. Behind more than 4,096 requests of mixed sizes they may be too late, and are never too early. |
 //! | P12 bounded costs | No call holds a lock for long beside a million waiters. Wakers, observers, keys and clocks may panic, block or call back. |

@@ -66,7 +66,7 @@ impl ManualClock {
     /// late.
     pub fn advance(&self, span: Duration) {
         let target = self.now().saturating_add(Nanos::from_duration(span));
-        while let Some(waker) = self.next_due(target) {
+        while let Some(waker) = self.pass_next(target) {
             // The lock is released: the waker may read this clock or register another sleep.
             waker.wake();
         }
@@ -84,14 +84,85 @@ impl ManualClock {
     /// Sets the time, forward or back, and wakes every sleep that is due.
     pub fn set(&self, now: Nanos) {
         self.lock().now = now;
-        while let Some(waker) = self.next_due(now) {
+        while let Some(waker) = self.pass_next(now) {
             waker.wake();
         }
     }
 
+    /// Returns the time of the next sleep that is due, or `None` if no sleep waits for a time.
+    ///
+    /// A limiter with waiters sleeps until the first of them is due, so with one limiter this is
+    /// when its next permit is granted. A sleep until [`Nanos::MAX`] is never due.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Nanos, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_second(5), 1);
+    /// let limiter = RateLimiter::with_clock(policy, clock.clone());
+    /// limiter.try_acquire()?;
+    /// assert_eq!(clock.next_due(), None);
+    /// let mut wait = limiter.acquire();
+    /// # let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+    /// # assert!(std::pin::Pin::new(&mut wait).poll(context).is_pending());
+    /// // ... `wait` is polled
+    /// assert_eq!(clock.next_due(), Some(Nanos::new(200_000_000)));
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let shared = self.lock();
+        shared.sleepers.first_key_value().map(|((at, _), _)| *at).filter(|at| *at < Nanos::MAX)
+    }
+
+    /// Returns how many sleeps wait. A limiter has one for each event loop with waiters, and one for
+    /// each blocked thread; how many requests wait, its [`status`](crate::RateLimiter::status)
+    /// tells.
+    #[must_use]
+    pub fn sleeping(&self) -> usize {
+        self.lock().sleepers.len()
+    }
+
+    /// Runs until no sleep is due within the time `most` from now: calls `run`, moves to the next
+    /// time at which a sleep is due, calls `run` again, and so on. Returns how much time passed.
+    ///
+    /// `run` runs the tasks that were woken, for example by the `run_until_stalled` of an executor.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_second(5), 1);
+    /// let limiter = RateLimiter::with_clock(policy, clock.clone());
+    /// let mut waits: Vec<_> = (0..4).map(|_| limiter.acquire()).collect();
+    /// let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+    /// let passed = clock.run_until_idle(Duration::from_secs(60), || {
+    ///     waits.retain_mut(|wait| std::pin::Pin::new(wait).poll(context).is_pending());
+    /// });
+    /// assert_eq!(passed, Duration::from_millis(600));
+    /// assert!(waits.is_empty());
+    /// ```
+    pub fn run_until_idle(&self, most: Duration, mut run: impl FnMut()) -> Duration {
+        let start = self.now();
+        let end = start.saturating_add(Nanos::from_duration(most));
+        run();
+        while self.next_due().is_some_and(|at| at <= end)
+            && let Some(waker) = self.pass_next(end)
+        {
+            waker.wake();
+            run();
+        }
+        Duration::from_nanos(self.now().as_u64().saturating_sub(start.as_u64()))
+    }
+
     /// Moves to the next time, at or before `target`, at which a sleep is due, and returns that
     /// sleep's waker.
-    fn next_due(&self, target: Nanos) -> Option<Waker> {
+    fn pass_next(&self, target: Nanos) -> Option<Waker> {
         let mut shared = self.lock();
         let due = shared.sleepers.first_entry().filter(|first| first.key().0 <= target)?;
         let ((at, _), waker) = due.remove_entry();

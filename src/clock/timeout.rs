@@ -5,15 +5,18 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::clock::{Clock, DefaultClock, Sleep, Timer};
+use crate::clock::{Sleep, Timer};
 use crate::time::Nanos;
 
-/// Polls `future` for no longer than `within`, by the default clock and the timer of the caller's
-/// event loop. Returns `None` if it was not ready by then.
+/// Polls `future` for no longer than `within`, by this clock. Returns `None` if it was not ready by
+/// then.
 ///
 /// A future that is ready at its first poll needs no timer.
-pub(crate) async fn timeout<F: Future>(within: Duration, future: F) -> Option<F::Output> {
-    let clock = DefaultClock::new();
+pub(crate) async fn timeout<C: Timer, F: Future>(
+    clock: &C,
+    within: Duration,
+    future: F,
+) -> Option<F::Output> {
     let at = clock.now().saturating_add(Nanos::from_duration(within));
     let mut future = pin!(future);
     // Boxed, since another one is made if the event loop ends.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
-use crate::clock::{Timer, timeout};
+use crate::clock::{DefaultClock, Timer, timeout};
 use crate::counting::line::{Later, Pool};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
@@ -63,6 +63,25 @@ use crate::status::Status;
 #[derive(Clone)]
 pub struct CountingLimit {
     pub(crate) pool: Arc<Pool>,
+    /// The clock of longest waits, if one was given.
+    clock: Option<Arc<dyn LongestWait>>,
+}
+
+type Answer = Result<CountingPermit, Refusal>;
+
+/// A future that borrows the clock, and allocates: only a limit with a clock of its own makes one.
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A clock without its type, since no type of a counting limit names its clock.
+trait LongestWait: Send + Sync {
+    /// What `wait` answers within that time.
+    fn bound<'a>(&'a self, within: Duration, wait: Boxed<'a, Answer>) -> Boxed<'a, Option<Answer>>;
+}
+
+impl<C: Timer> LongestWait for C {
+    fn bound<'a>(&'a self, within: Duration, wait: Boxed<'a, Answer>) -> Boxed<'a, Option<Answer>> {
+        Box::pin(timeout(self, within, wait))
+    }
 }
 
 /// Permits of a [`CountingLimit`]. Dropping this value gives them back.
@@ -80,7 +99,33 @@ impl CountingLimit {
     /// limit is changed.
     #[must_use]
     pub fn new(limit: u32) -> CountingLimit {
-        CountingLimit { pool: Arc::new(Pool::new(limit)) }
+        CountingLimit { pool: Arc::new(Pool::new(limit)), clock: None }
+    }
+
+    /// Creates a limit that measures [longest waits](CountingLimit::acquire_within) by this clock,
+    /// for tests. Without one it is the default clock.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{CountingLimit, ManualClock, Refusal};
+    ///
+    /// # fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> std::task::Poll<T> {
+    /// #     future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+    /// # }
+    /// let clock = ManualClock::new();
+    /// let limit = CountingLimit::with_clock(1, clock.clone());
+    /// let _permit = limit.try_acquire()?;
+    /// let mut wait = std::pin::pin!(limit.acquire_within(Duration::from_secs(1)));
+    /// assert!(poll(wait.as_mut()).is_pending());
+    /// clock.advance(Duration::from_secs(1));
+    /// assert!(poll(wait.as_mut()).is_ready());
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn with_clock(limit: u32, clock: impl Timer) -> CountingLimit {
+        CountingLimit { clock: Some(Arc::new(clock)), ..CountingLimit::new(limit) }
     }
 
     /// Waits until one permit is free.
@@ -157,7 +202,7 @@ impl CountingLimit {
         }
     }
 
-    /// Waits for one permit, but no longer than `within`: in a tokio runtime by tokio's clock.
+    /// Waits for one permit, but no longer than `within`.
     ///
     /// The time at which a permit is given back is unknown, so unlike a rate limiter this cannot
     /// refuse at once.
@@ -173,7 +218,7 @@ impl CountingLimit {
         self.acquire_many_within(1, within).await
     }
 
-    /// Waits for `n` permits at once, but no longer than `within`: in a tokio runtime by tokio's clock.
+    /// Waits for `n` permits at once, but no longer than `within`.
     ///
     /// # Errors
     ///
@@ -181,7 +226,10 @@ impl CountingLimit {
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub async fn acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
-        let in_time = timeout(within, self.wait(n)).await;
+        let in_time = match &self.clock {
+            None => timeout(&DefaultClock::new(), within, self.wait(n)).await,
+            Some(clock) => clock.bound(within, Box::pin(self.wait(n))).await,
+        };
         in_time.unwrap_or_else(|| Err(Refusal::InUse { limit: self.limit() }))
     }
 

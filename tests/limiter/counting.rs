@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::{CountingLimit, CountingPermit, ManualClock, Rate, RateLimiter, Refusal, TokenBucket};
+use tidegate::{CountingLimit, CountingPermit, ManualClock, Nanos, Rate, RateLimiter, Refusal, TokenBucket};
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 
@@ -473,4 +473,39 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
         }
         thread::park();
     }
+}
+
+#[test]
+fn a_longest_wait_follows_the_clock_that_it_is_given() {
+    let clock = ManualClock::new();
+    let limit = CountingLimit::with_clock(1, clock.clone());
+    let permit = limit.try_acquire().expect("free");
+    let mut late = spawn(limit.acquire_within(Duration::from_secs(2)));
+    let mut served = spawn(limit.acquire_many_within(1, Duration::from_secs(3)));
+    assert!(late.poll().is_pending() && served.poll().is_pending());
+    clock.advance(Duration::from_secs(2) - Duration::from_nanos(1));
+    assert!(!late.is_woken());
+    clock.advance(Duration::from_nanos(1));
+    assert!(late.is_woken());
+    assert_eq!(assert_ready!(late.poll()).map(drop), Err(Refusal::InUse { limit: 1 }));
+    drop(permit);
+    assert!(assert_ready!(served.poll()).is_ok());
+    assert_eq!(clock.sleeping(), 0);
+}
+
+#[test]
+fn a_manual_clock_runs_until_idle_and_no_further_than_it_may() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
+    limiter.try_acquire().expect("there");
+    let mut waits: Vec<_> = (0..5).map(|_| spawn(limiter.acquire())).collect();
+    let mut run = |most| {
+        clock
+            .run_until_idle(Duration::from_millis(most), || waits.retain_mut(|wait| wait.poll().is_pending()))
+    };
+    assert_eq!(run(2500), Duration::from_secs(2));
+    assert_eq!(run(u64::MAX), Duration::from_secs(3));
+    assert_eq!((waits.len(), clock.next_due()), (0, None));
+    clock.set(Nanos::MAX);
+    assert_eq!(clock.run_until_idle(Duration::MAX, || ()), Duration::ZERO);
 }
