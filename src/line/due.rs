@@ -48,11 +48,23 @@ pub(super) struct Memo<Ahead> {
     weight: Ahead,
     /// The place of each of the first that were foreseen, and when it is due, in order.
     dues: Vec<(u64, Nanos)>,
+    /// The forecast as it was behind the first [`FORESEEN`], without their due times: for a request
+    /// that asks for the time of an entry between them and the last that was foreseen.
+    first: Option<Box<Memo<Ahead>>>,
     /// The end of a pause, and the kept share.
     terms: (Nanos, Option<KeptShare>),
 }
 
 impl<Ahead> Memo<Ahead> {
+    fn without_dues(&self) -> Memo<Ahead>
+    where
+        Ahead: Clone,
+    {
+        let Memo { begin, forecast, weight, .. } = self;
+        let (begin, forecast, weight) = (begin.clone(), forecast.clone(), weight.clone());
+        Memo { begin, forecast, weight, dues: Vec::new(), first: None, ..*self }
+    }
+
     /// An entry has joined behind all.
     pub(super) fn with_last(mut self: Box<Self>, key: u32) -> Box<Self> {
         if self.next == NONE {
@@ -171,7 +183,17 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         last.filter(|memo| memo.terms == terms && memo.begin.finds_the_same(&begin)).unwrap_or_else(|| {
             let (forecast, weight) = (begin.clone(), R::Ahead::default());
             let (next, dues) = (self.head, Vec::new());
-            Box::new(Memo { begin, forecast, next, requests: 0, permits: 0, weight, dues, terms })
+            Box::new(Memo {
+                begin,
+                forecast,
+                next,
+                requests: 0,
+                permits: 0,
+                weight,
+                dues,
+                first: None,
+                terms,
+            })
         })
     }
 
@@ -201,6 +223,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             memo.permits = memo.permits.saturating_add(rule.permits(&entry.ask));
             rule.add(&mut memo.weight, &entry.ask);
             memo.next = entry.next;
+            if memo.requests == FORESEEN as u64 {
+                memo.first = Some(Box::new(memo.without_dues()));
+            }
         }
         memo.forecast.tidy();
         Ok(())
@@ -285,9 +310,22 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let end_place = self.entries.get(end as usize).map_or(u64::MAX, |end| end.place);
         let mut memo = self.memo(visit);
         // The kept forecast may have gone beyond the end. Then it is put aside for this once.
-        let next = self.entries.get(memo.next as usize);
-        let beyond = end != NONE && next.is_none_or(|next| next.place > end_place);
-        let aside = beyond.then(|| std::mem::replace(&mut memo, self.memo(visit)));
+        let is_beyond = |memo: &Memo<R::Ahead>| {
+            let next = self.entries.get(memo.next as usize);
+            end != NONE && next.is_none_or(|next| next.place > end_place)
+        };
+        let (mut steps, mut aside) = (steps, None);
+        if is_beyond(&memo) {
+            let first = memo.first.as_deref().filter(|first| !is_beyond(first));
+            let other = match first.map(Memo::without_dues) {
+                Some(first) => {
+                    steps = 0;
+                    Box::new(first)
+                }
+                None => self.memo(visit),
+            };
+            aside = Some(std::mem::replace(&mut memo, other));
+        }
         if self.go_on(visit, &mut memo, steps, |entry| entry.place >= end_place).is_err() {
             self.memo.set(Some(aside.unwrap_or(memo)));
             return Nanos::MAX;
