@@ -225,6 +225,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::SLICE;
+    use crate::policy::window::log::LogCharge;
     use crate::policy::{Policy, SlidingLog};
     use crate::rate::Rate;
     use crate::sync::lock;
@@ -306,11 +307,33 @@ mod tests {
         let state = log.start(Nanos::ZERO);
         let take = |nanos, n| log.try_acquire(&state, Nanos::new(nanos), n).expect("room");
         (1..=40).map(|nanos| take(nanos, 1)).for_each(drop);
-        let (all, now) = (take(1101, 100), Nanos::new(1101));
-        log.undo(&state, now, all, u64::MAX);
-        assert!(state.head().ring, "the copy is in force");
+        let now = Nanos::new(1101);
+        for ring in [true, false] {
+            log.undo(&state, now, take(1101, 100), u64::MAX);
+            assert_eq!(state.head().ring, ring, "the copy is in force");
+        }
         log.set_rate(&state, now, rate(3000));
         assert_eq!(log.status(&state, now).available, 60);
+    }
+
+    /// Permits that are undone after they were copied take up places in the second ring.
+    #[test]
+    fn a_copy_with_too_many_undone_permits_is_made_anew() {
+        let log = SlidingLog::new(Rate::per_hour(1000));
+        let (state, now) = (log.start(Nanos::ZERO), Nanos::new(3));
+        let undo = |charge, n| log.undo(&state, now, LogCharge { n, ..charge }, u64::MAX);
+        let [first, second] = [(1, 700), (2, 300)]
+            .map(|(nanos, n)| log.try_acquire(&state, Nanos::new(nanos), n).expect("room"));
+        undo(second, state.spare() / 2);
+        for _ in 0..25 {
+            undo(first, 1);
+        }
+        let in_second_ring =
+            || lock(&state.give_back().books).copying.as_ref().map(|copying| copying.book.sum);
+        assert!(in_second_ring().is_some_and(|sum| sum > 0), "a part is copied");
+        undo(first, 300);
+        assert_eq!(in_second_ring(), None);
+        assert_eq!(log.status(&state, now).available, 300 + 25 + u64::from(state.spare() / 2));
     }
 
     proptest! {
