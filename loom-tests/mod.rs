@@ -6,6 +6,8 @@ mod change;
 mod compose;
 mod control;
 mod counting;
+#[cfg(feature = "keyed")]
+mod crowd;
 mod gate;
 #[cfg(feature = "keyed")]
 mod keyed;

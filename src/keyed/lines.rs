@@ -13,6 +13,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
+use crate::line::crowd::Crowd;
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::sync::read;
@@ -104,7 +105,7 @@ where
         };
         match line {
             Ok(line) => Ok(self.visit(hash, line)),
-            Err(refusal) => self.tell(n, Err(refusal)),
+            Err(refusal) => self.tell(key, n, Err(refusal)),
         }
     }
 
@@ -121,6 +122,8 @@ where
             Found::Nowhere => false,
         };
         let new = (!is_known && self.has_room()).then(|| self.new_key(hash, key));
+        // Before the lock, since it may clone the key.
+        let events = self.events.as_ref().map(|watch| watch.of(key));
         self.with_room(hash, key, new, |shard, now, new, removed| {
             if let Some(line) = shard.line(hash, key) {
                 return Step::Done(line.clone());
@@ -148,7 +151,7 @@ where
                 }),
             };
             let Some((key, terms, state)) = moved else { return Step::Room };
-            let line = new_line(KeyPolicy::new(policy, terms), state, clock, self.events.clone());
+            let line = new_line(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.crowd);
             lines.insert(hash, key, line.clone());
             Step::Done(line)
         })
@@ -161,10 +164,11 @@ pub(super) fn new_line<P, C>(
     state: P::State,
     clock: C,
     events: Option<Arc<dyn Events>>,
+    crowd: &Arc<Crowd>,
 ) -> Line<P, C>
 where
     P: Policy,
     C: Timer,
 {
-    RateLimiter::with_state(policy, state, clock, events)
+    RateLimiter::with_state(policy, state, clock, events, crowd.clone())
 }

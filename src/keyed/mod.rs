@@ -5,6 +5,7 @@ mod change;
 mod close;
 pub(crate) mod counting;
 mod entries;
+pub(crate) mod events;
 mod forget;
 mod key_policy;
 mod lines;
@@ -15,6 +16,7 @@ pub(crate) mod slots;
 pub(crate) mod table;
 
 pub use counting::{KeyedCountingLimit, KeyedCountingPermit};
+pub use events::KeyEvents;
 pub use key_policy::KeyPolicy;
 pub use plan::Plan;
 
@@ -24,6 +26,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::events::Watch;
 use self::plan::Plans;
 use self::table::{Found, Table, Taken};
 use crate::clock::{DefaultClock, Timer};
@@ -67,13 +70,14 @@ use crate::status::Status;
 /// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | the permits of one key |
 /// | [`remove`](KeyedRateLimiter::remove) | one key, which starts anew |
 ///
-/// An observer can [watch](KeyedRateLimiter::observed_by) the calls for all keys.
+/// An observer can [watch](KeyedRateLimiter::observed_by) the calls for all keys, and be
+/// [told the key](KeyedRateLimiter::observed_by_key).
 /// [`Statistics`](crate::Statistics) is an observer that counts them.
 ///
 /// Clones share one table. Cloning costs a reference count.
 ///
-/// The number of keys is bounded. The number of requests that wait for one key is not, unless its
-/// [`limiter`](KeyedRateLimiter::limiter) is given [bounds](RateLimiter::set_queue_bounds). If you
+/// The number of keys is bounded. The number of requests that wait is not, unless you [bound
+/// it](KeyedRateLimiter::set_max_waiting). If you
 /// do not trust your callers, refuse instead of waiting, or wait [within a
 /// time](KeyedRateLimiter::acquire_within).
 ///
@@ -248,14 +252,11 @@ where
     }
 
     /// Returns a new, empty limiter with the policy, the clock and the number of keys of this one.
-    fn anew(
-        &self,
-        when_full: WhenKeysFull,
-        events: Option<Arc<dyn Events>>,
-        plans: Option<Plans<K, P>>,
-    ) -> Self {
+    fn anew(&self, when_full: WhenKeysFull, events: Option<Watch<K>>, plans: Option<Plans<K, P>>) -> Self {
         let Table { max_keys, clock, .. } = &*self.table;
         let table = Table::new(self.table.policy(), *max_keys, when_full, clock.clone());
+        let (requests, permits) = self.table.crowd.bounds();
+        table.crowd.set_bounds(requests, permits);
         KeyedRateLimiter { table: Arc::new(table.observed_by(events).with_plans(plans)) }
     }
 
@@ -265,7 +266,8 @@ where
     /// The observer gets the events of a [`RateLimiter`](RateLimiter::observe), once for each call:
     /// grants with the time waited, refusals, including [`TooManyKeys`](Refusal::TooManyKeys),
     /// waits that were dropped, and changes made through the [`limiter`](KeyedRateLimiter::limiter)
-    /// of a key. An event does not name its key. If the limiter of one key has an observer of its
+    /// of a key. An event does not name its key, except with
+    /// [`observed_by_key`](KeyedRateLimiter::observed_by_key). If the limiter of one key has an observer of its
     /// own, that observer is told after this one. Observing all keys does not keep a key from being
     /// forgotten.
     ///
@@ -293,7 +295,64 @@ where
     /// ```
     #[must_use]
     pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
-        self.anew(self.table.when_full, Some(events), self.table.plans.clone())
+        self.anew(self.table.when_full, Some(Watch::All(events)), self.table.plans.clone())
+    }
+
+    /// As [`observed_by`](KeyedRateLimiter::observed_by), for an observer that is told the key of
+    /// each call.
+    ///
+    /// Each call clones its key and makes one allocation. The calls of keys without room that
+    /// [share](WhenKeysFull::ShareOne) one limiter are not reported.
+    ///
+    /// A second observer replaces the first, whichever of the two methods sets it. [`KeyEvents`]
+    /// has an example.
+    #[must_use]
+    pub fn observed_by_key(self, events: Arc<dyn KeyEvents<K>>) -> Self
+    where
+        K: Send + Sync + 'static,
+    {
+        self.anew(self.table.when_full, Some(Watch::with_key(events)), self.table.plans.clone())
+    }
+
+    /// Bounds the requests that wait for all keys together: at most `requests` of them, for at most
+    /// `permits` permits. A new limiter has no such bound. Each key can have [bounds of its
+    /// own](RateLimiter::set_queue_bounds) besides.
+    ///
+    /// A request that would have to wait beyond a bound is refused with
+    /// [`Refusal::QueueFull`]; its `retry_after` is the time at which it would not have to wait, if
+    /// no other request comes. No waiting request is dropped for it. A request whose permits are
+    /// due is granted even if no request may wait. All requests that wait for a key count: also
+    /// reservations, and requests made through the [`limiter`](KeyedRateLimiter::limiter) of a key
+    /// or through its limiter after it was removed. Requests of an [`AllOf`](crate::AllOf) wait at
+    /// the `AllOf`, and do not count.
+    ///
+    /// The bounds hold for requests that come from now on. Requests that already wait stay.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 1);
+    /// let users = KeyedRateLimiter::with_clock(policy, 100, ManualClock::new());
+    /// users.set_max_waiting(2, u64::MAX);
+    /// for user in ["alice", "bob", "carol"] {
+    ///     users.try_acquire(&user)?;
+    /// }
+    /// let _places = (users.reserve(&"alice", 1)?, users.reserve(&"bob", 1)?);
+    /// assert_eq!(users.waiting(), 2);
+    /// assert!(matches!(users.reserve(&"carol", 1), Err(Refusal::QueueFull { .. })));
+    /// users.try_acquire(&"dave")?;
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn set_max_waiting(&self, requests: usize, permits: u64) {
+        self.table.crowd.set_bounds(requests, permits);
+    }
+
+    /// Returns how many requests wait for all keys together.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.table.crowd.requests()
     }
 
     pub(crate) fn table(&self) -> &Arc<Table<K, P, C>> {

@@ -19,12 +19,11 @@ pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
     pub(crate) policy: Arc<P>,
     /// The known keys, where keys have no plans.
     pub(crate) known: Slots<K, P::State>,
-    /// `None` if there are no lines and no plans, so that a request sees that without following a
-    /// pointer.
+    /// `None` if there are no lines and no plans, which most shards do not have.
     pub(super) more: Option<Box<More<K, P, C>>>,
 }
 
-/// The parts of a shard that most shards do not need.
+/// The lines of a shard, and its known keys with plans.
 pub(crate) struct More<K, P: Policy + Clone, C: Timer> {
     pub(super) lines: Lines<K, P, C>,
     /// The known keys, where keys have plans.

@@ -76,6 +76,7 @@ use std::time::Duration;
 use hashbrown::DefaultHashBuilder;
 
 use super::WhenKeysFull;
+use super::events::Watch;
 use super::key_policy::KeyPolicy;
 use super::lines::{Visit, new_line};
 use super::plan::{NewKey, Plans};
@@ -86,6 +87,7 @@ use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
+use crate::line::crowd::Crowd;
 use crate::policy::{Policy, PolicyStatus};
 use crate::request::Request;
 use crate::status::Status;
@@ -132,7 +134,9 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     /// one order.
     pub(super) changing: Mutex<()>,
     /// The observer of all calls, if there is one.
-    pub(crate) events: Option<Arc<dyn Events>>,
+    pub(crate) events: Option<Watch<K>>,
+    /// The requests that wait for any key.
+    pub(crate) crowd: Arc<Crowd>,
     /// Gives plans to keys, if keys have plans.
     pub(super) plans: Option<Plans<K, P>>,
 }
@@ -216,7 +220,8 @@ where
         // All shards share one policy until a change gives each its own.
         let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
-        let overflow = new_line(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None);
+        let crowd = Arc::new(Crowd::new());
+        let overflow = new_line(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None, &crowd);
         Table {
             clock,
             hasher: DefaultHashBuilder::default(),
@@ -229,6 +234,7 @@ where
             overflow,
             changing: Mutex::new(()),
             events: None,
+            crowd,
             plans: None,
         }
     }
@@ -245,10 +251,15 @@ where
     }
 
     /// Returns this table, still empty, with an observer of all calls.
-    pub(crate) fn observed_by(self, events: Option<Arc<dyn Events>>) -> Self {
+    pub(crate) fn observed_by(self, events: Option<Watch<K>>) -> Self {
         let policy = self.policy();
         let state = policy.start(self.clock.now());
-        let overflow = new_line(KeyPolicy::new(policy, None), state, self.clock.clone(), events.clone());
+        // It has no key to tell.
+        let all = match &events {
+            Some(Watch::All(events)) => Some(events.clone()),
+            Some(Watch::Key(_)) | None => None,
+        };
+        let overflow = new_line(KeyPolicy::new(policy, None), state, self.clock.clone(), all, &self.crowd);
         Table { overflow, events, ..self }
     }
 
@@ -280,7 +291,7 @@ where
         }
         match self.try_known(hash, key, request) {
             Some(answer) if self.events.is_none() => answer,
-            Some(answer) => self.tell(n, answer),
+            Some(answer) => self.tell(key, n, answer),
             None => self.try_slow(hash, key, request),
         }
     }
@@ -295,11 +306,11 @@ where
         // The clock is read before the lock, so that the processor overlaps both.
         let now = self.clock.now();
         let shard = read(self.shard(hash));
-        if shard.more.is_some() {
-            return try_planned(&shard, hash, key, now, request);
+        // A key is known or has a line, and never both.
+        match shard.known.find(hash, key) {
+            Some(state) => Some(take(&*shard.policy, state, now, request)),
+            None => try_planned(&shard, hash, key, now, request),
         }
-        let state = shard.known.find(hash, key)?;
-        Some(take(&*shard.policy, state, now, request))
     }
 
     /// Takes what a request asks for if the key is new or its shard has lines.
@@ -311,8 +322,8 @@ where
     {
         match self.ask(hash, key, request) {
             Ok(Taken::Line(line)) => line.try_acquire_many(*request),
-            Ok(Taken::Granted(grant)) => self.tell(request.permits, Ok(grant)),
-            Err(refusal) => self.tell(request.permits, Err(refusal)),
+            Ok(Taken::Granted(grant)) => self.tell(key, request.permits, Ok(grant)),
+            Err(refusal) => self.tell(key, request.permits, Err(refusal)),
         }
     }
 
@@ -338,8 +349,8 @@ where
             Ok(Taken::Line(line)) => Ok(Taken::Line(line)),
             // Not reported: the line reports when the request is served or refused.
             Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Taken::Line),
-            Ok(Taken::Granted(grant)) => self.tell(n, Ok(grant)).map(Taken::Granted),
-            Err(refusal) => self.tell(n, Err(refusal)).map(Taken::Granted),
+            Ok(Taken::Granted(grant)) => self.tell(key, n, Ok(grant)).map(Taken::Granted),
+            Err(refusal) => self.tell(key, n, Err(refusal)).map(Taken::Granted),
         }
     }
 
@@ -353,14 +364,17 @@ where
         if let Found::Line(line) = self.find_hashed(hash, key, |_, _| ()) {
             return self.visit(hash, line).try_acquire_many(*request);
         }
-        self.report(|events| events.exempted(request.permits.into()));
+        self.report(key, |events| events.exempted(request.permits.into()));
         Ok(Grant::at_once(0))
     }
 
     /// Reports a request that was decided without a line. A line reports for itself.
     #[cold]
-    pub(super) fn tell<T>(&self, n: u32, answer: Result<T, Refusal>) -> Result<T, Refusal> {
-        self.report(|events| match &answer {
+    pub(super) fn tell<Q, T>(&self, key: &Q, n: u32, answer: Result<T, Refusal>) -> Result<T, Refusal>
+    where
+        Q: ToOwned<Owned = K> + ?Sized,
+    {
+        self.report(key, |events| match &answer {
             Ok(_) => events.granted(n.into(), Duration::ZERO),
             Err(refusal) => events.refused(n.into(), refusal),
         });
@@ -368,9 +382,12 @@ where
     }
 
     /// Reports an event to the observer, if there is one. The caller holds no lock of a shard.
-    fn report(&self, event: impl FnOnce(&dyn Events)) {
-        if let Some(events) = &self.events {
-            report(&**events, event);
+    fn report<Q>(&self, key: &Q, event: impl FnOnce(&dyn Events))
+    where
+        Q: ToOwned<Owned = K> + ?Sized,
+    {
+        if let Some(watch) = &self.events {
+            report(&*watch.of(key), event);
         }
     }
 
@@ -606,8 +623,8 @@ where
     }
 }
 
-/// Takes what a request asks for from a key of a shard that has lines or plans, if the key is known.
-#[inline(never)]
+/// Takes what a request asks for from a key if it is known and keys have plans.
+#[cold]
 fn try_planned<K, P, C, Q>(
     shard: &Shard<K, P, C>,
     hash: u64,
@@ -621,8 +638,8 @@ where
     P: Policy + Clone,
     C: Timer,
 {
-    // A key has a line or is known, and never both.
-    let (policy, state) = shard.entries().find(hash, key)?;
+    let planned = shard.more.as_ref()?.planned.as_ref()?;
+    let (policy, state) = planned.find(hash, key)?.read(&shard.policy);
     Some(take(policy, state, now, request))
 }
 

@@ -137,16 +137,18 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         RateLimiter { shared: Arc::new(Shared::new(Single::new(policy, &clock), clock, CATCH_UP)) }
     }
 
-    /// A limiter that goes on with a state, with the observer of all keys if there is one.
+    /// A limiter that goes on with a state, with the observer of all keys if there is one. Its
+    /// waiters are among those of all keys.
     #[cfg(feature = "keyed")]
     pub(crate) fn with_state(
         policy: P,
         state: P::State,
         clock: C,
         all: Option<Arc<dyn crate::limiter::events::Events>>,
+        crowd: Arc<crate::line::crowd::Crowd>,
     ) -> Self {
         let shared = Shared::new(Single::with_state(policy, state), clock, CATCH_UP);
-        RateLimiter { shared: Arc::new(shared.observed_by(all)) }
+        RateLimiter { shared: Arc::new(shared.observed_by(all).in_crowd(crowd)) }
     }
 
     /// Whether this is the only handle to the limiter, no request waits, and no setting differs

@@ -22,6 +22,8 @@ use crate::limiter::gate_word::{GateWord, LATE, SHADOW, Word};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::Line;
+#[cfg(feature = "keyed")]
+use crate::line::crowd::Crowd;
 use crate::line::deferred::{Deferred, run_in_drop};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
@@ -72,6 +74,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             line: Mutex::new(line),
             events: Observers::new(None),
         }
+    }
+
+    /// Counts the waiters among those of all keys.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn in_crowd(self, crowd: Arc<Crowd>) -> Self {
+        lock(&self.line).crowd = Some(crowd);
+        self
     }
 
     /// Sets the observer of all keys, before the limiter is shared. Runs no foreign code.

@@ -25,6 +25,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::pending::{Answered, Pending, Poller, Stage, Waiting};
 use crate::limiter::shared::{Held, Shared};
+use crate::line::crowd::Entered;
 use crate::line::deferred::run_in_drop;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
@@ -151,10 +152,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             };
             // After the timer, which may panic, so that no waiter makes room for a request that
             // does not come.
-            if no_room && let Err(refusal) = line.make_room(visit, demand) {
-                line.leave_alarm(woken_by, visit.deferred);
-                return Err(refusal);
-            }
+            let room = line.enter(visit, demand);
+            let entered = match room.and_then(|entered| line.make_room(visit, demand).map(|()| entered)) {
+                Ok(entered) => entered,
+                Err(refusal) => {
+                    line.leave_alarm(woken_by, visit.deferred);
+                    return Err(refusal);
+                }
+            };
             let since = visit.arrival(|| line.due_behind(visit, demand));
             let Demand { ask, priority } = demand;
             let (ask, waker, droppable) = (ask.clone(), waker.take(), true);
@@ -162,6 +167,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             // At once, so that the future knows of its entry also if foreign code panics before
             // this returns.
             wait.stage = Stage::Queued(line.push(visit, new_waiter));
+            entered.keep();
             Ok(None)
         });
         drop(waker);
@@ -199,9 +205,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             line.check(&self.rule, now, demand)?;
             let deadline = deadline(line, visit, demand, wait.longest(self.rule.max_wait()))?;
             // A request that is due now needs no room.
-            if line.due_behind(visit, demand) > now {
+            let entered = if line.due_behind(visit, demand) > now {
+                let entered = line.enter(visit, demand)?;
                 line.make_room(visit, demand)?;
-            }
+                Some(entered)
+            } else {
+                Entered::new(line.crowd.as_ref(), visit.rule.permits(demand.ask), true)
+            };
             let Demand { ask, priority } = demand;
             let new_waiter = NewWaiter {
                 ask: ask.clone(),
@@ -214,6 +224,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 waker: None,
             };
             (wait.stage, wait.since) = (Stage::Queued(line.push(visit, new_waiter)), now);
+            entered.into_iter().for_each(Entered::keep);
             Ok(())
         });
         if let Err(refusal) = answer {

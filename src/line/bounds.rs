@@ -2,6 +2,7 @@
 
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::line::crowd::Entered;
 use crate::line::due::FORESEEN;
 use crate::line::priorities::NONE;
 use crate::line::rule::Rule;
@@ -13,16 +14,35 @@ use crate::time::Nanos;
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Whether there is room in line, without dropping a waiter.
     pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
+        self.fits(rule, ask) && self.crowd.as_ref().is_none_or(|crowd| crowd.has_room(rule.permits(ask)))
+    }
+
+    /// Whether the line's own bounds have room.
+    fn fits(&self, rule: &R, ask: &R::Ask) -> bool {
         self.settings.bounds.fit(self.len(), self.permits, rule.permits(ask))
     }
 
-    /// Makes room for a newcomer, or refuses it.
+    /// Enters a newcomer among all requests that wait, in this line and in others, or refuses it.
+    pub(crate) fn enter(
+        &self,
+        visit: &Visit<'_, R, C>,
+        demand: Demand<'_, R::Ask>,
+    ) -> Result<Entered, Refusal> {
+        let permits = visit.rule.permits(demand.ask);
+        Entered::new(self.crowd.as_ref(), permits, false).ok_or_else(|| {
+            // By then it need not wait.
+            let retry_after = self.due_behind(visit, demand).saturating_since(visit.now);
+            Refusal::QueueFull { retry_after }
+        })
+    }
+
+    /// Makes room for a newcomer by the line's own bounds, or refuses it.
     pub(crate) fn make_room(
         &mut self,
         visit: &mut Visit<'_, R, C>,
         demand: Demand<'_, R::Ask>,
     ) -> Result<(), Refusal> {
-        if self.has_room(visit.rule, demand.ask) {
+        if self.fits(visit.rule, demand.ask) {
             return Ok(());
         }
         let Some(victims) = self.victims(visit.rule, visit.rule.permits(demand.ask), demand.priority) else {

@@ -32,6 +32,7 @@
 
 pub(crate) mod alarms;
 pub(crate) mod bounds;
+pub(crate) mod crowd;
 pub(crate) mod deferred;
 mod due;
 pub(crate) mod entries;
@@ -55,12 +56,13 @@ mod watch;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::alarms::Alarms;
+use crate::line::crowd::Crowd;
 use crate::line::due::Memo;
 use crate::line::entries::Entries;
 use crate::line::index::{Index, LONG};
@@ -94,6 +96,8 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     len: usize,
     /// How many permits the waiters in line ask for.
     permits: u128,
+    /// All requests that wait in this line and in others, if there is a bound on them.
+    pub(crate) crowd: Option<Arc<Crowd>>,
     /// How many places were given, to entries and to seats.
     arrivals: u64,
     /// The deadlines of the entries in line that have one, in order of time.
@@ -192,6 +196,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             memo: Cell::new(None),
             len: 0,
             permits: 0,
+            crowd: None,
             arrivals: 0,
             deadlines: BTreeSet::new(),
             latest: Nanos::ZERO,
@@ -290,7 +295,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// Joins the line: behind all waiters of this priority or a higher one.
+    /// Joins the line: behind all waiters of this priority or a higher one. The caller has
+    /// [entered](Line::enter) the request.
     pub(crate) fn push(
         &mut self,
         visit: &mut Visit<'_, R, C>,
@@ -362,7 +368,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             self.seats.left(rule, place, ask);
         }
         self.memo.set(None);
-        self.permits = self.permits.saturating_sub(rule.permits(ask).into());
+        let permits = rule.permits(ask);
+        self.permits = self.permits.saturating_sub(permits.into());
+        if let Some(crowd) = &self.crowd {
+            crowd.leave(permits);
+        }
         let class = self.priorities.class(priority);
         rule.subtract(&mut class.ahead, ask);
         n.into_iter().for_each(|n| class.sizes.remove(n));

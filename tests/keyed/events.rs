@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::support::MS;
 use proptest::prelude::*;
+use tidegate::keyed::KeyEvents;
 use tidegate::{
     Events, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, Statistics,
     TokenBucket, WhenKeysFull,
@@ -83,6 +84,91 @@ fn watched(max_keys: usize, choice: WhenKeysFull) -> (Keys, ManualClock, Arc<Log
     let policy = TokenBucket::new(Rate::per_second(1), 1);
     let keys = KeyedRateLimiter::with_clock(policy, max_keys, clock.clone());
     (keys.observed_by(log.clone()).when_full(choice), clock, log)
+}
+
+/// Writes down what it is told, with the key.
+#[derive(Default)]
+struct KeyLog(Mutex<Vec<(u64, Event)>>);
+
+impl KeyLog {
+    fn add(&self, key: u64, event: Event) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((key, event));
+    }
+
+    fn take(&self) -> Vec<(u64, Event)> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl KeyEvents<u64> for KeyLog {
+    fn granted(&self, key: &u64, permits: u64, waited: Duration) {
+        self.add(*key, Event::Granted(permits, waited));
+    }
+
+    fn refused(&self, key: &u64, permits: u64, refusal: &Refusal) {
+        self.add(*key, Event::Refused(permits, *refusal));
+    }
+
+    fn cancelled(&self, key: &u64, permits: u64, waited: Duration) {
+        self.add(*key, Event::Cancelled(permits, waited));
+    }
+
+    fn shadowed(&self, key: &u64, permits: u64, refusal: &Refusal) {
+        self.add(*key, Event::Shadowed(permits, *refusal));
+    }
+
+    fn exempted(&self, key: &u64, permits: u64) {
+        self.add(*key, Event::Exempted(permits));
+    }
+
+    fn paused(&self, key: &u64, remaining: Duration) {
+        self.add(*key, Event::Paused(remaining));
+    }
+
+    fn resumed(&self, key: &u64) {
+        self.add(*key, Event::Resumed);
+    }
+}
+
+#[test]
+fn an_observer_can_be_told_the_key() -> Result<(), Refusal> {
+    let (keys, clock, unused) = watched(2, WhenKeysFull::RefuseNew);
+    let log = Arc::new(KeyLog::default());
+    let keys = keys.observed_by_key(log.clone());
+    let (granted, refused) = (Event::Granted(1, Duration::ZERO), Event::Refused(1, LIMITED));
+    // By the table.
+    keys.try_acquire(&1)?;
+    assert!(keys.try_acquire(&1).is_err() && keys.try_acquire(&2).is_ok() && keys.try_acquire(&3).is_err());
+    keys.try_acquire_many(&4, Request::permits(1).exempt())?;
+    let no_room = Event::Refused(1, Refusal::TooManyKeys { limit: 2 });
+    assert_eq!(log.take(), [(1, granted), (1, refused), (2, granted), (3, no_room), (4, Event::Exempted(1))]);
+    // By the limiter of a key.
+    let (mut wait, mut dropped) = (spawn(keys.acquire(&1)), spawn(keys.acquire(&2)));
+    assert_pending!(wait.poll());
+    assert_pending!(dropped.poll());
+    clock.advance(SECOND / 2);
+    drop(dropped);
+    clock.advance(SECOND / 2);
+    assert!(tokio_test::assert_ready!(wait.poll()).is_ok());
+    let limiter = keys.limiter(&2)?;
+    limiter.pause_for(SECOND);
+    limiter.resume();
+    limiter.set_shadow(true);
+    limiter.try_acquire_many(1)?;
+    limiter.try_acquire_many(1)?;
+    assert_eq!(
+        log.take(),
+        [
+            (2, Event::Cancelled(1, SECOND / 2)),
+            (1, Event::Granted(1, SECOND)),
+            (2, Event::Paused(SECOND)),
+            (2, Event::Resumed),
+            (2, granted),
+            (2, Event::Shadowed(1, LIMITED)),
+        ]
+    );
+    assert!(unused.take().is_empty(), "the second observer replaces the first");
+    Ok(())
 }
 
 #[test]

@@ -6,6 +6,7 @@
 mod support;
 
 mod apply;
+mod bounds;
 mod change;
 mod close;
 mod counting;
