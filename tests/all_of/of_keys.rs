@@ -203,6 +203,24 @@ fn permits_of_a_key_in_use_are_given_back_and_the_key_is_forgotten() -> Result<(
 }
 
 #[test]
+fn a_member_that_is_closed_ends_the_waits_of_all_keys() {
+    let expected = |name: &str| AllRefusal::Member { name: name.into(), refusal: Refusal::Closed };
+    for closed in ["all", "user"] {
+        let (users, all, api, _clock) = users_and_all();
+        assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
+        let mut wait = spawn(api.acquire("alice"));
+        assert_pending!(wait.poll());
+        assert!(if closed == "all" { all.close() } else { users.close() });
+        assert!(wait.is_woken(), "{closed}");
+        assert_eq!(assert_ready_err!(wait.poll()), expected(closed));
+        assert_eq!(api.try_acquire("alice").err(), Some(expected(closed)));
+        all.drain();
+        assert_eq!(api.try_acquire("bob").err(), Some(expected(closed)));
+        assert_eq!(assert_ready_err!(spawn(api.acquire("bob")).poll()), expected(closed));
+    }
+}
+
+#[test]
 fn the_observer_is_told_once_of_each_call() {
     let (users, all, api, clock) = users_and_all();
     let (statistics, of_users) = (Arc::new(Statistics::new()), Arc::new(Statistics::new()));

@@ -156,6 +156,7 @@ where
         match table.find(key, |policy, state| look(policy, state, table.clock.now())) {
             Found::Known(answer) => answer,
             Found::Line(line) => look_at(&line),
+            Found::Nowhere if table.is_closed() => Err(Refusal::Closed),
             Found::Nowhere => match table.shared() {
                 Some(line) => look_at(line),
                 None => table.unknown(key, look),

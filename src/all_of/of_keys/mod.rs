@@ -80,7 +80,8 @@ use crate::time::Nanos;
 ///
 /// # Settings
 ///
-/// Pause a member that all keys have in common to hold up all of them. A bound on the queue of each
+/// Pause a member that all keys have in common to hold up all of them, and close one to end all
+/// waits. A bound on the queue of each
 /// key is set with [`with_queue_bounds`](KeyedAllOf::with_queue_bounds), and an observer of all
 /// calls with [`observed_by`](KeyedAllOf::observed_by). For the settings of members see
 /// [`AllOf`](AllOf#settings-of-members).
