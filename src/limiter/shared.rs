@@ -463,7 +463,8 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
 
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Takes permits now or not at all.
-    #[inline]
+    // Inlined, so that a caller that ignores the grant does not pay for its stores.
+    #[inline(always)]
     pub(crate) fn try_acquire(&self, demand: Demand<'_, u32>) -> Result<Grant, Refusal> {
         let word = self.gate_word.load();
         if word.is_clear() {
