@@ -158,6 +158,8 @@
 //! | keep a share of the burst for a priority | [`keep_for_priority`](RateLimiter::keep_for_priority) |
 //! | bound the queue | [`set_queue_bounds`](RateLimiter::set_queue_bounds) |
 //! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause_until`](RateLimiter::pause_until), [`resume`](RateLimiter::resume) |
+//! | end tasks and threads that wait | [`close`](RateLimiter::close) |
+//! | tell a caller what is left | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
 //! | match the limiter to a server's count | [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
 //! | change the rate, the burst or the window | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change) |
 //! | see what a limit would refuse | [`set_shadow`](RateLimiter::set_shadow) |

@@ -314,8 +314,26 @@ impl Rate {
         Duration::from_nanos(self.period)
     }
 
-    /// Returns the permits of one period as the nearest float.
-    fn permits(self) -> f64 {
+    /// Returns the permits of one [`period`](Rate::period): exactly if they are a whole number of
+    /// at most 15 digits, and as the nearest float otherwise. Infinite if the rate is unlimited.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::Rate;
+    ///
+    /// let rate: Rate = "100/1min".parse()?;
+    /// assert_eq!((rate.permits(), rate.period()), (100.0, Duration::from_secs(60)));
+    /// assert_eq!(Rate::ZERO.permits(), 0.0);
+    /// assert_eq!(Rate::UNLIMITED.permits(), f64::INFINITY);
+    /// # Ok::<(), tidegate::RateError>(())
+    /// ```
+    #[must_use]
+    pub fn permits(self) -> f64 {
+        if self.is_unlimited() {
+            return f64::INFINITY;
+        }
         // Parsing the decimal rounds correctly; a product of floats would not.
         format!("{}e{}", self.digits, self.exponent).parse().unwrap_or(f64::INFINITY)
     }

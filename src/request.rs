@@ -1,6 +1,6 @@
 //! [`Request`]: what a call asks for; and [`QueueBounds`]: how many requests may wait.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a call asks for: the number of permits, a priority, and a maximum wait.
 ///
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// # Examples
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 /// use tidegate::{Rate, RateLimiter, Refusal, Request, SmoothBursty, TokioClock};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -71,6 +71,33 @@ impl Request {
     /// that never waits ignores this.
     pub const fn within(self, within: Duration) -> Request {
         Request { within: Some(within), ..self }
+    }
+
+    /// Sets the latest time at which the request is served: [`within`](Request::within) the time
+    /// from now until `deadline`, or none if that has passed.
+    ///
+    /// Give the request to a limiter at once, because its time begins with the first poll. The
+    /// deadline is in real time. For a limiter on a [`ManualClock`](crate::ManualClock) or on paused
+    /// time, use `within`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use tidegate::{Rate, RateLimiter, Refusal, Request};
+    ///
+    /// let limiter = RateLimiter::smooth_bursty(Rate::per_hour(1));
+    /// limiter.try_acquire()?;
+    /// let deadline = Instant::now() + Duration::from_secs(1);
+    /// // One deadline for several calls.
+    /// for _ in 0..2 {
+    ///     let refusal = limiter.blocking_acquire_many(Request::permits(1).deadline(deadline));
+    ///     assert!(matches!(refusal, Err(Refusal::Limited { .. })));
+    /// }
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn deadline(self, deadline: Instant) -> Request {
+        self.within(deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Lets the request pass at once without taking permits, for callers that are not limited.
