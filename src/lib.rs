@@ -43,7 +43,7 @@
 //! queue. A wait can be dropped at any time, so `tokio::time::timeout` and `select!` around it are
 //! fine.
 //!
-//! # Three recipes
+//! # Recipes
 //!
 //! **A client of a strict server.** Space the calls evenly, a little below the server's 20 per
 //! second, and pause when the server says so. The network moves calls together, so a server without
@@ -86,6 +86,23 @@
 //!         None => println!("HTTP 503"), // no room for a new user
 //!     }
 //! }
+//! ```
+//!
+//! **A plan for each user.** A function tells the plan of a user. It keeps no user in memory.
+//!
+#![cfg_attr(feature = "keyed", doc = "```")]
+#![cfg_attr(not(feature = "keyed"), doc = "```ignore")]
+//! use std::collections::HashMap;
+//! use tidegate::{KeyedRateLimiter, Plan, Rate, TokenBucket};
+//!
+//! let pro = Plan::new(TokenBucket::new(Rate::per_second(50), 100));
+//! let plans = HashMap::from([("alice".to_string(), pro)]);
+//! let free = TokenBucket::new(Rate::per_second(5), 10);
+//! let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(free, 100_000)
+//!     .with_plans(move |user| plans.get(user).cloned());
+//! assert_eq!(users.status("alice").available, 100);
+//! assert_eq!(users.status("bob").available, 10);
+//! // After a change of the plans: users.replan();
 //! ```
 //!
 //! **An LLM API of requests and tokens.** Reserve an estimate of all limits at once, and settle it
