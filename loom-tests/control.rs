@@ -10,6 +10,7 @@ use loom::thread;
 
 use super::support::{LoomClock, ONE, Woken, model};
 use crate::error::Refusal;
+use crate::limiter::pause::Pause;
 use crate::limiter::pending::{Poller, Stage, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
@@ -86,7 +87,7 @@ fn pause_against_try(pause: fn(&TestLimiter)) {
 
 #[test]
 fn a_try_that_begins_in_a_pause_does_not_pass() {
-    pause_against_try(|limiter| limiter.pause_until(SECOND));
+    pause_against_try(|limiter| limiter.pause(Pause::until(SECOND)));
 }
 
 /// The broken twin: a pause that raises no flag for requests without the lock.
@@ -102,7 +103,7 @@ fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
 fn a_pause_that_is_over_leaves_no_flag() {
     model(|| {
         let (limiter, clock) = limiter();
-        limiter.pause_until(SECOND);
+        limiter.pause(Pause::until(SECOND));
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || {
@@ -110,7 +111,8 @@ fn a_pause_that_is_over_leaves_no_flag() {
                 joining.poll().is_ready()
             })
         };
-        clock.set(SECOND);
+        // An interval after the end of the pause.
+        clock.set(Nanos::new(2_000_000_000));
         // The request came after the pause, or left without a trace.
         let taken = other.join().expect("no panic");
         assert!(taken != limiter.try_acquire(ONE).is_ok());
@@ -133,8 +135,8 @@ fn pause_against_join(pause: fn(&TestLimiter)) {
         other.join().expect("no panic");
         clock.set(SECOND);
         assert!(!joining.is_granted(), "nobody passes in a pause");
-        // No further call is needed: the alarm was set to the end of the pause.
-        clock.set(Nanos::new(2_000_000_000));
+        // No further call is needed: the alarm was set to an interval after the pause.
+        clock.set(Nanos::new(3_000_000_000));
         assert_eq!(lock(&limiter.line).len(), 0, "nobody is left waiting");
         assert!(joining.is_granted());
     });
@@ -142,7 +144,7 @@ fn pause_against_join(pause: fn(&TestLimiter)) {
 
 #[test]
 fn who_joins_during_a_pause_is_served_after_it() {
-    pause_against_join(|limiter| limiter.pause_until(Nanos::new(2_000_000_000)));
+    pause_against_join(|limiter| limiter.pause(Pause::until(Nanos::new(2_000_000_000))));
 }
 
 /// The broken twin: a pause that checks only for requests already in line.
@@ -151,7 +153,7 @@ fn who_joins_during_a_pause_is_served_after_it() {
 fn broken_who_joins_during_a_pause_is_served_after_it() {
     pause_against_join(|limiter| {
         if lock(&limiter.line).len() == 0 {
-            limiter.pause_until(Nanos::new(2_000_000_000));
+            limiter.pause(Pause::until(Nanos::new(2_000_000_000)));
         }
     });
 }
@@ -162,7 +164,7 @@ fn broken_who_joins_during_a_pause_is_served_after_it() {
 fn resuming_reaches_those_who_join_meanwhile() {
     model(|| {
         let (limiter, _clock) = limiter();
-        limiter.pause_until(Nanos::MAX);
+        limiter.pause(Pause::until(Nanos::MAX));
         let other = {
             let limiter = limiter.clone();
             thread::spawn(move || assert!(limiter.resume()))
@@ -171,6 +173,80 @@ fn resuming_reaches_those_who_join_meanwhile() {
         let ready = joining.poll().is_ready();
         other.join().expect("no panic");
         assert!(ready || joining.is_granted());
+    });
+}
+
+/// A full bucket of two permits is paused, and a request without the lock overlaps with the pause,
+/// its end, or both. `ended` runs when the time has come.
+fn stock_after_a_pause(ended: fn(&Shared<Single<TokenBucket>, LoomClock>)) {
+    model(move || {
+        let clock = LoomClock::new();
+        let policy = TokenBucket::new(Rate::per_second(1), 2);
+        let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::ZERO));
+        let other = {
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.try_acquire(ONE).is_ok())
+        };
+        limiter.pause(Pause::until(SECOND));
+        clock.set(SECOND);
+        ended(&limiter);
+        assert!(limiter.try_acquire(ONE).is_err(), "the stock is spent at the end of a pause");
+        other.join().expect("no panic");
+        assert!(limiter.try_acquire(ONE).is_err(), "the stock is spent at the end of a pause");
+        clock.set(Nanos::new(2_000_000_000));
+        assert!(limiter.try_acquire(ONE).is_ok(), "one came in since");
+        assert!(limiter.try_acquire(ONE).is_err(), "one came in since");
+    });
+}
+
+#[test]
+fn the_stock_is_spent_at_the_end_of_a_pause() {
+    stock_after_a_pause(|_| {});
+}
+
+/// The broken twin: lowers the flag when the time has come, without the lock.
+#[test]
+#[should_panic(expected = "the stock is spent at the end of a pause")]
+fn broken_the_stock_is_spent_at_the_end_of_a_pause() {
+    stock_after_a_pause(|limiter| limiter.gate_word.store_without_lock(0));
+}
+
+/// A request that read the gate word before a pause takes the one permit while the pause moves the
+/// state on. The permit is there once.
+fn take_while_time_stands_still(pause: fn(&Single<TokenBucket>)) {
+    use crate::policy::Policy;
+    model(move || {
+        let policy = TokenBucket::new(Rate::per_second(1), 1);
+        let state = policy.start(Nanos::ZERO);
+        let rule = Arc::new(Single::with_state(policy, state));
+        let other = {
+            let rule = rule.clone();
+            thread::spawn(move || rule.policy.try_acquire(&rule.state, Nanos::ZERO, 1).is_ok())
+        };
+        pause(&rule);
+        let taken = other.join().expect("no panic");
+        let left = rule.policy.try_acquire(&rule.state, SECOND, 1).is_ok();
+        assert!(taken != left, "one permit, and none comes in");
+    });
+}
+
+#[test]
+fn a_permit_taken_while_time_stands_still_is_missing_afterwards() {
+    use crate::policy::Policy;
+    take_while_time_stands_still(|rule| {
+        rule.policy.pause(&rule.state, Nanos::ZERO, SECOND, true);
+    });
+}
+
+/// The broken twin: moves the state on by a load and a store.
+#[test]
+#[should_panic(expected = "one permit, and none comes in")]
+fn broken_a_permit_taken_while_time_stands_still_is_missing_afterwards() {
+    use crate::policy::ticks;
+    use crate::sync::Ordering;
+    take_while_time_stands_still(|rule| {
+        let zero = rule.state.zero.load(Ordering::Acquire);
+        rule.state.zero.store(zero + SECOND.as_u64() * ticks::PER_NANO, Ordering::Release);
     });
 }
 

@@ -174,7 +174,7 @@
 //! | set a priority or a longest wait, or exempt a call | any call with a [`Request`] in place of a number |
 //! | keep a share of the burst for a priority | [`keep_for_priority`](RateLimiter::keep_for_priority) |
 //! | bound the queue | [`set_queue_bounds`](RateLimiter::set_queue_bounds) |
-//! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause_until`](RateLimiter::pause_until), [`resume`](RateLimiter::resume) |
+//! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause`](RateLimiter::pause) with a [`Pause`], [`resume`](RateLimiter::resume) |
 //! | end tasks and threads that wait | [`close`](RateLimiter::close) |
 //! | tell a caller what is left | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
 //! | match the limiter to a server's count | [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
@@ -343,7 +343,7 @@ pub use grant::{Grant, Left};
 #[cfg(feature = "keyed")]
 pub use keyed::{KeyedCountingLimit, KeyedCountingPermit, KeyedRateLimiter, Plan, WhenKeysFull};
 pub use limiter::{
-    Acquire, AcquireOwned, Batch, Events, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
+    Acquire, AcquireOwned, Batch, Events, Pause, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
     WaitHistogram,
 };
 pub use policy::{

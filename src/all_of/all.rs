@@ -16,6 +16,7 @@ use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
+use crate::line::pause::Pausing;
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::line::seats::UNSURE;
@@ -356,29 +357,36 @@ impl<C: Timer> Rule<C> for All<C> {
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
-        // The members tell how long it takes from now, and this may be asked for the end of a
-        // pause.
-        let told = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
-        let begin = span(now, told);
-        let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
-        for _ in 0..ROUNDS {
-            // By then other seats may go first that do not go first now, or the other way round. If
-            // this request is due by then anyway, that makes no difference.
-            let judged =
-                self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
-                    let ahead = ahead.get(index).copied().unwrap_or(0);
-                    let own = seats.place(index, seats.first);
-                    let place = if ahead == 0 { seats.place(index, ask.priority) } else { 0 };
-                    (member.due((begin, due), (place, own), ahead, (n, ask.priority)), index)
-                });
-            let Some((judged, index)) = judged.max() else { break };
-            if judged <= due.max(0) {
-                due = due.max(judged);
-                break;
+        self.ready_if_emptied(now, None, ahead, ask)
+    }
+
+    /// The members are not paused: they go on for other requests. At the end of the composite's
+    /// pause they are left as if they were empty.
+    fn pause(&self, _from: Nanos, to: Nanos, keeps_stock: bool, deferred: &mut Deferred<C>) -> Option<u64> {
+        if !keeps_stock {
+            let now = self.shared.upgrade().map_or(to, |shared| shared.clock.now());
+            for entry in &self.members {
+                if let Kind::Rate(member) = &entry.kind {
+                    member.empty(span(to, now), deferred);
+                }
             }
-            (due, from) = (judged, Some(index));
         }
-        time(told, due)
+        Some(u64::MAX)
+    }
+
+    fn forecast_pause(&self, _from: Nanos, to: Nanos, _keeps_stock: bool) -> Option<Forecast> {
+        Some(Forecast::new(to))
+    }
+
+    fn ready_after_pause(
+        &self,
+        Pausing { keeps_stock, .. }: Pausing,
+        (opens, at): (Nanos, Nanos),
+        ahead: &Vec<u128>,
+        ask: &Weights,
+        _kept: u32,
+    ) -> Nanos {
+        self.ready_if_emptied(at, (!keeps_stock).then_some(opens), ahead, ask)
     }
 
     fn size(&self, _ask: &Weights) -> Option<u32> {
@@ -527,6 +535,34 @@ impl<C: Timer> Rule<C> for All<C> {
 }
 
 impl<C: Timer> All<C> {
+    /// When a request is due behind all that are `ahead`, if the members are left at a time as if
+    /// they were empty.
+    fn ready_if_emptied(&self, now: Nanos, emptied: Option<Nanos>, ahead: &[u128], ask: &Weights) -> Nanos {
+        // The members tell how long it takes from now, and this may be asked for the end of a
+        // pause.
+        let told = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
+        let (begin, emptied) = (span(now, told), emptied.map(|at| span(at, told)));
+        let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
+        for _ in 0..ROUNDS {
+            // By then other seats may go first that do not go first now, or the other way round. If
+            // this request is due by then anyway, that makes no difference.
+            let judged =
+                self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
+                    let ahead = ahead.get(index).copied().unwrap_or(0);
+                    let own = seats.place(index, seats.first);
+                    let place = if ahead == 0 { seats.place(index, ask.priority) } else { 0 };
+                    (member.due((begin, due, emptied), (place, own), ahead, (n, ask.priority)), index)
+                });
+            let Some((judged, index)) = judged.max() else { break };
+            if judged <= due.max(0) {
+                due = due.max(judged);
+                break;
+            }
+            (due, from) = (judged, Some(index));
+        }
+        time(told, due)
+    }
+
     /// How long the composite itself is still paused.
     pub(crate) fn paused_for(&self) -> Duration {
         self.shared.upgrade().map_or(Duration::ZERO, |shared| shared.paused_for())

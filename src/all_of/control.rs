@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::all_of::AllOf;
 use crate::clock::Timer;
 use crate::limiter::events::Events;
+use crate::limiter::pause::Pause;
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
@@ -14,6 +15,11 @@ use crate::time::Nanos;
 impl<C: Timer> AllOf<C> {
     /// Pauses the composite for the time `span`, as a server's `Retry-After` asks for. See
     /// [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
+    ///
+    /// The members are not paused: other callers go on with them. At the end each member with a rate
+    /// is left as if it were empty, also for other callers, since the service that said stop has no
+    /// permits left either. So no burst follows. [`Pause::keep_stock`] leaves the members alone; use
+    /// it where they belong to more services than the one that said stop.
     ///
     /// A refusal names the member that is ready last, or the first one if all are ready.
     ///
@@ -29,19 +35,25 @@ impl<C: Timer> AllOf<C> {
     /// let api = AllOf::new("tokens", &tokens);
     /// api.pause_for(Duration::from_secs(30));
     /// let refusal = api.try_acquire().map(drop).unwrap_err();
-    /// assert_eq!(refusal.retry_after(), Some(Duration::from_secs(30)));
+    /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(30_100)));
     /// assert!(tokens.try_acquire().is_ok()); // by itself it is not paused
-    /// clock.advance(Duration::from_secs(30));
+    /// clock.advance(Duration::from_millis(30_100));
     /// assert!(api.try_acquire().is_ok());
     /// ```
     pub fn pause_for(&self, span: Duration) {
-        self.shared.pause_for(span);
+        self.shared.pause(Pause::lasting(span));
     }
 
     /// Pauses the composite until this time of the first member's clock. See
     /// [`RateLimiter::pause_until`](crate::RateLimiter::pause_until).
     pub fn pause_until(&self, until: Nanos) {
-        self.shared.pause_until(until);
+        self.shared.pause(Pause::until(until));
+    }
+
+    /// Pauses the composite as `pause` says. See
+    /// [`RateLimiter::pause`](crate::RateLimiter::pause).
+    pub fn pause(&self, pause: Pause) {
+        self.shared.pause(pause);
     }
 
     /// Ends a pause. Returns whether there was one.

@@ -42,6 +42,7 @@ use crate::line::deferred::Deferred;
 use crate::line::place::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::OneRule;
+use crate::line::terms::Terms;
 use crate::line::undoable::{Tracked, Undoable, counts};
 use crate::line::visit::Demand;
 use crate::policy::limited;
@@ -103,8 +104,17 @@ pub(crate) trait Member<C: Timer>: Recheck {
 
     /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that
     /// weigh `ahead`, if nothing happens before `begin`; not before `at`. Leaves out the seat
-    /// `own`.
-    fn due(&self, begin_at: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
+    /// `own`. At the time `emptied`, if any, the limiter will be as if it were empty.
+    fn due(
+        &self,
+        times: (Span, Span, Option<Span>),
+        seat_own: (u64, u64),
+        ahead: u128,
+        asked: (u32, i8),
+    ) -> Span;
+
+    /// Leaves the limiter as if it were empty at a time that has passed.
+    fn empty(&self, at: Span, deferred: &mut Deferred<C>);
 
     /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to
     /// be granted `at`. Returns the place, and when the request is due here.
@@ -148,7 +158,8 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     fn reach(&self) -> (MutexGuard<'_, Line<R, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        line.note_time(now);
+        // The pause of a single limiter defers nothing.
+        line.arrive(&self.rule, now, &mut Deferred::new());
         (line, now)
     }
 
@@ -268,7 +279,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
 
     fn due(
         &self,
-        (begin, at): (Span, Span),
+        (begin, at, emptied): (Span, Span, Option<Span>),
         (seat, own): (u64, u64),
         ahead: u128,
         (n, priority): (u32, i8),
@@ -279,15 +290,27 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             return Span::MIN;
         }
         let times = (time(now, begin), time(now, at.max(0)));
-        let due = match line.seats.due_in_seat(&line.terms(&shared.rule), times, seat, &n) {
+        let emptied = emptied.map(|at| time(now, at));
+        let terms = Terms { emptied, ..line.terms(&shared.rule) };
+        let due = match line.seats.due_in_seat(&terms, times, seat, &n) {
             Some(due) => due,
             None => {
                 let ahead = line.ahead(&shared.rule, priority).saturating_add(ahead);
-                line.seats.due(&line.terms(&shared.rule), times, (end_of(priority), own), &ahead, &n)
+                line.seats.due(&terms, times, (end_of(priority), own), &ahead, &n)
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
         if due <= now && !shared.rule.catches_up() { Span::MIN } else { span(due, now) }
+    }
+
+    fn empty(&self, at: Span, deferred: &mut Deferred<C>) {
+        let shared = &self.0;
+        let (mut line, now) = shared.reach();
+        let visit = &mut shared.visit_at(now, deferred);
+        line.serve(visit);
+        line.empty(visit, time(now, at));
+        shared.retime(&mut line, visit);
+        shared.let_go(line, true, 0, deferred);
     }
 
     fn sit(
@@ -379,9 +402,10 @@ impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
         let moved = shared.rule.moved(&grant.charge);
         let line = if counts(moved) {
             // Without the member's lock, as `Shared::undo`.
+            let permits = shared.rule.permits_of(&grant.charge);
             let level = shared.undo_unlocked(grant.charge, deferred);
             let (mut line, _) = shared.reach();
-            line.undone(&shared.rule, moved, grant.id, level);
+            line.undone(&shared.rule, (moved, permits), grant.id, level);
             line
         } else {
             let (mut line, now) = shared.reach();

@@ -148,7 +148,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
             return true;
         }
         let now = self.clock.now();
-        line.note_time(now);
+        line.arrive(&self.rule, now, deferred);
         let visit = &mut self.visit_at(now, deferred);
         line.serve(visit);
         let changed = line.change(&self.rule, || change(state)).is_ok();

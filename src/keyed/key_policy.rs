@@ -151,6 +151,24 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.refund(state, at, n)
     }
 
+    fn pause(&self, state: &P::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+        self.policy.pause(state, from, to, keeps_stock)
+    }
+
+    fn forecast_pause(
+        &self,
+        state: &P::State,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Forecast> {
+        self.policy.forecast_pause(state, from, to, keeps_stock)
+    }
+
+    fn permits(&self, charge: P::Charge) -> u32 {
+        self.policy.permits(charge)
+    }
+
     fn change(&self, state: &P::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let level = self.policy.change(state, at, change)?;
         // Relaxed: the line's lock orders both stores for readers that rely on them.

@@ -8,8 +8,9 @@ use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::gate_word::{PAUSED, SHADOW};
+use crate::limiter::pause::Pause;
 use crate::limiter::shared::Shared;
-use crate::line::rule::{Rule, Single};
+use crate::line::rule::{Rule, Single, take_down_to};
 use crate::line::settings::KeptShare;
 use crate::policy::{Change, Policy};
 use crate::request::QueueBounds;
@@ -25,32 +26,33 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         first
     }
 
-    /// Grants no request before `until`, nor before the end of an earlier pause.
-    pub(crate) fn pause_until(&self, until: Nanos) {
+    /// Grants no request before the end of the pause, nor before the end of an earlier one.
+    pub(crate) fn pause(&self, pause: Pause) {
+        let until = pause.end(self.clock.now());
         let remaining = self.visit(|line, visit| {
-            let now = visit.now;
-            if until <= line.settings.opens.max(now) {
-                return None;
+            let (changed, later) = line.pause(visit.rule, until, pause.keeps_stock);
+            if changed {
+                // A lateness from before the pause would charge a request as of a time in the
+                // pause.
+                self.lateness.clear();
+                self.retime(line, visit);
             }
-            line.settings.opens = until;
-            // A lateness from before the pause would charge a request as of a time in the pause.
-            self.lateness.clear();
-            self.retime(line, visit);
-            Some(until.saturating_since(now))
+            later.then(|| until.saturating_since(visit.now))
         });
         if let Some(remaining) = remaining {
             self.report(|events| events.paused(remaining.as_duration()));
         }
     }
 
-    /// Grants no request for the time `span` from now.
-    pub(crate) fn pause_for(&self, span: Duration) {
-        self.pause_until(self.clock.now().saturating_add(Nanos::from_duration(span)));
-    }
-
     /// Ends a pause. Returns whether there was one.
     pub(crate) fn resume(&self) -> bool {
-        let paused = self.visit(|line, visit| line.settings.resume(visit.now));
+        let paused = self.visit(|line, visit| {
+            let paused = line.resume(visit.rule);
+            if paused {
+                self.retime(line, visit);
+            }
+            paused
+        });
         if paused {
             self.report(|events| events.resumed());
         }
@@ -122,20 +124,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn drain(&self) -> u64 {
         let Single { policy, state } = &self.rule;
         self.visit(|line, visit| {
-            let (mut taken, mut part) = (0, u32::MAX);
-            // Requests without the lock may take permits at the same moment. So each round asks
-            // again how many are available, and halves its part after a refusal.
-            while part > 0 {
-                let status = policy.status(state, visit.now);
-                if status.limit == u64::MAX || status.available == 0 {
-                    break;
-                }
-                let n = u32::try_from(status.available).unwrap_or(u32::MAX).min(part);
-                match policy.try_acquire(state, visit.now, n) {
-                    Ok(_) => taken += u64::from(n),
-                    Err(_) => part = n / 2,
-                }
-            }
+            let taken = take_down_to(policy, state, visit.now, 0);
             self.retime(line, visit);
             taken
         })
@@ -145,7 +134,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
         let resumed = self.visit(|line, visit| {
-            let resumed = line.settings.resume(visit.now);
+            let resumed = line.reset_pause();
             self.lateness.clear();
             // No policy refuses a reset.
             let _ = line.change(&self.rule, || policy.change(state, visit.now, Change::reset()));
@@ -205,16 +194,26 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// nothing, and neither does a time before the end of the current pause.
     /// [`resume`](RateLimiter::resume) ends a pause; [`Nanos::MAX`] pauses until then.
     ///
-    /// Permits accrue during a pause, up to the burst. To avoid that,
-    /// [`drain`](RateLimiter::drain) the limiter when the pause ends, or
-    /// [`debit`](RateLimiter::debit) it now. A grant after the pause is never charged as of a time
-    /// in the pause, even where the timer is late.
+    /// No permits come in during a pause. When it ends the limiter goes on as if it were empty:
+    /// permits come in one interval apart, the first one an interval after the end. So no burst
+    /// follows, and a pause that is told twice is one pause. [`Pause::keep_stock`] goes on with the
+    /// permits that there were, and so does a [`resume`](RateLimiter::resume) before the end. A debt
+    /// stays. A grant after the pause is never charged as of a time in the pause, even where the
+    /// timer is late.
+    ///
+    /// | policy | after the pause |
+    /// |---|---|
+    /// | [`TokenBucket`](crate::TokenBucket), [`LeakyBucket`](crate::LeakyBucket), [`SmoothBursty`](crate::SmoothBursty) | is empty. A bucket in steps is filled at its next step |
+    /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | has granted a permit at the end; the time of the pause cools |
+    /// | windows and logs | count in real time, as the server does. For one more window from the end on, the *k*th permit comes no earlier than *k* intervals after the end, so a whole window's permits do not come at once |
+    /// | a [`FixedWindow`](crate::FixedWindow) that begins anew in that time | likewise; the windows after that are as ever |
+    /// | other [`Policy`] | what [`Policy::pause`] says, or as a window |
     ///
     /// A call that begins after this method has returned obeys the pause; a call that overlaps with
     /// it may pass. The pause checks the deadlines of the first 4,096 waiters at once; a waiter
     /// behind them that is too late now is refused at its deadline.
     pub fn pause_until(&self, until: Nanos) {
-        self.shared.pause_until(until);
+        self.shared.pause(Pause::until(until));
     }
 
     /// [Pauses](RateLimiter::pause_until) for the time `span` from now, as a server's `Retry-After`
@@ -238,17 +237,28 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// let limiter = RateLimiter::with_clock(policy, clock.clone());
     /// limiter.pause_for(Duration::from_secs(30));
     /// let refusal = limiter.try_acquire().unwrap_err();
-    /// assert_eq!(refusal.retry_after(), Some(Duration::from_secs(30)));
+    /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(30_200)));
     /// clock.advance(Duration::from_secs(30));
+    /// assert!(limiter.try_acquire().is_err());
+    /// clock.advance(Duration::from_millis(200));
     /// limiter.try_acquire()?;
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     pub fn pause_for(&self, span: Duration) {
-        self.shared.pause_for(span);
+        self.shared.pause(Pause::lasting(span));
     }
 
-    /// Ends a pause now. Waiters that are due are granted at once. Returns whether the limiter was
+    /// [Pauses](RateLimiter::pause_until) as `pause` says.
+    pub fn pause(&self, pause: Pause) {
+        self.shared.pause(pause);
+    }
+
+    /// Ends a pause now, with the permits that the limiter had when it began, and those
+    /// given back since. Waiters that are due are granted at once. Returns whether the limiter was
     /// paused.
+    ///
+    /// A window, which counts in real time, keeps no more permits than it had, and the others come
+    /// back after a window's length.
     pub fn resume(&self) -> bool {
         self.shared.resume()
     }
@@ -368,8 +378,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.debit(n);
     }
 
-    /// Takes all permits that are available now, and returns how many it took. Use it after a
-    /// server's 429, which says that the server has no permits left.
+    /// Takes all permits that are available now, and returns how many it took, for a server that says
+    /// that it has no permits left. If the server also says when to come back, [pause](RateLimiter::pause_for).
     ///
     /// New permits accrue as before. An unlimited policy has no permits to take. Waiters stay in
     /// line, and move back if some of their permits were available already.

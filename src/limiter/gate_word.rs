@@ -133,7 +133,7 @@ impl Word {
 pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> Word {
     let flag = |is: bool, flag: usize| if is { flag } else { 0 };
     let word = line.present().saturating_mul(ONE)
-        | flag(line.is_paused(), PAUSED)
+        | flag(line.is_paused() || line.settings.is_restrained(), PAUSED)
         | flag(line.settings.kept.is_some(), SHARE_KEPT)
         | flag(line.settings.observed, OBSERVED)
         | flag(line.settings.shadow, SHADOW);

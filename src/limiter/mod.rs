@@ -7,6 +7,7 @@ mod control;
 pub(crate) mod events;
 mod futures;
 pub(crate) mod gate_word;
+pub(crate) mod pause;
 pub(crate) mod pending;
 mod reservation;
 pub(crate) mod settle;
@@ -17,6 +18,7 @@ mod waiting;
 pub use batch::Batch;
 pub use events::Events;
 pub use futures::{Acquire, AcquireOwned};
+pub use pause::Pause;
 pub use reservation::Reservation;
 pub use statistics::{Statistics, StatisticsSnapshot, WaitHistogram};
 

@@ -228,7 +228,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let mut line = lock(&self.line);
         let now = self.clock.now();
         // A pause may have ended with no call since.
-        line.note_time(now);
+        line.arrive(&self.rule, now, &mut Deferred::new());
         word_of(&line).has_only(OBSERVED)
             // The next request may be charged as of an earlier time, and a state alone does not
             // tell.
@@ -297,7 +297,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// counts.
     fn read_time(&self, line: &mut Line<R, C>, deferred: &mut Deferred<C>) -> Nanos {
         let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
-        line.note_time(now);
+        deferred.run_with(|deferred| line.arrive(&self.rule, now, deferred));
         now
     }
 
@@ -389,15 +389,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             self.visit(|line, visit| line.take_back(visit, grant));
             return;
         }
+        let permits = self.rule.permits_of(grant.charge());
         let mut deferred = Deferred::new();
         match grant {
             Undoable::Tracked(Tracked { charge, id }) => {
                 let level = self.undo_unlocked(charge, &mut deferred);
-                self.visit(|line, _| line.undone(&self.rule, moved, id, level));
+                self.visit(|line, _| line.undone(&self.rule, (moved, permits), id, level));
             }
             Undoable::Since(charge, since) => {
                 let level = self.undo_unlocked(charge, &mut deferred);
-                self.visit(|line, _| line.undone_since(&self.rule, moved, since, level));
+                self.visit(|line, _| line.undone_since(&self.rule, (moved, permits), since, level));
             }
         }
     }
@@ -449,7 +450,13 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
             let (now, opens) = (visit.now, line.settings.opens);
             let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
             let status = self.rule.status(now);
-            let status = PolicyStatus { next_at, full_at: status.full_at.max(opens), ..status };
+            let (most, full_at) = line.restraint(visit.rule);
+            let status = PolicyStatus {
+                available: status.available.min(most),
+                next_at,
+                full_at: status.full_at.max(full_at),
+                ..status
+            };
             let status = Status::new(status, now);
             Status {
                 available: if line.len() == 0 && opens <= now { status.available } else { 0 },
@@ -504,7 +511,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         let Single { policy, state } = &self.rule;
         self.visit(|line, _| {
             let at = line.latest();
-            line.refund(&self.rule, || policy.refund(state, at, n));
+            line.refund(&self.rule, n, || policy.refund(state, at, n));
         });
     }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::line::index::block_of;
+use crate::line::pause::{Pace, Pausing};
 use crate::line::place::{end_of, priority_of};
 use crate::line::priorities::{Class, NONE};
 use crate::line::rule::Rule;
@@ -51,8 +52,8 @@ pub(super) struct Memo<Ahead> {
     /// The forecast as it was behind the first [`FORESEEN`], without their due times: for a request
     /// that asks for the time of an entry between them and the last that was foreseen.
     first: Option<Box<Memo<Ahead>>>,
-    /// The end of a pause, and the kept share.
-    terms: (Nanos, Option<KeptShare>),
+    /// The pause, and the kept share.
+    terms: (Nanos, Option<KeptShare>, Option<Pausing>, Option<Pace>),
 }
 
 impl<Ahead> Memo<Ahead> {
@@ -175,10 +176,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// The forecast that is kept, or a new one where anything has changed since.
     fn memo(&self, visit: &Visit<'_, R, C>) -> Box<Memo<R::Ahead>> {
-        let Settings { opens, kept, .. } = self.settings;
-        // Of what comes in during a pause, the stock keeps what it has room for.
-        let begin = visit.rule.forecast(visit.now.max(opens));
-        let terms = (opens, kept);
+        let Settings { opens, kept, pause, pace, .. } = self.settings;
+        let begin = self.forecast(visit.rule, visit.now);
+        let terms = (opens, kept, pause, pace);
         let last = self.memo.take();
         last.filter(|memo| memo.terms == terms && memo.begin.finds_the_same(&begin)).unwrap_or_else(|| {
             let (forecast, weight) = (begin.clone(), R::Ahead::default());
@@ -211,7 +211,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 break;
             };
             let demand = Demand { ask: &entry.ask, priority: entry.priority };
-            let due = rule.foresee(&mut memo.forecast, demand.ask, self.settings.kept_from(entry.priority));
+            let due = self.foresee(rule, &mut memo.forecast, demand.ask, entry.priority);
             // One that can never be had is refused when it is the first, and takes nothing.
             if due == Nanos::MAX && self.check(rule, now, demand).is_ok() {
                 return Err(Never);
@@ -288,9 +288,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if !self.seats.is_empty() || priorities.is_empty() {
             return 0;
         }
-        // A request that has to leave some permits waits as one that asks for them.
-        let kept = self.settings.kept.is_some();
-        rule.one_by_one(if kept { u32::MAX } else { largest(priorities) }).min(FORESEEN)
+        // A request that has to leave some permits waits as one that asks for them. And what a
+        // pause or a pace holds back does not fill a window as soon as it could.
+        let unlike = self.settings.kept.is_some() || self.settings.is_restrained();
+        rule.one_by_one(if unlike { u32::MAX } else { largest(priorities) }).min(FORESEEN)
     }
 
     /// When a request is due behind all from the head to `end`, of which `steps` are foreseen one
@@ -333,14 +334,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         crowd.requests = crowd.requests.saturating_sub(memo.requests);
         crowd.permits = crowd.permits.saturating_sub(memo.permits);
         rule.unmerge(&mut weight, &memo.weight);
-        let kept = self.settings.kept_from(priority);
         let due = if crowd.requests > 0 {
             let mut forecast = memo.forecast.clone();
             rule.foresee_many(&mut forecast, &crowd, &weight);
-            rule.foresee(&mut forecast, ask, kept)
+            forecast.paced = forecast.paced.saturating_add(crowd.permits);
+            self.foresee(rule, &mut forecast, ask, priority)
         } else {
             let mark = memo.forecast.mark();
-            let due = rule.foresee(&mut memo.forecast, ask, kept);
+            let due = self.foresee(rule, &mut memo.forecast, ask, priority);
             memo.forecast.go_back(mark);
             due
         };

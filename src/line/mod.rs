@@ -39,6 +39,7 @@ pub(crate) mod entries;
 mod index;
 pub(crate) mod lateness;
 pub(crate) mod outcome;
+pub(crate) mod pause;
 pub(crate) mod place;
 pub(crate) mod priorities;
 pub(crate) mod recheck;
@@ -251,7 +252,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// The policy and the settings.
     pub(crate) fn terms<'a>(&'a self, rule: &'a R) -> Terms<'a, R> {
-        Terms { rule, settings: &self.settings }
+        Terms { rule, settings: &self.settings, emptied: None }
     }
 
     /// A new place behind all others of a priority.
@@ -279,7 +280,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
-        self.seats.tell(&Terms { rule, settings: &self.settings }, now, place, ask, at)
+        self.seats.tell(&Terms { rule, settings: &self.settings, emptied: None }, now, place, ask, at)
     }
 
     /// Whether a pause lasts.

@@ -7,8 +7,10 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::deferred::Deferred;
+use crate::line::pause::Pausing;
 use crate::line::sizes::Sizes;
-use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
+use crate::policy::interval::Interval;
+use crate::policy::{Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::time::Nanos;
 
 /// Decides about requests. The line adds the waiting.
@@ -89,6 +91,64 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
 
     /// Foresees many requests of which only sums are known.
     fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
+
+    /// See [`Policy::pause`].
+    fn pause(&self, from: Nanos, to: Nanos, keeps_stock: bool, deferred: &mut Deferred<C>) -> Option<u64>;
+
+    /// See [`Policy::forecast_pause`].
+    fn forecast_pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Forecast>;
+
+    /// When a request is due, not before `at`, behind all that are `ahead`, if it has to leave
+    /// `kept` permits, and the limiter is empty at `end`.
+    fn ready_after_pause(
+        &self,
+        pause: Pausing,
+        times: (Nanos, Nanos),
+        ahead: &Self::Ahead,
+        ask: &Self::Ask,
+        kept: u32,
+    ) -> Nanos;
+
+    /// When a request is due that comes after so many permits, if the limiter was empty at `from`
+    /// and never full since.
+    fn paced(&self, from: Nanos, granted: u64, ask: &Self::Ask, kept: u32) -> Nanos {
+        let _ = (granted, ask, kept);
+        from
+    }
+
+    /// When a limiter is full that was empty at `from`.
+    fn pace_is_over(&self, from: Nanos) -> Nanos {
+        from
+    }
+
+    /// How many permits came in between two times, one interval apart.
+    fn came_in(&self, from: Nanos, to: Nanos) -> u64 {
+        let _ = (from, to);
+        u64::MAX
+    }
+
+    /// How many permits requests ask for that weigh so much together, or a few more.
+    fn permits_in(&self, ahead: &Self::Ahead) -> u64 {
+        let _ = ahead;
+        0
+    }
+
+    /// The permits that are available, where the policy counts in real time.
+    fn available(&self, now: Nanos) -> u64 {
+        let _ = now;
+        u64::MAX
+    }
+
+    /// Takes the permits that are available beyond so many, where the policy counts in real time.
+    fn keep_at_most(&self, now: Nanos, permits: u64) {
+        let _ = (now, permits);
+    }
+
+    /// See [`Policy::permits`].
+    fn permits_of(&self, charge: &Self::Charge) -> u64 {
+        let _ = charge;
+        0
+    }
 
     /// Puts back what a grant took; see [`Policy::undo`].
     fn undo(&self, now: Nanos, charge: Self::Charge, most: u64, deferred: &mut Deferred<C>) -> u64;
@@ -179,6 +239,23 @@ impl<P: Policy> Single<P> {
     #[cfg(feature = "keyed")]
     pub(crate) fn into_parts(self) -> (P, P::State) {
         (self.policy, self.state.0)
+    }
+
+    /// When so many permits have come in since `from`.
+    fn come_in(&self, from: Nanos, permits: u64) -> Nanos {
+        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
+        let price = Interval::new(self.policy.rate()).price(permits);
+        ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
+    }
+
+    /// When a limiter is full that was empty at `from`.
+    fn full_again(&self, from: Nanos) -> Nanos {
+        self.come_in(from, self.policy.status(&self.state, from).limit)
+    }
+
+    /// Whether the state can stand still, as in a pause. A policy that counts in real time cannot.
+    fn stands_still(&self) -> bool {
+        self.policy.forecast_pause(&self.state, Nanos::ZERO, Nanos::ZERO, true).is_some()
     }
 
     /// The largest request that can be granted if `kept` permits are kept.
@@ -305,6 +382,67 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
     }
 
+    fn pause(&self, from: Nanos, to: Nanos, keeps_stock: bool, _deferred: &mut Deferred<C>) -> Option<u64> {
+        self.policy.pause(&self.state, from, to, keeps_stock)
+    }
+
+    fn forecast_pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Forecast> {
+        self.policy.forecast_pause(&self.state, from, to, keeps_stock)
+    }
+
+    fn ready_after_pause(
+        &self,
+        Pausing { since, keeps_stock, .. }: Pausing,
+        (opens, at): (Nanos, Nanos),
+        ahead: &u128,
+        n: &u32,
+        kept: u32,
+    ) -> Nanos {
+        let Some(mut forecast) = self.policy.forecast_pause(&self.state, since, opens, keeps_stock) else {
+            let due = Rule::<C>::ready_at(self, at, ahead, n);
+            let leaving = |kept| Rule::<C>::ready_leaving(self, at, ahead, n, kept);
+            return if kept > 0 { due.max(leaving(kept)) } else { due };
+        };
+        forecast.at = forecast.at.max(at);
+        if *ahead > 0 {
+            Rule::<C>::foresee_many(self, &mut forecast, &Crowd::new(0, 0, 0, 1), ahead);
+        }
+        Rule::<C>::foresee(self, &mut forecast, n, kept)
+    }
+
+    fn paced(&self, from: Nanos, granted: u64, n: &u32, kept: u32) -> Nanos {
+        let permits = granted.saturating_add(u64::from(*n)).saturating_add(u64::from(kept));
+        self.come_in(from, permits).min(self.full_again(from))
+    }
+
+    fn pace_is_over(&self, from: Nanos) -> Nanos {
+        self.full_again(from)
+    }
+
+    fn came_in(&self, from: Nanos, to: Nanos) -> u64 {
+        let span = ticks::from_nanos(to).saturating_sub(ticks::from_nanos(from));
+        Interval::new(self.policy.rate()).permits_in(span)
+    }
+
+    fn permits_in(&self, ahead: &u128) -> u64 {
+        let one = u128::from(self.policy.weight(1)).max(1);
+        u64::try_from(ahead.div_ceil(one)).unwrap_or(u64::MAX)
+    }
+
+    fn available(&self, now: Nanos) -> u64 {
+        if self.stands_still() { u64::MAX } else { self.policy.status(&self.state, now).available }
+    }
+
+    fn keep_at_most(&self, now: Nanos, permits: u64) {
+        if !self.stands_still() {
+            take_down_to(&self.policy, &self.state, now, permits);
+        }
+    }
+
+    fn permits_of(&self, charge: &P::Charge) -> u64 {
+        self.policy.permits(*charge).into()
+    }
+
     fn undo(&self, now: Nanos, charge: P::Charge, most: u64, _deferred: &mut Deferred<C>) -> u64 {
         self.policy.undo(&self.state, now, charge, most)
     }
@@ -355,4 +493,24 @@ impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
     fn debit(&self, at: Nanos, n: u32) {
         self.policy.debit(&self.state, at, n);
     }
+}
+
+/// Takes the permits that are available beyond so many. Returns how many it took.
+pub(crate) fn take_down_to<P: Policy>(policy: &P, state: &P::State, now: Nanos, permits: u64) -> u64 {
+    let (mut taken, mut part) = (0, u32::MAX);
+    // Requests without the lock may take permits at the same moment. So each round asks again how
+    // many are available, and halves its part after a refusal.
+    while part > 0 {
+        let status = policy.status(state, now);
+        let beyond = status.available.saturating_sub(permits);
+        if status.limit == u64::MAX || beyond == 0 {
+            break;
+        }
+        let n = u32::try_from(beyond).unwrap_or(u32::MAX).min(part);
+        match policy.try_acquire(state, now, n) {
+            Ok(_) => taken += u64::from(n),
+            Err(_) => part = n / 2,
+        }
+    }
+    taken
 }

@@ -40,7 +40,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if self.settings.shadow {
             self.seats.ring_all(visit.deferred);
         } else if !self.seats.is_empty() {
-            let terms = Terms { rule: visit.rule, settings: &self.settings };
+            let terms = Terms { rule: visit.rule, settings: &self.settings, emptied: None };
             self.seats.ring(&terms, now, visit.deferred);
         }
         let first = self.entries.get(self.head as usize).zip(due);
@@ -180,14 +180,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             return self.retime_among_seats(visit);
         }
         let opens = self.settings.opens;
-        let (mut key, mut forecast) = (self.head, rule.forecast(now.max(opens)));
+        let (mut key, mut forecast) = (self.head, self.forecast(rule, now));
         for _ in 0..FORESEEN {
             let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
             else {
                 break;
             };
             let mark = forecast.mark();
-            let due = rule.foresee(&mut forecast, ask, self.settings.kept_from(priority)).max(opens);
+            let due = self.foresee(rule, &mut forecast, ask, priority).max(opens);
             let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
                 // The policy can no longer give so many at once. The waiter would keep all others
                 // waiting for ever.

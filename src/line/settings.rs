@@ -1,5 +1,6 @@
 //! The settings of a limiter that can change at run time: plain data under the line's lock.
 
+use crate::line::pause::{Pace, Pausing};
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
@@ -10,6 +11,10 @@ pub(crate) struct Settings {
     pub(crate) opens: Nanos,
     /// No request is granted any more, and none waits.
     pub(crate) closed: bool,
+    /// Until a lock holder has ended the pause: see `line/pause.rs`.
+    pub(crate) pause: Option<Pausing>,
+    /// After a pause, where the policy counts in real time.
+    pub(crate) pace: Option<Pace>,
     /// An observer is told of each call.
     pub(crate) observed: bool,
     /// No request is refused, and none waits.
@@ -31,6 +36,8 @@ impl Settings {
         Settings {
             opens: Nanos::ZERO,
             closed: false,
+            pause: None,
+            pace: None,
             observed: false,
             shadow: false,
             kept: None,
@@ -47,16 +54,6 @@ impl Settings {
     pub(crate) fn close(&mut self) -> bool {
         self.opens = Nanos::MAX;
         !std::mem::replace(&mut self.closed, true)
-    }
-
-    /// Ends a pause, unless the limiter is closed. Returns whether there was one.
-    pub(crate) fn resume(&mut self, now: Nanos) -> bool {
-        if self.closed {
-            return false;
-        }
-        let paused = self.opens > now;
-        self.opens = self.opens.min(now);
-        paused
     }
 
     /// How many permits a request of this priority has to leave.

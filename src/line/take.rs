@@ -58,9 +58,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ) -> Result<R::Charge, Refusal> {
         let (Demand { ask, priority }, now) = (demand, visit.now);
         let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
-        if self.settings.kept_from(priority) > 0 {
+        if self.settings.kept_from(priority) > 0 || self.settings.pace.is_some() {
             // Counting the remaining permits and taking some are two steps. No request takes
-            // permits in between, since while a share is kept every request needs this lock.
+            // permits in between, since while a share is kept, or grants are spaced, every request
+            // needs this lock.
             let due = due();
             if due > now {
                 return Err(limited(due, now));
@@ -99,6 +100,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ) -> Result<R::Charge, Refusal> {
         let charge = visit.rule.take(at, visit.now, ask, visit.deferred)?;
         self.charged = self.charged.max(at);
+        self.count_in_pace(visit.rule.permits(ask));
         Ok(charge)
     }
 }

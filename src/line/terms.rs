@@ -1,6 +1,7 @@
 //! When a request is due, by the policy, the kept share and a pause.
 
 use crate::clock::Timer;
+use crate::line::pause::{Pace, Pausing};
 use crate::line::rule::Rule;
 use crate::line::settings::Settings;
 use crate::time::Nanos;
@@ -9,6 +10,8 @@ use crate::time::Nanos;
 pub(crate) struct Terms<'a, R> {
     pub(crate) rule: &'a R,
     pub(crate) settings: &'a Settings,
+    /// When the limiter will be emptied, at the end of a composite's pause.
+    pub(crate) emptied: Option<Nanos>,
 }
 
 impl<R> Terms<'_, R> {
@@ -25,15 +28,31 @@ impl<R> Terms<'_, R> {
         self.ready_at(now.max(opens), priority, ahead, ask).max(opens)
     }
 
-    /// When a request is due, if no pause is to be regarded.
+    /// When a request is due of which nothing is to happen before `now`, at or after the end of a
+    /// pause.
     pub(crate) fn ready_at<C: Timer>(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos
     where
         R: Rule<C>,
     {
-        let due = self.rule.ready_at(now, ahead, ask);
-        match self.settings.kept_from(priority) {
-            0 => due,
-            kept => due.max(self.rule.ready_leaving(now, ahead, ask, kept)),
+        let (rule, settings, kept) = (self.rule, self.settings, self.settings.kept_from(priority));
+        let due = match settings.pause {
+            Some(pause) => rule.ready_after_pause(pause, (settings.opens, now), ahead, ask, kept),
+            None if kept > 0 => rule.ready_at(now, ahead, ask).max(rule.ready_leaving(now, ahead, ask, kept)),
+            None => rule.ready_at(now, ahead, ask),
+        };
+        let paced = |pace: Pace| {
+            let granted = pace.granted.saturating_add(rule.permits_in(ahead));
+            rule.paced(pace.from, granted, ask, kept)
+        };
+        let due = settings.pace_to_come(rule).map_or(due, |pace| due.max(paced(pace)));
+        match self.emptied {
+            Some(at) => {
+                let due =
+                    due.max(rule.ready_after_pause(Pausing::of_composite(at), (at, now), ahead, ask, kept));
+                let stands_still = rule.forecast_pause(at, at, false).is_some();
+                if stands_still { due } else { due.max(paced(Pace::new(at))) }
+            }
+            None => due,
         }
     }
 }

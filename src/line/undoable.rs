@@ -134,6 +134,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, grant: Tracked<R::Charge>) {
         let (Visit { rule, deferred, .. }, Tracked { charge, id }) = (visit, grant);
         self.memo.set(None);
+        self.uncount(rule.permits_of(&charge), id.0);
         // As of the latest time: permits that overflowed by then are lost, also if the clock went
         // back since.
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
@@ -142,14 +143,22 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Notes that a grant which [moved](crate::Policy::moved) the state by so much was undone
     /// without the lock, and left this level.
-    pub(crate) fn undone(&mut self, rule: &R, moved: (u64, u64), id: GrantId, level: u64) {
+    pub(crate) fn undone(&mut self, rule: &R, (moved, permits): ((u64, u64), u64), id: GrantId, level: u64) {
         self.memo.set(None);
+        self.uncount(permits, id.0);
         self.undo_log.undo(id, moved, rule.full_level(self.latest), |_| level);
     }
 
     /// As [`undone`](Self::undone), of a grant that the undo log does not track.
-    pub(crate) fn undone_since(&mut self, rule: &R, moved: (u64, u64), since: u64, level: u64) {
+    pub(crate) fn undone_since(
+        &mut self,
+        rule: &R,
+        (moved, permits): ((u64, u64), u64),
+        since: u64,
+        level: u64,
+    ) {
         self.memo.set(None);
+        self.uncount(permits, since);
         self.undo_log.undo_since(since, moved, rule.full_level(self.latest), |_| level);
     }
 
@@ -158,6 +167,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
         let Visit { rule, deferred, .. } = visit;
         self.memo.set(None);
+        self.uncount(rule.permits_of(&charge), since);
         let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
         self.undo_log.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
     }
@@ -167,9 +177,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.undo_log.number()
     }
 
-    /// Gives back permits by number, and notes the level that it leaves.
-    pub(crate) fn refund(&mut self, rule: &R, refund: impl FnOnce() -> u64) {
+    /// Gives back so many permits, and notes the level that it leaves.
+    pub(crate) fn refund(&mut self, rule: &R, permits: u32, refund: impl FnOnce() -> u64) {
         self.memo.set(None);
+        self.stock_grows(permits.into());
         self.undo_log.refund(rule.full_level(self.latest), refund);
     }
 
@@ -179,6 +190,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let full = rule.full_level(self.latest);
         let level = change()?;
         self.undo_log.changed(full, rule.level_unit(), level);
+        self.pace_anew();
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::shut::{Remainder, Shut};
-use crate::policy::{Change, Policy, PolicyStatus, limited};
+use crate::policy::{Change, Forecast, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -67,6 +67,14 @@ impl Policy for DenyAll {
 
     /// Charges nothing.
     fn debit(&self, _state: &(), _at: Nanos, _n: u32) {}
+
+    fn pause(&self, _state: &(), _from: Nanos, _to: Nanos, _keeps_stock: bool) -> Option<u64> {
+        Some(u64::MAX)
+    }
+
+    fn forecast_pause(&self, _state: &(), _from: Nanos, to: Nanos, _keeps_stock: bool) -> Option<Forecast> {
+        Some(Forecast::new(to))
+    }
 
     /// Changes nothing.
     fn change(&self, _state: &(), _at: Nanos, change: Change) -> Result<u64, PolicyError> {

@@ -19,6 +19,8 @@ pub struct Forecast {
     pub ahead: u64,
     /// A copy of the state, changed by the grants that were foreseen.
     pub numbers: [u64; 3],
+    /// The permits of all requests that were foreseen, where the line spaces them after a pause.
+    pub(crate) paced: u64,
     /// When permits come back, and how many, the earliest first.
     back: Vec<(u64, u64)>,
     /// How many of these came back before `at`.
@@ -72,14 +74,15 @@ impl Forecast {
 
     /// Where the forecast stands, to be taken [back to](Forecast::go_back) later.
     pub(crate) fn mark(&self) -> Mark {
-        let &Forecast { from, at, ahead, numbers, ref back, passed } = self;
-        Mark { at: (from, at, ahead, numbers), passed, len: back.len(), last: back.last().copied() }
+        let &Forecast { from, at, ahead, numbers, paced, ref back, passed } = self;
+        Mark { at: (from, at, ahead, numbers), paced, passed, len: back.len(), last: back.last().copied() }
     }
 
     /// Forgets what was foreseen since a mark was made.
     pub(crate) fn go_back(&mut self, mark: Mark) {
         (self.from, self.at, self.ahead, self.numbers) = mark.at;
         self.passed = mark.passed;
+        self.paced = mark.paced;
         self.back.truncate(mark.len);
         // It may be larger since.
         if let (Some(last), Some(was)) = (self.back.last_mut(), mark.last) {
@@ -92,6 +95,7 @@ impl Forecast {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
     at: (Nanos, Nanos, u64, [u64; 3]),
+    paced: u64,
     passed: usize,
     len: usize,
     last: Option<(u64, u64)>,

@@ -255,6 +255,42 @@ pub trait Policy: Debug + Send + Sync + 'static {
         }
     }
 
+    /// Carries out a part of a pause, from `from` to `to`: in this time no permit comes in, so the
+    /// stock and the debt at `to` are those at `from`. Unless `keeps_stock`, the pause ends at `to`,
+    /// and the state is left as if it were empty then: permits come in one after the other, the
+    /// first one an interval after `to`. A debt stays. Returns the level that the state is left at.
+    ///
+    /// `None` says that the policy did nothing, since no state of it is as if time had stood still.
+    /// So a window says, whose permits come back in real time. Then the
+    /// [`RateLimiter`](crate::RateLimiter) itself spaces the first grants after a pause: the *k*th
+    /// permit is due no earlier than *k* intervals of the [`rate`](Policy::rate) after its end,
+    /// until as much time has passed as the [limit](PolicyStatus::limit) takes to come in.
+    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+        let _ = (state, from, to, keeps_stock);
+        None
+    }
+
+    /// Begins a forecast at `to`, of the state that [`pause`](Policy::pause) would leave. `None`
+    /// where that does nothing.
+    fn forecast_pause(
+        &self,
+        state: &Self::State,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Forecast> {
+        let _ = (state, from, to, keeps_stock);
+        None
+    }
+
+    /// How many permits a grant took, or the part of it that is to be put back. Asked only where
+    /// [`pause`](Policy::pause) does nothing, so that the limiter need not count a grant that is
+    /// given back. The default counts it.
+    fn permits(&self, charge: Self::Charge) -> u32 {
+        let _ = charge;
+        0
+    }
+
     /// Changes the rate, the burst or what else there is. Each policy states what happens to saved
     /// permits and debts, unless the change says it.
     ///

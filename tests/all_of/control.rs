@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::support::MS;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, Change, CountingLimit, Grant, ManualClock, QueueBounds, Rate, RateLimiter,
-    Refusal, TokenBucket, WhenFull,
+    AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, Grant, ManualClock, Pause, QueueBounds,
+    Rate, RateLimiter, Refusal, TokenBucket, WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -34,9 +34,9 @@ fn limited(name: &'static str, retry_after: Duration) -> AllRefusal {
 fn a_paused_member_is_the_tightest() {
     let (a, b, both, clock) = two();
     b.pause_for(3 * SECOND);
-    assert_eq!(both.try_acquire().err(), Some(limited("b", 3 * SECOND)));
+    assert_eq!(both.try_acquire().err(), Some(limited("b", 3 * SECOND + 100 * MS)));
     assert_eq!((a.status().available, b.status().paused_for), (1, 3 * SECOND));
-    clock.advance(3 * SECOND - Duration::from_nanos(1));
+    clock.advance(3 * SECOND + 100 * MS - Duration::from_nanos(1));
     assert_eq!(both.try_acquire().err(), Some(limited("b", Duration::from_nanos(1))));
     clock.advance(Duration::from_nanos(1));
     assert!(both.try_acquire().is_ok());
@@ -65,7 +65,8 @@ fn a_pause_that_comes_while_it_waits_moves_it() {
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     a.pause_for(5 * SECOND);
-    clock.advance(5 * SECOND - MS);
+    // The debt of a second is owed after the pause.
+    clock.advance(6 * SECOND - MS);
     assert_pending!(waiting.poll());
     clock.advance(MS);
     assert!(assert_ready!(waiting.poll()).is_ok());
@@ -134,7 +135,7 @@ fn a_paused_composite_blames_no_member() {
     let (_a, _b, both, _clock) = two();
     both.pause_for(5 * SECOND);
     let refusal = both.try_acquire().expect_err("paused");
-    let paused = Refusal::Paused { retry_after: (5 * SECOND).into() };
+    let paused = Refusal::Paused { retry_after: (6 * SECOND).into() };
     assert_eq!(refusal, AllRefusal::Queue { refusal: paused });
 }
 
@@ -173,7 +174,7 @@ fn the_status_is_that_of_each_member() {
     assert_eq!(status.member("c"), None);
 
     let taken = calls.try_acquire().expect("one is free");
-    clock.advance(3 * SECOND);
+    clock.advance(4 * SECOND);
     assert_pending!(wait.poll());
     let counted = all.status().member("calls").expect("a member");
     assert_eq!((counted.available, counted.waiting), (0, 1));
@@ -265,7 +266,7 @@ fn a_place_is_not_delayed_where_a_share_is_kept() {
     assert_eq!(a.change(Change::only_burst(4)), Ok(()));
     clock.advance(4 * SECOND);
     a.keep_for_priority(3, 1);
-    b.pause_for(SECOND / 2);
+    b.pause(Pause::lasting(SECOND / 2).keep_stock());
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     assert!(a.try_acquire().is_err(), "it would not be back in time");
@@ -319,11 +320,11 @@ fn a_composite_can_be_paused_by_itself() {
     assert_pending!(waiting.poll());
     both.pause_for(5 * SECOND);
     assert_eq!(both.status().waiting, 1);
-    let refusal = Refusal::Paused { retry_after: (6 * SECOND).into() };
+    let refusal = Refusal::Paused { retry_after: (7 * SECOND).into() };
     assert_eq!(both.try_acquire().err(), Some(AllRefusal::Queue { refusal }));
     clock.advance(SECOND);
     assert_eq!(a.try_acquire().map(drop), Ok(()), "the member is not paused");
-    clock.advance(4 * SECOND);
+    clock.advance(5 * SECOND);
     assert!(assert_ready!(waiting.poll()).is_ok());
     both.pause_for(9 * SECOND);
     clock.advance(SECOND);
@@ -517,4 +518,100 @@ fn a_user_and_everybody() -> Result<(), Box<dyn std::error::Error>> {
     users.sweep();
     assert!(users.is_empty());
     Ok(())
+}
+
+/// Two members of 20 permits per second each, full, as one composite.
+fn full_pair(
+    policies: [&str; 2],
+) -> (AllOf<ManualClock>, [RateLimiter<AnyPolicy, ManualClock>; 2], ManualClock) {
+    let clock = ManualClock::new();
+    let members = policies.map(|policy| {
+        let policy: AnyPolicy = policy.parse().expect("a policy");
+        RateLimiter::with_clock(policy, clock.clone())
+    });
+    let both = AllOf::new("requests", &members[0]).with("tokens", &members[1]);
+    clock.advance(10 * SECOND);
+    (both, members, clock)
+}
+
+const PAIRS: [[&str; 2]; 4] = [
+    ["token_bucket 20/s burst 20", "token_bucket 2000/s burst 5000"],
+    ["sliding_log 20/s", "token_bucket 2000/s burst 5000"],
+    ["token_bucket 20/s burst 20", "fixed_window 2000/s"],
+    ["sliding_window 20/s cells 5", "sliding_estimate 2000/s"],
+];
+
+#[test]
+fn no_burst_follows_the_pause_of_a_composite() {
+    for policies in PAIRS {
+        let (both, _members, clock) = full_pair(policies);
+        both.pause_for(SECOND);
+        both.pause_for(SECOND);
+        let mut grants = Vec::new();
+        for at in 0..1900 {
+            while both.try_acquire_many([("requests", 1), ("tokens", 100)]).is_ok() {
+                grants.push(at);
+            }
+            clock.advance(MS);
+        }
+        let even: Vec<u32> = (1..18).map(|k| 1000 + k * 50).collect();
+        assert_eq!(grants, even, "{policies:?}");
+    }
+}
+
+#[test]
+fn a_time_that_a_paused_composite_tells_is_true() {
+    for policies in PAIRS {
+        for n in [1, 4] {
+            let (both, _members, clock) = full_pair(policies);
+            both.pause_for(SECOND);
+            let request = || both.try_acquire_many([("requests", n), ("tokens", 100)]).map(drop);
+            let told = request().expect_err("paused").retry_after().expect("some day");
+            assert_eq!(told, SECOND + n * 50 * MS, "{policies:?}");
+            clock.advance(told - Duration::from_nanos(1));
+            assert!(request().is_err(), "{policies:?}");
+            clock.advance(Duration::from_nanos(1));
+            assert_eq!(request(), Ok(()), "{policies:?}");
+        }
+    }
+}
+
+#[test]
+fn the_members_of_a_paused_composite_go_on_until_the_end() {
+    for policies in PAIRS {
+        let (both, members, clock) = full_pair(policies);
+        both.pause_for(SECOND);
+        let taken = (0..100).filter(|_| members[0].try_acquire().is_ok()).count();
+        assert_eq!(taken, 20, "{policies:?}");
+        assert!(both.resume());
+        assert!(both.try_acquire_many([("requests", 0), ("tokens", 1)]).is_ok(), "{policies:?}");
+        // At the end the members are empty for all, unless the stock is kept.
+        clock.advance(10 * SECOND);
+        both.pause(Pause::lasting(SECOND).keep_stock());
+        clock.advance(SECOND);
+        assert!(both.try_acquire_many([("requests", 5), ("tokens", 5)]).is_ok(), "{policies:?}");
+        both.pause_for(SECOND);
+        clock.advance(SECOND);
+        assert!(both.try_acquire_many([("requests", 1), ("tokens", 1)]).is_err(), "{policies:?}");
+        assert!(members[0].try_acquire().is_err(), "{policies:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_of_a_paused_composite_come_one_interval_apart() {
+    let clock = tidegate::TokioClock::new();
+    let policy = TokenBucket::new(Rate::per_second(20), 20);
+    let requests = RateLimiter::with_clock(policy, clock);
+    let both = AllOf::new("requests", &requests);
+    both.pause_for(SECOND);
+    let begin = tokio::time::Instant::now();
+    let tasks: Vec<_> = (0..10)
+        .map(|_| {
+            let both = both.clone();
+            tokio::spawn(async move { both.acquire().await.map(|_| begin.elapsed().as_millis()) })
+        })
+        .collect();
+    for (k, task) in (1..).zip(tasks) {
+        assert_eq!(task.await.expect("no panic"), Ok(1000 + k * 50));
+    }
 }

@@ -13,8 +13,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, ManualClock, Rate, RateLimiter, Refusal,
-    SystemClock, TokenBucket,
+    AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, ManualClock, Pause, Rate, RateLimiter,
+    Refusal, SystemClock, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -90,7 +90,7 @@ fn a_lowered_limit_refuses_a_waiter_whose_rates_are_not_due() {
 fn a_lowered_limit_refuses_a_waiter_in_the_middle() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
-    rate.pause_for(SECOND);
+    rate.pause(Pause::lasting(SECOND).keep_stock());
     let mut first = waiting(both.acquire_many([("calls", 0)]));
     let mut large = waiting(both.acquire_many([("calls", 4)]));
     let mut small = waiting(both.acquire());

@@ -100,15 +100,15 @@ fn a_refusal_tells_a_pause_from_a_limit() -> Result<(), Refusal> {
     let mut late = spawn(limiter.acquire_within(SECOND));
     assert_pending!(late.poll());
     limiter.pause_for(10 * SECOND);
-    // A waiter that the pause makes too late.
-    assert_eq!(assert_ready!(late.poll()), Err(Refusal::Paused { retry_after: (9 * SECOND).into() }));
-    let paused = Refusal::Paused { retry_after: (10 * SECOND).into() };
+    // A waiter that the pause makes too late. The debt of a second is owed after the pause.
+    assert_eq!(assert_ready!(late.poll()), Err(Refusal::Paused { retry_after: (10 * SECOND).into() }));
+    let paused = Refusal::Paused { retry_after: (11 * SECOND).into() };
     assert_eq!(limiter.try_acquire(), Err(paused));
     let mut within = spawn(limiter.acquire_within(SECOND));
-    assert_eq!(assert_ready!(within.poll()), Err(Refusal::Paused { retry_after: (9 * SECOND).into() }));
+    assert_eq!(assert_ready!(within.poll()), Err(Refusal::Paused { retry_after: (10 * SECOND).into() }));
     assert!(paused.may_retry());
-    assert_eq!(paused.retry_after_secs(), Some(10));
-    clock.advance(10 * SECOND);
+    assert_eq!(paused.retry_after_secs(), Some(11));
+    clock.advance(11 * SECOND);
     limiter.try_acquire()?;
     limiter.close();
     assert_eq!(limiter.try_acquire(), Err(Refusal::Closed));

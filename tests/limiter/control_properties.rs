@@ -10,7 +10,9 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::AcquireOwned;
-use tidegate::{Grant, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull};
+use tidegate::{
+    Grant, ManualClock, Pause, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
+};
 
 /// A permit comes in each second, and nothing happens in between but at whole quarters.
 const QUARTER: Duration = Duration::from_millis(250);
@@ -24,7 +26,7 @@ enum Act {
     /// One permit, by the call that cannot be refused.
     Acquire,
     Drop(usize),
-    Pause(i64),
+    Pause(i64, bool),
     Resume,
     Debit(u32),
     Drain,
@@ -46,7 +48,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
         4 => (1u32..6, priority()).prop_map(|(n, p)| Act::Try(n, p)),
         2 => Just(Act::Acquire),
         4 => any::<usize>().prop_map(Act::Drop),
-        1 => (0i64..30).prop_map(Act::Pause),
+        1 => (0i64..30, any::<bool>()).prop_map(|(span, keeps)| Act::Pause(span, keeps)),
         1 => Just(Act::Resume),
         1 => (0u32..8).prop_map(Act::Debit),
         1 => Just(Act::Drain),
@@ -87,6 +89,8 @@ struct Model {
     /// When the bucket is empty.
     zero: i64,
     opens: i64,
+    /// While a pause lasts, whether it keeps the stock.
+    pause: Option<bool>,
     kept: (u32, i8),
     bounds: QueueBounds,
     /// Sorted: the important first, then by arrival.
@@ -103,7 +107,13 @@ impl Model {
     /// the permits that it has to leave.
     fn due(&self, before: &[Waiter], n: u32, priority: i8) -> i64 {
         let at = self.now.max(self.opens);
-        let zero = self.zero.max(at - self.burst * PER_PERMIT);
+        let zero = match self.pause {
+            Some(keeps_stock) => {
+                let held = self.zero.max(self.now - self.burst * PER_PERMIT) + at - self.now;
+                if keeps_stock { held } else { held.max(at) }
+            }
+            None => self.zero.max(at - self.burst * PER_PERMIT),
+        };
         let permits: i64 = before.iter().map(|waiter| i64::from(waiter.n)).sum();
         let most = self.burst - self.kept_from(priority);
         if i64::from(n) > most {
@@ -137,7 +147,10 @@ impl Model {
 
     /// Serves the waiters that are due, one quarter after the other.
     fn pass(&mut self, quarters: i64) {
-        for _ in 0..=quarters {
+        for quarter in 0..=quarters {
+            if quarter > 0 {
+                self.step();
+            }
             while let Some(first) = self.line.first().copied() {
                 if self.due(&[], first.n, first.priority) > self.now {
                     break;
@@ -146,9 +159,19 @@ impl Model {
                 self.take(first.n);
                 self.told.push((first.name, Told::Granted));
             }
-            self.now += 1;
         }
-        self.now -= 1;
+    }
+
+    /// A quarter passes. In a pause nothing comes in.
+    fn step(&mut self) {
+        if let Some(keeps_stock) = self.pause {
+            self.zero = self.zero.max(self.now - self.burst * PER_PERMIT) + 1;
+            if self.now + 1 == self.opens {
+                self.pause = None;
+                self.zero = if keeps_stock { self.zero } else { self.zero.max(self.opens) };
+            }
+        }
+        self.now += 1;
     }
 
     /// Refuses waiters that are now too late, or can never be served, as if they had not been
@@ -364,7 +387,7 @@ proptest! {
         limiter.set_catch_up(Duration::ZERO);
         let mut real = Real { limiter, clock, waiting: Vec::new(), told: Vec::new() };
         let mut model = Model {
-            now: 0, burst, zero: 0, opens: 0, kept: (0, 0), bounds: QueueBounds::UNBOUNDED,
+            now: 0, burst, zero: 0, opens: 0, pause: None, kept: (0, 0), bounds: QueueBounds::UNBOUNDED,
             line: Vec::new(), told: Vec::new(),
         };
         for (name, act) in acts.into_iter().enumerate() {
@@ -390,14 +413,19 @@ proptest! {
                     model.pass(0);
                 }
                 Act::Drop(_) => {}
-                Act::Pause(span) => {
-                    model.opens = model.opens.max(model.now + span);
-                    model.retime();
-                    real.limiter.pause_for(QUARTER * u32::try_from(span)?);
+                Act::Pause(span, keeps_stock) => {
+                    if span > 0 {
+                        model.opens = model.opens.max(model.now + span);
+                        model.pause = Some(keeps_stock && model.pause.unwrap_or(true));
+                        model.retime();
+                    }
+                    let pause = Pause::lasting(QUARTER * u32::try_from(span)?);
+                    real.limiter.pause(if keeps_stock { pause.keep_stock() } else { pause });
                 }
                 Act::Resume => {
                     model.opens = model.opens.min(model.now);
-                    model.pass(0);
+                    model.pause = None;
+                    model.retime();
                     real.limiter.resume();
                 }
                 Act::Debit(n) => {
@@ -414,6 +442,7 @@ proptest! {
                 Act::Reset => {
                     model.zero = model.now;
                     model.opens = model.opens.min(model.now);
+                    model.pause = None;
                     model.retime();
                     real.limiter.reset();
                 }

@@ -205,7 +205,7 @@ fn pauses_shadow_and_exempt_calls_are_told() {
     assert!(limiter.try_acquire().is_err());
     limiter.resume();
     limiter.resume();
-    assert_eq!(log.take(), ["paused for 2s", "refused 1: paused, retry after 2s", "resumed"]);
+    assert_eq!(log.take(), ["paused for 2s", "refused 1: paused, retry after 3s", "resumed"]);
     assert!(limiter.try_acquire_many(Request::permits(7).exempt()).is_ok());
     assert!(limiter.try_acquire().is_ok());
     let mut waiter = waiting(&limiter);

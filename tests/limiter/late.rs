@@ -253,6 +253,8 @@ fn nothing_is_charged_as_of_a_time_before_the_end_of_a_pause() {
     let (limiter, clock) = late_by_1_ms();
     limiter.pause_for(Duration::from_micros(500));
     clock.advance(Duration::from_micros(500));
+    assert_eq!(take_all(&limiter), 0);
+    clock.advance(Duration::from_micros(100));
     assert_eq!(take_all(&limiter), 1);
 }
 

@@ -1,12 +1,12 @@
-//! Pauses: no request passes, each refusal tells when the pause ends, and the permits that accrued
-//! meanwhile are there afterwards.
+//! Pauses: no request passes and no permit comes in, and afterwards the limiter goes on as if it
+//! were empty.
 
 use std::time::Duration;
 
 use crate::support::{MS, one_per_second, waiting, without_burst};
-use tidegate::{Grant, ManualClock, Nanos, Rate, RateLimiter, TokenBucket};
+use tidegate::{AnyPolicy, Clock, Grant, ManualClock, Nanos, Pause, Rate, RateLimiter, TokenBucket};
 use tokio_test::task::spawn;
-use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
+use tokio_test::{assert_pending, assert_ready};
 
 const SECOND: Duration = Duration::from_secs(1);
 const NANO: Duration = Duration::from_nanos(1);
@@ -21,13 +21,13 @@ fn nobody_passes_in_a_pause() {
     limiter.pause_for(10 * SECOND);
     assert_eq!(limiter.status().paused_for, 10 * SECOND);
     assert_eq!(limiter.status().available, 0);
-    assert_eq!(retry_after(&limiter), Some(10 * SECOND));
+    assert_eq!(retry_after(&limiter), Some(10 * SECOND + MS));
     let mut waiter = waiting(&limiter);
     let mut reservation = limiter.reserve(1).expect("a place");
-    clock.advance(10 * SECOND - NANO);
+    clock.advance(10 * SECOND + MS - NANO);
     assert!(!waiter.is_woken() && !reservation.claim());
     clock.advance(NANO);
-    assert_eq!(assert_ready!(waiter.poll()).map(Grant::waited), Ok(10 * SECOND));
+    assert_eq!(assert_ready!(waiter.poll()).map(Grant::waited), Ok(10 * SECOND + MS));
     clock.advance(MS);
     assert!(reservation.claim());
     assert_eq!(limiter.status().paused_for, Duration::ZERO);
@@ -36,14 +36,13 @@ fn nobody_passes_in_a_pause() {
 #[test]
 fn a_try_in_a_pause_is_told_to_the_nanosecond() {
     let (limiter, clock) = one_per_second();
-    // The pause ends before the permit is due, after it, and with a request in line.
     limiter.pause_for(SECOND / 2);
-    assert_eq!(retry_after(&limiter), Some(SECOND));
+    // The debt of a second is owed for a second after the pause.
+    assert_eq!(retry_after(&limiter), Some(SECOND / 2 + SECOND));
     limiter.pause_for(5 * SECOND);
-    assert_eq!(retry_after(&limiter), Some(5 * SECOND));
     let _waiter = waiting(&limiter);
     let after = retry_after(&limiter).expect("some day");
-    assert_eq!(after, 6 * SECOND);
+    assert_eq!(after, 7 * SECOND);
     clock.advance(after - NANO);
     assert!(limiter.try_acquire().is_err());
     clock.advance(NANO);
@@ -51,15 +50,17 @@ fn a_try_in_a_pause_is_told_to_the_nanosecond() {
 }
 
 #[test]
-fn what_a_waiter_is_told_counts_what_the_pause_lets_overflow() {
+fn a_debt_is_not_paid_in_a_pause() {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 2), clock.clone());
-    limiter.try_acquire_many(2).expect("full");
+    limiter.debit(4);
     limiter.pause_for(60 * SECOND);
     let held = [limiter.reserve(2).expect("a place"), limiter.reserve(1).expect("a place")];
-    assert_eq!(held[0].due_in(), 60 * SECOND);
-    // Two are in stock by then, not sixty.
-    assert_eq!(held[1].due_in(), 61 * SECOND);
+    assert_eq!(held.each_ref().map(|held| held.due_in()), [64 * SECOND, 65 * SECOND]);
+    clock.advance(30 * SECOND);
+    assert_eq!(held.each_ref().map(|held| held.due_in()), [34 * SECOND, 35 * SECOND]);
+    assert!(limiter.resume());
+    assert_eq!(held.each_ref().map(|held| held.due_in()), [4 * SECOND, 5 * SECOND]);
 }
 
 #[test]
@@ -72,13 +73,13 @@ fn a_pause_moves_those_who_wait_and_refuses_whom_it_makes_too_late() {
     assert_pending!(too_late.poll());
     limiter.pause_for(10 * SECOND);
     let refusal = assert_ready!(too_late.poll()).expect_err("too late");
-    // Due at 12 s, so accepted from 7 s on.
-    assert_eq!(refusal.retry_after(), Some(7 * SECOND));
-    clock.advance(10 * SECOND);
-    assert_ready_ok!(first.poll());
+    // Due at 13 s, so accepted from 8 s on.
+    assert_eq!(refusal.retry_after(), Some(8 * SECOND));
+    clock.advance(11 * SECOND);
+    assert_ready!(first.poll()).expect("granted");
     assert!(!in_time.is_woken());
     clock.advance(SECOND);
-    assert_eq!(assert_ready!(in_time.poll()).map(Grant::waited), Ok(11 * SECOND));
+    assert_eq!(assert_ready!(in_time.poll()).expect("granted").waited(), 12 * SECOND);
 }
 
 #[test]
@@ -106,35 +107,240 @@ fn a_resumed_limiter_serves_at_once() {
     assert_eq!(retry_after(&limiter), Some(SECOND));
 }
 
-#[test]
-fn permits_come_in_during_a_pause_as_far_as_there_is_room() {
+/// The grants to a crowd that takes whatever it can, as milliseconds after the first time.
+fn grants(limiter: &AnyLimiter, clock: &ManualClock, span: Duration) -> Vec<u64> {
+    let begin = clock.now();
+    let mut grants = Vec::new();
+    loop {
+        let at = clock.now().saturating_since(begin).as_duration();
+        if at > span {
+            return grants;
+        }
+        while limiter.try_acquire().is_ok() {
+            grants.push(u64::try_from(at.as_millis()).expect("short"));
+        }
+        clock.advance(MS);
+    }
+}
+
+type AnyLimiter = RateLimiter<AnyPolicy, ManualClock>;
+
+/// Policies of 20 permits per second.
+const POLICIES: [&str; 9] = [
+    "smooth_bursty 20/s start_full",
+    "token_bucket 20/s burst 20",
+    "token_bucket 20/s burst 10 tolerance 500ms",
+    "leaky_bucket 20/s nodelay 20",
+    "fixed_window 20/s",
+    "fixed_window 20/s from_first_grant",
+    "sliding_window 20/s cells 5",
+    "sliding_estimate 20/s",
+    "sliding_log 20/s",
+];
+
+fn any(policy: &str) -> (AnyLimiter, ManualClock) {
     let clock = ManualClock::new();
-    let limiter =
-        RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
-    limiter.pause_for(60 * SECOND);
-    clock.advance(60 * SECOND);
-    assert_eq!(limiter.status().available, 5);
+    let policy: AnyPolicy = policy.parse().expect("a policy");
+    (RateLimiter::with_clock(policy, clock.clone()), clock)
+}
+
+#[test]
+fn no_burst_follows_a_pause() {
+    // A limiter that was drained and paused for a second granted 20 permits when the pause ended.
+    let even: Vec<u64> = (1..20).map(|k| k * 50).collect();
+    for policy in POLICIES {
+        // Begun when the limiter is full, when it is empty, and half a second after that.
+        for (drained, later) in [(false, 0), (true, 0), (true, 500)] {
+            let (limiter, clock) = any(policy);
+            clock.advance(10 * SECOND);
+            if drained {
+                limiter.drain();
+            }
+            clock.advance(later * MS);
+            limiter.pause_for(SECOND);
+            assert_eq!(grants(&limiter, &clock, SECOND - MS), [], "{policy}");
+            assert_eq!(grants(&limiter, &clock, SECOND - MS), even, "{policy} {drained} {later}");
+        }
+    }
+}
+
+#[test]
+fn no_more_than_one_an_interval_follows_for_a_whole_window() {
+    for policy in POLICIES {
+        let (limiter, clock) = any(policy);
+        clock.advance(10 * SECOND);
+        limiter.pause_for(SECOND);
+        // No request comes before half a window has passed. Ten permits have come in by then.
+        clock.advance(SECOND + 500 * MS);
+        let grants = grants(&limiter, &clock, 450 * MS);
+        let at_once = grants.iter().filter(|at| **at == 0).count();
+        assert_eq!((at_once, grants.len()), (10, 19), "{policy}");
+    }
+}
+
+#[test]
+fn a_pause_told_by_five_calls_is_one_pause() {
+    for policy in POLICIES {
+        let told = [1, 5].map(|times| {
+            let (limiter, clock) = any(policy);
+            clock.advance(10 * SECOND);
+            for _ in 0..times {
+                limiter.pause_for(SECOND);
+            }
+            limiter.pause_for(SECOND / 2);
+            clock.advance(SECOND);
+            grants(&limiter, &clock, 3 * SECOND)
+        });
+        assert_eq!(told[0], told[1], "{policy}");
+    }
+}
+
+#[test]
+fn a_resumed_limiter_has_the_stock_that_there_was() {
+    for policy in POLICIES {
+        for taken in [0, 7, 20] {
+            let (limiter, clock) = any(policy);
+            clock.advance(10 * SECOND);
+            let _taken = (0..taken).filter(|_| limiter.try_acquire().is_ok()).count();
+            let stock = limiter.status().available;
+            limiter.pause_for(10 * SECOND);
+            clock.advance(3 * SECOND);
+            assert!(limiter.resume());
+            assert_eq!(limiter.status().available, stock, "{policy} {taken}");
+        }
+    }
+}
+
+#[test]
+fn what_is_given_back_in_a_pause_is_there_after_a_resume_and_not_at_the_end() {
+    for policy in POLICIES {
+        for (resumes, expected) in [(true, 5), (false, 0)] {
+            let (limiter, clock) = any(policy);
+            clock.advance(10 * SECOND);
+            let mut estimate = limiter.reserve(5).expect("a place");
+            assert!(estimate.claim());
+            limiter.drain();
+            limiter.pause_for(10 * SECOND);
+            estimate.settle(0);
+            clock.advance(MS);
+            if resumes {
+                limiter.resume();
+            }
+            let has = grants(&limiter, &clock, Duration::ZERO).len();
+            assert_eq!(has, if resumes { expected } else { 0 }, "{policy}");
+            clock.advance(10 * SECOND - 2 * MS);
+            let at_the_end = grants(&limiter, &clock, Duration::ZERO).len();
+            assert!(resumes || at_the_end == 0, "{policy}");
+        }
+    }
+}
+
+#[test]
+fn a_stock_that_is_kept_is_there_at_the_end() {
+    for policy in ["smooth_bursty 20/s", "token_bucket 20/s burst 20", "leaky_bucket 20/s nodelay 20"] {
+        let (limiter, clock) = any(policy);
+        clock.advance(10 * SECOND);
+        limiter.drain();
+        clock.advance(200 * MS);
+        let stock = limiter.status().available;
+        limiter.pause(Pause::lasting(10 * SECOND).keep_stock());
+        clock.advance(10 * SECOND);
+        assert_eq!(limiter.status().available, stock, "{policy}");
+        // A pause that does not keep it counts for both.
+        limiter.pause(Pause::lasting(10 * SECOND).keep_stock());
+        limiter.pause_for(SECOND);
+        clock.advance(10 * SECOND);
+        assert_eq!(limiter.status().available, 0, "{policy}");
+    }
+}
+
+#[test]
+fn a_pause_whose_end_no_call_saw_spends_the_stock_as_of_its_end() {
+    for policy in POLICIES {
+        let (limiter, clock) = any(policy);
+        clock.advance(10 * SECOND);
+        limiter.pause_for(SECOND);
+        clock.advance(SECOND + 200 * MS);
+        assert_eq!(grants(&limiter, &clock, Duration::ZERO).len(), 4, "{policy}");
+    }
+}
+
+#[test]
+fn a_dropped_grant_after_a_pause_leaves_no_trace() {
+    for policy in POLICIES {
+        let [dropped, never] = [true, false].map(|asked| {
+            let (limiter, clock) = any(policy);
+            clock.advance(10 * SECOND);
+            limiter.pause_for(SECOND);
+            clock.advance(SECOND);
+            if asked {
+                let mut reservation = limiter.reserve(3).expect("a place");
+                clock.advance(150 * MS);
+                assert!(reservation.claim());
+                reservation.settle(0);
+            } else {
+                clock.advance(150 * MS);
+            }
+            grants(&limiter, &clock, 500 * MS)
+        });
+        assert_eq!(dropped, never, "{policy}");
+    }
+}
+
+#[test]
+fn a_rate_that_rises_in_a_pause_lets_no_burst_through() {
+    for policy in POLICIES {
+        let (limiter, clock) = any(policy);
+        clock.advance(10 * SECOND);
+        limiter.pause_for(SECOND);
+        clock.advance(SECOND / 2);
+        limiter.set_rate(Rate::per_second(40));
+        clock.advance(SECOND / 2 - MS);
+        assert_eq!(grants(&limiter, &clock, 51 * MS), [26, 51], "{policy}");
+    }
+}
+
+#[test]
+fn a_jitter_prolongs_a_pause_by_no_more_than_was_asked_for() {
+    let mut ends = std::collections::BTreeSet::new();
+    for _ in 0..100 {
+        let (limiter, _clock) = any("token_bucket 20/s burst 20");
+        limiter.pause(Pause::lasting(SECOND).jitter(SECOND));
+        let lasts = limiter.status().paused_for;
+        assert!((SECOND..=2 * SECOND).contains(&lasts), "{lasts:?}");
+        ends.insert(lasts);
+    }
+    assert!(ends.len() > 90, "random: {}", ends.len());
+}
+
+#[test]
+fn a_pause_without_end_lasts_until_it_is_ended() {
+    for policy in POLICIES {
+        let (limiter, clock) = any(policy);
+        clock.advance(10 * SECOND);
+        limiter.pause_until(Nanos::MAX);
+        clock.advance(1000 * SECOND);
+        assert_eq!(retry_after_any(&limiter), None, "{policy}");
+        let stock = limiter.status().limit;
+        assert!(limiter.resume());
+        assert!(limiter.status().available >= stock.min(20), "{policy}");
+    }
+}
+
+fn retry_after_any(limiter: &AnyLimiter) -> Option<Duration> {
+    limiter.try_acquire().expect_err("refused").retry_after()
 }
 
 #[test]
 fn a_late_grant_is_not_charged_as_of_a_time_in_the_pause() {
     let (limiter, clock) = without_burst(Rate::per_second(1));
-    limiter.set_catch_up(SECOND);
+    limiter.set_catch_up(2 * SECOND);
     limiter.pause_for(10 * SECOND);
     let mut waiter = waiting(&limiter);
-    clock.jump(10_200 * MS);
-    assert_ready_ok!(waiter.poll());
-    // Charged as of the end of the pause, so the next one is due a second after that.
+    clock.jump(11_200 * MS);
+    assert_ready!(waiter.poll()).expect("granted");
+    // Charged as of an interval after the end of the pause.
     assert_eq!(retry_after(&limiter), Some(800 * MS));
-
-    // A reservation is charged as of its time, however late; but not in the pause.
-    let (limiter, clock) = one_per_second();
-    let mut reservation = limiter.reserve(1).expect("a place");
-    limiter.pause_for(10 * SECOND);
-    clock.jump(12_500 * MS);
-    assert!(reservation.claim());
-    assert!(limiter.try_acquire().is_ok());
-    assert_eq!(retry_after(&limiter), Some(SECOND));
 }
 
 #[test]
@@ -146,8 +352,8 @@ fn a_blocked_thread_waits_for_the_end_of_a_pause() {
         while limiter.status().waiting == 0 {
             std::thread::yield_now();
         }
-        clock.advance(10 * SECOND);
-        assert_eq!(blocked.join().expect("no panic").map(Grant::waited), Ok(10 * SECOND));
+        clock.advance(11 * SECOND);
+        assert_eq!(blocked.join().expect("no panic").map(Grant::waited), Ok(11 * SECOND));
     });
 }
 
@@ -160,5 +366,22 @@ async fn a_pause_moves_a_task_that_sleeps() {
     let waiter = tokio::spawn(limiter.acquire_owned(1));
     tokio::task::yield_now().await;
     limiter.pause_for(30 * SECOND);
-    assert_eq!(waiter.await.expect("no panic").map(Grant::waited), Ok(30 * SECOND));
+    assert_eq!(waiter.await.expect("no panic").map(Grant::waited), Ok(31 * SECOND));
+}
+
+#[test]
+fn a_status_after_a_pause_is_that_of_an_empty_limiter() {
+    for policy in POLICIES {
+        let (limiter, clock) = any(policy);
+        clock.advance(10 * SECOND);
+        limiter.pause_for(SECOND);
+        clock.advance(SECOND);
+        let status = limiter.status();
+        assert_eq!((status.available, status.next_in), (0, 50 * MS), "{policy}");
+        clock.advance(120 * MS);
+        let status = limiter.status();
+        assert_eq!((status.available, status.next_in), (2, Duration::ZERO), "{policy}");
+        assert!(limiter.try_acquire_many(2).is_ok(), "{policy}");
+        assert_eq!(limiter.status().available, 0, "{policy}");
+    }
 }

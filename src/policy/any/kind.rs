@@ -174,6 +174,26 @@ impl Policy for Kind {
         kinds!(each [self, policy, KindState(state) => policy.debit(state, at, n), else ()]);
     }
 
+    fn pause(&self, state: &KindState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+        kinds!(each [self, policy, KindState(state)
+            => policy.pause(state, from, to, keeps_stock), else None])
+    }
+
+    fn forecast_pause(
+        &self,
+        state: &KindState,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Forecast> {
+        kinds!(each [self, policy, KindState(state)
+            => policy.forecast_pause(state, from, to, keeps_stock), else None])
+    }
+
+    fn permits(&self, charge: KindCharge) -> u32 {
+        kinds!(each [self, policy, KindCharge(charge) => policy.permits(*charge), else 0])
+    }
+
     fn change(&self, state: &KindState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         kinds!(each [self, policy, KindState(state) => policy.change(state, at, change), else Ok(u64::MAX)])
     }

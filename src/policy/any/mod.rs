@@ -346,6 +346,24 @@ impl Policy for AnyPolicy {
         self.era(state, |ruled, state| ruled.kind.debit(state, at, n));
     }
 
+    fn pause(&self, state: &AnyState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+        self.era(state, |ruled, state| ruled.kind.pause(state, from, to, keeps_stock))
+    }
+
+    fn forecast_pause(
+        &self,
+        state: &AnyState,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Forecast> {
+        self.era(state, |ruled, state| ruled.kind.forecast_pause(state, from, to, keeps_stock))
+    }
+
+    fn permits(&self, AnyCharge { era, charge }: AnyCharge) -> u32 {
+        self.rule(|ruled| if era == ruled.era { ruled.kind.permits(charge) } else { 0 })
+    }
+
     fn change(&self, state: &AnyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         self.era(state, |ruled, state| ruled.kind.change(state, at, change))
     }

@@ -41,6 +41,18 @@ impl Bucket {
         Forecast::with(at, [Cell::load(&state.zero), 0, 0])
     }
 
+    /// See [`Policy::forecast_pause`](crate::policy::Policy::forecast_pause).
+    pub(crate) fn forecast_pause(
+        &self,
+        state: &BucketState,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Forecast {
+        let (numbers, _) = self.price(1);
+        Forecast::with(to, [numbers.paused(Cell::load(&state.zero), from, to, keeps_stock), 0, 0])
+    }
+
     pub(crate) fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {
         let (numbers, price) = self.price(n);
         if numbers.is_unlimited() {

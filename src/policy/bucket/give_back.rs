@@ -93,6 +93,15 @@ impl Bucket {
         (used < n).then(|| BucketCharge { used: charge.used.saturating_add(used), ..charge })
     }
 
+    /// See [`Policy::pause`](crate::policy::Policy::pause).
+    pub(crate) fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_stock: bool) -> u64 {
+        move_to(state, |zero| {
+            let (numbers, _) = self.settled();
+            let zero = numbers.paused(zero, from, to, keeps_stock);
+            (zero, numbers.own(zero))
+        })
+    }
+
     pub(crate) fn debit(&self, state: &BucketState, at: Nanos, n: u32) {
         move_to(state, |zero| {
             let (numbers, more) = self.settled();

@@ -146,6 +146,20 @@ macro_rules! passed_on_to_bucket {
             self.bucket.debit(state, at, n);
         }
 
+        fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+            Some(self.bucket.pause(state, from, to, keeps_stock))
+        }
+
+        fn forecast_pause(
+            &self,
+            state: &BucketState,
+            from: Nanos,
+            to: Nanos,
+            keeps_stock: bool,
+        ) -> Option<Forecast> {
+            Some(self.bucket.forecast_pause(state, from, to, keeps_stock))
+        }
+
         fn rate(&self) -> Rate {
             self.bucket.terms().rate
         }

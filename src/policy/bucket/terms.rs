@@ -211,6 +211,20 @@ impl Numbers {
         }
     }
 
+    /// The word after a pause in which nothing came in: as far before `to` as it was before `from`.
+    /// A bucket that does not keep its stock is empty at `to`.
+    pub(super) fn paused(&self, word: u64, from: Nanos, to: Nanos, keeps_stock: bool) -> u64 {
+        if self.is_unlimited() {
+            return word;
+        }
+        let (from, to, own) = (self.tick(from), self.tick(to), self.own(word));
+        if own == ticks::NEVER {
+            return word;
+        }
+        let held = own.max(from.saturating_sub(self.saved)).saturating_add(to.saturating_sub(from));
+        self.word(if keeps_stock { held } else { held.max(to) })
+    }
+
     pub(super) fn is_unlimited(&self) -> bool {
         self.one == 0
     }

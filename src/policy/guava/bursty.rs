@@ -218,6 +218,20 @@ impl SmoothBursty {
         PolicyStatus { limit, available, next_at, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
     }
 
+    /// The state after a pause in which nothing came in: as far before `to` as it was before `from`.
+    /// A stock that is not kept is spent as if one more permit had been granted at `to`.
+    fn paused(&self, zero: u64, from: Nanos, to: Nanos, keeps_stock: bool) -> u64 {
+        let (from, to) = (ticks::from_nanos(from), ticks::from_nanos(to));
+        let held = match self.rate.is_zero() {
+            // Nothing comes in anyway, since the rate became zero.
+            true => zero,
+            false => zero.max(self.floor(from)).saturating_add(to.saturating_sub(from)),
+        };
+        let empty = to.min(self.stopped.load(Ordering::Relaxed));
+        let empty = if self.rate.is_zero() { empty } else { empty.saturating_add(self.rate.price(1)) };
+        if keeps_stock { held } else { held.max(empty) }
+    }
+
     /// Takes a state back by what was given back. Where it is owed for ever, how much is owed is
     /// not known any more.
     fn move_back(state: &BurstyState, charge: BurstyCharge, most: u64, floor: u64) -> u64 {
@@ -394,6 +408,21 @@ impl Policy for SmoothBursty {
             let (floor, price) = (self.floor(ticks::from_nanos(at)), self.rate.price(n));
             move_to(state, |zero| grant(zero, floor, price).0);
         }
+    }
+
+    fn pause(&self, state: &BurstyState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+        Some(move_to(state, |zero| self.paused(zero, from, to, keeps_stock)))
+    }
+
+    fn forecast_pause(
+        &self,
+        state: &BurstyState,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Forecast> {
+        let zero = self.paused(Cell::load(&state.zero), from, to, keeps_stock);
+        Some(Forecast::with(to, [zero, 0, 0]))
     }
 
     fn change(&self, state: &BurstyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

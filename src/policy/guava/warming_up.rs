@@ -325,6 +325,19 @@ impl SmoothWarmingUp {
         self.curve.surcharge(from).saturating_sub(self.curve.surcharge(left))
     }
 
+    /// The state after a pause. A debt is what it was, and the time without requests cools. Unless
+    /// the state is kept, it is as if a permit had been granted at `to`.
+    fn paused(&self, word: Word, from: Nanos, to: Nanos, keeps_stock: bool) -> Word {
+        let (from, to, interval) = (ticks::from_nanos(from), ticks::from_nanos(to), self.rate.interval());
+        let owes = word.next > from;
+        let next = if owes { word.next.saturating_add(to.saturating_sub(from)) } else { word.next };
+        let word = Word { next, ..word };
+        if keeps_stock || word.next > to || interval.is_zero() {
+            return word;
+        }
+        self.charge(word, to, 1, interval).0
+    }
+
     /// The rule. The error is the tick at which the request is due. Always inlined, as all that it
     /// calls for a warm limiter, so that a charge is not copied.
     #[inline(always)]
@@ -595,6 +608,22 @@ impl Policy for SmoothWarmingUp {
         if n > 0 && !interval.is_zero() {
             replace(state, |word| self.charge(word, tick, n, interval).0);
         }
+    }
+
+    fn pause(&self, state: &WarmingUpState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+        Some(replace(state, |word| self.paused(word, from, to, keeps_stock)))
+    }
+
+    fn forecast_pause(
+        &self,
+        state: &WarmingUpState,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Forecast> {
+        let word = Word::decode(Cell::load(&state.word));
+        let Word { coldness, next } = self.paused(word, from, to, keeps_stock);
+        Some(Forecast::with(to, [coldness, next, 0]))
     }
 
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {

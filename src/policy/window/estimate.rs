@@ -483,6 +483,10 @@ impl Policy for SlidingEstimate {
         });
     }
 
+    fn permits(&self, charge: EstimateCharge) -> u32 {
+        charge.n
+    }
+
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let keep = change.keep.unwrap_or(Keep::Count);

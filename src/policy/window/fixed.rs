@@ -391,6 +391,10 @@ impl Policy for FixedWindow {
         });
     }
 
+    fn permits(&self, charge: FixedCharge) -> u32 {
+        charge.n
+    }
+
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let keep = change.keep.unwrap_or(Keep::Count);

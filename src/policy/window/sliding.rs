@@ -377,6 +377,10 @@ impl Policy for SlidingWindow {
         }
     }
 
+    fn permits(&self, charge: SlidingCharge) -> u32 {
+        charge.n
+    }
+
     fn change(&self, state: &SlidingState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         let (keep, at) = (change.keep.unwrap_or(Keep::Count), stamp(at));

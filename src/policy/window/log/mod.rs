@@ -346,6 +346,10 @@ impl Policy for SlidingLog {
         }
     }
 
+    fn permits(&self, charge: LogCharge) -> u32 {
+        charge.n
+    }
+
     fn change(&self, state: &LogState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst()?;
         if change.keep == Some(Keep::Nothing) {
