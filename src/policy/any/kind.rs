@@ -100,6 +100,24 @@ macro_rules! each {
     };
 }
 
+impl Kind {
+    /// Takes permits, and makes something of the charge of a grant, in each arm by itself: a charge is
+    /// large, and is not to be moved once more.
+    #[allow(clippy::unit_arg)] // A policy without a limit has () as its charge.
+    #[inline]
+    pub(super) fn try_acquire_as<T>(
+        &self,
+        state: &KindState,
+        at: Nanos,
+        n: u32,
+        make: impl Fn(KindCharge) -> T,
+    ) -> Result<T, Refusal> {
+        kinds!(each [self, policy, KindState(state), wrap: KindCharge
+            => policy.try_acquire(state, at, n).map(|charge| make(wrap(charge))),
+            else Err(limited(Nanos::MAX, at))])
+    }
+}
+
 #[allow(clippy::unit_arg)] // A policy without a limit has () as its state and charge.
 impl Policy for Kind {
     type State = KindState;
@@ -109,11 +127,8 @@ impl Policy for Kind {
         kinds!(each [self, policy, wrap: KindState => wrap(policy.start(now))])
     }
 
-    #[inline]
     fn try_acquire(&self, state: &KindState, at: Nanos, n: u32) -> Result<KindCharge, Refusal> {
-        kinds!(each [self, policy, KindState(state), wrap: KindCharge
-            => policy.try_acquire(state, at, n).map(wrap),
-            else Err(limited(Nanos::MAX, at))])
+        self.try_acquire_as(state, at, n, |charge| charge)
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {

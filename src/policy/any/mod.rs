@@ -274,10 +274,10 @@ impl Policy for AnyPolicy {
     fn try_acquire(&self, state: &AnyState, at: Nanos, n: u32) -> Result<AnyCharge, Refusal> {
         // Acquire: a later era is found by `try_acquire_later` (5).
         if state.era.load(Ordering::Acquire) == 0 {
-            match self.first.kind.try_acquire(&state.first, at, n) {
-                Ok(charge) => return Ok(AnyCharge { era: 0, charge }),
-                Err(refusal) if state.is_still(0) => return Err(refusal),
-                Err(_) => {}
+            let make = |charge| AnyCharge { era: 0, charge };
+            let answer = self.first.kind.try_acquire_as(&state.first, at, n, make);
+            if answer.is_ok() || state.is_still(0) {
+                return answer;
             }
         }
         self.try_acquire_later(state, at, n)
