@@ -1,0 +1,60 @@
+//! A client of a strict server. While five calls are in flight, another program uses up the quota.
+//! The server answers 429 once, and all tasks pause for the time that it tells. No burst follows the
+//! pause, and the server refuses no call any more. It prints each call, and fails if this does not
+//! hold: `cargo run --example obey_retry_after`
+
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::{Router, extract::State, http::StatusCode, routing::get};
+use tidegate::{Rate, RateLimiter, SlidingLog, SmoothBursty};
+use tidegate_http::read::{CAP, Pause, Reader};
+
+type Refused = (StatusCode, [(&'static str, String); 1]);
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// The server works for half a second on each call that it accepts.
+async fn serve(State(quota): State<RateLimiter<SlidingLog>>) -> Result<(), Refused> {
+    if let Err(refusal) = quota.try_acquire() {
+        let secs = refusal.retry_after_secs().expect("a permit is due some day");
+        return Err((StatusCode::TOO_MANY_REQUESTS, [("retry-after", secs.to_string())]));
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let quota = RateLimiter::new(SlidingLog::new(Rate::per_second(12))); // 12 calls in any second
+    let app = Router::new().route("/", get(serve)).with_state(quota.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    tokio::spawn(async { axum::serve(listener, app).await });
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (http, begin) = (reqwest::Client::new(), Instant::now());
+    let limiter = RateLimiter::new(SmoothBursty::new(Rate::per_second(10)).max_burst(Duration::ZERO));
+    limiter.set_catch_up(Duration::ZERO); // no call makes up for a late one
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..30 {
+        let (limiter, call) = (limiter.clone(), http.get(&url));
+        calls.spawn(async move {
+            limiter.acquire().await?;
+            let (sent, answer) = (begin.elapsed(), call.send().await?);
+            let told = Reader::auto().read(answer.status(), answer.headers());
+            if let Pause::For { wait, .. } = told.pause(SystemTime::now(), CAP) {
+                limiter.pause_for(wait); // holds up all tasks
+            }
+            println!("sent at {:>4} ms: {}", sent.as_millis(), answer.status());
+            Ok::<_, Error>((sent, answer.status()))
+        });
+    }
+    tokio::time::sleep(Duration::from_millis(450)).await;
+    quota.drain(); // another program uses up the quota
+    let mut calls = calls.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    calls.sort();
+    let refused = calls.iter().position(|call| call.1 != 200).expect("a call is refused");
+    let (first, after) = (calls[refused + 1].0, &calls[refused + 1..]);
+    assert!(after.iter().all(|call| call.1 == 200), "a call after the pause was refused");
+    let burst = after.iter().filter(|call| call.0 < first + Duration::from_millis(250)).count();
+    assert!(burst <= 4, "{burst} calls in the quarter second after the pause");
+    Ok(())
+}
