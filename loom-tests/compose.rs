@@ -162,7 +162,7 @@ fn broken_what_is_put_back_is_what_was_taken() {
         let (policy, state) = (&a.rule.policy, &a.rule.state);
         let Ok(charge) = crate::Policy::try_acquire(policy, state, now, 1) else { return };
         a.visit(|line, _| {
-            line.refund(&a.rule, 1, || crate::Policy::undo(policy, state, now, charge, u64::MAX));
+            line.refund(&a.rule, 1, |_| crate::Policy::undo(policy, state, now, charge, u64::MAX));
         });
     });
 }
@@ -250,7 +250,7 @@ fn a_refund_reaches_those_who_sit_down_meanwhile() {
 fn broken_a_refund_reaches_those_who_sit_down_meanwhile() {
     sitting_down_against_a_refund(|a| {
         let level = crate::Policy::refund(&a.rule.policy, &a.rule.state, Nanos::ZERO, 1);
-        crate::sync::lock(&a.line).refund(&a.rule, 1, || level);
+        crate::sync::lock(&a.line).refund(&a.rule, 1, |_| level);
     });
 }
 

@@ -1,6 +1,7 @@
 //! Loom models, which run a few threads in every interleaving, within a bound. See `README.md`
 //! beside this file.
 
+mod both;
 mod cell;
 mod change;
 mod compose;

@@ -243,6 +243,13 @@ pub enum PolicyError {
     },
     /// A sliding window was given zero cells.
     NoCells,
+    /// A change was for a part that the policy does not have.
+    NoPart {
+        /// The part given, counted from 0.
+        part: usize,
+        /// How many parts the policy has.
+        parts: usize,
+    },
     /// More permits to start with were given than the bucket holds.
     Stock {
         /// The number given.
@@ -283,6 +290,9 @@ impl fmt::Display for PolicyError {
                     "a burst of {burst} at {rate} takes longer to fill than the limit of {}",
                     Years(*limit)
                 )
+            }
+            PolicyError::NoPart { part, parts } => {
+                write!(f, "there is no part {part}, the policy has {parts}")
             }
             PolicyError::NotWhole { rate } => {
                 write!(

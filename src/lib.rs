@@ -144,7 +144,8 @@
 //! | call a service that is slow when cold | [`SmoothWarmingUp`] | `1 + rate * d` |
 //! | limit calls in flight, and not calls per second | [`CountingLimit`] | |
 //! | limit calls in flight for each user or host | [`KeyedCountingLimit`] | |
-//! | have several of these at the same time | [`AllOf`] | as all its members allow |
+//! | have two rates of one thing: 10 per second and 100 per minute | [`Both`]: `second.and(minute)` | as each of the two |
+//! | limit several things in one call | [`AllOf`] | as all its members allow |
 //! | have a limit for each user and one for all users | [`KeyedAllOf`] | as all its members allow |
 //! | store a limiter without its types | [`AnyLimiter`] | as the limiter behind it |
 //! | read the policy from a configuration | [`AnyPolicy`] | |
@@ -347,7 +348,7 @@ pub use limiter::{
     WaitHistogram,
 };
 pub use policy::{
-    AnyPolicy, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
+    AnyPolicy, Both, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
     SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
 };
 pub use rate::{Rate, RateError};

@@ -370,6 +370,12 @@ impl Rate {
         })
     }
 
+    /// Returns the nanoseconds in which the permits come in whole numbers, or those of the period if
+    /// there is no such time: `2.5/s` has 2 s.
+    pub(crate) fn whole_period(self) -> u64 {
+        self.whole().map_or(self.period, |(_, period)| period)
+    }
+
     /// Returns a rate of whole permits in a period, as near as possible to this rate and never
     /// faster: fewer permits, or one permit in a longer period.
     pub(crate) fn whole_or_less(self) -> (u32, u64) {

@@ -169,6 +169,7 @@ pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
         Outcome::Refused => TokenBucket::new(rate(1), 1),
     };
     let any = AnyPolicy::from(bucket.clone());
+    let bucket_and_window = bucket.clone().and(FixedWindow::new(counted));
     let mut all = vec![
         governor(outcome),
         contestant("TokenBucket", bucket.clone(), outcome),
@@ -185,6 +186,7 @@ pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
         contestant("SlidingLog, 1,000", log(1000), outcome),
         contestant("SlidingLog, 100,000", log(100_000), outcome),
         contestant("AnyPolicy (TokenBucket)", any, outcome),
+        contestant("Both (TokenBucket, FixedWindow)", bucket_and_window, outcome),
         counting(outcome),
     ];
     all.push(match outcome {

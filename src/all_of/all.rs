@@ -412,23 +412,30 @@ impl<C: Timer> Rule<C> for All<C> {
 
     fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<u128>) {}
 
-    fn undo(&self, _now: Nanos, charge: AllCharge<C>, _most: u64, deferred: &mut Deferred<C>) -> u64 {
-        let AllCharge { taken, permits } = charge;
+    fn undo(
+        &self,
+        _now: Nanos,
+        charge: &mut AllCharge<C>,
+        _part: usize,
+        _most: u64,
+        deferred: &mut Deferred<C>,
+    ) -> u64 {
+        let AllCharge { taken, permits } = std::mem::take(charge);
         taken.into_iter().rev().for_each(|(_, share)| share.undo(deferred));
         deferred.drops.push(Box::new(permits));
         u64::MAX
     }
 
     /// There is always room: the members' queues see to theirs.
-    fn moved(&self, _charge: &AllCharge<C>) -> (u64, u64) {
-        (0, u64::MAX)
+    fn moved(&self, _charge: &AllCharge<C>, _part: usize) -> Option<(u64, u64)> {
+        Some((0, u64::MAX))
     }
 
-    fn full_level(&self, _now: Nanos) -> u64 {
+    fn full_level(&self, _now: Nanos, _part: usize) -> u64 {
         0
     }
 
-    fn level_unit(&self) -> (u64, u64) {
+    fn level_unit(&self, _part: usize) -> (u64, u64) {
         (1, 1)
     }
 

@@ -43,7 +43,7 @@ use crate::line::place::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::OneRule;
 use crate::line::terms::Terms;
-use crate::line::undoable::{Tracked, Undoable, counts};
+use crate::line::undoable::{Tracked, Undoable};
 use crate::line::visit::Demand;
 use crate::policy::limited;
 use crate::status::Status;
@@ -397,21 +397,12 @@ impl<R: OneRule<C>, C: Timer> Recheck for Handle<R, C> {
 
 impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
     fn undo(mut self: Box<Self>, deferred: &mut Deferred<C>) {
-        let Some(grant) = self.grant.take() else { return };
+        let Some(mut grant) = self.grant.take() else { return };
         let shared = &self.shared;
-        let moved = shared.rule.moved(&grant.charge);
-        let line = if counts(moved) {
-            // Without the member's lock, as `Shared::undo`.
-            let permits = shared.rule.permits_of(&grant.charge);
-            let level = shared.undo_unlocked(grant.charge, deferred);
-            let (mut line, _) = shared.reach();
-            line.undone(&shared.rule, (moved, permits), grant.id, level);
-            line
-        } else {
-            let (mut line, now) = shared.reach();
-            line.undo(&mut shared.visit_at(now, deferred), grant);
-            line
-        };
+        // Without the member's lock, as `Shared::undo`.
+        shared.undo_unlocked(&mut grant.charge, deferred);
+        let (mut line, now) = shared.reach();
+        line.undo_rest(&mut shared.visit_at(now, deferred), Undoable::Tracked(grant));
         shared.let_go(line, true, 0, deferred);
     }
 

@@ -121,7 +121,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         let policy = &self.rule.policy;
         // Stored under the lock of the shard, which the caller holds.
         if policy.is_common() {
-            self.follow(deferred, |state| {
+            self.follow(deferred, change.only_part(), |state| {
                 let level = policy.policy().change(state, at, change)?;
                 if policy.terms().is_some() {
                     // These terms stay as they are; only the policy of the shard changes.
@@ -132,7 +132,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         }
     }
 
-    /// Changes the terms of a line, unless the key has terms of its own. Returns `false` if the
+    /// Changes the terms of one part of a line, or of all, unless the key has terms of its own. Returns `false` if the
     /// policy refused the change.
     ///
     /// Like [`change`](Shared::change), but the caller holds the lock of a shard: foreign code is
@@ -140,6 +140,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
     pub(crate) fn follow(
         self: &Arc<Self>,
         deferred: &mut Deferred<C>,
+        only: Option<usize>,
         change: impl FnOnce(&P::State) -> Result<u64, PolicyError>,
     ) -> bool {
         let Single { policy, state } = &self.rule;
@@ -151,7 +152,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         line.arrive(&self.rule, now, deferred);
         let visit = &mut self.visit_at(now, deferred);
         line.serve(visit);
-        let changed = line.change(&self.rule, || change(state)).is_ok();
+        let changed = line.change(&self.rule, only, || change(state)).is_ok();
         if changed {
             self.retime(&mut line, visit);
         }

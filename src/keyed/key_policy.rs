@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::plan::Terms;
 use crate::error::{PolicyError, Refusal};
-use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
+use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
@@ -94,6 +94,8 @@ impl<P: Policy> Policy for KeyPolicy<P> {
     type State = P::State;
     type Charge = P::Charge;
 
+    const PARTS: usize = P::PARTS;
+
     fn start(&self, now: Nanos) -> P::State {
         self.policy.start(now)
     }
@@ -145,6 +147,20 @@ impl<P: Policy> Policy for KeyPolicy<P> {
 
     fn level_unit(&self) -> (u64, u64) {
         self.policy.level_unit()
+    }
+
+    fn each_part(&self, state: &P::State, charge: Option<P::Charge>, show: &mut dyn FnMut(&dyn Part)) {
+        self.policy.each_part(state, charge, show);
+    }
+
+    #[inline]
+    fn take_parts(
+        &self,
+        state: &P::State,
+        at: Nanos,
+        n: u32,
+    ) -> Result<P::Charge, (Refusal, Option<P::Charge>)> {
+        self.policy.take_parts(state, at, n)
     }
 
     fn refund(&self, state: &P::State, at: Nanos, n: u32) -> u64 {

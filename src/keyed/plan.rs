@@ -327,9 +327,13 @@ impl<P: Policy + Clone> Planned<P> {
         // has.
         let state = policy.start_again(at);
         if !old.is_fresh(&self.state, at) {
-            let had = old.status(&self.state, at).available;
-            let has = policy.status(&state, at).available;
-            policy.debit(&state, at, u32::try_from(has.saturating_sub(had)).unwrap_or(u32::MAX));
+            let mut had = Vec::with_capacity(P::PARTS);
+            old.each_part(&self.state, None, &mut |part| had.push(part.status(at).available));
+            let mut had = had.into_iter();
+            policy.each_part(&state, None, &mut |part| {
+                let more = part.status(at).available.saturating_sub(had.next().unwrap_or(0));
+                part.debit(at, u32::try_from(more).unwrap_or(u32::MAX));
+            });
         }
         let new = Planned { terms: new.cloned(), state };
         let Planned { terms, state } = std::mem::replace(self, new);
@@ -405,7 +409,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
             return true;
         }
         let Some(change) = change else { return false };
-        self.follow(deferred, |state| {
+        self.follow(deferred, change.only_part(), |state| {
             let change = fresh_stays_fresh(change, policy.policy(), state, at);
             let level = policy.policy().change(state, at, change)?;
             policy.set_apart(common);

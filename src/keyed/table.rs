@@ -82,12 +82,13 @@ use super::lines::{Visit, new_line};
 use super::plan::{NewKey, Plans};
 use super::removed::Removed;
 use super::shard::{Locked, Shard};
-use crate::clock::Timer;
+use crate::clock::{Clock, Timer};
 use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
 use crate::line::crowd::Crowd;
+use crate::policy::part::take_all;
 use crate::policy::{Policy, PolicyStatus};
 use crate::request::Request;
 use crate::status::Status;
@@ -308,8 +309,8 @@ where
         let shard = read(self.shard(hash));
         // A key is known or has a line, and never both.
         match shard.known.find(hash, key) {
-            Some(state) => Some(take(&*shard.policy, state, now, request)),
-            None => try_planned(&shard, hash, key, now, request),
+            Some(state) => Some(take(&*shard.policy, state, (now, &self.clock), request)),
+            None => try_planned(&shard, hash, key, (now, &self.clock), request),
         }
     }
 
@@ -410,9 +411,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let found = match self
-            .find_hashed(hash, key, |policy, state| take(policy, state, self.clock.now(), request))
-        {
+        let found = match self.find_hashed(hash, key, |policy, state| {
+            take(policy, state, (self.clock.now(), &self.clock), request)
+        }) {
             Found::Nowhere => self.add(hash, key, request)?,
             found => found,
         };
@@ -496,7 +497,12 @@ where
                 return Step::Done(Found::Line(line.clone()));
             }
             if let Some((policy, state)) = shard.entries().find(hash, key) {
-                return Step::Done(Found::Known(take(policy, state, self.clock.now(), request)));
+                return Step::Done(Found::Known(take(
+                    policy,
+                    state,
+                    (self.clock.now(), &self.clock),
+                    request,
+                )));
             }
             // A request that can never be granted adds no key. A plan is checked below, because a
             // key without room gets none.
@@ -514,7 +520,7 @@ where
                 return Step::Done(Found::Known(Err(never)));
             }
             let state = policy.start_again(now);
-            let answer = take(policy, &state, self.clock.now(), request);
+            let answer = take(policy, &state, (self.clock.now(), &self.clock), request);
             let mut entries = shard.entries_mut();
             entries.reserve(|known| self.hash_of(known));
             // From here on nothing can panic, so the key is counted exactly if it is inserted.
@@ -629,7 +635,7 @@ fn try_planned<K, P, C, Q>(
     shard: &Shard<K, P, C>,
     hash: u64,
     key: &Q,
-    now: Nanos,
+    now: (Nanos, &C),
     request: &Request,
 ) -> Option<Result<Grant, Refusal>>
 where
@@ -645,10 +651,23 @@ where
 
 /// Takes what a request asks for from a state.
 #[inline]
-fn take<P: Policy>(policy: &P, state: &P::State, now: Nanos, request: &Request) -> Result<Grant, Refusal> {
+fn take<P: Policy, C: Clock>(
+    policy: &P,
+    state: &P::State,
+    (now, clock): (Nanos, &C),
+    request: &Request,
+) -> Result<Grant, Refusal> {
     // `?` leaves the charge where it is. `map(drop)` would first copy charge and refusal to one
     // place.
-    let charge = policy.try_acquire(state, now, request.permits)?;
+    let charge = if P::PARTS == 1 {
+        policy.try_acquire(state, now, request.permits)?
+    } else {
+        // As of a new clock reading: what has overflowed by then is not put back.
+        let put_back = |(), taken| {
+            policy.undo(state, clock.now(), taken, u64::MAX);
+        };
+        take_all((policy, state), now, request.permits, || (), put_back)?
+    };
     let grant = Grant::at_once(request.permits);
     Ok(match request.tells_left {
         true => grant.with_left(policy.left(state, charge, now).as_left(now)),

@@ -70,7 +70,7 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
                 // A lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
-            line.change(&self.shared.rule, || policy.make_step(state, visit.now, step, keep))?;
+            line.change(&self.shared.rule, None, || policy.make_step(state, visit.now, step, keep))?;
             self.shared.retime(line, visit);
             Ok(())
         })

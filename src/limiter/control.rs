@@ -137,7 +137,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             let resumed = line.reset_pause();
             self.lateness.clear();
             // No policy refuses a reset.
-            let _ = line.change(&self.rule, || policy.change(state, visit.now, Change::reset()));
+            let _ = line.change(&self.rule, None, || policy.change(state, visit.now, Change::reset()));
             self.retime(line, visit);
             resumed
         });

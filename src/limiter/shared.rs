@@ -31,7 +31,7 @@ use crate::line::lateness::Lateness;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::{OneRule, Rule, Single};
-use crate::line::undoable::{Answer, GrantKind, Granted, Tracked, Undoable, counts};
+use crate::line::undoable::{Answer, GrantKind, Granted, Undoable, counts, part_counts};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::status::Status;
@@ -135,7 +135,20 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         now: Nanos,
         ask: &R::Ask,
     ) -> Result<R::Charge, Refusal> {
-        if word.has(LATE) { self.take_late(now, ask) } else { self.rule.try_take(now, ask) }
+        if word.has(LATE) { self.take_late(now, ask) } else { self.take_at(now, ask) }
+    }
+
+    /// Takes permits without the lock as of `at`, or not at all.
+    #[inline]
+    fn take_at(&self, at: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
+        if R::PARTS == 1 {
+            return self.rule.try_take(at, ask);
+        }
+        // As a composite puts back: `all_of/member.rs` has the orderings.
+        let refunds = || self.refunds.load(Ordering::Acquire);
+        self.rule.take_all(at, ask, refunds, |refunds, taken| {
+            self.visit(|line, visit| line.take_back(visit, Undoable::Since(taken, refunds)));
+        })
     }
 
     #[cold]
@@ -148,7 +161,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 break;
             }
             let at = due.max(self.lateness.arrival(now, due)).min(now);
-            match self.rule.try_take(at, ask) {
+            match self.take_at(at, ask) {
                 Err(refusal) if refusal.may_retry() => {}
                 Err(refusal) => return Err(refusal),
                 Ok(charge) => {
@@ -164,7 +177,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 }
             }
         }
-        self.rule.try_take(now, ask)
+        self.take_at(now, ask)
     }
 
     /// Serves the waiters that are due, then takes permits only if no waiter goes before this
@@ -379,34 +392,27 @@ impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Undoes a grant, or a part of one, and serves the waiters.
     ///
-    /// A policy that counts undoes before the lock is taken, since a log takes a while for many
-    /// permits. No request overtakes meanwhile: while a waiter is in line, every other request
+    /// A policy or part that counts undoes before the lock is taken, since a log takes a while for
+    /// many permits. No request overtakes meanwhile: while a waiter is in line, every other request
     /// takes the lock, and the holder of the lock serves the waiters first. No wake-up is lost: the
     /// visit that follows serves the waiters with the permits given back.
-    pub(crate) fn undo(&self, grant: Undoable<R::Charge>) {
-        let moved = self.rule.moved(grant.charge());
-        if !counts(moved) {
-            self.visit(|line, visit| line.take_back(visit, grant));
-            return;
-        }
-        let permits = self.rule.permits_of(grant.charge());
+    pub(crate) fn undo(&self, mut grant: Undoable<R::Charge>) {
         let mut deferred = Deferred::new();
-        match grant {
-            Undoable::Tracked(Tracked { charge, id }) => {
-                let level = self.undo_unlocked(charge, &mut deferred);
-                self.visit(|line, _| line.undone(&self.rule, (moved, permits), id, level));
-            }
-            Undoable::Since(charge, since) => {
-                let level = self.undo_unlocked(charge, &mut deferred);
-                self.visit(|line, _| line.undone_since(&self.rule, (moved, permits), since, level));
-            }
-        }
+        self.undo_unlocked(grant.charge_mut(), &mut deferred);
+        self.visit(|line, visit| line.undo_rest(visit, grant));
     }
 
-    /// Undoes what a policy that counts granted. Called without the lock.
-    pub(crate) fn undo_unlocked(&self, charge: R::Charge, deferred: &mut Deferred<C>) -> u64 {
+    /// Undoes what parts that count granted, if there are any. Called without the lock.
+    pub(crate) fn undo_unlocked(&self, charge: &mut R::Charge, deferred: &mut Deferred<C>) {
+        if !counts(&self.rule, charge) {
+            return;
+        }
         let latest = lock(&self.line).latest();
-        self.rule.undo(latest, charge, u64::MAX, deferred)
+        for part in 0..R::PARTS {
+            if part_counts(&self.rule, charge, part) {
+                self.rule.undo(latest, charge, part, u64::MAX, deferred);
+            }
+        }
     }
 
     /// Computes the times of all waiters anew, composites included, after permits were made later
@@ -508,10 +514,9 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&self, n: u32) {
-        let Single { policy, state } = &self.rule;
         self.visit(|line, _| {
             let at = line.latest();
-            line.refund(&self.rule, n, || policy.refund(state, at, n));
+            line.refund(&self.rule, n, |part| self.rule.of_part(None, part, |part| part.refund(at, n)));
         });
     }
 
@@ -519,7 +524,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
         self.visit(|line, visit| {
-            line.change(&self.rule, || policy.change(state, visit.now, change))?;
+            line.change(&self.rule, change.only_part(), || policy.change(state, visit.now, change))?;
             self.retime(line, visit);
             Ok(())
         })

@@ -342,7 +342,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         } else {
             let mark = memo.forecast.mark();
             let due = self.foresee(rule, &mut memo.forecast, ask, priority);
-            memo.forecast.go_back(mark);
+            memo.forecast.go_back(&mark);
             due
         };
         self.memo.set(Some(aside.unwrap_or(memo)));

@@ -205,7 +205,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             uncollected: [0, 0],
             epoch: 0,
             epoch_began: Nanos::ZERO,
-            undo_log: UndoLog::new(rule.level_unit()),
+            undo_log: UndoLog::new(R::PARTS, |part| rule.level_unit(part)),
             seats: Seats::new(),
             alarms: Alarms::new(),
             settings: Settings::new(),
@@ -501,7 +501,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             State::Waiting(waker) => visit.deferred.discard.extend(waker),
             State::Granted(Uncollected { grant, epoch }) => {
                 self.was_collected(woken_by, epoch);
-                if counts(visit.rule.moved(&grant.charge)) {
+                if counts(visit.rule, &grant.charge) {
                     return Some(grant);
                 }
                 self.undo(visit, grant);

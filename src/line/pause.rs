@@ -104,7 +104,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 }
                 match rule.pause(from, to, !ends, deferred) {
                     // The room of a limiter in which nothing comes in does not shrink.
-                    Some(level) => self.undo_log.refund(rule.full_level(from), || level),
+                    Some(level) => self.undo_log.refund(|part| rule.full_level(from, part), |_| level),
                     None if ends => self.begin_pace(to),
                     // Keeping the stock, a window goes on in real time.
                     None => {}
@@ -252,7 +252,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if due < Nanos::MAX {
             forecast.paced = forecast.paced.saturating_add(rule.permits(ask));
         } else {
-            forecast.go_back(mark);
+            forecast.go_back(&mark);
         }
         due
     }

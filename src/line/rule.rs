@@ -10,6 +10,7 @@ use crate::line::deferred::Deferred;
 use crate::line::pause::Pausing;
 use crate::line::sizes::Sizes;
 use crate::policy::interval::Interval;
+use crate::policy::part::{self, Part};
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::time::Nanos;
 
@@ -150,17 +151,41 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         0
     }
 
-    /// Puts back what a grant took; see [`Policy::undo`].
-    fn undo(&self, now: Nanos, charge: Self::Charge, most: u64, deferred: &mut Deferred<C>) -> u64;
+    /// See [`Policy::PARTS`].
+    const PARTS: usize = 1;
 
-    /// See [`Policy::moved`].
-    fn moved(&self, charge: &Self::Charge) -> (u64, u64);
+    /// Like [`try_take`](Rule::try_take) for a rule of several [parts](Rule::PARTS), of which
+    /// another request may take the last permits in between. Then `put_back` gets what was taken,
+    /// with what `begin` returned before.
+    fn take_all<B>(
+        &self,
+        now: Nanos,
+        ask: &Self::Ask,
+        begin: impl Fn() -> B,
+        put_back: impl Fn(B, Self::Charge),
+    ) -> Result<Self::Charge, Refusal> {
+        let _ = (begin, put_back);
+        self.try_take(now, ask)
+    }
+
+    /// Puts back what a grant took of a part; see [`Policy::undo`].
+    fn undo(
+        &self,
+        now: Nanos,
+        charge: &mut Self::Charge,
+        part: usize,
+        most: u64,
+        deferred: &mut Deferred<C>,
+    ) -> u64;
+
+    /// See [`Policy::moved`]. `None` if the grant took nothing of this part.
+    fn moved(&self, charge: &Self::Charge, part: usize) -> Option<(u64, u64)>;
 
     /// See [`Policy::full_level`].
-    fn full_level(&self, now: Nanos) -> u64;
+    fn full_level(&self, now: Nanos, part: usize) -> u64;
 
     /// See [`Policy::level_unit`].
-    fn level_unit(&self) -> (u64, u64);
+    fn level_unit(&self, part: usize) -> (u64, u64);
 
     /// Whether the limiter remembers by how much its grants are late: see `line/lateness.rs`.
     fn knows_lateness(&self) -> bool {
@@ -256,6 +281,17 @@ impl<P: Policy> Single<P> {
     /// Whether the state can stand still, as in a pause. A policy that counts in real time cannot.
     fn stands_still(&self) -> bool {
         self.policy.forecast_pause(&self.state, Nanos::ZERO, Nanos::ZERO, true).is_some()
+    }
+
+    /// Asks one part of the policy.
+    #[inline]
+    pub(crate) fn of_part<T: Default>(
+        &self,
+        charge: Option<P::Charge>,
+        index: usize,
+        ask: impl FnOnce(&dyn Part) -> T,
+    ) -> T {
+        part::of_part((&self.policy, &self.state, charge), index, ask)
     }
 
     /// The largest request that can be granted if `kept` permits are kept.
@@ -364,11 +400,11 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
             }
             let mark = forecast.mark();
             let mut due = policy.foresee(state, forecast, n.saturating_add(kept));
-            forecast.go_back(mark);
+            forecast.go_back(&mark);
             for part in [*n, kept - 1, 1].into_iter().filter(|part| *part > 0) {
                 due = due.max(policy.foresee(state, forecast, part));
             }
-            forecast.go_back(mark);
+            forecast.go_back(&mark);
             if due == Nanos::MAX {
                 return due;
             }
@@ -443,22 +479,41 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.permits(*charge).into()
     }
 
-    fn undo(&self, now: Nanos, charge: P::Charge, most: u64, _deferred: &mut Deferred<C>) -> u64 {
-        self.policy.undo(&self.state, now, charge, most)
+    const PARTS: usize = P::PARTS;
+
+    fn take_all<B>(
+        &self,
+        now: Nanos,
+        n: &u32,
+        begin: impl Fn() -> B,
+        put_back: impl Fn(B, P::Charge),
+    ) -> Result<P::Charge, Refusal> {
+        part::take_all((&self.policy, &self.state), now, *n, begin, put_back)
+    }
+
+    fn undo(
+        &self,
+        now: Nanos,
+        charge: &mut P::Charge,
+        part: usize,
+        most: u64,
+        _deferred: &mut Deferred<C>,
+    ) -> u64 {
+        self.of_part(Some(*charge), part, |part| part.undo(now, most))
     }
 
     #[inline]
-    fn moved(&self, charge: &P::Charge) -> (u64, u64) {
-        self.policy.moved(*charge)
+    fn moved(&self, charge: &P::Charge, part: usize) -> Option<(u64, u64)> {
+        self.of_part(Some(*charge), part, |part| part.moved())
     }
 
     #[inline]
-    fn full_level(&self, now: Nanos) -> u64 {
-        self.policy.full_level(now)
+    fn full_level(&self, now: Nanos, part: usize) -> u64 {
+        self.of_part(None, part, |part| part.full_level(now))
     }
 
-    fn level_unit(&self) -> (u64, u64) {
-        self.policy.level_unit()
+    fn level_unit(&self, part: usize) -> (u64, u64) {
+        self.of_part(None, part, |part| part.level_unit())
     }
 
     fn catches_up(&self) -> bool {

@@ -198,7 +198,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 None
             };
             if let Some(refusal) = refusal {
-                forecast.go_back(mark);
+                forecast.go_back(&mark);
                 self.answer(visit, key, State::Refused(refusal));
             }
             key = next;

@@ -1,5 +1,7 @@
 //! Taking permits under the lock.
 
+use std::cell::RefCell;
+
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::Line;
@@ -98,9 +100,29 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         at: Nanos,
         ask: &R::Ask,
     ) -> Result<R::Charge, Refusal> {
-        let charge = visit.rule.take(at, visit.now, ask, visit.deferred)?;
+        let charge = match R::PARTS {
+            1 => visit.rule.take(at, visit.now, ask, visit.deferred)?,
+            _ => self.take_parts(visit, at, ask)?,
+        };
         self.charged = self.charged.max(at);
         self.count_in_pace(visit.rule.permits(ask));
         Ok(charge)
+    }
+
+    /// Takes of all parts, or puts back as the undo log says: a request without the lock may take
+    /// the last permits of a part in between.
+    fn take_parts(
+        &mut self,
+        visit: &mut Visit<'_, R, C>,
+        at: Nanos,
+        ask: &R::Ask,
+    ) -> Result<R::Charge, Refusal> {
+        let rule = visit.rule;
+        let line = RefCell::new((self, visit));
+        let number = || line.borrow().0.refunds();
+        rule.take_all(at, ask, number, |number, taken| {
+            let (line, visit) = &mut *line.borrow_mut();
+            line.undo_since(visit, taken, number);
+        })
     }
 }

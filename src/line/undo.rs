@@ -58,6 +58,11 @@
 //! holds the lock, if this thread is kept off its processor between reading the clock and looking
 //! at the state. By what comes in within that time, too much may be given back, once.
 //!
+//! **A policy of several parts** has a level for each part, and each part has marks and looks of its
+//! own. The parts are looked at one after the other and share the numbers, so one number names a
+//! grant in all of them. A grant that took nothing of a part, or of which nothing of a part is to be
+//! put back, gives back nothing there.
+//!
 //! **Checked by** the test below, by `tests/limiter/undo.rs` against replays of history, and by
 //! `loom-tests/compose.rs`.
 
@@ -69,25 +74,62 @@ use crate::policy::interval::Interval;
 /// So many looks are kept for grants that were made without the lock.
 const KEPT: usize = 32;
 
+/// The log of a state: one part for each level.
 #[derive(Debug)]
 pub(crate) struct UndoLog {
-    /// By number.
-    marks: BTreeMap<u64, Mark>,
-    /// The room of the last mark, or a little more: see [`UndoLog::changed`].
-    top: u64,
+    parts: PerPart<PartLog>,
     /// The number of the next note, a mark or a giving back. It begins above `forgotten`.
     next: u64,
+    /// The number of the last thing noted but grants.
+    touched: u64,
+}
+
+/// The log of one part, with numbers that all parts share.
+#[derive(Debug)]
+struct PartLog {
+    /// By number.
+    marks: BTreeMap<u64, Mark>,
+    /// The room of the last mark, or a little more: see [`PartLog::changed`].
+    top: u64,
     recent: usize,
     base: u64,
     level: u64,
     /// The unit of levels; see [`Policy::level_unit`](crate::Policy::level_unit).
     unit: (u64, u64),
-    /// The number of the last thing noted but grants.
-    touched: u64,
     /// The last looks, for grants that were made without the lock.
     looks: VecDeque<Look>,
     /// The number of the last look that is not among them.
     forgotten: u64,
+}
+
+/// One value for each part of a policy. Most policies have one part, which needs no allocation.
+#[derive(Debug)]
+pub(crate) struct PerPart<T> {
+    first: T,
+    more: Vec<T>,
+}
+
+impl<T> PerPart<T> {
+    pub(crate) fn new(parts: usize, of: impl Fn(usize) -> T) -> PerPart<T> {
+        PerPart { first: of(0), more: (1..parts).map(of).collect() }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        std::iter::once(&mut self.first).chain(&mut self.more)
+    }
+}
+
+/// Where one part of a policy stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measure {
+    /// What a grant moved; `None` if it took nothing of this part.
+    pub(crate) moved: Option<Moved>,
+    /// The level of a full limiter.
+    pub(crate) full: u64,
 }
 
 #[derive(Debug)]
@@ -124,20 +166,9 @@ impl Mark {
 }
 
 impl UndoLog {
-    /// A log for a state whose levels have this unit.
-    pub(crate) fn new(unit: (u64, u64)) -> UndoLog {
-        UndoLog {
-            marks: BTreeMap::new(),
-            top: 0,
-            next: 1,
-            recent: 0,
-            base: 0,
-            level: 0,
-            unit,
-            touched: 0,
-            looks: VecDeque::new(),
-            forgotten: 0,
-        }
+    /// A log for a state whose levels have these units.
+    pub(crate) fn new(parts: usize, unit: impl Fn(usize) -> (u64, u64)) -> UndoLog {
+        UndoLog { parts: PerPart::new(parts, |part| PartLog::new(unit(part))), next: 1, touched: 0 }
     }
 
     /// The next number of the log. It rises each time permits are given back.
@@ -145,19 +176,117 @@ impl UndoLog {
         self.next
     }
 
-    /// Tracks a grant that is made at a time at which a full limiter has the level `full`.
-    pub(crate) fn track(&mut self, (before, after): Moved, full: u64) -> GrantId {
-        let room = self.look(full);
-        if self.recent == 0 {
-            self.base = before.min(after);
+    /// Tracks a grant that each part measures so.
+    pub(crate) fn track(&mut self, measure: impl Fn(usize) -> Measure) -> GrantId {
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            part.track(measure(index), &mut self.next);
         }
-        self.recent += 1;
-        self.leave(room, 0, after);
         GrantId(self.next)
     }
 
     /// A grant is final.
     pub(crate) fn release(&mut self, GrantId(id): GrantId) {
+        self.parts.iter_mut().for_each(|part| part.release(id));
+    }
+
+    /// Undoes a grant by `put_back`, which is told for each part what
+    /// [`Policy::undo`](crate::Policy::undo) has to know, and returns the level it left.
+    pub(crate) fn undo(
+        &mut self,
+        GrantId(id): GrantId,
+        measures: &PerPart<Measure>,
+        mut put_back: impl FnMut(usize, u64) -> u64,
+    ) {
+        let touched = self.touched >= id;
+        for ((index, part), measure) in self.parts.iter_mut().enumerate().zip(measures.iter()) {
+            match measure.moved {
+                Some(moved) => {
+                    let put_back = |most| put_back(index, most);
+                    part.undo((id, touched), (moved, measure.full), &mut self.next, put_back);
+                }
+                None => part.release(id),
+            }
+        }
+        self.touch();
+    }
+
+    /// Undoes a grant that the log does not track, made after this number was read.
+    pub(crate) fn undo_since(
+        &mut self,
+        since: u64,
+        measures: &PerPart<Measure>,
+        mut put_back: impl FnMut(usize, u64) -> u64,
+    ) {
+        let touched = self.touched >= since;
+        for ((index, part), measure) in self.parts.iter_mut().enumerate().zip(measures.iter()) {
+            if let Some(moved) = measure.moved {
+                let put_back = |most| put_back(index, most);
+                part.undo_since((since, touched), (moved, measure.full), &mut self.next, put_back);
+            }
+        }
+        self.touch();
+    }
+
+    /// Gives back permits that belong to no grant here, by `refund`, which returns the level it
+    /// left. `full` is the level of a full limiter.
+    pub(crate) fn refund(&mut self, full: impl Fn(usize) -> u64, mut refund: impl FnMut(usize) -> u64) {
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            let room = part.look(full(index), &mut self.next);
+            part.gave(room, 0, refund(index), &mut self.next);
+        }
+        self.touch();
+    }
+
+    /// Something was taken or owed that cannot be undone.
+    pub(crate) fn touch(&mut self) {
+        self.touched = self.next;
+        self.next += 1;
+    }
+
+    /// The terms of one part have changed, or of all: `full` is by the old ones, all else by the
+    /// new ones.
+    pub(crate) fn changed(
+        &mut self,
+        only: Option<usize>,
+        full: &PerPart<u64>,
+        unit: impl Fn(usize) -> (u64, u64),
+        level: u64,
+    ) {
+        for ((index, part), full) in self.parts.iter_mut().enumerate().zip(full.iter()) {
+            if only.is_none_or(|only| only == index) {
+                part.changed(*full, unit(index), level, &mut self.next);
+            }
+        }
+        self.touch();
+    }
+}
+
+impl PartLog {
+    fn new(unit: (u64, u64)) -> PartLog {
+        PartLog {
+            marks: BTreeMap::new(),
+            top: 0,
+            recent: 0,
+            base: 0,
+            level: 0,
+            unit,
+            looks: VecDeque::new(),
+            forgotten: 0,
+        }
+    }
+
+    fn track(&mut self, Measure { moved, full }: Measure, next: &mut u64) {
+        let room = self.look(full, next);
+        // What took nothing of this part moves no level.
+        let (before, after) = moved.unwrap_or((self.level, self.level));
+        if self.recent == 0 {
+            self.base = before.min(after);
+        }
+        self.recent += 1;
+        self.leave(room, 0, after, next);
+    }
+
+    fn release(&mut self, id: u64) {
         let Some((&number, mark)) = self.marks.range_mut(id..).next() else {
             self.recent = self.recent.saturating_sub(1);
             return;
@@ -181,18 +310,17 @@ impl UndoLog {
         }
     }
 
-    /// Undoes a grant by `put_back`, which is told what [`Policy::undo`](crate::Policy::undo) has
-    /// to know, and returns the level it left.
-    pub(crate) fn undo(
+    /// `touched` says that something else than grants was noted since this one.
+    fn undo(
         &mut self,
-        id: GrantId,
-        (before, after): Moved,
-        full: u64,
+        (id, touched): (u64, bool),
+        ((before, after), full): (Moved, u64),
+        next: &mut u64,
         put_back: impl FnOnce(u64) -> u64,
     ) {
-        let (price, alone) = (after.saturating_sub(before), self.touched < id.0 && self.level == after);
-        let room = self.look(full);
-        let back = if let Some((&number, _)) = self.marks.range(id.0..).next() {
+        let (price, alone) = (after.saturating_sub(before), !touched && self.level == after);
+        let room = self.look(full, next);
+        let back = if let Some((&number, _)) = self.marks.range(id..).next() {
             self.take(number, price)
         } else {
             let back = price.min(room);
@@ -200,20 +328,19 @@ impl UndoLog {
             self.level -= back;
             back
         };
-        self.lower_looks(id.0, back);
+        self.lower_looks(id, back);
         self.release(id);
-        self.gave(room, back, put_back(if alone { u64::MAX } else { back }));
+        self.gave(room, back, put_back(if alone { u64::MAX } else { back }), next);
     }
 
-    /// Undoes a grant that the log does not track, made after this number was read.
-    pub(crate) fn undo_since(
+    fn undo_since(
         &mut self,
-        since: u64,
-        (before, after): Moved,
-        full: u64,
+        (since, touched): (u64, bool),
+        ((before, after), full): (Moved, u64),
+        next: &mut u64,
         put_back: impl FnOnce(u64) -> u64,
     ) {
-        let room = self.look(full);
+        let room = self.look(full, next);
         let (mut least, mut seen) = (if since > self.forgotten { after } else { 0 }, u64::MAX);
         for look in self.looks.iter().filter(|look| look.number >= since) {
             least = least.saturating_sub(look.back).min(look.level);
@@ -227,43 +354,29 @@ impl UndoLog {
         self.lower_looks(since, back);
         if seen < u64::MAX {
             // Looks that wrote no mark would have written one, had they seen so much less room.
-            self.mark(room.min(seen).saturating_sub(back));
+            self.mark(room.min(seen).saturating_sub(back), next);
         }
-        self.gave(room, back, put_back(if self.touched < since { u64::MAX } else { back }));
-    }
-
-    /// Gives back permits that belong to no grant here, by `refund`, which returns the level it
-    /// left.
-    pub(crate) fn refund(&mut self, full: u64, refund: impl FnOnce() -> u64) {
-        let room = self.look(full);
-        self.gave(room, 0, refund());
-    }
-
-    /// Something was taken or owed that cannot be undone.
-    pub(crate) fn touch(&mut self) {
-        self.touched = self.next;
-        self.next += 1;
+        self.gave(room, back, put_back(if touched { back } else { u64::MAX }), next);
     }
 
     /// So much of a grant was given back, or nothing of a grant but of a refund. That left the
     /// state at this level.
-    fn gave(&mut self, room: u64, back: u64, level: u64) {
+    fn gave(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
         // Below the new level by what recent grants took.
         self.base = self.base.min(level.saturating_sub(self.level.saturating_sub(self.base)));
-        self.leave(room, back, level);
-        self.touch();
+        self.leave(room, back, level, next);
     }
 
     /// Ends a look that found so much room.
-    fn leave(&mut self, room: u64, back: u64, level: u64) {
+    fn leave(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
         self.level = level;
         if self.looks.len() == KEPT
             && let Some(oldest) = self.looks.pop_front()
         {
             self.forgotten = oldest.number;
         }
-        self.looks.push_back(Look { number: self.next, room, back, level });
-        self.next += 1;
+        self.looks.push_back(Look { number: *next, room, back, level });
+        *next += 1;
     }
 
     fn lower_looks(&mut self, since: u64, back: u64) {
@@ -273,32 +386,29 @@ impl UndoLog {
     }
 
     /// The least room since the last look. Writes a mark if that matters.
-    fn look(&mut self, full: u64) -> u64 {
+    fn look(&mut self, full: u64, next: &mut u64) -> u64 {
         let room = self.level.saturating_sub(full);
         if self.base < full.saturating_add(self.top) {
-            self.mark(room);
+            self.mark(room, next);
         }
         room
     }
 
-    /// The terms have changed: `full` is by the old ones, all else by the new ones.
-    ///
     /// Gaps are converted when they are looked at, each rounded down; the last mark's room at once.
     /// So it may be more than the sum of the gaps, by a tick for each. The next mark's gap is the
     /// smaller for it.
-    pub(crate) fn changed(&mut self, full: u64, unit: (u64, u64), level: u64) {
-        self.mark(self.level.saturating_sub(full));
+    fn changed(&mut self, full: u64, unit: (u64, u64), level: u64, next: &mut u64) {
+        self.mark(self.level.saturating_sub(full), next);
         let mut last = Mark { gap: self.top, unit: self.unit, grants: 0 };
         last.convert(unit);
         (self.top, self.unit) = (last.gap, unit);
         (self.level, self.base) = (level, level);
         self.looks.clear();
-        self.forgotten = self.next;
-        self.touch();
+        self.forgotten = *next;
     }
 
     /// Writes a mark for the grants made so far.
-    fn mark(&mut self, room: u64) {
+    fn mark(&mut self, room: u64, next: &mut u64) {
         let mut grants = std::mem::take(&mut self.recent);
         while self.top >= room
             && let Some((_, mut last)) = self.marks.pop_last()
@@ -312,9 +422,9 @@ impl UndoLog {
         }
         if grants > 0 {
             let gap = room.saturating_sub(self.top);
-            self.marks.insert(self.next, Mark { gap, unit: self.unit, grants });
+            self.marks.insert(*next, Mark { gap, unit: self.unit, grants });
             self.top = room;
-            self.next += 1;
+            *next += 1;
         }
         self.base = self.level;
     }
@@ -400,7 +510,7 @@ mod tests {
         fn a_bucket_is_never_fuller_than_in_a_replay(
             acts in proptest::collection::vec((0..7u8, 0..30u64, any::<usize>()), 1..120),
         ) {
-            let mut room = UndoLog::new((1, 1));
+            let mut room = UndoLog::new(1, |_| (1, 1));
             let (mut now, mut level, mut grants) = (1000, 0u64, Vec::<Grant>::new());
             let mut history = Vec::<(u64, i64)>::new();
             for (act, number, index) in acts {
@@ -414,14 +524,14 @@ mod tests {
                         level = before + number;
                         history.push((now, i64::try_from(number)?));
                         let (place, moved, told) = (history.len() - 1, (before, level), act == 2);
-                        let with = if told { room.track(moved, full).0 } else { since };
+                        let with = if told { room.track(|_| Measure { moved: Some(moved), full }).0 } else { since };
                         if act < 4 {
                             grants.push(Grant { place, with, moved, told });
                         }
                     }
                     5 => {
                         level = level.saturating_sub(number).max(full).min(level);
-                        room.refund(full, || level);
+                        room.refund(|_| full, |_| level);
                         history.push((now, -i64::try_from(number)?));
                     }
                     _ if grants.is_empty() => {}
@@ -430,16 +540,17 @@ mod tests {
                         if number == 0 && told {
                             room.release(GrantId(with));
                         } else {
-                            let put_back = |most: u64| {
+                            let put_back = |_, most: u64| {
                                 level -= most.min(moved.1 - moved.0).min(match most {
                                     u64::MAX => moved.1.saturating_sub(full),
                                     most => most,
                                 });
                                 level
                             };
+                            let measures = PerPart::new(1, |_| Measure { moved: Some(moved), full });
                             match told {
-                                true => room.undo(GrantId(with), moved, full, put_back),
-                                false => room.undo_since(with, moved, full, put_back),
+                                true => room.undo(GrantId(with), &measures, put_back),
+                                false => room.undo_since(with, &measures, put_back),
                             }
                             history[place].1 = 0;
                         }
@@ -447,9 +558,10 @@ mod tests {
                 }
                 let full = now - SIZE;
                 prop_assert!(level.max(full) >= replay(&history).max(full), "{level} {}", replay(&history));
-                prop_assert!(room.marks.len() <= grants.len());
-                let gaps: u64 = room.marks.values().map(|mark| mark.gap).sum();
-                prop_assert_eq!(gaps, room.top);
+                let part = &room.parts.first;
+                prop_assert!(part.marks.len() <= grants.len());
+                let gaps: u64 = part.marks.values().map(|mark| mark.gap).sum();
+                prop_assert_eq!(gaps, part.top);
             }
         }
     }

@@ -3,6 +3,7 @@
 use crate::clock::Timer;
 use crate::line::Line;
 use crate::line::rule::Rule;
+use crate::line::undo::{Measure, PerPart};
 use crate::line::visit::Visit;
 use crate::time::Nanos;
 
@@ -31,6 +32,20 @@ pub(crate) enum Undoable<Charge> {
 
 impl<Charge> Undoable<Charge> {
     pub(crate) fn charge(&self) -> &Charge {
+        match self {
+            Undoable::Tracked(Tracked { charge, .. }) | Undoable::Since(charge, _) => charge,
+        }
+    }
+
+    /// The undo log's number of the grant, or the log's next number when it was made.
+    fn number(&self) -> u64 {
+        match self {
+            Undoable::Tracked(Tracked { id, .. }) => id.0,
+            Undoable::Since(_, since) => *since,
+        }
+    }
+
+    pub(crate) fn charge_mut(&mut self) -> &mut Charge {
         match self {
             Undoable::Tracked(Tracked { charge, .. }) | Undoable::Since(charge, _) => charge,
         }
@@ -94,7 +109,10 @@ pub(crate) struct Answer<Charge> {
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Keeps track of a grant that may be undone later.
     pub(crate) fn track(&mut self, rule: &R, charge: R::Charge) -> Tracked<R::Charge> {
-        let id = self.undo_log.track(rule.moved(&charge), rule.full_level(self.latest));
+        let at = self.latest;
+        let id = self
+            .undo_log
+            .track(|part| Measure { moved: rule.moved(&charge, part), full: rule.full_level(at, part) });
         Tracked { charge, id }
     }
 
@@ -132,44 +150,56 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Undoes a grant, or the part of it that the charge says.
     pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, grant: Tracked<R::Charge>) {
-        let (Visit { rule, deferred, .. }, Tracked { charge, id }) = (visit, grant);
-        self.memo.set(None);
+        let (Visit { rule, deferred, .. }, Tracked { mut charge, id }) = (visit, grant);
+        let measures = self.measures(rule, &charge);
         self.uncount(rule.permits_of(&charge), id.0);
-        // As of the latest time: permits that overflowed by then are lost, also if the clock went
-        // back since.
-        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.undo_log.undo(id, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
+        let at = self.latest;
+        self.undo_log.undo(id, &measures, |part, most| rule.undo(at, &mut charge, part, most, deferred));
     }
 
-    /// Notes that a grant which [moved](crate::Policy::moved) the state by so much was undone
-    /// without the lock, and left this level.
-    pub(crate) fn undone(&mut self, rule: &R, (moved, permits): ((u64, u64), u64), id: GrantId, level: u64) {
-        self.memo.set(None);
-        self.uncount(permits, id.0);
-        self.undo_log.undo(id, moved, rule.full_level(self.latest), |_| level);
-    }
-
-    /// As [`undone`](Self::undone), of a grant that the undo log does not track.
-    pub(crate) fn undone_since(
-        &mut self,
-        rule: &R,
-        (moved, permits): ((u64, u64), u64),
-        since: u64,
-        level: u64,
-    ) {
-        self.memo.set(None);
-        self.uncount(permits, since);
-        self.undo_log.undo_since(since, moved, rule.full_level(self.latest), |_| level);
+    /// Undoes what is left of a grant whose parts that [count](part_counts) were undone without the
+    /// lock.
+    pub(crate) fn undo_rest(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
+        let Visit { rule, deferred, .. } = visit;
+        let measures = self.measures(rule, grant.charge());
+        self.uncount(rule.permits_of(grant.charge()), grant.number());
+        let at = self.latest;
+        let mut rest = |charge: &mut R::Charge, part, most| match part_counts(*rule, charge, part) {
+            true => u64::MAX,
+            false => rule.undo(at, charge, part, most, deferred),
+        };
+        match grant {
+            Undoable::Tracked(Tracked { mut charge, id }) => {
+                self.undo_log.undo(id, &measures, |part, most| rest(&mut charge, part, most));
+            }
+            Undoable::Since(mut charge, since) => {
+                self.undo_log.undo_since(since, &measures, |part, most| rest(&mut charge, part, most));
+            }
+        }
     }
 
     /// Undoes a grant that the undo log does not track. `since` is the log's [next
     /// number](Line::refunds) when the grant was made.
-    fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
-        let Visit { rule, deferred, .. } = visit;
-        self.memo.set(None);
+    pub(super) fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
+        let (Visit { rule, deferred, .. }, mut charge) = (visit, charge);
+        let measures = self.measures(rule, &charge);
         self.uncount(rule.permits_of(&charge), since);
-        let (moved, full) = (rule.moved(&charge), rule.full_level(self.latest));
-        self.undo_log.undo_since(since, moved, full, |most| rule.undo(self.latest, charge, most, deferred));
+        let at = self.latest;
+        self.undo_log
+            .undo_since(since, &measures, |part, most| rule.undo(at, &mut charge, part, most, deferred));
+    }
+
+    /// Where each part stands before a grant is undone.
+    ///
+    /// As of the latest time: permits that overflowed by then are lost, also if the clock went back
+    /// since.
+    fn measures(&mut self, rule: &R, charge: &R::Charge) -> PerPart<Measure> {
+        self.memo.set(None);
+        PerPart::new(R::PARTS, |part| self.measure(rule, charge, part))
+    }
+
+    fn measure(&self, rule: &R, charge: &R::Charge, part: usize) -> Measure {
+        Measure { moved: rule.moved(charge, part), full: rule.full_level(self.latest, part) }
     }
 
     /// The next number of the undo log. It rises each time permits are given back.
@@ -177,19 +207,25 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.undo_log.number()
     }
 
-    /// Gives back so many permits, and notes the level that it leaves.
-    pub(crate) fn refund(&mut self, rule: &R, permits: u32, refund: impl FnOnce() -> u64) {
+    /// Gives back so many permits, part by part, and notes the level that it leaves.
+    pub(crate) fn refund(&mut self, rule: &R, permits: u32, refund: impl FnMut(usize) -> u64) {
         self.memo.set(None);
         self.stock_grows(permits.into());
-        self.undo_log.refund(rule.full_level(self.latest), refund);
+        let at = self.latest;
+        self.undo_log.refund(|part| rule.full_level(at, part), refund);
     }
 
-    /// Changes the terms, and notes the level that it leaves.
-    pub(crate) fn change<E>(&mut self, rule: &R, change: impl FnOnce() -> Result<u64, E>) -> Result<(), E> {
+    /// Changes the terms of one part, or of all, and notes the level that it leaves.
+    pub(crate) fn change<E>(
+        &mut self,
+        rule: &R,
+        only: Option<usize>,
+        change: impl FnOnce() -> Result<u64, E>,
+    ) -> Result<(), E> {
         self.memo.set(None);
-        let full = rule.full_level(self.latest);
+        let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
         let level = change()?;
-        self.undo_log.changed(full, rule.level_unit(), level);
+        self.undo_log.changed(only, &full, |part| rule.level_unit(part), level);
         self.pace_anew();
         Ok(())
     }
@@ -201,8 +237,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 }
 
-/// Whether the policy of a grant that [moved](crate::Policy::moved) the state so counts: it loses
-/// nothing by being full, so undoing the grant needs nothing that the line knows.
-pub(crate) fn counts(moved: (u64, u64)) -> bool {
-    moved == (0, u64::MAX)
+/// Whether a part of the rule counts, as far as a grant took of it: it loses nothing by being full,
+/// so undoing the grant needs nothing that the line knows.
+pub(crate) fn part_counts<R: Rule<C>, C: Timer>(rule: &R, charge: &R::Charge, part: usize) -> bool {
+    rule.moved(charge, part) == Some((0, u64::MAX))
+}
+
+/// Whether any part of the rule [counts](part_counts).
+pub(crate) fn counts<R: Rule<C>, C: Timer>(rule: &R, charge: &R::Charge) -> bool {
+    (0..R::PARTS).any(|part| part_counts(rule, charge, part))
 }

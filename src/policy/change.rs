@@ -48,6 +48,7 @@ pub struct Change {
     pub(crate) capacity: Option<u32>,
     pub(crate) max_wait: Option<Duration>,
     pub(crate) keep: Option<Keep>,
+    pub(crate) part: Option<usize>,
 }
 
 impl Change {
@@ -101,6 +102,28 @@ impl Change {
         Change { keep: Some(keep), ..self }
     }
 
+    /// For this part of a policy of several, counted from 0: the change is for the first one
+    /// otherwise, and a [reset](Change::reset) for all. In `a.and(b).and(c)`, `b` is part 1.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::policy::Change;
+    /// use tidegate::{FixedWindow, ManualClock, Policy, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let second = TokenBucket::new(Rate::per_second(10), 10);
+    /// let minute = FixedWindow::new(Rate::per_minute(5));
+    /// let limiter = RateLimiter::with_clock(second.and(minute), ManualClock::new());
+    /// assert_eq!(limiter.status().available, 5);
+    /// limiter.change(Change::rate(Rate::per_minute(100)).part(1))?;
+    /// assert_eq!(limiter.status().available, 10);
+    /// # Ok::<(), tidegate::PolicyError>(())
+    /// ```
+    #[must_use]
+    pub fn part(self, part: usize) -> Change {
+        Change { part: Some(part), ..self }
+    }
+
     /// A change of nothing but the burst.
     #[must_use]
     pub fn only_burst(burst: u32) -> Change {
@@ -114,9 +137,22 @@ impl Change {
     }
 
     /// Whether it is more than a choice of what becomes of the permits.
-    #[cfg(feature = "keyed")]
     pub(crate) fn has_terms(&self) -> bool {
-        Change { keep: None, ..*self } != Change::default()
+        Change { keep: None, part: None, ..*self } != Change::default()
+    }
+
+    /// The part that it changes; `None` for a reset of all.
+    pub(crate) fn only_part(&self) -> Option<usize> {
+        let all = self.keep == Some(Keep::Nothing) && !self.has_terms();
+        self.part.or(if all { None } else { Some(0) })
+    }
+
+    /// For policies of one part.
+    pub(crate) fn of_one_part(self) -> Result<Change, PolicyError> {
+        match self.part {
+            Some(part) if part > 0 => Err(PolicyError::NoPart { part, parts: 1 }),
+            _ => Ok(self),
+        }
     }
 
     /// For policies without a burst in permits, and without a bucket that can overflow.
@@ -132,7 +168,7 @@ impl Change {
         match (self.capacity, self.max_wait) {
             (Some(capacity), _) => Err(PolicyError::NoCapacity { capacity }),
             (_, Some(max_wait)) => Err(PolicyError::NoMaxWait { max_wait }),
-            (None, None) => Ok(self),
+            (None, None) => self.of_one_part(),
         }
     }
 }

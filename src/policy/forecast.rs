@@ -25,6 +25,8 @@ pub struct Forecast {
     back: Vec<(u64, u64)>,
     /// How many of these came back before `at`.
     passed: usize,
+    /// The forecasts of the two policies of a [`Both`](super::Both).
+    parts: Option<Box<[Forecast; 2]>>,
 }
 
 impl Forecast {
@@ -37,6 +39,16 @@ impl Forecast {
     /// A forecast with a copy of the state.
     pub(crate) fn with(from: Nanos, numbers: [u64; 3]) -> Forecast {
         Forecast { numbers, ..Forecast::new(from) }
+    }
+
+    /// A forecast for two policies at once.
+    pub(crate) fn of_two(from: Nanos, parts: [Forecast; 2]) -> Forecast {
+        Forecast { parts: Some(Box::new(parts)), ..Forecast::new(from) }
+    }
+
+    /// The forecasts of two policies, of a forecast that was made [of two](Forecast::of_two).
+    pub(crate) fn two(&mut self) -> Option<&mut [Forecast; 2]> {
+        self.parts.as_deref_mut()
     }
 
     /// Notes that so many permits come back at a time that is not earlier than any noted before, in
@@ -61,7 +73,14 @@ impl Forecast {
 
     /// Whether two forecasts that have foreseen nothing found equal states.
     pub(crate) fn finds_the_same(&self, other: &Forecast) -> bool {
-        self.numbers == other.numbers && self.back == other.back
+        let parts = match (&self.parts, &other.parts) {
+            (Some(parts), Some(others)) => {
+                parts.iter().zip(&**others).all(|(part, other)| part.finds_the_same(other))
+            }
+            (None, None) => true,
+            _ => false,
+        };
+        parts && self.numbers == other.numbers && self.back == other.back
     }
 
     /// Forgets the permits that are back.
@@ -70,16 +89,19 @@ impl Forecast {
             self.back.drain(..self.passed);
             self.passed = 0;
         }
+        self.parts.iter_mut().flat_map(|parts| &mut **parts).for_each(Forecast::tidy);
     }
 
     /// Where the forecast stands, to be taken [back to](Forecast::go_back) later.
     pub(crate) fn mark(&self) -> Mark {
-        let &Forecast { from, at, ahead, numbers, paced, ref back, passed } = self;
-        Mark { at: (from, at, ahead, numbers), paced, passed, len: back.len(), last: back.last().copied() }
+        let &Forecast { from, at, ahead, numbers, paced, ref back, passed, ref parts } = self;
+        let parts = parts.as_deref().map(|parts| Box::new(parts.each_ref().map(Forecast::mark)));
+        let (at, last) = ((from, at, ahead, numbers), back.last().copied());
+        Mark { at, paced, passed, len: back.len(), last, parts }
     }
 
     /// Forgets what was foreseen since a mark was made.
-    pub(crate) fn go_back(&mut self, mark: Mark) {
+    pub(crate) fn go_back(&mut self, mark: &Mark) {
         (self.from, self.at, self.ahead, self.numbers) = mark.at;
         self.passed = mark.passed;
         self.paced = mark.paced;
@@ -88,17 +110,21 @@ impl Forecast {
         if let (Some(last), Some(was)) = (self.back.last_mut(), mark.last) {
             *last = was;
         }
+        if let (Some(parts), Some(marks)) = (&mut self.parts, &mark.parts) {
+            parts.iter_mut().zip(&**marks).for_each(|(part, mark)| part.go_back(mark));
+        }
     }
 }
 
 /// Where a [`Forecast`] stood.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mark {
     at: (Nanos, Nanos, u64, [u64; 3]),
     paced: u64,
     passed: usize,
     len: usize,
     last: Option<(u64, u64)>,
+    parts: Option<Box<[Mark; 2]>>,
 }
 
 /// Many requests that go first, of which a policy is told no more than sums.

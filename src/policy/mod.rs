@@ -14,6 +14,7 @@
 //! | [`SlidingWindow`] | 48 bytes, and 16 for each cell | | come back as they were taken, cell by cell | nearly any span, in little memory |
 //! | [`SlidingEstimate`] | 16 bytes | | come back evenly | about any span, in least memory |
 //! | [`SlidingLog`] | 8 bytes for each permit of the limit | | come back as they were taken | any span, exactly |
+//! | [`Both`] | that of its two policies | as its policies say | as its policies say | two rates of one thing |
 //! | [`Unlimited`], [`DenyAll`] | none | | | to switch a limit off, or a service |
 //! | [`AnyPolicy`] | the size of the largest | | | a choice made by a configuration |
 //!
@@ -35,6 +36,7 @@
 //! ```
 
 mod any;
+mod both;
 mod bucket;
 pub(crate) mod cell;
 mod change;
@@ -44,6 +46,7 @@ mod forecast;
 mod guava;
 pub(crate) mod interval;
 mod kinds;
+pub(crate) mod part;
 pub(crate) mod published;
 pub(crate) mod shut;
 pub(crate) mod ticks;
@@ -52,18 +55,21 @@ pub(crate) mod window;
 
 pub use any::AnyPolicy;
 pub(crate) use any::Step;
+pub use both::Both;
 pub use bucket::{LeakyBucket, TokenBucket};
 pub use change::{Change, Keep};
 pub use config::{ConfigError, PolicyConfig};
 pub use deny_all::DenyAll;
 pub use forecast::{Crowd, Forecast};
 pub use guava::{SmoothBursty, SmoothWarmingUp};
+pub use part::Part;
 pub use unlimited::Unlimited;
 pub use window::{FixedWindow, SlidingEstimate, SlidingLog, SlidingWindow};
 
 /// The types of [`Policy::State`] and [`Policy::Charge`].
 pub mod state {
     pub use super::any::{AnyCharge, AnyState};
+    pub use super::both::{BothCharge, BothState};
     pub use super::bucket::{BucketCharge, BucketState};
     pub use super::guava::{BurstyCharge, BurstyState, WarmingUpCharge, WarmingUpState};
     pub use super::window::{
@@ -77,6 +83,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::grant::Left;
+use crate::policy::part::Whole;
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -375,6 +382,62 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// it asks.
     fn max_wait(&self) -> Duration {
         Duration::MAX
+    }
+
+    /// This policy and another one: a request is granted when both grant it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{FixedWindow, ManualClock, Policy, Rate, RateLimiter, TokenBucket};
+    ///
+    /// // 10 per second, and no more than 100 per minute.
+    /// let second = TokenBucket::new(Rate::per_second(10), 10);
+    /// let minute = FixedWindow::new(Rate::per_minute(100));
+    /// let limiter = RateLimiter::with_clock(second.and(minute), ManualClock::new());
+    /// assert!(limiter.try_acquire().is_ok());
+    /// ```
+    #[must_use]
+    fn and<Q: Policy>(self, other: Q) -> Both<Self, Q>
+    where
+        Self: Sized,
+    {
+        Both::new(self, other)
+    }
+
+    /// How many [parts](Policy::each_part) the policy has. Only a policy that consists of several
+    /// policies has more than one.
+    const PARTS: usize = 1;
+
+    /// Shows each part of the policy, with its part of the state and of a charge.
+    ///
+    /// Each part has a [level](Policy::undo) of its own, so a caller that undoes several grants
+    /// keeps numbers for each. The default shows the policy itself.
+    fn each_part(&self, state: &Self::State, charge: Option<Self::Charge>, show: &mut dyn FnMut(&dyn Part))
+    where
+        Self: Sized,
+    {
+        show(&Whole { policy: self, state, charge });
+    }
+
+    /// Takes `n` permits at the time `at` of one part after the other. If a part refuses, the caller
+    /// has to put back what was taken of the parts before it.
+    ///
+    /// [`try_acquire`](Policy::try_acquire) puts it back itself, and can only judge by its time how
+    /// much. A limiter knows more: see [`undo`](Policy::undo). Call it only where
+    /// [`ready_at`](Policy::ready_at) says that the permits are there.
+    ///
+    /// # Errors
+    ///
+    /// The refusal, and what to put back. The default is [`try_acquire`](Policy::try_acquire),
+    /// which takes all or nothing.
+    fn take_parts(
+        &self,
+        state: &Self::State,
+        at: Nanos,
+        n: u32,
+    ) -> Result<Self::Charge, (Refusal, Option<Self::Charge>)> {
+        self.try_acquire(state, at, n).map_err(|refusal| (refusal, None))
     }
 
     /// Tells a policy with a schedule what Unix time it is at the clock's zero.

@@ -6,6 +6,7 @@
 mod support;
 
 mod apply;
+mod both;
 mod bounds;
 mod change;
 mod close;

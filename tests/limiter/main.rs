@@ -7,6 +7,7 @@ mod api_shape;
 mod apply;
 mod batches;
 mod blocking;
+mod both;
 mod close;
 mod control;
 mod control_properties;

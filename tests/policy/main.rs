@@ -8,6 +8,7 @@ mod guava;
 #[path = "../support/room.rs"]
 mod room;
 
+mod both;
 mod bucket_properties;
 mod cases;
 mod clone;

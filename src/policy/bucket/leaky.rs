@@ -226,6 +226,7 @@ impl Policy for LeakyBucket {
     /// The burst is the number of [nodelay](LeakyBucket::nodelay) permits and the one that is
     /// passing. A lower capacity cuts it, and a higher one later does not bring it back.
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let change = change.of_one_part()?;
         let height = match (change.capacity, change.max_wait) {
             (Some(capacity), _) => Height::Permits(capacity),
             (_, Some(max_wait)) => Height::Wait(max_wait),

@@ -1,0 +1,437 @@
+//! Both: two policies of one thing, as one policy.
+//!
+//! # Algorithm
+//!
+//! A request looks at both policies. If the permits are there in both, it takes from one and then
+//! from the other. Another request may take the permits of the second one in between. Then the
+//! request puts back what it took of the first one, and looks again.
+//!
+//! | request | first | second | others see |
+//! |---|---|---|---|
+//! | looks, and a permit is missing | as it was | as it was | nothing |
+//! | has taken of the first | taken | as it was | too few permits in the first, for a moment |
+//! | has taken of both | taken | taken | its grant |
+//! | is refused by the second | put back | as it was | too few permits, until it has put them back |
+//!
+//! So no request ever sees more permits than there are. One that sees too few is refused while the
+//! other request is on its way, and told to come again when the first policy would have permits.
+//!
+//! # Putting back
+//!
+//! Putting back is undoing a grant: see [`Policy::undo`]. A policy that counts puts back exactly
+//! what it took, whatever came since, so it is asked first. Of two policies with a stock, the first
+//! one may have been full meanwhile without this grant. How much to put back, then?
+//!
+//! - **In a limiter**, the log of undone grants knows (`src/line/undo.rs`): the request takes the
+//!   lock, and the waiters that saw too few permits are served with those that are back. Under this
+//!   lock a waiter also asks before it joins. So either the request that puts back comes later and
+//!   serves that waiter, or the waiter sees the permits.
+//! - **For a key without waiters**, the table reads the clock again, and no more than what has not
+//!   overflowed by then is put back.
+//! - **Alone**, the policy knows the time of the call only, and judges by it.
+//!
+//! In the last two cases something more may be given back, once: by what came in while the thread
+//! was kept off its processor between its clock reading and the exchange.
+//!
+//! # Told times
+//!
+//! A request is due when the later of the two policies has its permits. Behind others the sum of
+//! their permits does not tell it: while requests wait for one policy, permits of the other one
+//! overflow. So each request ahead is foreseen, by both.
+//!
+//! Behind a crowd of which only sums are known, a bound follows. At each moment the first in line
+//! waits for one of the two policies. While it waits for one of them, no permit of that one
+//! overflows. So the crowd waits for each policy as many windows or steps as if there were no other,
+//! and for both no longer than the sum. The first of these may count in full, where without the
+//! other policy a part of it had passed.
+//!
+//! # Memory ordering
+//!
+//! None of its own: each policy's state has its argument, and a request that sees one of them
+//! changed and the other one not is refused, or puts back.
+//!
+//! **Checked by** `loom-tests/both.rs`, with twins that do not put back and that put back too much,
+//! and by `tests/policy/both.rs` and `tests/limiter/both.rs`.
+//!
+//! # Source
+//!
+//! Several bandwidths in one bucket, as in Bucket4j; the field's usual pair is a limit per second
+//! and one per day.
+
+use std::time::Duration;
+
+use crate::error::{PolicyError, Refusal};
+use crate::policy::part::take_all;
+use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus};
+use crate::rate::Rate;
+use crate::time::Nanos;
+
+/// Two policies at once: a request is granted when both grant it, and takes its permits from both.
+///
+/// For two rates of one thing, such as 10 per second and 100 per minute for each user: one state,
+/// one queue, and one entry of a `KeyedRateLimiter`. [`Policy::and`] makes it, and a third policy
+/// follows in the same way. To limit several things in one call, or a thing that others use as
+/// well, use [`AllOf`](crate::AllOf).
+///
+/// A request takes from both policies or from none. A refusal tells the later of the two times. A
+/// request that is larger than one of the policies can ever grant is refused with the smaller
+/// limit. [`Status`](crate::Status) has the smaller numbers, and is full when both are.
+///
+/// A late grant is charged as of its due time only if both policies do that: see
+/// [`Policy::catches_up`].
+///
+/// # Changes
+///
+/// A [`Change`] is for one of the policies: the first one, unless it says
+/// [which](Change::part). [`set_rate`](crate::RateLimiter::set_rate) is for the first one. A
+/// [reset](Change::reset) is for both. [`Policy::rate`] is that of the first one. Refunds and debits
+/// are for both.
+///
+/// # Costs
+///
+/// A decision costs a look at both policies and what it costs to take from both. It takes no lock,
+/// and a refusal writes nothing. The exception is a request that has taken from one policy when
+/// another request takes the last permits of the other: it puts its permits back under the lock.
+/// While it is on its way, other requests see fewer permits than there are.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{FixedWindow, ManualClock, Policy, Rate, RateLimiter, Refusal, TokenBucket};
+///
+/// let clock = ManualClock::new();
+/// let policy = TokenBucket::new(Rate::per_second(10), 10).and(FixedWindow::new(Rate::per_minute(100)));
+/// let limiter = RateLimiter::with_clock(policy, clock.clone());
+/// limiter.try_acquire_many(10)?;
+/// // The burst is used up.
+/// let refusal = limiter.try_acquire().unwrap_err();
+/// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(100)));
+/// for _ in 0..9 {
+///     clock.advance(Duration::from_secs(1));
+///     limiter.try_acquire_many(10)?;
+/// }
+/// // The minute is used up, 9 s after it began.
+/// clock.advance(Duration::from_secs(1));
+/// let refusal = limiter.try_acquire().unwrap_err();
+/// assert_eq!(refusal.retry_after(), Some(Duration::from_secs(50)));
+/// # Ok::<(), Refusal>(())
+/// ```
+///
+/// # Source
+///
+/// Bucket4j, several bandwidths in one bucket.
+#[derive(Clone, Debug)]
+pub struct Both<P, Q> {
+    first: P,
+    second: Q,
+}
+
+/// The state of one [`Both`]: those of its policies.
+#[derive(Debug)]
+pub struct BothState<P, Q> {
+    pub(crate) first: P,
+    pub(crate) second: Q,
+}
+
+/// What one grant of a [`Both`] took.
+#[derive(Clone, Copy, Debug)]
+pub struct BothCharge<P, Q> {
+    first: Option<P>,
+    second: Option<Q>,
+}
+
+impl<P, Q> Both<P, Q> {
+    /// Two policies as one.
+    #[must_use]
+    pub fn new(first: P, second: Q) -> Both<P, Q> {
+        Both { first, second }
+    }
+
+    /// The first of the two policies.
+    #[must_use]
+    pub fn first(&self) -> &P {
+        &self.first
+    }
+
+    /// The second of the two policies.
+    #[must_use]
+    pub fn second(&self) -> &Q {
+        &self.second
+    }
+}
+
+impl<P: Policy, Q: Policy> Both<P, Q> {
+    /// Whether the second policy is asked first, since it can put back exactly.
+    fn second_goes_first(&self) -> bool {
+        self.first.catches_up() && !self.second.catches_up()
+    }
+}
+
+/// What two policies can give together.
+fn stricter(first: PolicyStatus, second: PolicyStatus) -> PolicyStatus {
+    PolicyStatus {
+        limit: first.limit.min(second.limit),
+        available: first.available.min(second.available),
+        next_at: first.next_at.max(second.next_at),
+        full_at: first.full_at.max(second.full_at),
+    }
+}
+
+/// When both are due by a forecast of each, and not before a time.
+fn due_in_both(
+    parts: &mut [Forecast; 2],
+    at: Nanos,
+    mut foresee: impl FnMut(usize, &mut Forecast) -> Nanos,
+) -> Nanos {
+    let marks = parts.each_ref().map(Forecast::mark);
+    let mut at = at;
+    // The second round is the last one: a request that is due stays due.
+    for _ in 0..ROUNDS {
+        let mut due = [at; 2];
+        for (index, part) in parts.iter_mut().enumerate() {
+            part.at = part.at.max(at);
+            due[index] = foresee(index, part);
+        }
+        let later = due[0].max(due[1]);
+        if due[0] == due[1] && later < Nanos::MAX {
+            return later;
+        }
+        parts.iter_mut().zip(&marks).for_each(|(part, mark)| part.go_back(mark));
+        at = later;
+        if at == Nanos::MAX {
+            break;
+        }
+    }
+    at
+}
+
+/// So often the two policies are asked for a time that suits both.
+const ROUNDS: usize = 4;
+
+/// What [`Forecast::numbers`] begin with when a crowd is among the foreseen requests: then times
+/// are sums of two waits and of the third number, from the second number on.
+const CROWD: u64 = 1;
+
+impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
+    type State = BothState<P::State, Q::State>;
+    type Charge = BothCharge<P::Charge, Q::Charge>;
+
+    const PARTS: usize = P::PARTS + Q::PARTS;
+
+    fn start(&self, now: Nanos) -> Self::State {
+        BothState { first: self.first.start(now), second: self.second.start(now) }
+    }
+
+    fn try_acquire(&self, state: &Self::State, at: Nanos, n: u32) -> Result<Self::Charge, Refusal> {
+        let put_back = |(), taken| {
+            self.undo(state, at, taken, u64::MAX);
+        };
+        take_all((self, state), at, n, || (), put_back)
+    }
+
+    #[inline]
+    fn take_parts(
+        &self,
+        state: &Self::State,
+        at: Nanos,
+        n: u32,
+    ) -> Result<Self::Charge, (Refusal, Option<Self::Charge>)> {
+        let first = || self.first.take_parts(&state.first, at, n);
+        let second = || self.second.take_parts(&state.second, at, n);
+        if self.second_goes_first() {
+            let second = second().map_err(|(refusal, taken)| {
+                (refusal, taken.map(|second| BothCharge { first: None, second: Some(second) }))
+            })?;
+            let both = |first| BothCharge { first, second: Some(second) };
+            first().map(|first| both(Some(first))).map_err(|(refusal, first)| (refusal, Some(both(first))))
+        } else {
+            let first = first().map_err(|(refusal, taken)| {
+                (refusal, taken.map(|first| BothCharge { first: Some(first), second: None }))
+            })?;
+            let both = |second| BothCharge { first: Some(first), second };
+            second()
+                .map(|second| both(Some(second)))
+                .map_err(|(refusal, second)| (refusal, Some(both(second))))
+        }
+    }
+
+    fn check(&self, n: u32) -> Result<(), Refusal> {
+        match (self.first.check(n), self.second.check(n)) {
+            (
+                Err(Refusal::ExceedsLimit { limit: first, .. }),
+                Err(Refusal::ExceedsLimit { limit: second, .. }),
+            ) => Err(Refusal::ExceedsLimit { requested: n, limit: first.min(second) }),
+            (first, second) => first.and(second),
+        }
+    }
+
+    /// In permits.
+    fn weight(&self, n: u32) -> u64 {
+        u64::from(n)
+    }
+
+    #[inline]
+    fn ready_at(&self, state: &Self::State, at: Nanos, ahead: u64, n: u32) -> Nanos {
+        let (first, second) = match ahead {
+            0 => (0, 0),
+            _ => (self.first.weight(1).saturating_mul(ahead), self.second.weight(1).saturating_mul(ahead)),
+        };
+        let first = self.first.ready_at(&state.first, at, first, n);
+        first.max(self.second.ready_at(&state.second, at, second, n))
+    }
+
+    /// While requests wait for one policy, permits of the other one overflow.
+    fn one_by_one(&self, _largest: u32) -> usize {
+        usize::MAX
+    }
+
+    fn forecast(&self, state: &Self::State, at: Nanos) -> Forecast {
+        Forecast::of_two(at, [self.first.forecast(&state.first, at), self.second.forecast(&state.second, at)])
+    }
+
+    fn foresee(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
+        let (at, [mode, crowd_at, more]) = (forecast.at, forecast.numbers);
+        let Some(parts) = forecast.two() else { return Nanos::MAX };
+        let foresee = |index, part: &mut Forecast| match index {
+            0 => self.first.foresee(&state.first, part, n),
+            _ => self.second.foresee(&state.second, part, n),
+        };
+        let due = if mode == CROWD {
+            let due = [0, 1].map(|index| foresee(index, &mut parts[index]).as_u64());
+            let waits = due.iter().map(|due| due.saturating_sub(crowd_at)).fold(more, u64::saturating_add);
+            Nanos::new(crowd_at.saturating_add(waits)).max(at)
+        } else {
+            due_in_both(parts, at, foresee)
+        };
+        if due < Nanos::MAX {
+            forecast.at = due;
+        }
+        due
+    }
+
+    fn foresee_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
+        if crowd.requests == 0 {
+            return;
+        }
+        if forecast.numbers[0] != CROWD {
+            let periods = [self.first.rate(), self.second.rate()].map(Rate::whole_period);
+            let periods = periods[0].saturating_add(periods[1]);
+            forecast.numbers = [CROWD, forecast.at.as_u64(), periods];
+        }
+        let Some([first, second]) = forecast.two() else { return };
+        // Many small prices, rounded up, are no less than the price of all.
+        let weighing = |one: u64| Crowd { weight: one.saturating_mul(crowd.permits), ..*crowd };
+        self.first.foresee_many(&state.first, first, &weighing(self.first.weight(1)));
+        self.second.foresee_many(&state.second, second, &weighing(self.second.weight(1)));
+    }
+
+    /// From both. `most` is for each part, so a caller that undoes more than its last grant asks
+    /// [each part](Policy::each_part) instead. Returns no level.
+    fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge, most: u64) -> u64 {
+        if let Some(charge) = charge.first {
+            self.first.undo(&state.first, at, charge, most);
+        }
+        if let Some(charge) = charge.second {
+            self.second.undo(&state.second, at, charge, most);
+        }
+        u64::MAX
+    }
+
+    fn each_part(&self, state: &Self::State, charge: Option<Self::Charge>, show: &mut dyn FnMut(&dyn Part)) {
+        self.first.each_part(&state.first, charge.and_then(|charge| charge.first), show);
+        self.second.each_part(&state.second, charge.and_then(|charge| charge.second), show);
+    }
+
+    /// To both. Returns no level.
+    fn refund(&self, state: &Self::State, at: Nanos, n: u32) -> u64 {
+        self.first.refund(&state.first, at, n);
+        self.second.refund(&state.second, at, n);
+        u64::MAX
+    }
+
+    fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge> {
+        let first = charge.first.and_then(|charge| self.first.unspent(charge, n, used));
+        let second = charge.second.and_then(|charge| self.second.unspent(charge, n, used));
+        (first.is_some() || second.is_some()).then_some(BothCharge { first, second })
+    }
+
+    /// A part that moves its state in a pause tells none. The other one then tells them.
+    fn permits(&self, charge: Self::Charge) -> u32 {
+        let first = charge.first.map_or(0, |charge| self.first.permits(charge));
+        first.max(charge.second.map_or(0, |charge| self.second.permits(charge)))
+    }
+
+    fn debit(&self, state: &Self::State, at: Nanos, n: u32) {
+        self.first.debit(&state.first, at, n);
+        self.second.debit(&state.second, at, n);
+    }
+
+    /// Changes the part that the change says, or the first one. A reset without a part resets all.
+    fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
+        let Some(part) = change.only_part() else {
+            self.first.change(&state.first, at, change)?;
+            self.second.change(&state.second, at, change)?;
+            return Ok(0);
+        };
+        match part.checked_sub(P::PARTS) {
+            None => self.first.change(&state.first, at, change.part(part)),
+            Some(part) if part < Q::PARTS => self.second.change(&state.second, at, change.part(part)),
+            Some(_) => Err(PolicyError::NoPart { part, parts: Self::PARTS }),
+        }
+    }
+
+    /// A change of one of the two, if the other one has equal terms.
+    fn change_to(&self, new: &Self) -> Option<Change> {
+        let second = self.second.change_to(&new.second);
+        if second.is_some() && second == self.second.change_to(&self.second) {
+            let first = self.first.change_to(&new.first)?;
+            return Some(first.part(first.part.unwrap_or(0)));
+        }
+        let first = self.first.change_to(&new.first);
+        if first.is_none() || first != self.first.change_to(&self.first) {
+            return None;
+        }
+        second.map(|second| second.part(P::PARTS + second.part.unwrap_or(0)))
+    }
+
+    /// The rate of the first one.
+    fn rate(&self) -> Rate {
+        self.first.rate()
+    }
+
+    fn status(&self, state: &Self::State, at: Nanos) -> PolicyStatus {
+        let first = self.first.status(&state.first, at);
+        stricter(first, self.second.status(&state.second, at))
+    }
+
+    fn left(&self, state: &Self::State, charge: Self::Charge, at: Nanos) -> PolicyStatus {
+        let first = charge.first.map(|charge| self.first.left(&state.first, charge, at));
+        let second = charge.second.map(|charge| self.second.left(&state.second, charge, at));
+        let first = first.unwrap_or_else(|| self.first.status(&state.first, at));
+        stricter(first, second.unwrap_or_else(|| self.second.status(&state.second, at)))
+    }
+
+    fn is_fresh(&self, state: &Self::State, at: Nanos) -> bool {
+        self.first.is_fresh(&state.first, at) && self.second.is_fresh(&state.second, at)
+    }
+
+    fn start_again(&self, now: Nanos) -> Self::State {
+        BothState { first: self.first.start_again(now), second: self.second.start_again(now) }
+    }
+
+    fn catches_up(&self) -> bool {
+        self.first.catches_up() && self.second.catches_up()
+    }
+
+    fn max_wait(&self) -> Duration {
+        self.first.max_wait().min(self.second.max_wait())
+    }
+
+    fn with_epoch(self, unix_time_at_zero: Duration) -> Self {
+        Both {
+            first: self.first.with_epoch(unix_time_at_zero),
+            second: self.second.with_epoch(unix_time_at_zero),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The parts of a policy: what has a level of its own.
+
+use crate::error::Refusal;
+use crate::policy::{Policy, PolicyStatus, limited};
+use crate::sync::LOOKS;
+use crate::time::Nanos;
+
+/// One part of a policy, with its state and what one grant took of it.
+///
+/// A policy has one part unless it says otherwise; a [`Both`](super::Both) has those of its two
+/// policies. [`Policy::each_part`] shows them. The methods are those of [`Policy`] for this part
+/// alone.
+pub trait Part {
+    /// See [`Policy::moved`]. `None` if the grant took nothing of this part.
+    fn moved(&self) -> Option<(u64, u64)>;
+
+    /// See [`Policy::full_level`].
+    fn full_level(&self, at: Nanos) -> u64;
+
+    /// See [`Policy::level_unit`].
+    fn level_unit(&self) -> (u64, u64);
+
+    /// See [`Policy::undo`]. Puts back nothing if the grant took nothing of this part.
+    fn undo(&self, at: Nanos, most: u64) -> u64;
+
+    /// See [`Policy::refund`].
+    fn refund(&self, at: Nanos, n: u32) -> u64;
+
+    /// See [`Policy::debit`].
+    fn debit(&self, at: Nanos, n: u32);
+
+    /// See [`Policy::status`].
+    fn status(&self, at: Nanos) -> PolicyStatus;
+}
+
+/// A policy that is one part.
+pub(crate) struct Whole<'a, P: Policy> {
+    pub(crate) policy: &'a P,
+    pub(crate) state: &'a P::State,
+    pub(crate) charge: Option<P::Charge>,
+}
+
+impl<P: Policy> Part for Whole<'_, P> {
+    fn moved(&self) -> Option<(u64, u64)> {
+        self.charge.map(|charge| self.policy.moved(charge))
+    }
+
+    fn full_level(&self, at: Nanos) -> u64 {
+        self.policy.full_level(at)
+    }
+
+    fn level_unit(&self) -> (u64, u64) {
+        self.policy.level_unit()
+    }
+
+    fn undo(&self, at: Nanos, most: u64) -> u64 {
+        self.charge.map_or(u64::MAX, |charge| self.policy.undo(self.state, at, charge, most))
+    }
+
+    fn refund(&self, at: Nanos, n: u32) -> u64 {
+        self.policy.refund(self.state, at, n)
+    }
+
+    fn debit(&self, at: Nanos, n: u32) {
+        self.policy.debit(self.state, at, n);
+    }
+
+    fn status(&self, at: Nanos) -> PolicyStatus {
+        self.policy.status(self.state, at)
+    }
+}
+
+/// Asks one part of a policy.
+#[inline]
+pub(crate) fn of_part<P: Policy, T: Default>(
+    (policy, state, charge): (&P, &P::State, Option<P::Charge>),
+    index: usize,
+    ask: impl FnOnce(&dyn Part) -> T,
+) -> T {
+    let (mut ask, mut answer, mut at) = (Some(ask), T::default(), 0);
+    policy.each_part(state, charge, &mut |part| {
+        if at == index
+            && let Some(ask) = ask.take()
+        {
+            answer = ask(part);
+        }
+        at += 1;
+    });
+    answer
+}
+
+/// Takes of all parts of a policy or of none, and looks before it takes, so that a refusal writes
+/// nothing unless another request takes the permits in between.
+///
+/// Then `put_back` gets what was taken, with what `begin` returned before.
+#[inline]
+pub(crate) fn take_all<P: Policy, B>(
+    (policy, state): (&P, &P::State),
+    at: Nanos,
+    n: u32,
+    begin: impl Fn() -> B,
+    put_back: impl Fn(B, P::Charge),
+) -> Result<P::Charge, Refusal> {
+    policy.check(n)?;
+    // Not for ever: a policy may contradict itself.
+    for _ in 0..=LOOKS {
+        let due = policy.ready_at(state, at, 0, n);
+        if due > at {
+            return Err(limited(due, at));
+        }
+        let begun = begin();
+        match policy.take_parts(state, at, n) {
+            Ok(charge) => return Ok(charge),
+            Err((refusal, taken)) => {
+                if let Some(taken) = taken {
+                    put_back(begun, taken);
+                }
+                if !refusal.may_retry() {
+                    return Err(refusal);
+                }
+            }
+        }
+    }
+    Err(limited(at.saturating_add(Nanos::new(1)), at))
+}
