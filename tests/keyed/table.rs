@@ -48,7 +48,10 @@ fn a_full_table_refuses_a_new_key_until_one_is_as_good_as_new() {
     assert_eq!([1, 2].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), Ok(())]);
     let refusal = keys.try_acquire(&3);
     assert_eq!(refusal, Err(Refusal::TooManyKeys { limit: 2 }));
-    assert_eq!(refusal.map_err(|refusal| refusal.to_string()), Err("no room for another key among 2".into()));
+    assert_eq!(
+        refusal.map_err(|refusal| refusal.to_string()),
+        Err("no room for a new key, all 2 keys are limited".into())
+    );
     clock.advance(Duration::from_secs(1) - Duration::from_nanos(1));
     assert!(keys.try_acquire(&3).is_err());
     clock.advance(Duration::from_nanos(1));
