@@ -251,7 +251,9 @@
 //! Blocking calls on other threads follow the paused time of the runtime in which the limiter's
 //! clock was made; see [`TokioClock`].
 //!
-//! A type that stores a limiter and is tested with a [`ManualClock`] takes the clock as a parameter:
+//! A type that stores an [`AnyLimiter`] needs no type parameter: a test gives it a limiter with
+//! another clock. A type that needs more calls, and so stores a [`RateLimiter`], takes the clock as a
+//! parameter:
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,0 +1,58 @@
+//! A library type with a limiter as a field, without type parameters. Its users choose the limiter:
+//! of any policy, of several limits at once, or none. Here the limiters follow tokio's paused time,
+//! as in a test, so the program ends at once. It prints the time at which each call was made.
+//!
+//! `cargo run --example limiter_as_field`
+
+use tidegate::{AllOf, AllRefusal, AnyLimiter, FixedWindow, Rate, RateLimiter, TokenBucket};
+use tidegate::{TokioClock, Unlimited};
+use tokio::time::Instant;
+
+/// A client of a weather service, as a library offers it.
+#[derive(Clone, Debug)]
+pub struct Weather {
+    limiter: AnyLimiter,
+}
+
+impl Default for Weather {
+    /// A client that makes 5 calls per second.
+    fn default() -> Weather {
+        Weather::with_limiter(RateLimiter::smooth_bursty(Rate::per_second(5)))
+    }
+}
+
+impl Weather {
+    /// A client whose calls wait for this limiter.
+    pub fn with_limiter(limiter: impl Into<AnyLimiter>) -> Weather {
+        Weather { limiter: limiter.into() }
+    }
+
+    /// Waits for the limiter, and then asks the service.
+    pub async fn forecast(&self, city: &str) -> Result<String, AllRefusal> {
+        // Held until the answer is there, for limits of calls in flight.
+        let _permits = self.limiter.acquire().await?;
+        Ok(format!("{city}: sunny"))
+    }
+}
+
+#[tokio::main(flavor = "current_thread", start_paused = true)]
+async fn main() -> Result<(), AllRefusal> {
+    let clock = TokioClock::new();
+    let second = || RateLimiter::with_clock(TokenBucket::new(Rate::per_second(2), 1), clock);
+    let minute = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(4)), clock);
+    let contract = AllOf::new("per second", &second()).with("per minute", &minute);
+    let clients = [
+        ("2 per second", Weather::with_limiter(second())),
+        ("and 4 per minute", Weather::with_limiter(contract)),
+        ("unlimited", Weather::with_limiter(RateLimiter::with_clock(Unlimited, clock))),
+    ];
+    for (name, weather) in clients {
+        println!("{name}:");
+        let begin = Instant::now();
+        for city in ["Bergen", "Lima", "Osaka", "Perth", "Quito", "Tunis"] {
+            let forecast = weather.forecast(city).await?;
+            println!("  {:>7.1?}  {forecast}", begin.elapsed());
+        }
+    }
+    Ok(())
+}
