@@ -271,7 +271,7 @@ pub struct AllOf<C: Timer = DefaultClock> {
 ///
 /// Permits of a rate are used up. Permits of a [`CountingLimit`] are given back when this is
 /// dropped.
-#[must_use = "dropping it gives the permits back that are counted while in use"]
+#[must_use = "hold it until the work is done, as `let _permits`: dropping it gives back the permits that are counted while in use"]
 pub struct AllPermits {
     permits: Permits,
     waited: Nanos,

@@ -85,7 +85,7 @@ impl<C: Timer> LongestWait for C {
 }
 
 /// Permits of a [`CountingLimit`]. Dropping this value gives them back.
-#[must_use = "dropping it gives the permits back"]
+#[must_use = "hold it until the work is done, as `let _permit`: dropping it gives the permits back"]
 pub struct CountingPermit {
     pool: Arc<Pool>,
     n: u32,

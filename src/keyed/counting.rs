@@ -101,7 +101,7 @@ pub struct KeyedCountingLimit<K> {
 }
 
 /// Permits of one key of a [`KeyedCountingLimit`]. Dropping this value gives them back.
-#[must_use = "dropping it gives the permits back"]
+#[must_use = "hold it until the work is done, as `let _permit`: dropping it gives the permits back"]
 pub struct KeyedCountingPermit<K: Hash + Eq> {
     /// Dropped first: `_leave` must not find the permit's reference.
     permit: CountingPermit,
