@@ -107,7 +107,7 @@ pub enum RateError {
     Text {
         /// The text given.
         text: Box<str>,
-        /// What is wrong.
+        /// The error in it.
         error: Box<RateError>,
     },
 }
@@ -370,7 +370,7 @@ impl Rate {
         })
     }
 
-    /// Returns the nanoseconds in which the permits come in whole numbers, or those of the period if
+    /// Returns the nanoseconds in which the permits come in whole numbers, or of the period if
     /// there is no such time: `2.5/s` has 2 s.
     pub(crate) fn whole_period(self) -> u64 {
         self.whole().map_or(self.period, |(_, period)| period)
@@ -430,8 +430,8 @@ const fn nanos_of(period: Duration) -> Option<u64> {
     Some(nanos as u64)
 }
 
-/// Writes the rate so that parsing it gives the same rate: `5/s`, `2.5/s`, `100/min`, `1000/100ms`,
-/// `unlimited`, `zero`.
+/// Writes the rate so that parsing it gives the rate again: `5/s`, `2.5/s`, `100/min`,
+/// `1000/100ms`, `unlimited`, `zero`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unlimited() {

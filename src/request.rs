@@ -132,8 +132,8 @@ impl Default for Request {
 /// waits for all others. Set bounds with
 /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
 ///
-/// Bounds apply only to requests that have to wait: a request whose permits are due is granted even
-/// if no request may wait. A request beyond the bounds is refused with
+/// Bounds apply only to requests that have to wait: a request with permits that are due is granted
+/// even if no request may wait. A request beyond the bounds is refused with
 /// [`Refusal::QueueFull`](crate::Refusal::QueueFull).
 ///
 /// # Examples

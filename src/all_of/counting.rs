@@ -77,7 +77,7 @@ impl Counting {
 }
 
 impl<C: Timer> All<C> {
-    /// Takes the permits in use, all or none, for a waiter whose rates are due.
+    /// Takes the permits in use, all or none, for a waiter that is due at its rates.
     pub(super) fn take_counting(
         &self,
         ask: &Weights,

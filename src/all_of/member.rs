@@ -20,7 +20,7 @@
 //! | `refunds` is compared, under the lock | as the lock | | |
 //!
 //! **Why enough.** The bad execution: permits are given back after the take, and the number is that
-//! read before it. Giving back happens under the lock and raises the line's own number in the same
+//! read before it. Giving back happens under the lock and raises the line's own number in one
 //! section. The comparison takes the lock after the take. If it comes after that section, it sees
 //! the higher number. If it comes before, the permits are given back after the undoing, which is no
 //! harm. The other way round, a number that is read with Acquire and counts a level means that the

@@ -91,10 +91,10 @@
 //
 // # Locks
 //
-// The lock of an `AllOf` comes before those of its members, rates and counting limits alike; of
-// these one at a time is held for a moment. While the lock of an `AllOf` is held no foreign code
-// runs: wakers, rings, and values whose drop calls foreign code are collected in a list, and are
-// called without a lock. A member never locks an `AllOf`: it *rings* it from that list, when no
+// The lock of an `AllOf` comes before the locks of its members, rates and counting limits alike.
+// One member at a time is locked, for a moment. While the lock of an `AllOf` is held no foreign
+// code runs: wakers, rings, and values that call foreign code on drop are collected in a list, and
+// are called without a lock. A member never locks an `AllOf`: it *rings* it from that list, when no
 // lock is held. So no order of locks makes two threads wait for each other, and a chain of rings is
 // a loop, not a recursion (`src/line/recheck.rs`).
 //
@@ -172,7 +172,7 @@ use crate::time::Nanos;
 /// | [`acquire`](AllOf::acquire), [`acquire_many`](AllOf::acquire_many) | waits |
 /// | [`acquire_within`](AllOf::acquire_within) | waits if that takes no longer than a time, else refuses at once |
 /// | [`try_acquire`](AllOf::try_acquire), [`try_acquire_many`](AllOf::try_acquire_many) | refuses at once |
-/// | [`blocking_acquire`](AllOf::blocking_acquire), [`blocking_acquire_many`](AllOf::blocking_acquire_many) | waits in the same queue, from a plain thread |
+/// | [`blocking_acquire`](AllOf::blocking_acquire), [`blocking_acquire_many`](AllOf::blocking_acquire_many) | waits in that queue, too, from a plain thread |
 /// | [`reserve`](AllOf::reserve) | takes a place in the queue, for a cost that is settled later |
 ///
 /// A request asks for one permit of each member, unless it names a member and says how many: one
@@ -181,7 +181,7 @@ use crate::time::Nanos;
 /// longest wait, an exemption.
 ///
 /// Add each limiter once. All rate limiters of one composite have clocks of one type that run at
-/// the same pace; they may have begun at different times. Alarms are set by the clock of the first.
+/// one pace; they may have begun at different times. Alarms are set by the clock of the first.
 ///
 /// # Fairness
 ///
@@ -280,7 +280,7 @@ pub struct AllPermits {
 }
 
 impl AllPermits {
-    /// Permits that a limiter of another kind gave. Dropping `held` gives back those that are
+    /// Permits that a limiter of another kind gave. Dropping `held` gives back the permits that are
     /// counted while in use. For an own [`Limiter`](crate::Limiter).
     pub fn holding(grant: Grant, held: impl Send + Sync + 'static) -> AllPermits {
         AllPermits { held: Some(Box::new(held)), ..AllPermits::from(grant) }
@@ -584,8 +584,8 @@ impl<C: Timer> AllOf<C> {
 
     /// Blocks the calling thread until it has one permit of each member.
     ///
-    /// Threads and tasks wait in the same queue. Do not call it from a task: it blocks the
-    /// executor's thread. It needs no runtime.
+    /// Threads and tasks wait in one queue. Do not call it from a task: it blocks the executor's
+    /// thread. It needs no runtime.
     ///
     /// # Errors
     ///
@@ -737,7 +737,7 @@ impl<C: Timer> All<C> {
         AllRefusal::Member { name, refusal }
     }
 
-    /// Changes the costs to those that a request tells.
+    /// Changes the costs to the costs of a request.
     fn set_costs(&self, ask: &mut Weights, request: &AllRequest<'_>) -> Result<(), AllRefusal> {
         if let Some(n) = request.others() {
             for (index, entry) in self.members.iter().enumerate() {

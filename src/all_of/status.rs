@@ -16,7 +16,7 @@ pub struct AllStatus {
     /// without a pause. A member may be paused as well.
     pub paused_for: Duration,
     /// The status of each member, in the order in which they were added. It counts all requests at
-    /// the member, not only those of this composite.
+    /// the member, not only the requests of this composite.
     pub members: Vec<(Name, Status)>,
 }
 

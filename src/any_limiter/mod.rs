@@ -28,9 +28,9 @@ use crate::grant::Grant;
 /// of a `KeyedRateLimiter` (`OfKey`), or anything else that is a [`Limiter`]. Clones share the
 /// limiter; a clone costs a reference count.
 ///
-/// The calls are those of the other limiters. A request is an [`AllRequest`], so a number of
-/// permits, a [`Request`](crate::Request) or costs by name. At a single limiter a number is what is
-/// asked for, and no cost has a name.
+/// An `AnyLimiter` has the calls of the other limiters. A request is an [`AllRequest`], so a number
+/// of permits, a [`Request`](crate::Request) or costs by name. A single limiter is asked for a
+/// number of permits, and no cost has a name.
 ///
 /// # Cost
 ///
@@ -38,7 +38,7 @@ use crate::grant::Grant;
 ///
 /// # Fairness and cancel safety
 ///
-/// Those of the limiter behind the handle.
+/// As the limiter behind the handle.
 ///
 /// # Examples
 ///

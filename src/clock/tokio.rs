@@ -126,8 +126,8 @@ impl Timer for TokioClock {
 }
 
 impl TokioClock {
-    /// The runtime whose timer rings for the calling task: its own one. Outside of any runtime, the
-    /// runtime whose time this clock tells, if that is not real time.
+    /// The runtime with the timer that rings for the calling task: its own one. Outside of any
+    /// runtime, the runtime that this clock takes the time of, if that is not real time.
     fn runtime(&self) -> Option<Handle> {
         let home = || runtime::current_or(self.home).filter(|home| runtime::own_time(home).is_some());
         Handle::try_current().ok().or_else(home)

@@ -20,7 +20,7 @@ use crate::status::Status;
 /// Limits how many permits are out at one time: connections, calls in flight, jobs. Dropping a
 /// permit gives it back.
 ///
-/// A counting limit is a fair semaphore whose limit can be changed while permits are out. It has no
+/// A counting limit is a fair semaphore. Its limit can be changed while permits are out. It has no
 /// rate, so a refusal cannot say when to retry. To limit the rate as well, see
 /// [`acquire_with`](CountingLimit::acquire_with), or [`AllOf`](crate::AllOf) for several limits.
 ///

@@ -188,7 +188,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         KeyedCountingLimit { limits: Arc::new(Limits::with_shards(shards, max_keys, of)) }
     }
 
-    /// Returns a new, empty table whose keys get their limits from a function. Keys in use are not
+    /// Returns a new, empty table. Its keys get their limits from a function. Keys in use are not
     /// carried over, so call this before the first request.
     ///
     /// The function is called for each key that comes into use. It runs without a lock, so it may

@@ -310,8 +310,8 @@ where
     }
 }
 
-/// Returns the hash as a place. It is the key's own place or near it, whose cache line the request
-/// needs anyway.
+/// Returns the hash as a place. It is the key's own place or near it: the request needs that cache
+/// line anyway.
 fn home(hash: u64) -> usize {
     // Truncation is harmless: the lowest bits choose the place.
     #[allow(clippy::cast_possible_truncation)]

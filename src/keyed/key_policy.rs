@@ -22,7 +22,7 @@ pub struct KeyPolicy<P> {
     /// A copy from the start, so that requests that run during a change read the policy that
     /// changes.
     policy: P,
-    /// The terms that the policy was copied from; `None` are those of the shard.
+    /// The terms that the policy was copied from; `None` are the terms of the shard.
     terms: Option<Arc<Terms<P>>>,
     /// Whether the policy follows changes of all keys. It is stored under the locks of the shard
     /// and of the line.
@@ -36,7 +36,7 @@ pub struct KeyPolicy<P> {
 }
 
 impl<P> KeyPolicy<P> {
-    /// Returns a copy of the policy of some terms; `None` are those of the shard.
+    /// Returns a copy of the policy of some terms; `None` are the terms of the shard.
     pub(crate) fn new(policy: P, terms: Option<Arc<Terms<P>>>) -> KeyPolicy<P> {
         let common = AtomicBool::new(terms.as_ref().is_none_or(|terms| terms.common));
         KeyPolicy { policy, terms, common, apart: AtomicBool::new(false), own: AtomicBool::new(false) }

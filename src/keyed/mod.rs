@@ -210,7 +210,7 @@ where
         self.anew(choice, self.table.events.clone(), self.table.plans.clone())
     }
 
-    /// Returns a new, empty limiter whose keys get their policies from a function. Known keys are
+    /// Returns a new, empty limiter. Its keys get their policies from a function. Known keys are
     /// not carried over, so call this before the first request.
     ///
     /// The function returns the [`Plan`] of a key, or `None` for the policy of all keys. It is
@@ -320,8 +320,8 @@ where
     ///
     /// A request that would have to wait beyond a bound is refused with
     /// [`Refusal::QueueFull`]; its `retry_after` is the time at which it would not have to wait, if
-    /// no other request comes. No waiting request is dropped for it. A request whose permits are
-    /// due is granted even if no request may wait. All requests that wait for a key count: also
+    /// no other request comes. No waiting request is dropped for it. A request with permits that
+    /// are due is granted even if no request may wait. All requests that wait for a key count: also
     /// reservations, and requests made through the [`limiter`](KeyedRateLimiter::limiter) of a key
     /// or through its limiter after it was removed. Requests of an [`AllOf`](crate::AllOf) wait at
     /// the `AllOf`, and do not count.
@@ -622,7 +622,7 @@ where
     /// now. Call this after the plans have changed. Returns how many keys keep their old terms for
     /// now.
     ///
-    /// - A key whose plan has not changed stays as it is.
+    /// - A key with an unchanged plan stays as it is.
     /// - A key that is as good as new stays so: a full bucket is full also if the new burst is
     ///   larger.
     /// - The permits, the counts and the debt of any other key carry over as in

@@ -150,10 +150,11 @@ impl<K, P> Plans<K, P> {
     }
 }
 
-/// A known key, its hash, and the terms that the function gave it; `None` are those of its shard.
+/// A known key, its hash, and the terms that the function gave it; `None` are the terms of its
+/// shard.
 type Answer<'a, K, P> = (&'a K, u64, Option<Arc<Terms<P>>>);
 
-/// A key that is about to be added, with its terms; `None` are those of its shard.
+/// A key that is about to be added, with its terms; `None` are the terms of its shard.
 pub(crate) struct NewKey<K, P> {
     pub(crate) key: K,
     pub(super) terms: Option<Arc<Terms<P>>>,
@@ -301,8 +302,8 @@ impl<P: Policy> Planned<P> {
 }
 
 impl<P: Policy + Clone> Planned<P> {
-    /// Gives a known key other terms; `None` are those of its shard. Leaves in `drops` the parts
-    /// that are no longer used.
+    /// Gives a known key other terms; `None` are the terms of its shard. Leaves in `drops` the
+    /// parts that are no longer used.
     fn replan(
         &mut self,
         common: &P,

@@ -17,7 +17,7 @@ use crate::policy::Policy;
 pub(crate) struct Removed<K, P: Policy, C: Timer> {
     pub(crate) known: Vec<Entry<K, P>>,
     pub(crate) lines: Vec<(K, Line<P, C>)>,
-    /// The remains of settled lines, whose key and state are back in the table.
+    /// The remains of settled lines. Their keys and states are back in the table.
     pub(crate) rests: Vec<Rest<KeyPolicy<P>, C>>,
 }
 

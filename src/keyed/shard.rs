@@ -61,7 +61,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         Shard { policy, known: Slots::new(), more: None }
     }
 
-    /// Returns an empty shard whose keys have plans.
+    /// Returns an empty shard for keys with plans.
     pub(super) fn with_plans(policy: Arc<P>) -> Self {
         let more = More { planned: Some(Slots::new()), ..More::new() };
         Shard { policy, known: Slots::new(), more: Some(Box::new(more)) }

@@ -22,7 +22,7 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
     ///
     /// - [`Keep::Count`]: no more permits are available than right before, nor than the new limit
     ///   less the permits that were used.
-    /// - [`Keep::Ratio`]: the same share of the limit is available, rounded down.
+    /// - [`Keep::Ratio`]: an equal share of the limit is available, rounded down.
     /// - [`Keep::Nothing`]: as in a new limiter, without debts.
     ///
     /// With the first two, a debt of a bucket or of one of Guava's policies stays that many permits,

@@ -24,7 +24,7 @@ use crate::policy::{Policy, SmoothBursty};
 /// # Bound
 ///
 /// The limiter has granted a permit when the batch takes it. The caller uses it later, at any time.
-/// So in any span callers use no more permits than the policy states, and those that were in
+/// So in any span callers use no more permits than the policy states, and the permits that were in
 /// batches when the span began: at most their [sizes](RateLimiter::batch).
 ///
 /// # Fairness

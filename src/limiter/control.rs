@@ -253,8 +253,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.pause(pause);
     }
 
-    /// Ends a pause now, with the permits that the limiter had when it began, and those
-    /// given back since. Waiters that are due are granted at once. Returns whether the limiter was
+    /// Ends a pause now, with the permits that the limiter had when it began, and the permits given
+    /// back since. Waiters that are due are granted at once. Returns whether the limiter was
     /// paused.
     ///
     /// A window, which counts in real time, keeps no more permits than it had, and the others come

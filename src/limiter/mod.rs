@@ -51,7 +51,7 @@ use crate::time::Nanos;
 /// | [`acquire`](RateLimiter::acquire), [`acquire_many`](RateLimiter::acquire_many) | waits |
 /// | [`acquire_within`](RateLimiter::acquire_within) | waits if that takes no longer than a time, else refuses at once |
 /// | [`try_acquire`](RateLimiter::try_acquire), [`try_acquire_many`](RateLimiter::try_acquire_many) | refuses at once |
-/// | [`blocking_acquire`](RateLimiter::blocking_acquire), [`blocking_acquire_many`](RateLimiter::blocking_acquire_many) | waits in the same queue, from a plain thread |
+/// | [`blocking_acquire`](RateLimiter::blocking_acquire), [`blocking_acquire_many`](RateLimiter::blocking_acquire_many) | waits in that queue, too, from a plain thread |
 /// | [`reserve`](RateLimiter::reserve) | takes a place in the queue and tells when it is due |
 ///
 /// The calls that take a number of permits take a [`Request`] as well, which says more: a priority,
@@ -140,7 +140,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     }
 
     /// A limiter that goes on with a state, with the observer of all keys if there is one. Its
-    /// waiters are among those of all keys.
+    /// waiters count among the waiters of all keys.
     #[cfg(feature = "keyed")]
     pub(crate) fn with_state(
         policy: P,
@@ -153,8 +153,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         RateLimiter { shared: Arc::new(shared.observed_by(all).in_crowd(crowd)) }
     }
 
-    /// Whether this is the only handle to the limiter, no request waits, and no setting differs
-    /// from those of a new limiter.
+    /// Whether this is the only handle to the limiter, no request waits, and all settings are as in
+    /// a new limiter.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_idle(&self) -> bool {
         Arc::strong_count(&self.shared) == 1 && self.shared.is_plain()
@@ -280,8 +280,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limited`] if the permit is due later. Its `retry_after` is the time until the
-    /// same call would be accepted; the permit itself comes up to `within` after that.
+    /// [`Refusal::Limited`] if the permit is due later. Its `retry_after` is the time until such a
+    /// call would be accepted; the permit itself comes up to `within` after that.
     ///
     /// # Panics
     ///

@@ -76,7 +76,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Counts the waiters among those of all keys.
+    /// Counts the waiters among the waiters of all keys.
     #[cfg(feature = "keyed")]
     pub(crate) fn in_crowd(self, crowd: Arc<Crowd>) -> Self {
         lock(&self.line).crowd = Some(crowd);

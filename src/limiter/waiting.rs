@@ -38,8 +38,8 @@ use crate::request::Request;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-/// After so many alarms of one event loop rang too early for a waiter, the timer and the clock do not tell the
-/// same time.
+/// After so many alarms of one event loop rang too early for a waiter, the timer and the clock tell
+/// different times.
 const TOO_OFTEN: u8 = 16;
 
 impl<R: Rule<C>, C: Timer> Shared<R, C> {

@@ -23,8 +23,8 @@
 //! | alarm | set to |
 //! |---|---|
 //! | the alarm of the head's event loop | when the head is due |
-//! | the reserve: of the other alarms, that of the event loop whose timer rang last | [`SLACK`] later |
-//! | the second reserve: of the other alarms, that of the event loop whose task joined the line last | [`SECOND`] later |
+//! | the reserve: of the other alarms, that of the event loop with the timer that rang last | [`SLACK`] later |
+//! | the second reserve: of the other alarms, that of the event loop with the task that joined the line last | [`SECOND`] later |
 //! | all other alarms | [`REST`] later |
 //!
 //! The reserves serve the line if the head's event loop stalls. While it runs they never ring: a
@@ -112,7 +112,8 @@ pub(crate) struct Alarms<C: Timer> {
     list: Entries<Alarm<C>>,
     /// How many users have joined so far.
     joins: u64,
-    /// The two event loops whose timers rang last. Their alarms may be removed, and made again.
+    /// The two event loops with the timers that rang last. Their alarms may be removed, and made
+    /// again.
     rung: [Option<C::RuntimeId>; 2],
 }
 
@@ -277,7 +278,7 @@ impl<C: Timer> Alarms<C> {
         LostAlarm { key, domain, sleep }
     }
 
-    /// Puts back an alarm that was set, or whose event loop or timer is `gone`.
+    /// Puts back an alarm that was set, or that lost its event loop or timer (`gone`).
     pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool) -> PutBack<C> {
         match self.list.get_mut(arming.key) {
             // The key may be another alarm's by now.

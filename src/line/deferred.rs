@@ -27,7 +27,7 @@ pub(crate) struct Deferred<C: Timer> {
     pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
     /// Limiters that have to look at their lines.
     pub(crate) rechecks: Vec<Arc<dyn Recheck>>,
-    /// Values whose drop calls foreign code.
+    /// Values that call foreign code on drop.
     pub(crate) drops: Vec<Box<dyn Any + Send>>,
     /// The first panic of foreign code, which goes on when all work is done.
     panic: Option<Payload>,

@@ -19,8 +19,8 @@ pub(crate) struct Entries<T> {
     room: BTreeSet<usize>,
     /// The numbers below the length of `chunks` that have no chunk.
     free: BTreeSet<usize>,
-    /// An empty chunk that is kept, so that a line whose length goes up and down at the end of a
-    /// chunk allocates nothing.
+    /// An empty chunk that is kept, so that a line that grows and shrinks at the end of a chunk
+    /// allocates nothing.
     spare: Option<usize>,
     len: usize,
 }

@@ -1,7 +1,7 @@
 //! An index of a long line: sums by place. With it the sum of all entries before a place is found
 //! without passing each entry.
 //!
-//! Places rise along the line. Entries whose places differ in the last eight bits alone are a
+//! Places rise along the line. Entries with places that differ in the last eight bits alone are a
 //! block, and 256 blocks are a shelf. The sum before an entry adds the shelves before its shelf,
 //! the blocks before its block, and the entries before it in its block. A short line has no index,
 //! since passing its entries is as fast.

@@ -236,10 +236,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// How many waiters were granted lately and have not run since they were woken.
     ///
-    /// While there are any, a newcomer whose permit is available does not return at once: it joins
-    /// the line, is granted, and is woken behind the earlier waiters. Rounds last for `PATIENCE`;
-    /// only this round and the one before are counted, so a future that never runs does not keep
-    /// all newcomers in line for ever.
+    /// While there are any, a newcomer does not return at once even if its permit is available: it
+    /// joins the line, is granted, and is woken behind the earlier waiters. Rounds last for
+    /// `PATIENCE`; only this round and the one before are counted, so a future that never runs does
+    /// not keep all newcomers in line for ever.
     pub(crate) fn uncollected(&self) -> usize {
         self.uncollected[0] + self.uncollected[1]
     }
@@ -490,8 +490,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.latest
     }
 
-    /// Removes an entry whose future is dropped. An entry in line owes nothing; a grant is undone,
-    /// except that of a policy that [counts]: it is returned, to be undone without the lock.
+    /// Removes an entry after the drop of its future. An entry in line owes nothing; a grant is
+    /// undone, except that of a policy that [counts]: it is returned, to be undone without the
+    /// lock.
     pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) -> Option<Tracked<R::Charge>> {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(visit, key);

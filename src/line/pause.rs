@@ -49,8 +49,8 @@ pub(crate) struct Pausing {
     pub(crate) since: Nanos,
     /// Whether the limiter goes on with the permits that it had, at the end.
     pub(crate) keeps_stock: bool,
-    /// The permits that were available at the beginning, and those given back since. Only where the
-    /// policy counts in real time.
+    /// The permits that were available at the beginning, and the permits given back since. Only
+    /// where the policy counts in real time.
     stock: u64,
 }
 
@@ -208,7 +208,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// The rate has changed. What came in at the old rate is not worth the same at the new one.
+    /// The rate has changed. Permits that came in at the old rate have another worth at the new
+    /// one.
     pub(super) fn pace_anew(&mut self) {
         if let Some(Pace { from, .. }) = self.settings.pace
             && from < self.latest

@@ -553,8 +553,8 @@ impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
 /// Takes the permits that are available beyond so many. Returns how many it took.
 pub(crate) fn take_down_to<P: Policy>(policy: &P, state: &P::State, now: Nanos, permits: u64) -> u64 {
     let (mut taken, mut part) = (0, u32::MAX);
-    // Requests without the lock may take permits at the same moment. So each round asks again how
-    // many are available, and halves its part after a refusal.
+    // Requests without the lock may take permits meanwhile. So each round asks again how many are
+    // available, and halves its part after a refusal.
     while part > 0 {
         let status = policy.status(state, now);
         let beyond = status.available.saturating_sub(permits);

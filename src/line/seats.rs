@@ -21,16 +21,16 @@
 //! # What a look costs
 //!
 //! Seats that are here are summed. Of the seats that are away, the [`DEPTH`] with the earliest
-//! times are judged, one by one. A seat whose time is later loses nothing
-//! yet. If many times come at once, a seat may find at its time that other requests have taken what
-//! it needs. Then it is here, at its old place, until a time that is at most its turn away, and at
-//! its other limiters its time is among the first. So a seat does not wait for ever.
+//! times are judged, one by one. A seat with a later time loses nothing yet. If many times come at
+//! once, a seat may find at its time that other requests have taken what it needs. Then it is here,
+//! at its old place, until a time that is at most its turn away, and at its other limiters its time
+//! is among the first. So a seat does not wait for ever.
 //!
 //! Each seat counts the entries of the line between the seat before it and itself, by their sizes.
 //! Seats lie in blocks of about [`BLOCK`], in the order of their places, and each block has the
 //! sums of its seats. So the sum before a seat adds the blocks before its block, and the seats
-//! before it in its block, or subtracts those behind from the sum of all, whichever are fewer. An
-//! entry or a seat that joins or leaves changes one seat and one block. Sizes are weighed when a
+//! before it in its block, or subtracts the sizes behind from the sum of all, whichever are fewer.
+//! An entry or a seat that joins or leaves changes one seat and one block. Sizes are weighed when a
 //! time is asked for, so a new rate changes no sum.
 //!
 //! # When a time moves
@@ -110,8 +110,8 @@ struct Seat<Ask> {
     shared: Weak<dyn Recheck>,
 }
 
-/// The sum of the parts `before`, if `all` sums these and the parts `behind`. Passes these or those,
-/// whichever are fewer.
+/// The sum of the parts `before`, if `all` sums these and the parts `behind`. Passes the parts
+/// before or the parts behind, whichever are fewer.
 fn sum_before<T>(
     all: &Sums,
     mut before: impl Iterator<Item = T>,
@@ -448,8 +448,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         true
     }
 
-    /// Rings the seats whose time has come, and the first seat that is here if it is due earlier
-    /// than it was told, or never.
+    /// Rings the seats that are due, and the first seat that is here if it is due earlier than it
+    /// was told, or never.
     pub(crate) fn ring(&mut self, terms: &Terms<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         let mut due = Vec::new();
         while let Some(ring) = self.rings.first().copied().filter(|(at, _)| *at <= now) {

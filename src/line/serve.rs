@@ -28,8 +28,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             false => self.serve_due(visit),
         };
         if let Some(first) = due.as_mut().filter(|first| **first > now) {
-            // No waiter is due now, so each waiter whose deadline has passed is refused. These may
-            // be waiters that a change has made too late, too far back to be refused by it.
+            // No waiter is due now, so each waiter past its deadline is refused. These may be
+            // waiters that a change has made too late, too far back to be refused by it.
             let refusal = self.too_early(*first, now);
             *first = self.expire(visit, refusal).min(*first);
         }

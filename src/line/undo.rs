@@ -28,8 +28,8 @@
 //! The room of a mark is the sum of the gaps up to it, and the least room since each of its grants.
 //! Undoing one of these grants lowers the room of its mark and of all later marks, and cuts earlier
 //! marks to that. In gaps: it takes from the mark's own gap, and then from the gaps before it. A
-//! mark whose gap is used up becomes one with the mark before it. So an undoing costs O(log n) for
-//! n grants, amortized, in whatever order.
+//! mark with a used-up gap becomes one with the mark before it. So an undoing costs O(log n) for n
+//! grants, amortized, in whatever order.
 //!
 //! # Why no permit is invented
 //!
@@ -166,7 +166,7 @@ impl Mark {
 }
 
 impl UndoLog {
-    /// A log for a state whose levels have these units.
+    /// A log for a state with levels in these units.
     pub(crate) fn new(parts: usize, unit: impl Fn(usize) -> (u64, u64)) -> UndoLog {
         UndoLog { parts: PerPart::new(parts, |part| PartLog::new(unit(part))), next: 1, touched: 0 }
     }

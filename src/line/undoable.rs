@@ -157,8 +157,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.undo_log.undo(id, &measures, |part, most| rule.undo(at, &mut charge, part, most, deferred));
     }
 
-    /// Undoes what is left of a grant whose parts that [count](part_counts) were undone without the
-    /// lock.
+    /// Undoes the rest of a grant, after the parts that [count](part_counts) were undone without
+    /// the lock.
     pub(crate) fn undo_rest(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
         let Visit { rule, deferred, .. } = visit;
         let measures = self.measures(rule, grant.charge());

@@ -27,7 +27,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         None
     }
 
-    /// Puts back an alarm that was set, or whose event loop or timer is `gone`.
+    /// Puts back an alarm that was set, or that lost its event loop or timer (`gone`).
     pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool, deferred: &mut Deferred<C>) {
         match self.alarms.put_back(arming, gone) {
             PutBack::There => {}

@@ -23,9 +23,9 @@
 //! one may have been full meanwhile without this grant. How much to put back, then?
 //!
 //! - **In a limiter**, the log of undone grants knows (`src/line/undo.rs`): the request takes the
-//!   lock, and the waiters that saw too few permits are served with those that are back. Under this
-//!   lock a waiter also asks before it joins. So either the request that puts back comes later and
-//!   serves that waiter, or the waiter sees the permits.
+//!   lock, and the waiters that saw too few permits are served with the permits that are back.
+//!   Under this lock a waiter also asks before it joins. So either the request that puts back comes
+//!   later and serves that waiter, or the waiter sees the permits.
 //! - **For a key without waiters**, the table reads the clock again, and no more than what has not
 //!   overflowed by then is put back.
 //! - **Alone**, the policy knows the time of the call only, and judges by it.
@@ -69,9 +69,9 @@ use crate::time::Nanos;
 /// Two policies at once: a request is granted when both grant it, and takes its permits from both.
 ///
 /// For two rates of one thing, such as 10 per second and 100 per minute for each user: one state,
-/// one queue, and one entry of a `KeyedRateLimiter`. [`Policy::and`] makes it, and a third policy
-/// follows in the same way. To limit several things in one call, or a thing that others use as
-/// well, use [`AllOf`](crate::AllOf).
+/// one queue, and one entry of a `KeyedRateLimiter`. [`Policy::and`] makes it, and again for a
+/// third policy. To limit several things in one call, or a thing that others use as well, use
+/// [`AllOf`](crate::AllOf).
 ///
 /// A request takes from both policies or from none. A refusal tells the later of the two times. A
 /// request that is larger than one of the policies can ever grant is refused with the smaller
@@ -127,7 +127,7 @@ pub struct Both<P, Q> {
     second: Q,
 }
 
-/// The state of one [`Both`]: those of its policies.
+/// The state of one [`Both`]: the states of its policies.
 #[derive(Debug)]
 pub struct BothState<P, Q> {
     pub(crate) first: P,

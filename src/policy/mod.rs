@@ -4,7 +4,7 @@
 //! states. Time is always an argument, so a policy can be simulated, replayed and tested with any
 //! times.
 //!
-//! | policy | state | who pays for `n` permits | unused permits | use it for |
+//! | policy | state | payer of `n` permits | unused permits | use it for |
 //! |---|---|---|---|---|
 //! | [`SmoothBursty`] | 8 bytes | the next caller | saved, free | a steady rate with spare capacity |
 //! | [`SmoothWarmingUp`] | 16 bytes | the next caller | saved, dearer | a service that is slow after idling |
@@ -263,12 +263,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
     }
 
     /// Carries out a part of a pause, from `from` to `to`: in this time no permit comes in, so the
-    /// stock and the debt at `to` are those at `from`. Unless `keeps_stock`, the pause ends at `to`,
+    /// stock and the debt stay as they are at `from`. Unless `keeps_stock`, the pause ends at `to`,
     /// and the state is left as if it were empty then: permits come in one after the other, the
     /// first one an interval after `to`. A debt stays. Returns the level that the state is left at.
     ///
     /// `None` says that the policy did nothing, since no state of it is as if time had stood still.
-    /// So a window says, whose permits come back in real time. Then the
+    /// A window says so, since its permits come back in real time. Then the
     /// [`RateLimiter`](crate::RateLimiter) itself spaces the first grants after a pause: the *k*th
     /// permit is due no earlier than *k* intervals of the [`rate`](Policy::rate) after its end,
     /// until as much time has passed as the [limit](PolicyStatus::limit) takes to come in.

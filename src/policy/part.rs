@@ -7,9 +7,8 @@ use crate::time::Nanos;
 
 /// One part of a policy, with its state and what one grant took of it.
 ///
-/// A policy has one part unless it says otherwise; a [`Both`](super::Both) has those of its two
-/// policies. [`Policy::each_part`] shows them. The methods are those of [`Policy`] for this part
-/// alone.
+/// A policy has one part unless it says otherwise; a [`Both`](super::Both) has the parts of its two
+/// policies. [`Policy::each_part`] shows them. It has methods of [`Policy`], for this part alone.
 pub trait Part {
     /// See [`Policy::moved`]. `None` if the grant took nothing of this part.
     fn moved(&self) -> Option<(u64, u64)>;

@@ -11,7 +11,7 @@ pub(crate) struct Remainder {
     pub(crate) limit: u64,
     /// How many single permits were available; at most the limit.
     pub(crate) available: u64,
-    /// How many permits were owed. Zero for a window, whose debt ends with it.
+    /// How many permits were owed. Zero for a window, since its debt ends with it.
     pub(crate) owed: u32,
 }
 
@@ -39,11 +39,11 @@ impl Remainder {
     }
 }
 
-/// A policy whose states can be shut.
+/// A policy with states that can be shut.
 pub(crate) trait Shut: Policy {
     /// Shuts a state for good, and returns what it had at the time `at`. One atomic step, in the
-    /// order of changes of the state: a grant that comes before it is counted in what is returned,
-    /// and no grant comes after it. Nothing that is undone later opens the state again.
+    /// order of changes of the state: a grant that comes before it is counted in the remainder, and
+    /// no grant comes after it. Nothing that is undone later opens the state again.
     ///
     /// Without a limit there is nothing to count, and a request that has found the policy before
     /// is still granted.

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | while no request waits for this key | in the table of keys, without a limiter for the key: the common members are asked first, then the key |
 //! | that asks several limiters of keys, or for permits in use of its key, or has to wait | by an [`AllOf`] of the common members and the limiters of the key |
-//! | while others wait for this key | by the [`AllOf`] in whose queue they wait |
+//! | while others wait for this key | by the [`AllOf`] in which they wait |
 //!
 //! The way through the table takes from the common members one inside the other, as an [`AllOf`]
 //! does, and from the key innermost. So a grant of a key never has to be put back, which a state in
@@ -117,7 +117,7 @@ pub struct KeyedAllOf<Q: ?Sized, C: Timer = DefaultClock> {
     /// The members that all keys have in common. No request waits in it.
     common: AllOf<C>,
     keyed: Vec<KeyedEntry<Q, C>>,
-    /// One permit of each member: first the common ones, then those of the key.
+    /// One permit of each member: first the common members, then the members of the key.
     ones: Weights,
     composites: Arc<Composites<C>>,
     bounds: QueueBounds,
@@ -148,7 +148,8 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         KeyedAllOf::by(name, limiter, |key: &Q| key)
     }
 
-    /// As [`new`](KeyedAllOf::new), for a limiter whose key is a part of the key of the calls.
+    /// As [`new`](KeyedAllOf::new), for a limiter with a key that is a part of the key of the
+    /// calls.
     #[must_use]
     pub fn by<K, P, R>(
         name: impl Into<Name>,
@@ -213,7 +214,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.with_keyed_by(name, limiter, |key: &Q| key)
     }
 
-    /// Adds another limiter of keys, whose key is a part of the key of the calls.
+    /// Adds another limiter of keys, with a key that is a part of the key of the calls.
     ///
     /// # Panics
     ///
@@ -300,8 +301,8 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.with_keyed_counting_by(name, limit, |key: &Q| key)
     }
 
-    /// As [`with_keyed_counting`](KeyedAllOf::with_keyed_counting), for a limit whose key is a part
-    /// of the key of the calls.
+    /// As [`with_keyed_counting`](KeyedAllOf::with_keyed_counting), for a limit with a key that is
+    /// a part of the key of the calls.
     ///
     /// # Panics
     ///
@@ -694,7 +695,8 @@ fn refused(name: &Name, refusal: Refusal) -> AllRefusal {
 }
 
 impl<Q: ?Sized, C: Timer> KeyedAllOf<Q, C> {
-    /// The names of the members: those that all keys have in common, and then the limiters of keys.
+    /// The names of the members: first of the members that all keys have in common, and then of the
+    /// limiters of keys.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries().map(Name::as_str)
     }

@@ -29,7 +29,7 @@ impl Queue {
         self.wakers.remove(&key)
     }
 
-    /// Removes and returns the first waker whose time has come, and that time.
+    /// Removes and returns the first waker that is due, and that time.
     pub(super) fn pop_due(&mut self, now: Nanos) -> Option<(Nanos, Waker)> {
         let due = self.wakers.first_entry().filter(|first| first.key().0 <= now)?;
         let ((at, _), waker) = due.remove_entry();

@@ -1,4 +1,4 @@
-//! Unparks a thread at a time of a runtime whose time differs from real time.
+//! Unparks a thread at a time of a runtime with a time of its own, not real time.
 
 use std::thread::Thread;
 

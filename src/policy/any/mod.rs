@@ -2,9 +2,9 @@
 //!
 //! # The problem
 //!
-//! A request asks the policy without a lock. A change of the kind replaces the policy and the state,
-//! whose types differ, and no exchange replaces both. A request that has found the old policy a
-//! moment ago must not get a permit that the new policy gives again.
+//! A request asks the policy without a lock. A change of the kind replaces the policy and the
+//! state. Their types differ, and no exchange replaces both. A request that has found the old
+//! policy a moment ago must not get a permit that the new policy gives again.
 //!
 //! # Protocol
 //!
@@ -49,8 +49,9 @@
 //! **Why enough.** There are two bad executions. A grant of the old era that the new one does not
 //! count: 2 is an exchange, so it reads the newest state. A refusal by a shut state that is told to
 //! the caller: the request has read a value that was stored after the fence in 1, so the load in 6
-//! reads that store or a later one. **Why not more.** Whoever begins after a change has ended finds
-//! the new era, since the change happens before; a request that overlaps with it may take by either.
+//! reads that store or a later one. **Why not more.** A request that begins after a change has
+//! ended finds the new era, since the change happens before; a request that overlaps with it may
+//! take by either.
 //!
 //! Without a limit the old policy grants without looking at its state. Such a request has found the
 //! old era, and is granted as if it had come before the change.
@@ -187,9 +188,9 @@ impl AnyPolicy {
     /// The configuration of the terms in force, after all changes.
     ///
     /// It makes a policy that decides as this one does. A field that says what a policy does anyway,
-    /// such as a `cold_factor` of 3, is not set. A window whose rate was changed to a fraction has
-    /// the whole numbers in force. A log whose rate was lowered has the room that it was made with as
-    /// `with_capacity`.
+    /// such as a `cold_factor` of 3, is not set. A window with a rate that was changed to a
+    /// fraction has the whole numbers in force. A log with a lowered rate has the room that it was
+    /// made with as `with_capacity`.
     ///
     /// # Examples
     ///

@@ -11,7 +11,7 @@ use crate::policy::{Change, Keep, Policy, PolicyConfig, SmoothBursty};
 use crate::sync::{AtomicU32, Ordering, Swap, fence};
 use crate::time::Nanos;
 
-/// What leads from the terms in force to those of a configuration.
+/// The step from the terms in force to the terms of a configuration.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The policy goes on with other numbers.
@@ -21,7 +21,8 @@ pub(crate) enum Step {
 }
 
 impl AnyPolicy {
-    /// What leads to the terms of a configuration, in a limiter whose clock began at this Unix time.
+    /// Returns the step to the terms of a configuration, in a limiter with a clock that began at
+    /// this Unix time.
     pub(crate) fn step_to(
         &self,
         config: &PolicyConfig,
@@ -89,7 +90,7 @@ impl AnyPolicy {
         }
     }
 
-    /// Begins an era with what is left of the one before.
+    /// Begins an era with the remainder of the one before.
     fn publish(&self, state: &AnyState, at: Nanos, (kind, era): (Kind, u32), left: Remainder, keep: Keep) {
         let carried = carried_over(&kind, at, left, keep);
         let policy = Arc::new(Ruled { kind, era });

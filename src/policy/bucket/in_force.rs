@@ -38,7 +38,7 @@
 //! the conversion, and does not find the old word. **Why not more.** A request that takes from a
 //! word makes an exchange, too, which carries on what the conversion published, at any ordering.
 //!
-//! **What is left.** An exchange tells words apart, not terms. A change may leave the word as it
+//! **What remains.** An exchange tells words apart, not terms. A change may leave the word as it
 //! is: nothing is in stock, only the burst becomes larger, or the bucket is to stand still. Then
 //! one request that stalled meanwhile takes by the old terms, and finds the tokens that came in at
 //! the old rate until the time of its call. Likewise, if grants by the new terms move the word back
@@ -66,8 +66,8 @@ use crate::time::Nanos;
 
 /// Open, tokens come in all the time, and the bucket can hold the price of one permit.
 pub(super) const PLAIN: u64 = 0;
-/// Open, and tokens come in steps. All numbers are read as one, since the steps of one rate make no
-/// sense with those of another.
+/// Open, and tokens come in steps. All numbers are read as one, since the steps of two rates make
+/// no sense together.
 pub(super) const IN_STEPS: u64 = 1;
 /// Open, and unlimited, or without any tokens coming in, or too small for one permit.
 const OTHER: u64 = 3;

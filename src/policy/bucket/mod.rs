@@ -263,7 +263,7 @@ impl Bucket {
         Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
     }
 
-    /// A bucket whose steps begin this long after the periods of Unix time.
+    /// A bucket with steps that begin this long after the periods of Unix time.
     pub(crate) fn aligned(self, offset: Duration) -> Bucket {
         Bucket { wall_clock: Some(offset), ..self }
     }

@@ -25,7 +25,7 @@
 //!
 //! With cold factor *F*, a permit takes away `k` intervals of coldness. Two wishes fix `k` and *T*.
 //! At full demand, going from *W* to *T* shall take the time *W*, and going from *T* to 0 shall
-//! take half of it. The second wish is a legacy of Guava, whose factor was always 3.
+//! take half of it. The second wish is a legacy of Guava, where the factor was always 3.
 //!
 //! - Below *T* a permit costs one interval and takes away `k` of them. So the way from *T* to 0
 //!   takes `T / k`, which shall be `W / 2`: `T = k W / 2`.

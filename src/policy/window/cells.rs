@@ -258,7 +258,7 @@ impl Cells {
     }
 
     /// The oldest cell that began after a time, of so many: all younger ones did. The head comes
-    /// encoded, so that a view whose hint is right keeps it in registers.
+    /// encoded, so that a view with a right hint keeps it in registers.
     #[cold]
     #[inline(never)]
     fn search(&self, head: u128, over: Stamp, cells: u64) -> Option<Cell> {

@@ -53,7 +53,7 @@
 //! any more. **Why not more.** A taker publishes nothing, and its exchange carries on what 3
 //! published, since it reads and writes in one.
 //!
-//! **What is left.** A request that stalls between 4 and 6 for a multiple of `2^TURNS` changes, and
+//! **What remains.** A request that stalls between 4 and 6 for a multiple of `2^TURNS` changes, and
 //! then finds the word as it was to the last bit, takes by the terms that it has read. A *refusal*
 //! is not checked again: a refusal that overlaps with a change may mix both terms, and tell a time
 //! that neither of them gives.

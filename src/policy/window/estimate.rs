@@ -219,7 +219,7 @@ fn small(count: u64) -> u32 {
 /// For so many windows the prediction for waiters is exact.
 const WINDOWS: usize = 64;
 
-/// Whether `n` more permits fit below the limit at the time of a word, whose window begins at a
+/// Whether `n` more permits fit below the limit at the time of a word, if its window begins at a
 /// time.
 #[inline]
 fn fits(word: Word, beginning: Stamp, n: u32, window: &Window) -> bool {

@@ -15,7 +15,7 @@
 //!
 //! Takers take only places anew that are over. So the copy passes over the oldest of them, before
 //! takers come to them. It keeps the others, as many as the room has and some for permits that are
-//! undone meanwhile, since those that are over count again in a longer window. A copy is given up
+//! undone meanwhile, since places that are over count again in a longer window. A copy is given up
 //! if a place was taken anew while it was read. A refund, a reset and a debit give it up too, since
 //! they change which places count.
 //!
@@ -27,7 +27,7 @@
 //! for each permit are enough. If debits and refunds gave a copy up, it may not be ready: then one
 //! giver-back makes it in one pass, as it does if one grant has more permits than there are spare
 //! places. It keeps all places first. If others take permits meanwhile, it makes the copy anew
-//! without those that are over: a longer window then counts too few of these.
+//! without the places that are over: a longer window then counts too few of these.
 
 use crate::policy::window::log::give_back::{Book, Books, Credit, Credits, GiveBack, Next};
 use crate::policy::window::log::head::Head;
@@ -199,8 +199,8 @@ impl LogState {
             }
         }
         if valid < copying.pending + taken {
-            // The oldest places were taken anew, perhaps some of those of one time. Then that time is
-            // over, unless the window has become longer since.
+            // The oldest places were taken anew, perhaps some of the places of one time. Then that
+            // time is over, unless the window has become longer since.
             let first = self.behind(&view, valid);
             if end(first, window) <= head.time {
                 passed = passed.max(self.count(&view, 0, |there| there <= first));

@@ -222,14 +222,14 @@ impl Book {
         }
     }
 
-    /// Parts the credits that count from the credits that are over, and forgets credits whose
-    /// places were taken anew. It does so as of the time of the head, since no request is judged as
+    /// Parts the credits that count from the credits that are over, and forgets credits with places
+    /// that were taken anew. It does so as of the time of the head, since no request is judged as
     /// of an earlier time.
     fn follow(&mut self, state: &LogState, back: &GiveBack, window: &Window, head: Head) {
         self.part(state, back, head.ring, window, head.time, Some(head.place));
     }
 
-    /// Parts the credits as of `now`, in a ring whose `next` place counts no more.
+    /// Parts the credits as of `now`, in a ring where the `next` place counts no more.
     pub(super) fn part(
         &mut self,
         state: &LogState,
@@ -270,8 +270,8 @@ impl Book {
         *self = Book::default();
     }
 
-    /// The undone permits whose places were not taken anew: so many places fewer than the ring has
-    /// show permits that count, or would count in a longer window.
+    /// The undone permits with places that were not taken anew: so many places fewer than the ring
+    /// has show permits that count, or would count in a longer window.
     pub(super) fn undone(&self) -> u32 {
         self.sum + self.over_sum
     }
@@ -344,7 +344,7 @@ impl LogState {
         }
     }
 
-    /// Leaves out the credits whose times are not after `over`.
+    /// Leaves out the credits with times that are not after `over`.
     pub(super) fn leave_out(&self, back: &GiveBack, credits: &mut Credits, ring: bool, over: Stamp) {
         while credits.sum > 0
             && credits.first < self.len()

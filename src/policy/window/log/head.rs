@@ -2,9 +2,9 @@
 //!
 //! # State word
 //!
-//! | bits | field | meaning | who changes it |
+//! | bits | field | meaning | changed by |
 //! |---|---|---|---|
-//! | 0 | `credited` | grants were undone whose times still count: the slot of the version tells how many permits | set by a giver-back, cleared by the taker that finds them all over |
+//! | 0 | `credited` | grants with times that still count were undone: the slot of the version tells how many permits | set by a giver-back, cleared by the taker that finds them all over |
 //! | 1 | `ring` | which of the two rings is in force | a giver-back that copies |
 //! | 2 to 63 | `time` | when the last grant was made; never falls | each taker |
 //! | 64 to 87 | `n` | how many places the last grant took; its taker may not have written them yet | each taker; a giver-back sets it to 0 |
@@ -29,7 +29,7 @@
 //!   read. If it clears `floored`, refunded permits count until they are over: too few are granted,
 //!   and not too many.
 //! - **2^14 of them, and grants or debits.** `place` is equal again only after a whole lap of the
-//!   ring, or after two copies whose ends fall on one place. Then the stalled taker may be granted
+//!   ring, or after two copies with their ends on one place. Then the stalled taker may be granted
 //!   up to its `n` permits too many. This is the bound: one request per 2^14 givings-back within
 //!   one nanosecond of the log's time, if all of that coincides.
 //!
@@ -87,7 +87,7 @@ impl Head {
         u128::from(high) << 64 | u128::from(low)
     }
 
-    /// The head of the next version, whose last grant is written.
+    /// The head of the next version, with the last grant written.
     pub(crate) fn next_version(self) -> Head {
         Head { version: (self.version + 1) % VERSIONS, n: 0, ..self }
     }

@@ -177,7 +177,7 @@ impl SlidingLog {
             let at_or = |free_at| if free_at > time { due(free_at) } else { at };
             let next_at = match later {
                 0 => state.free_at(view, &window, 1),
-                // The oldest place of those that counted then.
+                // The oldest of the places that counted then.
                 later => state::end(state.behind(view, window.limit + later + view.credits.sum), &window),
             };
             PolicyStatus {

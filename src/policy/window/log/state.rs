@@ -6,15 +6,15 @@
 //! grant goes, and when the last grant was made. `room` places count for decisions; the spare ones
 //! bound how many undone permits may lie among them.
 //!
-//! | word | meaning | who changes it | a request that sees it |
+//! | word | meaning | changed by | a request that sees it |
 //! |---|---|---|---|
 //! | a place behind the head | when one permit was granted | the taker of the place, or a helper; it only rises, until the ring is filled by a copy | compares it with the time |
 //! | a place of the last grant | the time in the head, if it is not written yet | | takes the time in the head |
 //! | a place ahead of the head | a time of a lap before, not above the time in the head; these times ascend | | does not look at it |
 //! | head | see [`Head`] | takers, givers-back | replaces it, or is refused and writes nothing |
 //! | floor, in the slot of a version | places behind it do not count | a giver-back, before that version begins | counts them as free |
-//! | credits, in the slot of a version | how many permits were undone whose times still count, and the place of the first of them | a giver-back, before that version begins; a taker whose clock is past the first one | looks as many places further back |
-//! | a link, for each place, in chunks | how many permits of the time in this place were undone, and where the next such place is; none before its chunk is allocated | a giver-back | leaves out what is over |
+//! | credits, in the slot of a version | how many permits with times that still count were undone, and the place of the first of them | a giver-back, before that version begins; a taker with a clock past the first one | looks as many places further back |
+//! | a link, for each place, in chunks | how many permits of the time in this place were undone, and where the next such place is; none before its chunk is allocated | a giver-back | leaves out the undone permits that are over |
 //!
 //! | step of a taker | operation | ordering | why |
 //! |---|---|---|---|
