@@ -501,8 +501,8 @@ pub(crate) fn understood_span(text: &str) -> Option<String> {
     Some(format!("{count}{unit}"))
 }
 
-/// How to write a rate that is understood although it is not read: `10 per second`, `5/sec`, `1k/s`,
-/// `5rps`, or `5`, which has no period.
+/// How to write a rate that is understood although it is not read: `10 per second`, `5/sec`,
+/// `1k/s`, `5rps`, or `5`, which has no period.
 fn understood_rate(text: &str) -> Option<String> {
     let text = text.trim().to_lowercase();
     if text.parse::<f64>().is_ok_and(|permits| permits.is_finite() && permits > 0.0) {

@@ -77,8 +77,8 @@ impl Request {
     /// from now until `deadline`, or none if that has passed.
     ///
     /// Give the request to a limiter at once, because its time begins with the first poll. The
-    /// deadline is in real time. For a limiter on a [`ManualClock`](crate::ManualClock) or on paused
-    /// time, use `within`.
+    /// deadline is in real time. For a limiter on a [`ManualClock`](crate::ManualClock) or on
+    /// paused time, use `within`.
     ///
     /// # Examples
     ///

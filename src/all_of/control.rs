@@ -16,10 +16,10 @@ impl<C: Timer> AllOf<C> {
     /// Pauses the composite for the time `span`, as a server's `Retry-After` asks for. See
     /// [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
     ///
-    /// The members are not paused: other callers go on with them. At the end each member with a rate
-    /// is left as if it were empty, also for other callers, since the service that said stop has no
-    /// permits left either. So no burst follows. [`Pause::keep_stock`] leaves the members alone; use
-    /// it where they belong to more services than the one that said stop.
+    /// The members are not paused: other callers go on with them. At the end each member with a
+    /// rate is left as if it were empty, also for other callers, since the service that said stop
+    /// has no permits left either. So no burst follows. [`Pause::keep_stock`] leaves the members
+    /// alone; use it where they belong to more services than the one that said stop.
     ///
     /// A refusal names the member that is ready last, or the first one if all are ready.
     ///

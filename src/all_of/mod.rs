@@ -737,7 +737,7 @@ impl<C: Timer> All<C> {
         AllRefusal::Member { name, refusal }
     }
 
-    /// Changes the costs to the costs of a request.
+    /// Sets the costs to the costs of a request.
     fn set_costs(&self, ask: &mut Weights, request: &AllRequest<'_>) -> Result<(), AllRefusal> {
         if let Some(n) = request.others() {
             for (index, entry) in self.members.iter().enumerate() {

@@ -137,8 +137,8 @@ impl From<u32> for AllRequest<'_> {
     }
 }
 
-/// Asks for as many permits of each rate limiter as the request says, with its priority, its maximum wait
-/// and its exemption.
+/// Asks for as many permits of each rate limiter as the request says, with its priority, its
+/// maximum wait and its exemption.
 impl From<Request> for AllRequest<'_> {
     fn from(request: Request) -> Self {
         AllRequest { request, ..AllRequest::from(request.permits) }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::all_of::name::Name;
 use crate::status::Status;
 
-/// A snapshot of an [`AllOf`](crate::AllOf). It may be outdated when it is returned, and its members
-/// were looked at one after the other.
+/// A snapshot of an [`AllOf`](crate::AllOf). It may be outdated when it is returned, and its
+/// members were looked at one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AllStatus {

@@ -2,7 +2,8 @@
 //!
 //! Adapters and applications store limiters of any kind: one of a rate, a key of many, several at
 //! once, or one over a network. The kinds differ by policy, clock and key, and so by type.
-//! [`Limiter`] is what all of them can do, without types; [`AnyLimiter`] is a handle to one of them.
+//! [`Limiter`] is what all of them can do, without types; [`AnyLimiter`] is a handle to one of
+//! them.
 
 #[cfg(feature = "keyed")]
 mod of_key;
@@ -182,7 +183,8 @@ impl AnyLimiter {
         self.0.acquire(&AllRequest::new().within(within))
     }
 
-    /// Blocks the calling thread until it has one permit, of each limit. Do not call it from a task.
+    /// Blocks the calling thread until it has one permit, of each limit. Do not call it from a
+    /// task.
     ///
     /// # Errors
     ///
@@ -244,7 +246,8 @@ impl AnyLimiter {
     ///
     /// # Errors
     ///
-    /// An [`AllRefusal`] if the limiter is a key for which there is no room. Then nothing is paused.
+    /// An [`AllRefusal`] if the limiter is a key for which there is no room. Then nothing is
+    /// paused.
     pub fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
         self.0.pause_for(span)
     }

@@ -13,7 +13,8 @@ use crate::clock::tokio::TokioSleep;
 use crate::clock::{Clock, Sleep};
 use crate::time::Nanos;
 
-/// Identifies the event loop of a task: its tokio runtime, or the thread that rings everywhere else.
+/// Identifies the event loop of a task: its tokio runtime, or the thread that rings everywhere
+/// else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventLoop {
     /// `None` is that thread.

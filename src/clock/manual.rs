@@ -117,8 +117,8 @@ impl ManualClock {
         shared.sleepers.first_key_value().map(|((at, _), _)| *at).filter(|at| *at < Nanos::MAX)
     }
 
-    /// Returns how many sleeps wait. A limiter has one for each event loop with waiters, and one for
-    /// each blocked thread; how many requests wait, its [`status`](crate::RateLimiter::status)
+    /// Returns how many sleeps wait. A limiter has one for each event loop with waiters, and one
+    /// for each blocked thread; how many requests wait, its [`status`](crate::RateLimiter::status)
     /// tells.
     #[must_use]
     pub fn sleeping(&self) -> usize {

@@ -12,10 +12,10 @@ use crate::time::Nanos;
 /// first time, and is parked until the next permit of any limiter is due. It works in any executor:
 /// smol, the `block_on` of futures, tokio.
 ///
-/// tokio's timer ticks in milliseconds, so with it permits are released up to 2 ms late, and many at
-/// once. With this clock each permit is released at its time, to some 10 us at the median, if a
-/// processor is free. The thread wakes up 11,000 times per second at most. So at higher rates
-/// the permits of 90 us are released at once.
+/// tokio's timer ticks in milliseconds, so with it permits are released up to 2 ms late, and many
+/// at once. With this clock each permit is released at its time, to some 10 us at the median, if a
+/// processor is free. The thread wakes up 11,000 times per second at most. So at higher rates the
+/// permits of 90 us are released at once.
 ///
 /// Each release wakes the thread, and the thread wakes the task, so it costs more processor time
 /// than tokio's timer. The average rate is exact with either. `benches/README.md` has a table.

@@ -132,8 +132,8 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Closed`] if the limit is [closed](CountingLimit::close). Nothing else: a limit of 0
-    /// may be raised later.
+    /// [`Refusal::Closed`] if the limit is [closed](CountingLimit::close). Nothing else: a limit of
+    /// 0 may be raised later.
     pub async fn acquire(&self) -> Result<CountingPermit, Refusal> {
         self.acquire_many(1).await
     }
@@ -237,8 +237,8 @@ impl CountingLimit {
     /// both the calls in flight and the calls per second.
     ///
     /// The rate comes second, so that a call that cannot begin spends no permit of the rate. A
-    /// request that waits for the rate holds a permit of this limit meanwhile. Dropping the future takes nothing
-    /// from either limiter.
+    /// request that waits for the rate holds a permit of this limit meanwhile. Dropping the future
+    /// takes nothing from either limiter.
     ///
     /// # Errors
     ///
@@ -356,9 +356,9 @@ impl CountingLimit {
         self.pool.set_limit(limit);
     }
 
-    /// Closes the limit for good. From then on no request gets a permit, and all waiters are refused
-    /// at once with [`Refusal::Closed`]. Permits that are out stay out. Returns whether the limit was
-    /// open.
+    /// Closes the limit for good. From then on no request gets a permit, and all waiters are
+    /// refused at once with [`Refusal::Closed`]. Permits that are out stay out. Returns whether the
+    /// limit was open.
     ///
     /// # Examples
     ///

@@ -8,11 +8,13 @@ use crate::policy::{AnyPolicy, ConfigError, Keep, PolicyConfig, Step};
 
 impl<K: Hash + Eq, C: Timer + Clone> KeyedRateLimiter<K, AnyPolicy, C> {
     /// Changes all keys without a plan or terms of their own to a configuration, as
-    /// [`change_all`](KeyedRateLimiter::change_all) does. `keep` says what becomes of their permits.
+    /// [`change_all`](KeyedRateLimiter::change_all) does. `keep` says what becomes of their
+    /// permits.
     ///
     /// All of the configuration is applied, or nothing: a configuration that no
     /// [`Change`](crate::Change) [leads to](PolicyConfig::change_to) is an error. In contrast to
-    /// [`RateLimiter::apply`](crate::RateLimiter::apply), keys do not change the kind of their policy.
+    /// [`RateLimiter::apply`](crate::RateLimiter::apply), keys do not change the kind of their
+    /// policy.
     ///
     /// # Errors
     ///

@@ -132,8 +132,8 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         }
     }
 
-    /// Changes the terms of one part of a line, or of all, unless the key has terms of its own. Returns `false` if the
-    /// policy refused the change.
+    /// Changes the terms of one part of a line, or of all, unless the key has terms of its own.
+    /// Returns `false` if the policy refused the change.
     ///
     /// Like [`change`](Shared::change), but the caller holds the lock of a shard: foreign code is
     /// left in `deferred`.

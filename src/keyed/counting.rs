@@ -15,17 +15,17 @@
 //! The table is divided into shards by the hash of the key, each behind a mutex. Each request locks
 //! its shard twice: to find or add its key, and to forget it.
 //!
-//! **No permit too many.** A request gets its reference under the lock. A user that ends first gives
-//! up its reference, and then looks under the lock: if only the table's reference is left, no
+//! **No permit too many.** A request gets its reference under the lock. A user that ends first
+//! gives up its reference, and then looks under the lock: if only the table's reference is left, no
 //! request is on its way to this limit, and the key is forgotten in this section. A request that
 //! comes later makes a new limit, from which no permit is out. **No key stays.** The references of
-//! a limit share one count, so of two users that end together the last one to give up its
-//! reference finds that only the table's is left. The exception are handles, which end without a
-//! look: new keys look at a few places each.
+//! a limit share one count, so of two users that end together the last one to give up its reference
+//! finds that only the table's is left. The exception are handles, which end without a look: new
+//! keys look at a few places each.
 //!
-//! **Limits.** The function that gives limits to keys is foreign code. It runs without a lock, as the
-//! function of [plans](super::plan) does, and by that argument no key keeps a limit from before a
-//! `replan`.
+//! **Limits.** The function that gives limits to keys is foreign code. It runs without a lock, as
+//! the function of [plans](super::plan) does, and by that argument no key keeps a limit from before
+//! a `replan`.
 //!
 //! **Panics.** A key is counted just before it goes in, and uncounted as soon as it is out. `Hash`
 //! and `Eq` of keys run under the lock of a shard, `Clone` and `Drop` of keys and wakers do not.
@@ -638,8 +638,8 @@ impl<K: Hash + Eq> Limits<K> {
 }
 
 impl<K: Hash + Eq> Limits<K> {
-    /// Gives a key in use its limit. A `replan` that begins meanwhile may have set a newer limit, so
-    /// the function is called again until none has begun.
+    /// Gives a key in use its limit. A `replan` that begins meanwhile may have set a newer limit,
+    /// so the function is called again until none has begun.
     fn replan_key(&self, shard: &Mutex<Shard<K>>, key: &K, limit: &CountingLimit) {
         loop {
             let version = lock(shard).version;

@@ -40,8 +40,8 @@ use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
 
-/// One limiter per key: one policy for all keys or a [plan](KeyedRateLimiter::with_plans) for each, a
-/// state of its own for each key, and at most `max_keys` keys.
+/// One limiter per key: one policy for all keys or a [plan](KeyedRateLimiter::with_plans) for each,
+/// a state of its own for each key, and at most `max_keys` keys.
 ///
 /// A key is known from its first request on, and starts as a new limiter does. A key is *as good as
 /// new* when it is full, owes nothing and has nothing counted. Such a key may be forgotten: when a
@@ -267,9 +267,9 @@ where
     /// grants with the time waited, refusals, including [`TooManyKeys`](Refusal::TooManyKeys),
     /// waits that were dropped, and changes made through the [`limiter`](KeyedRateLimiter::limiter)
     /// of a key. An event does not name its key, except with
-    /// [`observed_by_key`](KeyedRateLimiter::observed_by_key). If the limiter of one key has an observer of its
-    /// own, that observer is told after this one. Observing all keys does not keep a key from being
-    /// forgotten.
+    /// [`observed_by_key`](KeyedRateLimiter::observed_by_key). If the limiter of one key has an
+    /// observer of its own, that observer is told after this one. Observing all keys does not keep
+    /// a key from being forgotten.
     ///
     /// A second observer replaces the first. A limiter without an observer pays one comparison for
     /// each call.

@@ -399,8 +399,8 @@ where
         (shares && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
     }
 
-    /// Takes what a request asks for from a key that may be new, or returns the line to ask. Reports
-    /// nothing.
+    /// Takes what a request asks for from a key that may be new, or returns the line to ask.
+    /// Reports nothing.
     pub(crate) fn ask<Q>(
         &self,
         hash: u64,
@@ -485,7 +485,8 @@ where
         work(policy, &policy.start_again(now), now)
     }
 
-    /// Adds a key, unless another request has added it meanwhile, and takes what the request asks for.
+    /// Adds a key, unless another request has added it meanwhile, and takes what the request asks
+    /// for.
     fn add<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Asked<P, C>, Refusal>
     where
         K: Borrow<Q>,

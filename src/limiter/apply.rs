@@ -12,8 +12,8 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
         self.policy().config()
     }
 
-    /// Changes the limiter to a configuration, the kind of policy included. Waiters keep their places
-    /// in line, and their times are computed anew.
+    /// Changes the limiter to a configuration, the kind of policy included. Waiters keep their
+    /// places in line, and their times are computed anew.
     ///
     /// All of the configuration is applied, or nothing. It is applied as a
     /// [`Change`](crate::Change) where that [leads to it](PolicyConfig::change_to): then the policy
@@ -25,20 +25,21 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
     /// - [`Keep::Ratio`]: an equal share of the limit is available, rounded down.
     /// - [`Keep::Nothing`]: as in a new limiter, without debts.
     ///
-    /// With the first two, a debt of a bucket or of one of Guava's policies stays that many permits,
-    /// or that share; a debt that is owed for ever becomes one of [`u32::MAX`] permits. The debt of a
-    /// window ends with it. So in any span that the change lies in, at most as many permits are
-    /// granted as the old policy allows until the change, and then as many as come in by the new
-    /// one. With `Keep::Nothing`, a full burst or limit is granted in addition. After a policy
-    /// without a limit the new one begins as in a new limiter.
+    /// With the first two, a debt of a bucket or of one of Guava's policies stays that many
+    /// permits, or that share; a debt that is owed for ever becomes one of [`u32::MAX`] permits.
+    /// The debt of a window ends with it. So in any span that the change lies in, at most as many
+    /// permits are granted as the old policy allows until the change, and then as many as come in
+    /// by the new one. With `Keep::Nothing`, a full burst or limit is granted in addition. After a
+    /// policy without a limit the new one begins as in a new limiter.
     ///
     /// Permits that a window or a log counted count from now on in the new one. Of a grant from
-    /// before, a dropped future or a settled reservation gives back nothing. The time is that of one
-    /// call, but the new counts of a [`SlidingLog`](crate::SlidingLog) are written one by one. The
-    /// memory of the policy that the limiter was made with is kept until the limiter is dropped.
+    /// before, a dropped future or a settled reservation gives back nothing. The time is that of
+    /// one call, but the new counts of a [`SlidingLog`](crate::SlidingLog) are written one by one.
+    /// The memory of the policy that the limiter was made with is kept until the limiter is
+    /// dropped.
     ///
-    /// A call that overlaps with the change is decided by the old or the new terms. A start, such as
-    /// `start_with`, is what a [reset](RateLimiter::reset) goes back to.
+    /// A call that overlaps with the change is decided by the old or the new terms. A start, such
+    /// as `start_with`, is what a [reset](RateLimiter::reset) goes back to.
     ///
     /// # Errors
     ///

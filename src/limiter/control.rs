@@ -197,9 +197,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// No permits come in during a pause. When it ends the limiter goes on as if it were empty:
     /// permits come in one interval apart, the first one an interval after the end. So no burst
     /// follows, and a pause that is told twice is one pause. [`Pause::keep_stock`] goes on with the
-    /// permits that there were, and so does a [`resume`](RateLimiter::resume) before the end. A debt
-    /// stays. A grant after the pause is never charged as of a time in the pause, even where the
-    /// timer is late.
+    /// permits that there were, and so does a [`resume`](RateLimiter::resume) before the end. A
+    /// debt stays. A grant after the pause is never charged as of a time in the pause, even where
+    /// the timer is late.
     ///
     /// | policy | after the pause |
     /// |---|---|
@@ -378,8 +378,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.debit(n);
     }
 
-    /// Takes all permits that are available now, and returns how many it took, for a server that says
-    /// that it has no permits left. If the server also says when to come back, [pause](RateLimiter::pause_for).
+    /// Takes all permits that are available now, and returns how many it took, for a server that
+    /// says that it has no permits left. If the server also says when to come back,
+    /// [pause](RateLimiter::pause_for).
     ///
     /// New permits accrue as before. An unlimited policy has no permits to take. Waiters stay in
     /// line, and move back if some of their permits were available already.

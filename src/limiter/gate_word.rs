@@ -52,8 +52,9 @@
 //! `close` finds it in line and refuses it, or after, and then it finds the mark. A request without
 //! the lock that overlaps with `close` may still be granted: it came first.
 //!
-//! **Checked by** `loom-tests/control.rs` for pauses and the end, and by `loom-tests/gate.rs`: try against a waiter, joining against a refund, dropping
-//! against a grant, blocked threads; with twins that ask before they lock, or forget to look again.
+//! **Checked by** `loom-tests/control.rs` for pauses and the end, and by `loom-tests/gate.rs`: try
+//! against a waiter, joining against a refund, dropping against a grant, blocked threads; with
+//! twins that ask before they lock, or forget to look again.
 
 use crate::clock::Timer;
 use crate::line::Line;

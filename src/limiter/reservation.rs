@@ -137,7 +137,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     }
 
     /// Blocks the calling thread until the reservation is due, and claims it. The [`Grant`] tells
-    /// the time from the reservation to the claim. A second claim returns the same grant.
+    /// the time from the reservation to the claim. A second claim returns that grant again.
     ///
     /// Do not call it from a task: it blocks the executor's thread. It needs no runtime.
     ///
@@ -190,7 +190,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
 }
 
 /// Waits until the reservation is due and claims it. The [`Grant`] tells the time from the
-/// reservation to the claim. A second claim returns the same grant.
+/// reservation to the claim. A second claim returns that grant again.
 ///
 /// Await `&mut reservation` to keep it, for example to settle it.
 ///

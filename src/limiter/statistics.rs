@@ -118,8 +118,8 @@ pub struct StatisticsSnapshot {
     pub waited: WaitHistogram,
 }
 
-/// How long grants were waited for: counted in buckets that are at most 3.2 % wide, from a nanosecond
-/// to 584 years. It takes 15 KiB.
+/// How long grants were waited for: counted in buckets that are at most 3.2 % wide, from a
+/// nanosecond to 584 years. It takes 15 KiB.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WaitHistogram {
     counts: Box<[u64]>,
@@ -291,9 +291,9 @@ impl WaitHistogram {
     /// How long the share `q` of all granted calls waited at most: 0.5 is the median, 0.99 what one
     /// in a hundred exceeded.
     ///
-    /// It is the longest wait of a bucket, so it is never too short, and at most 3.2 % too long. Zero
-    /// is exact. Zero also if nothing was granted. A `q` below 0, or one that is not a
-    /// number, is 0, and above 1 it is 1.
+    /// It is the longest wait of a bucket, so it is never too short, and at most 3.2 % too long.
+    /// Zero is exact. Zero also if nothing was granted. A `q` below 0, or one that is not a number,
+    /// is 0, and above 1 it is 1.
     #[must_use]
     pub fn quantile(&self, q: f64) -> Duration {
         let total = self.counts.iter().fold(0u128, |sum, count| sum + u128::from(*count));
@@ -320,7 +320,8 @@ impl WaitHistogram {
     /// How many granted calls waited at most so long: a cumulative count, as a histogram of
     /// Prometheus has it for each of its bounds.
     ///
-    /// It counts whole buckets, so a call may be missing that waited less than 3.2 % less than this.
+    /// It counts whole buckets, so a call may be missing that waited less than 3.2 % less than
+    /// this.
     ///
     /// # Examples
     ///

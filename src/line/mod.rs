@@ -161,8 +161,8 @@ pub(crate) enum WokenBy<RuntimeId> {
     /// A task, with the key of its event loop's alarm, and how many alarms of that event loop rang
     /// too early for it.
     Task { alarm: u32, lost: u8 },
-    /// A task that lost its alarm, and was woken to get a new one. So many alarms of this event loop
-    /// rang too early for it.
+    /// A task that lost its alarm, and was woken to get a new one. So many alarms of this event
+    /// loop rang too early for it.
     Lost { domain: RuntimeId, times: u8 },
     /// A blocked thread, which parks until this time and then looks at the line itself.
     Thread { looks_at: Nanos },

@@ -14,10 +14,10 @@
 //! The flag `PAUSED` of the gate word is up in every row but the first.
 //!
 //! **Nothing comes in.** Where stock and debt are times, as in a bucket, each lock holder moves the
-//! state on by the time since the last one ([`Policy::pause`](crate::Policy::pause)). So at any time
-//! the state is what it was at the beginning, but for what was given back, debited or changed since.
-//! A `resume` has nothing left to do. At the end the stock is spent, as of `opens`, however late the
-//! lock holder comes.
+//! state on by the time since the last one ([`Policy::pause`](crate::Policy::pause)). So at any
+//! time the state is what it was at the beginning, but for what was given back, debited or changed
+//! since. A `resume` has nothing left to do. At the end the stock is spent, as of `opens`, however
+//! late the lock holder comes.
 //!
 //! A window counts in real time, and cannot stand still. A `resume` takes the permits that came
 //! back meanwhile. At the end a [`Pace`] begins: as if the limiter were an empty bucket of its rate
@@ -146,8 +146,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         (before != (self.settings.opens, self.settings.pause), self.settings.opens > before.0)
     }
 
-    /// Ends a pause with the stock there is, unless the limiter is closed. Returns whether there was
-    /// one.
+    /// Ends a pause with the stock there is, unless the limiter is closed. Returns whether there
+    /// was one.
     pub(crate) fn resume(&mut self, rule: &R) -> bool {
         if self.settings.closed {
             return false;
@@ -161,8 +161,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         paused
     }
 
-    /// Forgets a pause and what follows from it, unless the limiter is closed. Returns whether there
-    /// was one.
+    /// Forgets a pause and what follows from it, unless the limiter is closed. Returns whether
+    /// there was one.
     pub(crate) fn reset_pause(&mut self) -> bool {
         if self.settings.closed {
             return false;
@@ -173,7 +173,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         paused
     }
 
-    /// Leaves the limiter as if it were empty at a time, for a composite whose pause ended then.
+    /// Leaves the limiter as if it were empty at a time, for a composite with a pause that ended
+    /// then.
     pub(crate) fn empty(&mut self, visit: &mut Visit<'_, R, C>, at: Nanos) {
         self.memo.set(None);
         match visit.rule.pause(at, at, false, visit.deferred) {
@@ -218,8 +219,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// The most permits that are available, and the earliest time at which the limiter is full, by a
-    /// pause and what follows from it.
+    /// The most permits that are available, and the earliest time at which the limiter is full, by
+    /// a pause and what follows from it.
     pub(crate) fn restraint(&self, rule: &R) -> (u64, Nanos) {
         let opens = self.settings.opens;
         match (self.settings.pause, self.settings.pace) {

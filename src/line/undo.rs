@@ -58,10 +58,10 @@
 //! holds the lock, if this thread is kept off its processor between reading the clock and looking
 //! at the state. By what comes in within that time, too much may be given back, once.
 //!
-//! **A policy of several parts** has a level for each part, and each part has marks and looks of its
-//! own. The parts are looked at one after the other and share the numbers, so one number names a
-//! grant in all of them. A grant that took nothing of a part, or of which nothing of a part is to be
-//! put back, gives back nothing there.
+//! **A policy of several parts** has a level for each part, and each part has marks and looks of
+//! its own. The parts are looked at one after the other and share the numbers, so one number names
+//! a grant in all of them. A grant that took nothing of a part, or of which nothing of a part is to
+//! be put back, gives back nothing there.
 //!
 //! **Checked by** the test below, by `tests/limiter/undo.rs` against replays of history, and by
 //! `loom-tests/compose.rs`.

@@ -36,8 +36,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// Wakes the tasks that relied on a lost alarm, so that each of them makes a new one. `early` is
-    /// 1 if it rang too early, and 0 if its event loop is gone.
+    /// Wakes the tasks that relied on a lost alarm, so that each of them makes a new one. `early`
+    /// is 1 if it rang too early, and 0 if its event loop is gone.
     fn lose(&mut self, lost: LostAlarm<C>, early: u8, deferred: &mut Deferred<C>) {
         let LostAlarm { key, domain, sleep } = lost;
         deferred.sleeps.extend(sleep);

@@ -41,9 +41,9 @@
 //!
 //! Behind a crowd of which only sums are known, a bound follows. At each moment the first in line
 //! waits for one of the two policies. While it waits for one of them, no permit of that one
-//! overflows. So the crowd waits for each policy as many windows or steps as if there were no other,
-//! and for both no longer than the sum. The first of these may count in full, where without the
-//! other policy a part of it had passed.
+//! overflows. So the crowd waits for each policy as many windows or steps as if there were no
+//! other, and for both no longer than the sum. The first of these may count in full, where without
+//! the other policy a part of it had passed.
 //!
 //! # Memory ordering
 //!
@@ -69,8 +69,8 @@ use crate::time::Nanos;
 /// Two policies at once: a request is granted when both grant it, and takes its permits from both.
 ///
 /// For two rates of one thing, such as 10 per second and 100 per minute for each user: one state,
-/// one queue, and one entry of a `KeyedRateLimiter`. [`Policy::and`] makes it, and again for a
-/// third policy. To limit several things in one call, or a thing that others use as well, use
+/// one queue, and one entry of a `KeyedRateLimiter`. [`Policy::and`] makes it, and adds a third
+/// policy likewise. To limit several things in one call, or a thing that others use as well, use
 /// [`AllOf`](crate::AllOf).
 ///
 /// A request takes from both policies or from none. A refusal tells the later of the two times. A
@@ -84,8 +84,8 @@ use crate::time::Nanos;
 ///
 /// A [`Change`] is for one of the policies: the first one, unless it says
 /// [which](Change::part). [`set_rate`](crate::RateLimiter::set_rate) is for the first one. A
-/// [reset](Change::reset) is for both. [`Policy::rate`] is that of the first one. Refunds and debits
-/// are for both.
+/// [reset](Change::reset) is for both. [`Policy::rate`] is that of the first one. Refunds and
+/// debits are for both.
 ///
 /// # Costs
 ///

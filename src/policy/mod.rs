@@ -420,8 +420,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
         show(&Whole { policy: self, state, charge });
     }
 
-    /// Takes `n` permits at the time `at` of one part after the other. If a part refuses, the caller
-    /// has to put back what was taken of the parts before it.
+    /// Takes `n` permits at the time `at` of one part after the other. If a part refuses, the
+    /// caller has to put back what was taken of the parts before it.
     ///
     /// [`try_acquire`](Policy::try_acquire) puts it back itself, and can only judge by its time how
     /// much. A limiter knows more: see [`undo`](Policy::undo). Call it only where

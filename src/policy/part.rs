@@ -8,7 +8,8 @@ use crate::time::Nanos;
 /// One part of a policy, with its state and what one grant took of it.
 ///
 /// A policy has one part unless it says otherwise; a [`Both`](super::Both) has the parts of its two
-/// policies. [`Policy::each_part`] shows them. It has methods of [`Policy`], for this part alone.
+/// policies. [`Policy::each_part`] shows them. Each method does for this part what the method of
+/// [`Policy`] does for all.
 pub trait Part {
     /// See [`Policy::moved`]. `None` if the grant took nothing of this part.
     fn moved(&self) -> Option<(u64, u64)>;

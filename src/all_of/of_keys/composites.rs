@@ -2,8 +2,9 @@
 //!
 //! A composite is known by the numbers of its limiters of this key, and not by the key: so no code
 //! of a key runs here. A key that was [removed](crate::KeyedRateLimiter::remove) meanwhile has a
-//! new limiter, and so another composite. The table has weak handles. The last handle to a composite
-//! takes its entry away when it is dropped, so the table is as large as the number of keys in use.
+//! new limiter, and so another composite. The table has weak handles. The last handle to a
+//! composite takes its entry away when it is dropped, so the table is as large as the number of
+//! keys in use.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -33,8 +34,8 @@ impl<C: Timer> Composites<C> {
 
     /// Whether no key is in use.
     ///
-    /// A request that has joined a queue is counted before its poll returns. A call that comes after
-    /// that sees the count, by the order of changes of one atomic, at any ordering.
+    /// A request that has joined a queue is counted before its poll returns. A call that comes
+    /// after that sees the count, by the order of changes of one atomic, at any ordering.
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Relaxed) == 0
     }

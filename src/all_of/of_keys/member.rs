@@ -173,7 +173,8 @@ where
     }
 }
 
-/// A limit of the permits of each key in use, and which part of the composite's key is the key here.
+/// A limit of the permits of each key in use, and which part of the composite's key is the key
+/// here.
 pub(crate) struct CountedByKey<K, R: ?Sized, F> {
     pub(crate) limit: KeyedCountingLimit<K>,
     pub(crate) part: F,

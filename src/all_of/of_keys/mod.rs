@@ -214,7 +214,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.with_keyed_by(name, limiter, |key: &Q| key)
     }
 
-    /// Adds another limiter of keys, with a key that is a part of the key of the calls.
+    /// Adds another limiter of keys. Its key is a part of the key of the calls.
     ///
     /// # Panics
     ///

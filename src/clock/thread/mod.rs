@@ -1,8 +1,8 @@
 //! Sleeps that need no event loop: one thread of the process rings them all.
 //!
 //! The thread starts when the first sleep is left with it, and never ends. While there is no sleep
-//! it is parked without a limit. It holds every sleep in one [`Queue`], in the order of their times,
-//! behind a mutex. It calls wakers without the mutex.
+//! it is parked without a limit. It holds every sleep in one [`Queue`], in the order of their
+//! times, behind a mutex. It calls wakers without the mutex.
 //!
 //! # States of the thread
 //!

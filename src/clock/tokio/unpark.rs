@@ -1,4 +1,4 @@
-//! Unparks a thread at a time of a runtime with a time of its own, not real time.
+//! Unparks a thread at a time of a runtime that has a time of its own.
 
 use std::thread::Thread;
 

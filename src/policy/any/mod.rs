@@ -8,9 +8,9 @@
 //!
 //! # Protocol
 //!
-//! A state has *eras*. Each era has a policy and a state of its own, which belong together. The first
-//! era lies in [`AnyPolicy`] and [`AnyState`] themselves, and so costs a request one comparison. Each
-//! later one lies behind a [`Swap`], and costs a request the look there.
+//! A state has *eras*. Each era has a policy and a state of its own, which belong together. The
+//! first era lies in [`AnyPolicy`] and [`AnyState`] themselves, and so costs a request one
+//! comparison. Each later one lies behind a [`Swap`], and costs a request the look there.
 //!
 //! | `era` of the state | old era | new era | a request |
 //! |---|---|---|---|
@@ -21,9 +21,9 @@
 //! | 2*k* + 2 | shut | decides | takes by era *k* + 1 |
 //!
 //! **A grant is counted in one era.** Shutting a state is one step in the order of its changes. A
-//! grant that comes before it is counted in what the new era begins with. No grant comes after it. So
-//! a grant needs no second look. A *refusal* does, since a shut state refuses everything: if the era
-//! is over, the request asks the next one.
+//! grant that comes before it is counted in what the new era begins with. No grant comes after it.
+//! So a grant needs no second look. A *refusal* does, since a shut state refuses everything: if the
+//! era is over, the request asks the next one.
 //!
 //! **No request waits for another thread.** A request that finds a change at work looks [`LOOKS`]
 //! times. If the change is still at work, the changing thread was taken off its processor, and the
@@ -56,8 +56,8 @@
 //! Without a limit the old policy grants without looking at its state. Such a request has found the
 //! old era, and is granted as if it had come before the change.
 //!
-//! **Checked by** `loom-tests/kinds.rs`, with twins that do not shut the old state and that tell its
-//! refusal, and by `tests/limiter/apply.rs`.
+//! **Checked by** `loom-tests/kinds.rs`, with twins that do not shut the old state and that tell
+//! its refusal, and by `tests/limiter/apply.rs`.
 
 mod kind;
 mod replace;
@@ -81,10 +81,11 @@ use crate::time::Nanos;
 ///
 /// Made from a [policy](AnyPolicy::from), a [`PolicyConfig`](super::PolicyConfig), or a
 /// [text](super::PolicyConfig#text), and [told](AnyPolicy::config) as a configuration. A decision
-/// costs a branch or two more than with the policy itself, and the state has the size of the largest.
+/// costs a branch or two more than with the policy itself, and the state has the size of the
+/// largest.
 ///
-/// [`RateLimiter::apply`](crate::RateLimiter::apply) changes everything at run time, also the kind of
-/// policy.
+/// [`RateLimiter::apply`](crate::RateLimiter::apply) changes everything at run time, also the kind
+/// of policy.
 ///
 /// # Examples
 ///
@@ -187,8 +188,8 @@ impl AnyPolicy {
 
     /// The configuration of the terms in force, after all changes.
     ///
-    /// It makes a policy that decides as this one does. A field that says what a policy does anyway,
-    /// such as a `cold_factor` of 3, is not set. A window with a rate that was changed to a
+    /// It makes a policy that decides as this one does. A field that says what a policy does
+    /// anyway, such as a `cold_factor` of 3, is not set. A window with a rate that was changed to a
     /// fraction has the whole numbers in force. A log with a lowered rate has the room that it was
     /// made with as `with_capacity`.
     ///

@@ -64,8 +64,8 @@ impl AnyPolicy {
         self.publish(state, at, (new, next), left, keep);
     }
 
-    /// As [`replace`](AnyPolicy::replace), by a broken twin of the models: it looks at the old state,
-    /// and does not shut it.
+    /// As [`replace`](AnyPolicy::replace), by a broken twin of the models: it looks at the old
+    /// state, and does not shut it.
     #[cfg(all(test, tidegate_loom))]
     pub(crate) fn replace_without_shutting(&self, state: &AnyState, at: Nanos, new: &AnyPolicy, keep: Keep) {
         let era = state.era.load(Ordering::Relaxed);
@@ -119,10 +119,10 @@ impl AnyPolicy {
 
 /// A state of a policy that goes on from what was left.
 ///
-/// The change makes no permit available. With [`Keep::Count`], no more are available than were right
-/// before, nor than the new limit less the permits that were used. With [`Keep::Ratio`], the share of
-/// the limit that is available is no larger. What was owed is owed. A state without a limit tells
-/// nothing, and then the new one begins as a new limiter.
+/// The change makes no permit available. With [`Keep::Count`], no more are available than were
+/// right before, nor than the new limit less the permits that were used. With [`Keep::Ratio`], the
+/// share of the limit that is available is no larger. What was owed is owed. A state without a
+/// limit tells nothing, and then the new one begins as a new limiter.
 fn carried_over(kind: &Kind, at: Nanos, left: Remainder, keep: Keep) -> KindState {
     let state = match kind {
         // Also at a rate of zero, at which a stock is a time, and cannot be taken away.

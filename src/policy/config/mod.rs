@@ -152,9 +152,9 @@ impl Schema {
 }
 
 impl PolicyConfig {
-    /// The [`Change`] that leads a limiter from this configuration to another one; `None` where only
-    /// another policy has its terms: of another kind, with another tolerance, number of cells or
-    /// start, or with a log that has more room. `None` also where one of them is no policy.
+    /// The [`Change`] that leads a limiter from this configuration to another one; `None` where
+    /// only another policy has its terms: of another kind, with another tolerance, number of cells
+    /// or start, or with a log that has more room. `None` also where one of them is no policy.
     ///
     /// [`RateLimiter::apply`](crate::RateLimiter::apply) makes the change, or replaces the policy.
     ///

@@ -218,8 +218,8 @@ impl SmoothBursty {
         PolicyStatus { limit, available, next_at, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
     }
 
-    /// The state after a pause in which nothing came in: as far before `to` as it was before `from`.
-    /// A stock that is not kept is spent as if one more permit had been granted at `to`.
+    /// The state after a pause in which nothing came in: as far before `to` as it was before
+    /// `from`. A stock that is not kept is spent as if one more permit had been granted at `to`.
     fn paused(&self, zero: u64, from: Nanos, to: Nanos, keeps_stock: bool) -> u64 {
         let (from, to) = (ticks::from_nanos(from), ticks::from_nanos(to));
         let held = match self.rate.is_zero() {

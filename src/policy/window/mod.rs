@@ -250,8 +250,8 @@ impl CurrentWindow {
     }
 
     /// Changes to a window without permits, so that no request takes any of a word of these terms
-    /// from then on. Returns what the word had: `convert` tells how many permits are available by its
-    /// content, and the content of the new window.
+    /// from then on. Returns what the word had: `convert` tells how many permits are available by
+    /// its content, and the content of the new window.
     pub(crate) fn shut<const TOP: u32, const TURNS: u32>(
         &self,
         word: &ClosableWord<TOP, TURNS>,
