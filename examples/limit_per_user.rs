@@ -1,42 +1,60 @@
-//! An axum server that refuses a user above 2 requests a second, and says until when.
-//!
-//! `cargo run --features keyed --example limit_per_user`
+//! An axum server with a plan for each API key, read from TOML. Each answer has the `RateLimit`
+//! headers of the decision itself. A call above the plan gets 429 and `Retry-After`. It prints the
+//! status and the headers of six calls: `cargo run --features keyed,serde --example limit_per_user`
+
+use std::collections::HashMap;
 
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
-use axum::{Router, routing::get};
-use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
+use axum::{Router, extract::State, routing::get};
+use tidegate::{AnyPolicy, KeyedRateLimiter, Plan, Request};
+use tidegate_http::tell::{self, Format, Limit};
 
-type Users = KeyedRateLimiter<String>;
+type Users = KeyedRateLimiter<String, AnyPolicy>;
+#[derive(serde::Deserialize)]
+struct Config {
+    free: AnyPolicy,
+    plans: HashMap<String, AnyPolicy>,
+    users: HashMap<String, String>,
+}
+const CONFIG: &str = "free = 'token_bucket 2/s burst 2'
+plans.pro = 'token_bucket 50/s burst 100'
+users.ann = 'pro'";
+
+async fn answer(State(users): State<Users>, headers: HeaderMap) -> (StatusCode, HeaderMap) {
+    let user = headers.get("x-api-key").and_then(|user| user.to_str().ok()).unwrap_or("");
+    let (mut told, draft) = (HeaderMap::new(), Format::Draft);
+    let plan = |quota| Limit::new("plan", quota).expect("the name is ASCII");
+    let status = match users.try_acquire_many(user, Request::permits(1).with_left()) {
+        Ok(grant) => {
+            let left = grant.left().expect("it was asked for");
+            let reset = if left.available > 0 { left.full_in } else { left.next_in };
+            tell::granted(&[plan(left.limit).remaining(left.available).reset(reset)], draft, &mut told);
+            StatusCode::OK
+        }
+        Err(refusal) => {
+            // Without a time there is no room for another user.
+            let Some(wait) = refusal.retry_after() else { return (StatusCode::SERVICE_UNAVAILABLE, told) };
+            tell::refused(&[plan(users.status(user).limit).remaining(0)], wait, draft, &mut told);
+            StatusCode::TOO_MANY_REQUESTS
+        }
+    };
+    (status, told)
+}
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Two at once, then two a second; at most 100,000 users in memory.
-    let users = Users::new(TokenBucket::new(Rate::per_second(2), 2), 100_000);
-    let app = Router::new().route("/", get(move |headers| answer(users.clone(), headers)));
+    let Config { free, plans, users } = toml::from_str(CONFIG)?;
+    let plans: HashMap<_, _> = plans.into_iter().map(|(name, policy)| (name, Plan::new(policy))).collect();
+    let users = Users::new(free, 100_000).with_plans(move |user| plans.get(users.get(user)?).cloned());
+    let app = Router::new().route("/", get(answer)).with_state(users);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
     tokio::spawn(async { axum::serve(listener, app).await });
-
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::new();
-    for user in ["ann", "ann", "ann", "bob"] {
-        let answer = client.get(&url).header("x-user", user).send().await?;
-        println!("{user}: {} {:?}", answer.status(), answer.headers().get("retry-after"));
+    for user in ["ann", "ann", "bob", "bob", "bob", "ann"] {
+        let answer = client.get(&url).header("x-api-key", user).send().await?;
+        println!("{user}: {} {:?}", answer.status(), answer.headers());
     }
     Ok(())
-}
-
-async fn answer(users: Users, headers: HeaderMap) -> Response {
-    let user = headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("");
-    match users.try_acquire(user) {
-        Ok(_) => "hello\n".into_response(),
-        Err(refusal) => match refusal.retry_after_secs() {
-            Some(secs) => {
-                (StatusCode::TOO_MANY_REQUESTS, [("retry-after", secs.to_string())]).into_response()
-            }
-            // All keys are in use and limited: the server is short of room.
-            None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-        },
-    }
 }
