@@ -1,6 +1,6 @@
 //! A gateway to an LLM API. The API allows so many requests and tokens a minute, and four calls at
 //! a time. Each user has a share of the tokens, and one call at a time. A call that would wait for
-//! more than two seconds is refused, with the limit that is the reason.
+//! more than two seconds is refused. It prints what each call used, or the limit that refused it.
 //!
 //! `cargo run --features keyed --example llm_gateway`
 

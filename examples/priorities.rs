@@ -1,5 +1,5 @@
-//! Interactive requests go before a batch, and a full queue drops the batch
-//! first.
+//! Interactive requests go before a batch, and a full queue drops requests of the batch first. It
+//! prints how long each request waited, or that it was dropped.
 //!
 //! `cargo run --example priorities`
 

@@ -1,5 +1,6 @@
-//! An LLM API that allows so many requests and so many tokens a minute, and
-//! four calls at a time. A call is charged by an estimate, then settled.
+//! An LLM API that allows so many requests and so many tokens a minute, and four calls at a time. A
+//! call is charged by an estimate, then settled. It prints how long each call waited, what it used,
+//! and how many tokens are left.
 //!
 //! `cargo run --example requests_and_tokens`
 
