@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::{Router, extract::State, http::StatusCode, routing::get};
-use tidegate::{Rate, RateLimiter, SlidingLog, SmoothBursty};
+use tidegate::{Rate, RateLimiter, SlidingLog};
 use tidegate_http::read::{CAP, Pause, Reader};
 
 type Refused = (StatusCode, [(&'static str, String); 1]);
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Error> {
     tokio::spawn(async { axum::serve(listener, app).await });
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (http, begin) = (reqwest::Client::new(), Instant::now());
-    let limiter = RateLimiter::new(SmoothBursty::new(Rate::per_second(10)).max_burst(Duration::ZERO));
+    let limiter = RateLimiter::paced(Rate::per_second(10));
     limiter.set_catch_up(Duration::ZERO); // no call makes up for a late one
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..30 {

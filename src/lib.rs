@@ -51,13 +51,12 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use tidegate::{Rate, RateLimiter, SmoothBursty};
+//! use tidegate::{Rate, RateLimiter};
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), tidegate::Refusal> {
 //! # async fn call() -> Option<Duration> { None }
-//! let policy = SmoothBursty::new(Rate::per_second(19));
-//! let limiter = RateLimiter::new(policy.max_burst(Duration::ZERO));
+//! let limiter = RateLimiter::paced(Rate::per_second(19)); // evenly spaced
 //! limiter.set_catch_up(Duration::ZERO); // no call makes up for a late one
 //! // In each task, with a clone of the limiter:
 //! limiter.acquire().await?;
@@ -134,7 +133,7 @@
 //!
 //! | you | policy | most permits in any span *d* |
 //! |---|---|---|
-//! | call a service, with evenly spaced calls | [`SmoothBursty`] with `max_burst` zero | `1 + rate * (d + max_burst)` |
+//! | call a service, with evenly spaced calls | [`RateLimiter::paced`]: [`SmoothBursty`] with `max_burst` zero | `1 + rate * (d + max_burst)` |
 //! | serve requests: a burst and then a rate, as most APIs do | [`TokenBucket`] | `burst + rate * d` |
 //! | call a service that counts by the minute, and want its whole quota at once | [`FixedWindow`] | `limit * (d / window + 2)` |
 //! | may never have one more than the limit in any window | [`SlidingLog`] | `limit`, if *d* is the window |

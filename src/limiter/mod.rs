@@ -109,6 +109,33 @@ impl RateLimiter<SmoothBursty> {
     pub fn smooth_bursty(rate: Rate) -> Self {
         RateLimiter::new(SmoothBursty::new(rate))
     }
+
+    /// A steady `rate` that saves no permits: calls are spaced evenly, however long the limiter
+    /// idled. For a client of a server that counts strictly.
+    ///
+    /// The policy is a [`SmoothBursty`] with a [`max_burst`](SmoothBursty::max_burst) of zero, so a
+    /// request for *n* permits is granted as soon as the previous request is paid for, and the next
+    /// request waits *n* intervals.
+    ///
+    /// If a timer is late, the next calls make up for up to 10 ms of it, and may be closer together.
+    /// To rule this out, call [`set_catch_up`](RateLimiter::set_catch_up) with zero.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{Rate, RateLimiter};
+    ///
+    /// let limiter = RateLimiter::paced(Rate::per_minute(5));
+    /// limiter.try_acquire()?;
+    /// let refusal = limiter.try_acquire().unwrap_err();
+    /// assert!(refusal.retry_after() <= Some(Duration::from_secs(12)));
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn paced(rate: Rate) -> Self {
+        RateLimiter::new(SmoothBursty::new(rate).max_burst(Duration::ZERO))
+    }
 }
 
 impl RateLimiter<SmoothWarmingUp> {

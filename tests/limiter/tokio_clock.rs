@@ -34,6 +34,18 @@ async fn paused_time_drives_every_wait() {
     }
 }
 
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn paced_calls_are_one_interval_apart_after_idling() {
+    let limiter = RateLimiter::paced(Rate::per_second(5));
+    tokio::time::advance(HOUR).await;
+    let start = Instant::now();
+    for turn in 0..10 {
+        limiter.acquire().await.expect("a permit");
+        assert_eq!(start.elapsed(), turn * Duration::from_millis(200));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn tasks_are_served_in_order() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1000)), TokioClock::new());
