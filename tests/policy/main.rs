@@ -22,5 +22,6 @@ mod log_properties;
 mod log_stress;
 mod properties;
 mod stress;
+mod strict_servers;
 mod window_properties;
 mod window_times;
