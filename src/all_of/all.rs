@@ -350,6 +350,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 }
             }
         }
+        // Relaxed: the composite's lock orders it, here and above.
         self.last.store(at.as_u64(), Ordering::Relaxed);
         // The next one of this priority sits down behind others.
         self.nobody_waits(ask.priority, deferred);
@@ -524,6 +525,7 @@ impl<C: Timer> Rule<C> for All<C> {
             Kind::Counting(limit) => limit.lowered(),
         });
         let changes = changes.fold(0, u64::wrapping_add);
+        // Relaxed: the composite's lock orders it.
         changes != self.changes.swap(changes, Ordering::Relaxed)
     }
 

@@ -32,6 +32,7 @@ where
 {
     /// Refuses all keys from now on. Returns whether the table was open.
     pub(crate) fn close(&self) -> bool {
+        // Relaxed: a request that counts a new key reads the latest count, flag included.
         let was_open = self.count.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED == 0;
         let mut removed = Removed::<K, P, C>::new();
         let mut lines = vec![self.overflow.clone()];

@@ -66,6 +66,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         Shared {
             rule,
             clock,
+            // Relaxed: each limiter gets a number of its own at any ordering.
             number: LIMITERS_MADE.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             gate_word: GateWord::new(false),
             refunds: AtomicU64::new(line.refunds()),

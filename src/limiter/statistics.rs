@@ -190,6 +190,7 @@ impl Default for Statistics {
 }
 
 fn add(counter: &AtomicU64, more: u64) {
+    // Relaxed: no count is lost at any ordering, and snapshots promise no order.
     counter.fetch_add(more, Ordering::Relaxed);
 }
 

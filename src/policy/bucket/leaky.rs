@@ -186,6 +186,8 @@ impl LeakyBucket {
     }
 
     fn height(&self) -> Height {
+        // Relaxed: the word is the whole height. A request that overlaps with a change may use
+        // either height.
         Height::from_word(self.height.load(Ordering::Relaxed))
     }
 
