@@ -1,7 +1,7 @@
 //! What does each of our own paths cost, clock and policy apart?
 //!
-//! `cargo bench --bench paths` takes about a minute; `-- NAME` runs the paths whose name contains
-//! it, `-- --quick` is a first look.
+//! `cargo bench --bench paths` takes about a minute; `-- NAME` runs the paths with this in their
+//! name, `-- --quick` is a first look.
 
 use std::hint::black_box;
 use std::pin::{Pin, pin};
@@ -87,7 +87,7 @@ fn smooth_warming_up(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What does one call on the limiter cost while nobody waits?
+/// What does one call on the limiter cost while no request waits?
 fn limiter(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("limiter");
     let free = RateLimiter::new(SmoothBursty::new(Rate::per_second(1_000_000_000)).start_full());

@@ -1,5 +1,5 @@
-//! An admin changes the limits of a running program by a TOML file. What cannot be applied is refused
-//! with a message, and changes nothing.
+//! An admin changes the limits of a running program by a TOML file. What cannot be applied is
+//! refused with a message, and changes nothing.
 //!
 //! `cargo run --features serde --example change_plans`
 

@@ -22,7 +22,7 @@ impl Default for Weather {
 }
 
 impl Weather {
-    /// A client whose calls wait for this limiter.
+    /// A client with calls that wait for this limiter.
     pub fn with_limiter(limiter: impl Into<AnyLimiter>) -> Weather {
         Weather { limiter: limiter.into() }
     }

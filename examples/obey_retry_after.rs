@@ -1,7 +1,7 @@
 //! A client of a strict server. While five calls are in flight, another program uses up the quota.
-//! The server answers 429 once, and all tasks pause for the time that it tells. No burst follows the
-//! pause, and the server refuses no call any more. It prints each call, and fails if this does not
-//! hold: `cargo run --example obey_retry_after`
+//! The server answers 429 once, and all tasks pause for the time that it tells. No burst follows
+//! the pause, and the server refuses no call any more. It prints each call, and fails if this does
+//! not hold: `cargo run --example obey_retry_after`
 
 use std::time::{Duration, Instant, SystemTime};
 

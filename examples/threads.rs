@@ -1,6 +1,6 @@
 //! A batch of jobs in plain threads, which wait in the queue of one limiter, without a runtime.
-//! Ctrl-C, or else another thread after a second, closes the limiter. Then all waits end at once. It
-//! prints each job, when each worker ended, and how many jobs are left.
+//! Ctrl-C, or else another thread after a second, closes the limiter. Then all waits end at once.
+//! It prints each job, when each worker ended, and how many jobs are left.
 //!
 //! `cargo run --example threads`
 

@@ -1,5 +1,5 @@
-//! What is the worst that one call costs a sliding log to which permits are given back: one by one,
-//! 50,000 at once, and when many undone permits are over at once?
+//! How much does one call on a sliding log cost at most while permits are given back to it: one by
+//! one, 50,000 at once, and when many undone permits are over at once?
 //!
 //! Processor time of the thread, so that a neighbour on the machine does not count. Reading it
 //! takes half a microsecond, which is part of each number.

@@ -42,7 +42,7 @@ fn wake_ups(case: &str, loops: usize, options: &Options) {
         let threads: Vec<_> = (0..loops).map(|_| scope.spawn(work)).collect();
         std::thread::sleep(span);
         done.store(true, Ordering::Relaxed);
-        // Those that still wait need not do so at this rate.
+        // Threads that still wait need not do so at this rate.
         limiter.set_rate(Rate::UNLIMITED);
         threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
     });

@@ -1,7 +1,7 @@
 //! What does one call cost beside a crowd: of waiters, of estimates, of composites, of event loops?
 //!
-//! `cargo bench --bench crowds` prints one table; `-- line composites` runs the cases whose name
-//! contains an argument, `-- --quick` has crowds of a thousand. Time stands still on a manual
+//! `cargo bench --bench crowds` prints one table; `-- line composites` runs the cases with an
+//! argument in their name, `-- --quick` has crowds of a thousand. Time stands still on a manual
 //! clock, except in `loops`, so that each number is the cost of one call and of nothing else: the
 //! median of many calls and the slowest in a hundred, in microseconds.
 

@@ -1,4 +1,4 @@
-//! Who is compared: ours, and governor with the hasher it has and with the one we have.
+//! The limiters compared: ours, and governor with the hasher it has and with the one we have.
 
 use std::hash::BuildHasher;
 use std::hint::black_box;
@@ -16,7 +16,7 @@ const BILLION: u32 = 1_000_000_000;
 pub(crate) enum Limit {
     /// Half of a burst so large that a key is not as good as new for as long as the bench lasts.
     Plenty,
-    /// So high for what is asked that each key is as good as new again when its next request comes.
+    /// So high for the demand that each key is as good as new again when its next request comes.
     Fresh,
     /// One permit per hour, and that one is gone.
     Spent,
@@ -131,7 +131,7 @@ pub(crate) struct Contestant<K: Key> {
     pub(crate) fill: Box<dyn Fn(u64) + Sync>,
     /// Takes what a key has left.
     pub(crate) spend: Box<dyn Fn(u64) + Sync>,
-    /// So many attempts, from one of those asked for on. Returns how many were granted.
+    /// So many attempts, beginning with one of the keys asked for. Returns how many were granted.
     pub(crate) attempts: Attempts<K>,
 }
 

@@ -1,8 +1,8 @@
 //! Ten million random keys through a table of a hundred thousand that is full of limited ones.
 //!
 //! One thread asks for known keys all the time. Beside it another one asks for known keys, too, or
-//! for keys that were never seen and find no room: what does the flood cost those who are known,
-//! what each of the flood, and what in memory?
+//! for keys that were never seen and find no room: what does the flood cost known keys, what does
+//! each key of the flood cost, and what does the memory?
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,9 +1,9 @@
 //! Is a limit per key cheaper than governor's, in time and memory, and does a flood of new keys
-//! disturb those that are known?
+//! disturb known keys?
 //!
-//! `cargo bench --bench keyed` runs all; `-- hot flood` runs the cases whose name contains an
-//! argument; `--quick` has fewer keys and rounds. All contestants take turns in one process; bytes
-//! are those of a process of its own for each.
+//! `cargo bench --bench keyed` runs all; `-- hot flood` runs the cases with an argument in their
+//! name; `--quick` has fewer keys and rounds. All contestants take turns in one process; bytes are
+//! measured in a process of its own for each.
 
 mod contestants;
 mod flood;
@@ -124,7 +124,7 @@ fn attempts<K: Key>(case: &str, mix: Mix, options: &Options) {
     }
 }
 
-/// A case by its name: the keys, then what is special, then the threads.
+/// A case by its name: the keys, then the special condition, then the threads.
 type Case = (&'static str, fn(&str, &Options));
 
 const M: u64 = 1_000_000;

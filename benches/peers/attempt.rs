@@ -1,8 +1,8 @@
-//! What does one attempt cost, granted or refused, with one thread or two on the same limiter?
+//! What does one attempt cost, granted or refused, with one thread or two on one limiter?
 //!
-//! Granted: a billion per second and a billion in stock, so that everybody grants every attempt.
-//! Refused: one per hour, and that one is gone. Nanoseconds of wall time per attempt of any thread,
-//! median over short rounds.
+//! Granted: a billion per second and a billion in stock, so that all contestants grant every
+//! attempt. Refused: one per hour, and that one is gone. Nanoseconds of wall time per attempt of
+//! any thread, median over short rounds.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -21,12 +21,12 @@ const BILLION: u32 = 1_000_000_000;
 /// Attempts of each thread in one round: half a millisecond, shorter than most of what disturbs.
 const ROUND: u32 = 20_000;
 
-/// A word on cache lines of its own, as a floor should have it: no grant takes away what is only
-/// read.
+/// A word on cache lines of its own, as a floor should have it: no write to other data takes away a
+/// line that is only read.
 #[repr(align(128))]
 struct Alone(AtomicU64);
 
-/// A name, and a closure that makes so many attempts and counts those granted.
+/// A name, and a closure that makes so many attempts and counts the grants.
 type Contestant = (&'static str, Box<dyn Fn(u32) -> u32 + Sync>);
 
 /// Makes the loop around one attempt part of the closure, so that only the round is a dynamic call.

@@ -92,7 +92,7 @@ where
                 wait(n).await;
                 let got = mine.fetch_add(n.into(), Ordering::Relaxed) + u64::from(n);
                 if got + not_mine.load(Ordering::Relaxed) >= permits {
-                    // Stops the clock, and stands still so that nobody is counted afterwards.
+                    // Stops the clock, and stands still so that no permit is counted afterwards.
                     over.notify_one();
                     std::future::pending::<()>().await;
                 }

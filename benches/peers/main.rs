@@ -3,7 +3,7 @@
 //!
 //! `cargo bench --bench peers` prints one table and writes `target/peers.json`. Everything is
 //! measured in one run, in turns, so that a noisy moment hits all alike; the table shows medians.
-//! `cargo bench --bench peers -- await/1k` runs the cases whose name contains one of the arguments;
+//! `cargo bench --bench peers -- await/1k` runs the cases with one of the arguments in their name;
 //! `--quick` has fewer repetitions and fewer waiters at 1,000 per second.
 
 mod attempt;
@@ -30,8 +30,8 @@ type Case = (&'static str, fn(&'static str, &Options) -> Vec<Row>);
 struct Options {
     /// Fewer repetitions.
     quick: bool,
-    /// Of the contestants in the attempts, only those whose name begins like this: to count
-    /// instructions.
+    /// Of the contestants in the attempts, only the ones with a name that begins like this: to
+    /// count instructions.
     only: Option<String>,
 }
 

@@ -21,7 +21,7 @@ impl Row {
     }
 
     fn to_json(&self) -> Value {
-        // serde_json writes what is not finite as null.
+        // serde_json writes a number that is not finite as null.
         json!({
             "case": self.case,
             "unit": self.unit,
@@ -49,7 +49,7 @@ fn digits(value: f64) -> String {
     if value < 10.0 { format!("{value:.4}") } else { format!("{value:.1}") }
 }
 
-/// Writes the rows of this run, replacing those of the last one.
+/// Writes the rows of this run, replacing the rows of the last one.
 pub(crate) fn write(rows: &[Row]) -> Result<(), Box<dyn Error>> {
     let target = match std::env::var_os("CARGO_TARGET_DIR") {
         Some(target) => PathBuf::from(target),

@@ -2,7 +2,7 @@
 //!
 //! All tasks are spawned on one worker, and each awaits one permit; nothing is saved. `ideal` is
 //! the time of the last permit if the first came at once: (n - 1) / rate. The wall time begins
-//! before the spawning, which nobody's limiter can shorten.
+//! before the spawning, which no limiter can shorten.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -41,8 +41,8 @@ struct Sample {
 pub(crate) fn at_1k(case: &'static str, options: &Options) -> Vec<Row> {
     let crowd =
         Crowd { tasks: if options.quick { 3_000 } else { 10_000 }, interval: Duration::from_millis(1) };
-    // Ten seconds each: three for us and for the reference, one for the others, whose distance is
-    // not a matter of noise.
+    // Ten seconds each: three for us and for the reference, one for the others, since their
+    // distance is not a matter of noise.
     let mut rows =
         contest(case, crowd, if options.quick { 1 } else { 3 }, &[("reserve-and-sleep", reserve_and_sleep)]);
     rows.extend(peers(case, crowd, &rows, &[("leaky-bucket", leaky_bucket), ("governor", governor)]));
@@ -50,7 +50,7 @@ pub(crate) fn at_1k(case: &'static str, options: &Options) -> Vec<Row> {
     rows
 }
 
-/// Without governor: every time a permit is due it wakes everybody, which takes minutes with so
+/// Without governor: every time a permit is due it wakes all waiters, which takes minutes with so
 /// many.
 pub(crate) fn at_100k(case: &'static str, options: &Options) -> Vec<Row> {
     let crowd = Crowd { tasks: 100_000, interval: Duration::from_micros(10) };

@@ -1,16 +1,16 @@
-//! What does one attempt cost with each policy, granted or refused, with one thread or two on the
-//! same limiter? And does the exact log grow with its limit?
+//! What does one attempt cost with each policy, granted or refused, with one thread or two on one
+//! limiter? And does the exact log grow with its limit?
 //!
 //! `cargo bench --bench policies` prints one table and writes `target/policies.json`; `-- Window
-//! Log` takes the policies whose name contains an argument, `-- --quick` has fewer rounds. All
+//! Log` takes the policies with an argument in their name, `-- --quick` has fewer rounds. All
 //! policies take turns in one run with governor, and the table shows medians and their ratios to
 //! governor's.
 //!
 //! **attempt**: through the limiter, with its clock: what a caller pays. **alone**: the policy
 //! without limiter and clock, at times that rise. **instructions**: of an attempt through the
 //! limiter, counted by valgrind where it is installed. `-- --count` does nothing else. `--
-//! --settle` settles 100,000 estimates of each policy in a random order. `-- --control` counts
-//! those of a token bucket that is watched, was paused, or keeps a share.
+//! --settle` settles 100,000 estimates of each policy in a random order. `-- --control` counts the
+//! instructions of a token bucket that is watched, was paused, or keeps a share.
 
 mod instructions;
 mod policies;
@@ -114,8 +114,8 @@ fn measure(
     rounds: usize,
 ) -> Vec<f64> {
     let mut samples = vec![Vec::new(); contestants.len()];
-    // A policy without a burst refuses a thread whose clock is behind that of the other, and may do
-    // so all the time.
+    // A policy without a burst refuses a thread with a clock behind the clock of the other, and may
+    // do so all the time.
     let as_meant = |granted: u32| match outcome {
         Outcome::Granted => granted > 0,
         Outcome::Refused => granted == 0,

@@ -1,4 +1,4 @@
-//! Who takes part: each policy, set so that all attempts are granted, or all are refused.
+//! The contestants: each policy, set so that all attempts are granted, or all are refused.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use tidegate::{
 
 use crate::{Outcome, REFERENCE};
 
-/// Makes so many attempts and counts those granted.
+/// Makes so many attempts and counts the grants.
 type Attempts = Box<dyn Fn(u32) -> u32 + Sync>;
 
 pub(crate) struct Contestant {
@@ -112,7 +112,7 @@ pub(crate) fn controlled(outcome: Outcome) -> Vec<Contestant> {
     ]
 }
 
-/// One at the same time, taken and given back; or taken for good.
+/// One permit in use, taken and given back; or taken for good.
 fn counting(outcome: Outcome) -> Contestant {
     let attempts = || {
         let limit = CountingLimit::new(4);
@@ -125,8 +125,7 @@ fn counting(outcome: Outcome) -> Contestant {
     Contestant { name: "CountingLimit", through_limiter: attempts(), policy_alone: attempts() }
 }
 
-/// governor, whose state needs no policy of ours. Alone: at times of a clock that is one atomic
-/// word.
+/// governor. Its state needs no policy of ours. Alone: at times of a clock that is one atomic word.
 fn governor(outcome: Outcome) -> Contestant {
     let quota = || match outcome {
         Outcome::Granted => governor::Quota::per_second(number(1_000_000_000)),
@@ -152,7 +151,8 @@ fn number(n: u32) -> NonZeroU32 {
     NonZeroU32::MIN.saturating_add(n - 1)
 }
 
-/// All policies. Granted: more than anybody asks for. Refused: one per hour, and that one is gone.
+/// All policies. Granted: a higher rate than the demand. Refused: one per hour, and that one is
+/// gone.
 pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
     let granted = outcome == Outcome::Granted;
     let hour = Duration::from_secs(3600);

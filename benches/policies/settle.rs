@@ -30,7 +30,7 @@ fn policies() -> [(&'static str, AnyPolicy); 7] {
 }
 
 /// Nanoseconds for taking one and for settling one. Time goes on by a permit's interval with each,
-/// so that no two see the same room.
+/// so that each sees another room.
 fn measure(policy: AnyPolicy) -> Result<(f64, f64), Refusal> {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(policy, clock.clone());

@@ -9,8 +9,8 @@ mod median;
 pub(crate) use median::median;
 
 /// Calls `run` with each contestant's number, `repetitions` times, in turns: the first one changes
-/// from turn to turn, and every other turn goes backwards, so that nobody always runs behind the
-/// same one.
+/// from turn to turn, and every other turn goes backwards, so that no contestant always runs behind
+/// one other.
 pub(crate) fn in_turns(contestants: usize, repetitions: usize, mut run: impl FnMut(usize, usize)) {
     for repetition in 0..repetitions {
         for step in 0..contestants {
@@ -20,8 +20,8 @@ pub(crate) fn in_turns(contestants: usize, repetitions: usize, mut run: impl FnM
     }
 }
 
-/// Lets every thread make `count` attempts at the same time. Returns how many each was granted, and
-/// the time from the first start to the last end.
+/// Lets every thread make `count` attempts at once. Returns how many each was granted, and the time
+/// from the first start to the last end.
 pub(crate) fn round(
     attempts: &(dyn Fn(u32) -> u32 + Sync),
     threads: usize,

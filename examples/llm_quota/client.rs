@@ -35,7 +35,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Those of a server that saves up what comes in during `burst`.
+    /// The limits of a server that saves up the permits of a time `burst`.
     ///
     /// A call is charged here before it is charged there, and given back here after it is given
     /// back there. So the server has never less than the callers believe, but for what has come in
@@ -76,7 +76,8 @@ impl Limits {
 
     /// Waits until a tenant may make a call that costs so many tokens at most.
     ///
-    /// For its own limit first: in the queue that all share, those behind would wait for it, too.
+    /// For its own limit first: in the queue that all tenants share, the waiters behind would wait
+    /// for it, too.
     async fn acquire(&self, tenant: usize, tokens: u32) -> Result<Permit, Box<dyn Error + Send + Sync>> {
         let mut waited = [Duration::ZERO; 2];
         let own = match &self.own[tenant] {
@@ -93,11 +94,10 @@ impl Limits {
         Ok(Permit { own, all, waited })
     }
 
-    /// What is left of both budgets. Less than nothing where a call used more than it was estimated
-    /// to.
+    /// The rest of both budgets. Less than nothing where a call used more than its estimate.
     fn left(&self) -> [f64; 2] {
-        // What is available counts as nothing while somebody waits, so it is told from the other
-        // side.
+        // No permit counts as available while a request waits, so the rest is computed from the
+        // time until full.
         [&self.requests, &self.tokens].map(|limiter| {
             let missing = limiter.rate().as_per_second() * limiter.status().full_in.as_secs_f64();
             f64::from(limiter.policy().burst()) - missing
@@ -121,8 +121,8 @@ struct Permit {
 }
 
 impl Permit {
-    /// The call is over and used so many tokens. Not called if nobody knows: then the estimate is
-    /// the cost.
+    /// The call is over and used so many tokens. Not called if the use is unknown: then the
+    /// estimate is the cost.
     fn settle(self, tokens: u32) -> Result<(), Box<dyn Error + Send + Sync>> {
         if let Some(own) = self.own {
             own.settle(tokens);
@@ -192,7 +192,7 @@ pub(crate) async fn run(
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = Client::builder()
         .redirect(reqwest::redirect::Policy::none())
-        // What nobody has a permit for is not done.
+        // Each call needs a permit, so the client makes none by itself.
         .retry(reqwest::retry::never())
         .timeout(Duration::from_secs(30))
         .build()?;

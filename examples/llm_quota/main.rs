@@ -13,8 +13,8 @@
 //! settle it to what was used (`client.rs`).
 //!
 //! With the limits the exit code is 0 if every answer was a success, 1 if one was a 429 or a call
-//! failed. Without them, answers 429 are what is to be shown, and only other failures count. A
-//! wrong command line is 2.
+//! failed. Without them, answers 429 are expected, and only other failures count. A wrong command
+//! line is 2.
 
 mod client;
 mod plot;
@@ -52,7 +52,7 @@ struct Arguments {
     /// The limit of tokens.
     #[arg(long, default_value = "240000/min", value_parser = limited_rate)]
     tokens: Rate,
-    /// How much of each limit the server saves up while nobody calls, in seconds.
+    /// How much of each limit the server saves up while no tenant calls, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     burst: Duration,
     /// How many calls may be in flight. This is a limit of the callers, the server has none.

@@ -29,7 +29,7 @@ const CAPTION: u32 = 60;
 /// A row of marks, in parts of the highest value.
 const ROW: f64 = 0.07;
 
-/// What is drawn.
+/// The data of a picture.
 pub(crate) struct Course<'a> {
     /// A sentence of the caption.
     pub(crate) utilisation: Option<String>,

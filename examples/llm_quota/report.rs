@@ -76,7 +76,7 @@ impl<'a> Summary<'a> {
         Some((percents, from..to))
     }
 
-    /// The same in a sentence.
+    /// The utilisation in a sentence.
     pub(crate) fn told_utilisation(&self) -> Option<String> {
         let ([requests, tokens], _) = self.utilisation(false)?;
         let ([short_requests, short_tokens], _) = self.utilisation(true)?;

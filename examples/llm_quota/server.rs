@@ -32,7 +32,7 @@ impl Terms {
         Terms { per_second, burst: per_second * burst.as_secs_f64() }
     }
 
-    /// What is left after a time in which nothing was taken.
+    /// The rest after a time in which nothing was taken.
     pub(crate) fn refilled(self, left: f64, time: Duration) -> f64 {
         (left + self.per_second * time.as_secs_f64()).min(self.burst)
     }
@@ -60,7 +60,7 @@ pub(crate) struct Tally {
     /// The least that was ever left of each budget.
     pub(crate) lowest: [f64; 2],
     in_flight: u32,
-    /// The most calls at the same time.
+    /// The most calls at one time.
     pub(crate) most_in_flight: u32,
     /// What was left, after each change.
     pub(crate) course: Vec<Left>,

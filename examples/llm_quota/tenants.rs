@@ -1,4 +1,4 @@
-//! Who calls, and what for.
+//! The tenants, and the calls they make.
 //!
 //! The first half of the calls is long and held back by the tokens; the second half is short and
 //! held back by the requests.
@@ -11,15 +11,15 @@ use rand::{Rng, SeedableRng};
 
 pub(crate) struct Tenant {
     pub(crate) name: &'static str,
-    /// Of those who wait, the highest goes first.
+    /// The waiting tenant with the highest goes first.
     pub(crate) priority: i8,
-    /// How many calls it makes at the same time.
+    /// How many calls it makes at one time.
     pub(crate) tasks: u32,
     /// Of a long call.
     pub(crate) prompt_tokens: Range<u32>,
     /// The most that may be generated for one long call.
     pub(crate) max_tokens: u32,
-    /// The milliseconds between an answer and the next call of the same task.
+    /// The milliseconds between an answer and the next call of that task.
     pub(crate) pause: Range<u32>,
     /// One part in so many of all tokens is what it may use at most.
     pub(crate) part: Option<u32>,
@@ -64,7 +64,7 @@ impl Tenant {
         self.prompt_tokens.end + self.max_tokens
     }
 
-    /// The tokens of the prompt of the call with this number, and those that may be generated.
+    /// The tokens of the prompt of the call with this number, and the tokens that may be generated.
     pub(crate) fn call(&self, number: u32, short: bool) -> (u32, u32) {
         let part = if short { SHORT } else { 1 };
         (pick(&self.prompt_tokens, u64::from(number)) / part, self.max_tokens / part)
@@ -76,8 +76,8 @@ impl Tenant {
     }
 }
 
-/// A number of the range, the same for the same seed: in whatever order the calls come, each costs
-/// what it costs.
+/// A number of the range, determined by the seed: the cost of a call does not depend on the order
+/// of the calls.
 pub(crate) fn pick(range: &Range<u32>, seed: u64) -> u32 {
     SmallRng::seed_from_u64(seed).random_range(range.clone())
 }

@@ -25,7 +25,7 @@ pub(crate) enum Limiter {
 }
 
 impl Limiter {
-    /// A steady rate that saves nothing while nobody calls, since the third party does not either.
+    /// A steady rate that saves nothing while no task calls, since the third party does not either.
     pub(crate) fn bursty(rate: Rate) -> Limiter {
         let limiter = RateLimiter::new(SmoothBursty::new(rate).max_burst(Duration::ZERO));
         limiter.set_catch_up(CATCH_UP);
@@ -70,8 +70,8 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-/// A client that makes one call per request: what nobody has a permit for, as following a redirect,
-/// it does not do.
+/// A client that makes one call per request. It follows no redirect, since that call would have no
+/// permit.
 pub(crate) fn client() -> Result<Client, Box<dyn Error>> {
     // Fails if it is installed already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();

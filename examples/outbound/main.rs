@@ -12,8 +12,8 @@
 //! calls (`client.rs`).
 //!
 //! With a limiter the exit code is 0 if every answer was a success, 1 if one was a 429 or a call
-//! failed. Without one, answers 429 are what is to be shown, and only other failures count. A wrong
-//! command line is 2.
+//! failed. Without one, answers 429 are expected, and only other failures count. A wrong command
+//! line is 2.
 
 mod client;
 mod plot;

@@ -9,7 +9,7 @@ use tidegate::Rate;
 
 use crate::client::{Answer, Call};
 
-/// What is stacked in a bar, from the bottom.
+/// The layers of a bar, from the bottom.
 const LAYERS: [(&str, RGBColor); 3] = [
     ("accepted", RGBColor(0x2a, 0x9d, 0x8f)),
     ("refused with 429", RGBColor(0xd6, 0x45, 0x50)),

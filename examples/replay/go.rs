@@ -1,18 +1,18 @@
 //! Replays recordings of Go's `golang.org/x/time/rate`: see `tests/golden/go-rate/README.md`.
 //!
-//! The policy is the production one, [`TokenBucket`], with the recorded times. Where the two
-//! libraries do not ask the same questions, these rules put Go's in our words:
+//! The policy is the production one, [`TokenBucket`], with the recorded times. Where the calls of
+//! the two libraries differ, these rules put Go's in our words:
 //!
 //! | Go | here |
 //! |---|---|
-//! | `reserve` takes permits that come later | charged as of the time they are due, as the limiter charges those who wait |
-//! | `reserve` at limit 0, beyond the stock: granted, due never | nobody is granted what is never due; so that the debt is as Go's, it is charged at another rate, set for that moment |
+//! | `reserve` takes permits that come later | charged as of the time they are due, as the limiter charges waiters |
+//! | `reserve` at limit 0, beyond the stock: granted, due never | no request is granted a permit that is never due; so that the debt is as Go's, it is charged at another rate, set for that moment |
 //! | `n = 0` is granted when no debt is left | the time at which none is left |
 //! | infinite limit: the tokens are the burst | they are infinite |
 //! | `cancel` of what cost nothing: refused, for 0 permits; any `cancel` at an infinite limit | nothing happens |
 //! | `cancel` after the due time: too late, nothing happens | it was claimed when it was due, and what was claimed is not given back |
 //! | `cancel` of the newest, with limit and burst as they were | [`Policy::undo`]: both give everything back |
-//! | any other `cancel` | differs on purpose: Go keeps what later reservations were told, here those behind move up; Go gives back permits where the limit has changed, here it may be less. The rest of the trace is not compared |
+//! | any other `cancel` | differs on purpose: Go keeps what later reservations were told, here the reservations behind move up; Go gives back permits where the limit has changed, here it may be less. The rest of the trace is not compared |
 //!
 //! Whether a cancel is of the newest is Go's own rule, followed from what was recorded: it gives
 //! `n` less what was reserved after it. "The newest" means that this is all of `n`.
@@ -36,13 +36,13 @@ const APART_NS: f64 = 100.0;
 /// How far apart they may be, as a part of their value.
 const RELATIVE: f64 = 1e-9;
 
-/// How far token counts may be apart, beside those that come in [`APART_NS`].
+/// How far token counts may be apart, beside the tokens that come in [`APART_NS`].
 const APART_TOKENS: f64 = 1e-6;
 
-/// Go's due times, computed on two ways, are so close if they are meant to be the same.
+/// Go's due times, computed in two ways, are so close if they are meant to be equal.
 const SAME_NS: i128 = 2;
 
-/// Go's delay of what is never due.
+/// Go's delay of a reservation that is never due.
 const NEVER: i64 = i64::MAX;
 
 /// Delays beyond this (31.7 years) may be beyond the end of a policy's time. Then they are never

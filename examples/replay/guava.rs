@@ -7,8 +7,8 @@
 //! 2. The policy agrees with the reference model at the policy's own tick of 1/16 ns, when both are
 //!    made to decide as recorded. So the policy is right. The bound is computed, not chosen: see
 //!    `tests/support/allowance.rs`.
-//! 3. What is left between the policy and the recording is Guava's cutting to whole microseconds.
-//!    It is told, not judged.
+//! 3. The difference that remains between the policy and the recording is Guava's cutting to whole
+//!    microseconds. It is told, not judged.
 
 use std::path::Path;
 use std::time::Duration;
@@ -181,7 +181,7 @@ fn run<P: Policy>(policy: &P, trace: &Trace, drift: &mut Drift) -> Result<(), St
 fn check_due(model: &Guava, due: Nanos, at: i128, bound: f64) -> Result<(), (String, String)> {
     let got =
         if due == Nanos::MAX { Ticks::PRODUCTION.limit } else { i128::from(due.as_u64()) * Ticks::PER_NANO };
-    // What is past is due now, in both.
+    // A time in the past is due now, in both.
     let (got, want) = (got.max(at), model.next().max(at));
     #[allow(clippy::cast_precision_loss)]
     let ns = |ticks: i128| ticks as f64 / 16.0;

@@ -1,8 +1,8 @@
 //! Replays recordings of the `limit_req` module of NGINX: see `tests/golden/nginx/README.md`.
 //!
 //! A zone is a [`RateLimiter`] with a [`LeakyBucket`], on a clock that is set to the recorded
-//! arrivals. Those who are delayed really wait in its queue. A request takes a place in each zone;
-//! where one of them refuses, it gives its places back, which leaves no trace.
+//! arrivals. Delayed requests really wait in its queue. A request takes a place in each zone; where
+//! one of them refuses, it gives its places back, which leaves no trace.
 
 use std::path::Path;
 use std::time::Duration;
@@ -95,12 +95,12 @@ fn replay_run(run: &Run, farthest: &mut Farthest) -> Result<Outcome, String> {
     for (index, event) in run.events.iter().enumerate() {
         let differs = |(expected, got): (String, String)| mismatch(index, event, expected, got);
         let at = Nanos::from_duration(Duration::from_millis(event.at_ms));
-        // Serves those who are due on the way, each at its own time.
+        // Serves the waiters that are due on the way, each at its own time.
         clock.advance(at.saturating_since(clock.now()).as_duration());
         waiting.retain_mut(|place: &mut Spawn<Place>| !place.is_woken() || place.poll().is_pending());
         let excess: Vec<f64> = zones.iter().map(Limiter::excess_milli).collect();
         let verdict = match zones.iter().map(|zone| zone.limiter.reserve(1)).collect::<Result<Vec<_>, _>>() {
-            // Those that were given are dropped.
+            // The places that were given are dropped.
             Err(_) => Verdict::Rejected,
             Ok(places) => {
                 let held = places.iter().map(Reservation::due_in).max().unwrap_or_default();
@@ -135,7 +135,7 @@ impl Limiter {
         let rate = Rate::new(milli_rps, Duration::from_secs(1000)).map_err(|error| error.to_string())?;
         let nodelay = match delay {
             Delay::Not(Never::Delayed) => burst,
-            // What is above the burst is rejected and not delayed.
+            // A request above the burst is rejected and not delayed.
             Delay::After(nodelay) => nodelay.min(burst),
         };
         let policy = LeakyBucket::new(rate).capacity(burst).nodelay(nodelay);
@@ -144,8 +144,8 @@ impl Limiter {
         Ok(Limiter { limiter, milli_rps: milli_rps as f64 })
     }
 
-    /// The excess with one more request: what is missing until the limiter is full, and those in
-    /// line, who pay when they leave.
+    /// The excess with one more request: the permits missing until the limiter is full, and the
+    /// waiters in line, which pay when they leave.
     fn excess_milli(&self) -> f64 {
         let status = self.limiter.status();
         #[allow(clippy::cast_precision_loss)]

@@ -25,9 +25,9 @@ pub(crate) struct Course {
     end: Duration,
     /// All requests, when they were made.
     pub(crate) asked: Vec<Request>,
-    /// Those that were not refused, when they were made.
+    /// The requests that were not refused, when they were made.
     pub(crate) let_in: Vec<Request>,
-    /// Those that were granted, when they were granted.
+    /// The requests that were granted, when they were granted.
     pub(crate) granted: Vec<Request>,
     /// How many permits the limiter took for used, over time.
     counted: Vec<(Duration, u64)>,

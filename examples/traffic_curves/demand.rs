@@ -44,7 +44,7 @@ impl Demand {
 
     fn with(mut self, requests: impl IntoIterator<Item = Request>) -> Demand {
         self.requests.extend(requests);
-        // Stable: those of one time stay in the order they were added.
+        // Stable: requests of one time stay in the order they were added.
         self.requests.sort_by_key(|request| request.at);
         self
     }

@@ -16,7 +16,7 @@ const END: f64 = 20.0;
 
 /// The last stage.
 const MOST: f64 = 100.0;
-/// The height of the picture; what is asked for goes on beyond.
+/// The height of the picture; the demand goes on beyond.
 const TOP: f64 = 25.0;
 
 pub(crate) fn draw() -> Drawn {

@@ -12,7 +12,7 @@ struct Fact {
 pub(crate) struct Facts(Vec<Fact>);
 
 impl Facts {
-    /// Notes a number and returns what is claimed, for the caption.
+    /// Notes a number and returns the claim, for the caption.
     pub(crate) fn claim(&mut self, claimed: u64, what: impl Into<String>, found: u64) -> u64 {
         self.0.push(Fact { what: what.into(), claimed, found });
         claimed

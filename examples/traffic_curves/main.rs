@@ -8,11 +8,11 @@
 //! Which policy lets a burst pass, which one smooths it, and what does a window let through at its
 //! worst? One picture for each policy shows what was asked for and what was let through, with the
 //! demand that shows the policy's nature: a burst after idling, or the worked examples of the
-//! literature. `driver` and `overview` have all policies, under the same demand.
+//! literature. `driver` and `overview` have all policies, under one demand.
 //!
-//! Limiters run on a manual clock, so nothing waits and each run draws the same bytes. The pictures
-//! in `docs/pictures` are made by this command alone. The numbers of a caption are measured; if one
-//! is not as the caption says, the picture is not written and the exit code is 1.
+//! Limiters run on a manual clock, so nothing waits and all runs draw equal bytes. The pictures in
+//! `docs/pictures` are made by this command alone. The numbers of a caption are measured; if one is
+//! not as the caption says, the picture is not written and the exit code is 1.
 
 mod course;
 mod demand;

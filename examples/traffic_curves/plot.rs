@@ -31,7 +31,7 @@ pub(crate) enum Role {
     Demand,
     /// Let through.
     Granted,
-    /// Another number of the same limiter.
+    /// Another number of that limiter.
     Second,
     /// The most that is allowed.
     Limit,
@@ -143,7 +143,7 @@ impl Draw for Picture {
 pub(crate) struct Frame<'a> {
     pub(crate) title: &'a str,
     pub(crate) caption: &'a str,
-    /// Of what is inside.
+    /// The size of the inside.
     pub(crate) size: (u32, u32),
 }
 

@@ -1,4 +1,4 @@
-//! All policies with the same limit, 10 permits a second.
+//! All policies with one limit, 10 permits a second.
 
 use std::error::Error;
 use std::time::Duration;
