@@ -26,9 +26,10 @@ async fn answer(State(users): State<Users>, headers: HeaderMap) -> (StatusCode, 
     let plan = |quota| Limit::new("plan", quota).expect("the name is ASCII");
     let status = match users.try_acquire_many(user, Request::permits(1).with_left()) {
         Ok(grant) => {
-            let left = grant.left().expect("it was asked for");
-            let reset = if left.available > 0 { left.full_in } else { left.next_in };
-            tell::granted(&[plan(left.limit).remaining(left.available).reset(reset)], draft, &mut told);
+            if let Some(left) = grant.left() {
+                let reset = if left.available > 0 { left.full_in } else { left.next_in };
+                tell::granted(&[plan(left.limit).remaining(left.available).reset(reset)], draft, &mut told);
+            }
             StatusCode::OK
         }
         Err(refusal) => {
@@ -48,10 +49,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let users = Users::new(free, 100_000).with_plans(move |user| plans.get(users.get(user)?).cloned());
     let app = Router::new().route("/", get(answer)).with_state(users);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-    let url = format!("http://{}", listener.local_addr()?);
-    tokio::spawn(async { axum::serve(listener, app).await });
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = reqwest::Client::new();
+    let (client, url) = (reqwest::Client::new(), format!("http://{}", listener.local_addr()?));
+    tokio::spawn(async { axum::serve(listener, app).await });
     for user in ["ann", "ann", "bob", "bob", "bob", "ann"] {
         let answer = client.get(&url).header("x-api-key", user).send().await?;
         println!("{user}: {} {:?}", answer.status(), answer.headers());
