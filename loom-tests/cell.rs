@@ -120,7 +120,7 @@ fn broken_two_numbers_change_together() {
     });
 }
 
-/// With both numbers in one word, the prices are those of some order.
+/// With both numbers in one word, the prices are right for some order.
 #[test]
 fn one_word_of_two_numbers_is_priced_in_some_order() {
     fn take(state: &AtomicU128) -> u128 {

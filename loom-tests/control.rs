@@ -418,7 +418,7 @@ fn broken_a_try_that_begins_after_the_end_does_not_pass() {
     pause_against_try(|limiter| assert!(lock(&limiter.line).settings.close()));
 }
 
-/// A waiter whose permit is due while the limiter closes gets one answer, and keeps it.
+/// A waiter with a permit that is due while the limiter closes gets one answer, and keeps it.
 #[test]
 fn a_waiter_that_is_due_while_the_limiter_closes_gets_one_answer() {
     model(|| {

@@ -1,5 +1,5 @@
-//! Models a change of the kind of policy against requests: the permits granted are exactly those
-//! that were there, and a request is not refused while there are any.
+//! Models a change of the kind of policy against requests: the permits granted are exactly the
+//! permits that were there, and a request is not refused while there are any.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +33,8 @@ fn replace(policy: &AnyPolicy, state: &AnyState, new: &str) {
     policy.make_step(state, NOW, step, Keep::Count).expect("no error");
 }
 
-/// Tries so many times in one thread while another one makes a change, then takes what is left.
-/// Returns how many permits were granted, and the refusals meanwhile.
+/// Tries so many times in one thread while another one makes a change, then takes the rest. Returns
+/// how many permits were granted, and the refusals meanwhile.
 fn granted(
     line: &'static str,
     tries: usize,

@@ -81,7 +81,7 @@ fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<Stri
     acts.iter().map(play).collect()
 }
 
-/// The same through the limiter itself.
+/// These acts through the limiter itself.
 fn play(limiter: &RateLimiter<TokenBucket, ManualClock>, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
     let mut places = Vec::new();
     let refused = |refusal: Refusal| AllRefusal::from(refusal);

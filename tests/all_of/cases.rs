@@ -164,7 +164,7 @@ fn each_member_has_its_own_weight_and_zero_is_not_asked() -> Result<(), AllRefus
 }
 
 #[test]
-fn those_that_count_are_given_back_on_drop() -> Result<(), AllRefusal> {
+fn permits_in_use_are_given_back_on_drop() -> Result<(), AllRefusal> {
     let clock = ManualClock::new();
     let rate = bucket(&clock, Rate::per_second(10), 10);
     let in_flight = CountingLimit::new(1);
@@ -179,7 +179,7 @@ fn those_that_count_are_given_back_on_drop() -> Result<(), AllRefusal> {
 }
 
 #[test]
-fn a_free_permit_of_those_that_count_wakes_who_waits() {
+fn a_freed_permit_in_use_wakes_a_waiter() {
     let clock = ManualClock::new();
     let rate = bucket(&clock, Rate::per_second(10), 10);
     let in_flight = CountingLimit::new(1);
@@ -200,7 +200,7 @@ fn a_free_permit_of_those_that_count_wakes_who_waits() {
 }
 
 #[test]
-fn a_time_limit_counts_for_those_that_count_too() {
+fn a_time_limit_counts_for_permits_in_use_too() {
     let clock = ManualClock::new();
     let rate = bucket(&clock, Rate::per_second(10), 10);
     let in_flight = CountingLimit::new(1);
@@ -251,7 +251,7 @@ fn a_grant_that_was_not_seen_goes_back_to_all() {
 }
 
 #[test]
-fn a_leaked_wait_holds_up_nobody_beyond_its_turn() {
+fn a_leaked_wait_holds_up_no_request_beyond_its_turn() {
     let clock = ManualClock::new();
     let (a, _b, both) = used_up(&clock, 3 * SECOND);
     std::mem::forget(waiting(both.acquire()));
@@ -306,7 +306,7 @@ fn a_wait_for_one_member_does_not_hold_up_the_other() {
     assert_ready_ok!(plain.poll());
 }
 
-/// Two members whose permits never coincide, each with plain waiters all the time.
+/// Two members with permits that never coincide, each with plain waiters all the time.
 #[test]
 fn a_composite_does_not_starve() {
     let clock = ManualClock::new();
@@ -422,7 +422,7 @@ fn a_wait_that_would_take_too_long_is_refused_at_once() {
 }
 
 #[test]
-fn with_a_member_that_is_shut_nobody_else_is_held_up() {
+fn with_a_member_that_is_shut_no_other_request_is_held_up() {
     let clock = ManualClock::new();
     let a = bucket(&clock, Rate::per_second(1), 1);
     let shut = RateLimiter::with_clock(DenyAll, clock.clone());
@@ -494,7 +494,7 @@ fn late_timers_do_not_slow_it_down() {
 }
 
 #[test]
-fn threads_wait_in_the_same_queue() {
+fn threads_and_tasks_wait_in_one_queue() {
     let clock = ManualClock::new();
     let (_a, _b, both) = used_up(&clock, 2 * SECOND);
     let thread = std::thread::spawn({
@@ -528,7 +528,7 @@ async fn clocks_may_have_begun_at_different_times() -> Result<(), AllRefusal> {
 
 /// The waker of one waiter panics. The other waiters are still served, at every member.
 #[test]
-fn a_waker_that_panics_costs_nobody_their_turn() {
+fn a_waker_that_panics_costs_no_waiter_its_turn() {
     struct Panics;
     impl std::task::Wake for Panics {
         fn wake(self: std::sync::Arc<Self>) {
@@ -557,7 +557,7 @@ fn a_waker_that_panics_costs_nobody_their_turn() {
 /// The event loops of a member's waiter and of the composite stand still. The next call serves
 /// both.
 #[test]
-fn whoever_comes_by_serves_those_who_are_due() {
+fn each_call_serves_the_waiters_that_are_due() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 2 * SECOND);
     let reserved = b.reserve(1).expect("a place");

@@ -43,7 +43,7 @@ fn a_paused_member_is_the_tightest() {
 }
 
 #[test]
-fn who_waits_for_a_paused_member_goes_on_when_it_is_resumed() {
+fn a_waiter_for_a_paused_member_goes_on_when_it_is_resumed() {
     let (a, b, both, clock) = two();
     let mut waiting = spawn(both.acquire());
     b.pause_for(100 * SECOND);
@@ -110,7 +110,7 @@ fn the_important_go_first_in_the_line_of_a_member() {
 }
 
 #[test]
-fn nobody_knows_when_a_queue_has_room_that_waits_for_what_is_in_use() -> Result<(), Refusal> {
+fn no_time_is_told_for_room_in_a_queue_that_waits_for_permits_in_use() -> Result<(), Refusal> {
     let (a, _b, _both, clock) = two();
     let calls = CountingLimit::new(1);
     let all = AllOf::new("a", &a).with_counting("calls", &calls);
@@ -224,7 +224,7 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
 
 /// The place belongs to the waiter, not to a later request.
 #[test]
-fn a_place_is_not_kept_for_nobody() {
+fn the_place_of_a_waiter_passes_to_no_later_request() {
     let (a, _b, both, clock) = two();
     assert_eq!(a.try_acquire().map(drop), Ok(()));
     let (mut low, mut plain) = (spawn(both.acquire()), spawn(a.acquire()));
@@ -360,7 +360,7 @@ fn a_rate_that_changes_moves_a_composite_up() {
 }
 
 #[test]
-fn a_share_that_is_kept_no_longer_frees_who_waits_for_it() {
+fn a_share_that_is_kept_no_longer_frees_its_waiters() {
     let (_a, b, both, clock) = two();
     b.keep_for_priority(10, 1);
     let mut waiting = spawn(both.acquire());
@@ -372,7 +372,7 @@ fn a_share_that_is_kept_no_longer_frees_who_waits_for_it() {
 }
 
 #[test]
-fn a_refund_reaches_who_waits_behind_a_share() {
+fn a_refund_reaches_a_waiter_behind_a_share() {
     let clock = ManualClock::new();
     let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 10), clock.clone());
     let all = AllOf::new("a", &a);
@@ -386,7 +386,7 @@ fn a_refund_reaches_who_waits_behind_a_share() {
 }
 
 #[test]
-fn shadow_frees_who_waits_for_a_paused_member() {
+fn shadow_frees_a_waiter_for_a_paused_member() {
     let (a, _b, both, _clock) = two();
     a.pause_for(Duration::MAX);
     let mut waiting = spawn(both.acquire());
@@ -397,7 +397,7 @@ fn shadow_frees_who_waits_for_a_paused_member() {
 }
 
 #[test]
-fn who_asks_for_more_than_a_member_can_give_any_more_is_refused() {
+fn a_request_for_more_than_a_member_can_give_any_more_is_refused() {
     let clock = ManualClock::new();
     let a = bucket(&clock, 1, 10);
     let all = AllOf::new("a", &a);
@@ -425,7 +425,7 @@ fn more_than_a_share_leaves_is_refused() {
 }
 
 #[test]
-fn what_counts_is_not_held_for_who_does_not_ask_for_it() -> Result<(), Refusal> {
+fn counted_permits_are_not_held_for_a_request_that_asks_for_none() -> Result<(), Refusal> {
     let clock = ManualClock::new();
     let (a, count) = (bucket(&clock, 1, 1), CountingLimit::new(2));
     let both = AllOf::new("a", &a).with_counting("n", &count);
@@ -442,7 +442,7 @@ fn what_counts_is_not_held_for_who_does_not_ask_for_it() -> Result<(), Refusal> 
 }
 
 #[test]
-fn those_ahead_weigh_what_they_weigh_at_a_new_rate() {
+fn waiters_ahead_weigh_what_they_weigh_at_a_new_rate() {
     let clock = ManualClock::new();
     let a = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 1), clock.clone());
     let all = AllOf::new("a", &a);
@@ -454,7 +454,7 @@ fn those_ahead_weigh_what_they_weigh_at_a_new_rate() {
 }
 
 #[test]
-fn who_is_too_late_after_a_change_of_a_member_is_refused_at_once() {
+fn a_waiter_too_late_after_a_change_of_a_member_is_refused_at_once() {
     type Act = (&'static str, fn(&Bucket));
     let acts: [Act; 5] = [
         ("rate", |a| {
@@ -497,7 +497,7 @@ fn a_key_owes_and_settles_as_any_limiter() -> Result<(), Refusal> {
 
 #[cfg(feature = "keyed")]
 #[test]
-fn a_user_and_everybody() -> Result<(), Box<dyn std::error::Error>> {
+fn a_limit_of_a_user_and_one_of_all_users() -> Result<(), Box<dyn std::error::Error>> {
     use tidegate::KeyedRateLimiter;
 
     let clock = ManualClock::new();

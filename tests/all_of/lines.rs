@@ -171,7 +171,7 @@ fn many_acts() -> impl Strategy<Value = Vec<Act>> {
 
 proptest! {
     #[test]
-    fn who_is_short_of_one_limiter_waits_as_any_other(policy in some_policy(), acts in vec(some_act(), 1..150)) {
+    fn a_composite_short_of_one_limiter_waits_as_any_request(policy in some_policy(), acts in vec(some_act(), 1..150)) {
         compare(&policy, acts)?;
     }
 }
@@ -220,7 +220,7 @@ fn thousands_of_users_wait_for_one_limiter_in_order() {
 }
 
 #[test]
-fn thousands_who_wait_elsewhere_hold_up_nobody() {
+fn thousands_of_waiters_elsewhere_hold_up_no_request() {
     let clock = ManualClock::new();
     let all = bucket(&clock, 1000, 10);
     // Each of them has another limiter that is not due for an hour.
@@ -243,7 +243,7 @@ fn thousands_who_wait_elsewhere_hold_up_nobody() {
 }
 
 #[test]
-fn who_waits_here_again_stands_where_it_stood() {
+fn a_composite_that_waits_here_again_stands_where_it_stood() {
     let clock = ManualClock::new();
     let all = bucket(&clock, 1, 2);
     assert!(all.try_acquire_many(2).is_ok());
@@ -273,7 +273,7 @@ fn who_waits_here_again_stands_where_it_stood() {
 /// When its other limiter is due, another request has gone first here. From then on the composite
 /// waits here alone.
 #[test]
-fn who_waits_here_alone_by_now_is_told_of_a_refund() {
+fn a_composite_that_waits_here_alone_by_now_is_told_of_a_refund() {
     let clock = ManualClock::new();
     let all = bucket(&clock, 1, 2);
     let held = [0, 1].map(|_| bucket(&clock, 1000, 1000));
@@ -439,7 +439,7 @@ fn a_change_refuses_plain_requests_that_are_too_late_behind_composites() {
     }
     all.set_rate(Rate::per_second(100));
     for (number, plain) in plain.iter_mut().enumerate() {
-        // Those that were refused take nothing.
+        // Requests that were refused take nothing.
         assert_eq!(plain.is_woken(), number >= 50, "{number}");
     }
     for _ in 0..50 {

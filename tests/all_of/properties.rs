@@ -215,7 +215,7 @@ fn some_policy() -> impl Strategy<Value = AnyPolicy> {
 
 proptest! {
     #[test]
-    fn nobody_waits_for_ever_and_nothing_is_lost(
+    fn no_request_waits_for_ever_and_nothing_is_lost(
         policies in [some_policy(), some_policy(), some_policy()],
         acts in some_acts(),
     ) {
@@ -227,7 +227,8 @@ proptest! {
     }
 
     /// Runs with dropped waits and refused calls. In the end the members are as if only the granted
-    /// calls were made. The members are buckets, whose state is a number that shows every trace.
+    /// calls were made. The members are buckets, with a state that is a number that shows every
+    /// trace.
     #[test]
     fn only_grants_leave_a_trace(acts in some_acts(), burst in 2..6u32) {
         let policies = [5u64, 7, 3].map(|rate| TokenBucket::new(per_second(rate), burst));

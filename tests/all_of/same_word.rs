@@ -1,5 +1,5 @@
-//! The same word does the same in each call of each limiter: a priority, a longest wait, an
-//! exemption. All on the manual clock.
+//! One word has one effect in each call of each limiter: a priority, a longest wait, an exemption.
+//! All on the manual clock.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -124,7 +124,7 @@ fn queue_of_more_than_one_permit_per_millisecond() {
 }
 
 #[test]
-fn queue_of_nobody_is_spacing() {
+fn queue_without_waiters_is_spacing() {
     let rows = [
         (0, 1, Some(0.0)),
         (50, 1, None),

@@ -84,7 +84,7 @@ fn no_waiter_is_displaced() -> Result<(), Refusal> {
 }
 
 #[test]
-fn those_who_share_a_limiter_count() -> Result<(), Refusal> {
+fn waiters_that_share_a_limiter_count() -> Result<(), Refusal> {
     let (keys, _) = keys(1);
     let keys = keys.when_full(WhenKeysFull::ShareOne);
     keys.set_max_waiting(1, u64::MAX);

@@ -72,7 +72,7 @@ fn an_error_changes_nothing() -> Result<(), Refusal> {
 
 #[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_are_moved_at_once() -> Result<(), Refusal> {
+async fn waiters_are_moved_at_once() -> Result<(), Refusal> {
     let policy = TokenBucket::new(Rate::per_minute(1), 1);
     let keys: KeyedRateLimiter<u64, _, _> =
         KeyedRateLimiter::with_clock(policy, 10, tidegate::TokioClock::new());
@@ -103,7 +103,7 @@ impl Wake for Count {
 }
 
 #[test]
-fn who_becomes_due_is_woken_and_who_never_will_be_is_refused() -> Result<(), Box<dyn Error>> {
+fn a_waiter_that_becomes_due_is_woken_and_one_that_never_will_be_is_refused() -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_hour(1), 5);
     let keys = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
@@ -176,7 +176,7 @@ fn a_line_that_went_along_settles() -> Result<(), Refusal> {
 }
 
 #[test]
-fn those_without_room_go_along() -> Result<(), Refusal> {
+fn keys_without_room_change_too() -> Result<(), Refusal> {
     let (keys, _) = one_per_second(1);
     let keys = keys.when_full(WhenKeysFull::ShareOne);
     keys.try_acquire(&1)?;

@@ -95,7 +95,7 @@ async fn within_a_time() -> Result<(), Refusal> {
 }
 
 #[test]
-fn threads_wait_in_the_same_line() -> Result<(), Refusal> {
+fn threads_wait_in_one_line_for_a_key() -> Result<(), Refusal> {
     let keys = Keys::new(2, 10);
     let most = AtomicU32::new(0);
     let held = AtomicU32::new(0);
@@ -158,7 +158,7 @@ fn replan_changes_the_limits_of_keys_in_use() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A key whose `Hash`, `Clone` or `Drop` panics once.
+/// A key with a `Hash`, `Clone` or `Drop` that panics once.
 #[derive(Debug, PartialEq, Eq)]
 struct Key(u64, Fuse);
 
@@ -231,8 +231,8 @@ type Wait = Pin<Box<dyn Future<Output = Answer>>>;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Every key behaves as a `CountingLimit` of its own, and is in the table exactly while it is in
-    /// use.
+    /// Every key behaves as a `CountingLimit` of its own, and is in the table exactly while it is
+    /// in use.
     #[test]
     fn every_key_is_a_limit_of_its_own(
         limit in 0..4_u32,

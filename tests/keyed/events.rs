@@ -192,7 +192,7 @@ fn want_of_room_is_told_once() -> Result<(), Refusal> {
 }
 
 #[test]
-fn those_without_room_are_told_of() -> Result<(), Refusal> {
+fn calls_of_keys_without_room_are_told() -> Result<(), Refusal> {
     let (keys, _, log) = watched(1, WhenKeysFull::ShareOne);
     for key in [1, 2] {
         keys.try_acquire(&key)?;
@@ -204,7 +204,7 @@ fn those_without_room_are_told_of() -> Result<(), Refusal> {
 }
 
 #[test]
-fn who_watches_one_key_is_told_as_well() -> Result<(), Refusal> {
+fn the_observer_of_one_key_is_told_as_well() -> Result<(), Refusal> {
     let (keys, _, log) = watched(10, WhenKeysFull::RefuseNew);
     let one = Arc::new(Log::default());
     assert!(keys.limiter(&1)?.observe(one.clone()), "nobody watches it yet");
@@ -223,7 +223,7 @@ fn who_watches_one_key_is_told_as_well() -> Result<(), Refusal> {
 }
 
 #[test]
-fn one_who_watches_all_keeps_no_key() -> Result<(), Refusal> {
+fn an_observer_of_all_keys_keeps_no_key() -> Result<(), Refusal> {
     let (keys, clock, log) = watched(1, WhenKeysFull::ForgetFreshest);
     keys.try_acquire(&1)?;
     let mut waiting = spawn(keys.acquire(&1));

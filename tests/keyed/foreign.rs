@@ -1,4 +1,4 @@
-//! Keys and policies whose own code panics, blocks or calls the limiter: the count of keys stays
+//! Keys and policies with code that panics, blocks or calls the limiter: the count of keys stays
 //! right.
 
 use std::cell::{Cell, RefCell};
@@ -300,7 +300,7 @@ fn a_drop_may_call_the_limiter() {
 /// Tells that a `Drop` has begun, and when it shall end.
 type Ends = (Sender<()>, Arc<std::sync::Mutex<Receiver<()>>>);
 
-/// A key whose `Drop` waits until the test lets it end.
+/// A key with a `Drop` that waits until the test lets it end.
 struct Slow(u64, Option<Ends>);
 
 impl Hash for Slow {
@@ -357,7 +357,7 @@ fn a_drop_that_blocks_holds_no_lock() {
     });
 }
 
-/// A token bucket whose code panics when the fuse of this thread is lit.
+/// A token bucket with code that panics when the fuse of this thread is lit.
 #[derive(Clone, Debug)]
 struct Fragile(TokenBucket);
 

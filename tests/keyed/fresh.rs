@@ -152,7 +152,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Against a plain limiter that gets the same requests: after each request, a key that was
+    /// Against a plain limiter that gets all these requests: after each request, a key that was
     /// forgotten whenever possible has no more permits than a limiter that forgets nothing. The
     /// plain limiter starts as a key at rest does.
     #[test]

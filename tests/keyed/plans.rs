@@ -154,8 +154,8 @@ fn waiting_requests_keep_their_places() {
     assert!(keys.is_empty(), "its line pins no key");
 }
 
-/// From a bucket to a window: a known key lacks as many permits as before. A key whose requests
-/// wait keeps its bucket until they have left.
+/// From a bucket to a window: a known key lacks as many permits as before. A key with waiting
+/// requests keeps its bucket until they have left.
 #[test]
 fn a_policy_of_another_kind() {
     let (keys, map, clock) = planned("token_bucket 1/s burst 10", 10);
@@ -199,7 +199,7 @@ fn other_choices_keep_the_plans() {
     assert_eq!(keys.try_acquire(&3).map(drop), limited(60 * SECOND));
 }
 
-/// A manual clock whose zero is a given Unix time.
+/// A manual clock that begins at a given Unix time.
 #[derive(Clone, Debug)]
 struct Since(ManualClock, Duration);
 
@@ -230,7 +230,8 @@ impl Timer for Since {
     }
 }
 
-/// Windows of a plan begin with those of the wall clock, also in two limiters with different clocks.
+/// Windows of a plan begin with the windows of the wall clock, also in two limiters with different
+/// clocks.
 #[test]
 fn a_plan_follows_the_wall_clock_of_each_limiter() {
     let window = FixedWindow::new(Rate::per_minute(1)).at_wall_clock(Duration::ZERO);

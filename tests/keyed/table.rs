@@ -89,7 +89,7 @@ fn a_key_that_was_as_good_as_new_for_a_minute_makes_room_for_memory() {
 }
 
 #[test]
-fn those_without_room_share_one_limiter() {
+fn keys_without_room_share_one_limiter() {
     let (keys, clock) = one_per_second(1, WhenKeysFull::ShareOne);
     assert_eq!([1, 2, 3].map(|key| keys.try_acquire(&key).is_ok()), [true, true, false]);
     assert!(keys.set_rate(&3, Rate::per_second(9)).is_err(), "a rate of its own needs room");
@@ -137,7 +137,7 @@ fn the_most_keys_that_can_be_asked_for_are_no_problem() {
 
 #[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_for_a_key_are_served_in_order() -> Result<(), Refusal> {
+async fn waiters_for_a_key_are_served_in_order() -> Result<(), Refusal> {
     let policy = TokenBucket::new(Rate::per_second(10), 1);
     let keys: KeyedRateLimiter<&str, _, _> =
         KeyedRateLimiter::with_clock(policy, 10, tidegate::TokioClock::new());
@@ -149,7 +149,7 @@ async fn those_who_wait_for_a_key_are_served_in_order() -> Result<(), Refusal> {
 }
 
 #[test]
-fn a_try_does_not_overtake_who_waits_for_the_key() {
+fn a_try_does_not_overtake_a_waiter_for_the_key() {
     let (keys, clock) = one_per_second(10, WhenKeysFull::RefuseNew);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     let mut waiting = spawn(keys.acquire(&1));
@@ -175,7 +175,7 @@ fn a_dropped_wait_leaves_no_trace() {
 }
 
 #[test]
-fn a_key_that_somebody_waits_for_is_not_forgotten() {
+fn a_key_with_a_waiter_is_not_forgotten() {
     let (keys, clock) = one_per_second(1, WhenKeysFull::ForgetFreshest);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     let mut waiting = spawn(keys.acquire(&1));
@@ -260,7 +260,7 @@ fn a_request_with_a_key() -> Result<(), Refusal> {
 }
 
 #[test]
-fn who_waits_for_a_removed_key_is_served() {
+fn a_waiter_for_a_removed_key_is_served() {
     let (keys, clock) = one_per_second(2, WhenKeysFull::RefuseNew);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     let mut waiting = spawn(keys.acquire(&1));

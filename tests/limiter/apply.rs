@@ -1,5 +1,5 @@
-//! Configurations applied to a limiter while it runs: what is available afterwards, the order of
-//! waiters, errors, and the bound over every span.
+//! Configurations applied to a limiter while it runs: the permits available afterwards, the order
+//! of waiters, errors, and the bound over every span.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -221,8 +221,8 @@ fn no_permit_is_granted_twice_or_lost_while_kinds_change() -> Result<(), ConfigE
     Ok(())
 }
 
-/// What a policy grants at most: in a span that it decides alone, and of what comes in from a change
-/// on.
+/// What a policy grants at most: in a span that it decides alone, and of what comes in from a
+/// change on.
 struct Bound {
     limit: f64,
     /// Seconds in which the limit comes in.

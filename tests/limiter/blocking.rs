@@ -1,4 +1,4 @@
-//! Blocking threads in the same queue as tasks, on the manual clock.
+//! Blocking threads in one queue with tasks, on the manual clock.
 
 use std::sync::mpsc;
 use std::thread;
@@ -70,7 +70,7 @@ fn a_dropped_task_and_a_refund_move_a_blocked_thread_up() {
 }
 
 #[test]
-fn a_thread_behind_a_reservation_that_nobody_claims_is_served() {
+fn a_thread_behind_an_unclaimed_reservation_is_served() {
     let (limiter, clock) = one_per_second();
     thread::scope(|scope| {
         let _unclaimed = limiter.reserve(1);

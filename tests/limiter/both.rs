@@ -183,7 +183,7 @@ proptest! {
     ) {
         let mut world = World::new([first, second]);
         for act in acts {
-            // The line does not see a plain request: it knows what is certain, and no more.
+            // The line does not see a plain request: it knows the least room, and no more.
             if matches!(act, Act::Take(_)) {
                 continue;
             }

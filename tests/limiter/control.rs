@@ -56,7 +56,7 @@ fn served(clock: &ManualClock, mut asks: Vec<(i32, Ask<'_>)>) -> Vec<i32> {
 // Bounds
 
 #[test]
-fn a_full_queue_refuses_who_would_have_to_wait_and_tells_when_there_is_room() {
+fn a_full_queue_refuses_a_request_that_has_to_wait_and_tells_when_there_is_room() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
     let (_first, _second) = (asking(&limiter, one(0)), asking(&limiter, one(0)));
@@ -72,7 +72,7 @@ fn a_full_queue_refuses_who_would_have_to_wait_and_tells_when_there_is_room() {
 }
 
 #[test]
-fn where_nobody_may_wait_a_permit_that_is_there_is_granted() {
+fn where_no_request_may_wait_an_available_permit_is_granted() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
     let refused = assert_ready!(spawn(limiter.acquire_many(1)).poll()).expect_err("no place");
@@ -90,7 +90,7 @@ fn where_nobody_may_wait_a_permit_that_is_there_is_granted() {
 }
 
 #[test]
-fn a_bound_on_permits_counts_those_that_are_waited_for() {
+fn a_bound_on_permits_counts_permits_that_are_waited_for() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_permits(10));
     let _first = asking(&limiter, Request::permits(4));
@@ -193,7 +193,7 @@ fn a_reservation_keeps_its_place_in_a_full_queue() {
 }
 
 #[test]
-fn those_behind_a_dropped_one_move_up() {
+fn waiters_behind_a_dropped_one_move_up() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2).when_full(WhenFull::DropOldest));
     let mut first = asking(&limiter, Request::permits(100));
@@ -207,7 +207,7 @@ fn those_behind_a_dropped_one_move_up() {
 }
 
 #[test]
-fn a_newcomer_that_would_be_too_late_drops_nobody() {
+fn a_newcomer_that_would_be_too_late_drops_no_waiter() {
     let (limiter, _clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut first = asking(&limiter, one(0));
@@ -228,7 +228,7 @@ fn the_more_important_go_first_and_equals_in_order() {
 }
 
 #[test]
-fn a_try_is_told_of_those_before_it_and_of_no_others() {
+fn a_try_is_told_of_the_waiters_before_it_and_of_no_others() {
     let (limiter, clock) = one_per_second();
     let _low = asking(&limiter, one(-1).priority(-1));
     let _same = asking(&limiter, Request::permits(2));
@@ -281,7 +281,7 @@ fn threads_behind_each_other_and_behind_tasks_look_at_their_own_turns() {
 }
 
 #[test]
-fn an_important_try_passes_those_who_wait_for_more() {
+fn an_important_try_passes_waiters_for_more() {
     let clock = ManualClock::new();
     let limiter =
         RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
@@ -298,7 +298,7 @@ fn an_important_try_passes_those_who_wait_for_more() {
 }
 
 #[test]
-fn whom_a_more_important_one_makes_too_late_is_refused_at_once() {
+fn a_waiter_that_a_more_important_one_makes_too_late_is_refused_at_once() {
     let (limiter, _clock) = one_per_second();
     let mut low = asking(&limiter, one(0).within(2 * SECOND));
     let mut patient = asking(&limiter, one(0).within(10 * SECOND));
@@ -353,7 +353,7 @@ fn what_is_kept_is_for_the_important() {
 }
 
 #[test]
-fn who_waits_for_more_than_is_kept_does_not_hold_up_the_important() {
+fn a_waiter_for_more_than_is_kept_does_not_hold_up_the_important() {
     let (limiter, clock) = bucket_of_ten();
     limiter.try_acquire_many(8).expect("full");
     limiter.keep_for_priority(2, 1);
@@ -404,7 +404,7 @@ fn with_guava_what_is_on_credit_counts_as_left() {
 // Shadow and exempt
 
 #[test]
-fn in_shadow_everything_passes_and_nobody_waits() {
+fn in_shadow_everything_passes_and_no_request_waits() {
     let (limiter, _clock) = one_per_second();
     let mut waits = (waiting(&limiter), asking(&limiter, one(0)));
     limiter.set_shadow(true);

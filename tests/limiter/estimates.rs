@@ -20,7 +20,7 @@ fn ten_per_second(burst: u32) -> (RateLimiter<TokenBucket, ManualClock>, ManualC
 }
 
 #[test]
-fn the_unused_part_comes_back_and_moves_those_who_wait() -> Result<(), Refusal> {
+fn the_unused_part_comes_back_and_moves_waiters() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
     let estimate = crate::support::estimate(&limiter, 10)?;
     let mut wait = spawn(limiter.acquire_many(5));
@@ -33,7 +33,7 @@ fn the_unused_part_comes_back_and_moves_those_who_wait() -> Result<(), Refusal> 
 }
 
 #[test]
-fn the_excess_is_owed_and_moves_those_who_wait() -> Result<(), Refusal> {
+fn the_excess_is_owed_and_moves_waiters() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
     let estimate = crate::support::estimate(&limiter, 5)?;
     let mut wait = spawn(limiter.acquire_many(6));

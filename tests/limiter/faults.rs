@@ -30,7 +30,7 @@ fn reservations_after_idling_get_the_burst_and_no_more() {
 }
 
 #[test]
-fn a_waker_that_panics_stops_nobody_else() {
+fn a_waker_that_panics_stops_no_other() {
     struct Panics;
 
     impl Wake for Panics {
@@ -54,7 +54,7 @@ fn a_waker_that_panics_stops_nobody_else() {
 }
 
 #[test]
-fn a_waker_that_takes_its_time_holds_up_nobody_else() {
+fn a_waker_that_takes_its_time_holds_up_no_other() {
     struct Slow(Mutex<(mpsc::Sender<()>, mpsc::Receiver<()>)>);
 
     impl Wake for Slow {
@@ -104,7 +104,7 @@ fn a_waker_may_advance_the_clock() {
 }
 
 #[test]
-fn a_waker_that_owns_a_wait_of_the_same_limiter_can_be_dropped() {
+fn a_waker_that_owns_a_wait_of_its_own_limiter_can_be_dropped() {
     struct Owns(#[allow(dead_code)] Mutex<Box<dyn Send>>);
 
     impl Wake for Owns {
@@ -165,7 +165,7 @@ fn retry_after_of_a_waiter_that_a_lower_rate_refuses_is_exact() {
 }
 
 #[test]
-fn a_program_that_stood_still_too_long_refuses_who_is_too_late_by_it() {
+fn a_program_that_stood_still_too_long_refuses_waiters_too_late_by_it() {
     let (limiter, clock) = without_burst(Rate::per_second(100));
     assert!(limiter.try_acquire().is_ok());
     let _first = waiting(&limiter);
@@ -269,7 +269,7 @@ fn unseen_grants_leave_no_trace_in_whatever_order_they_are_dropped() {
 }
 
 #[test]
-fn one_leaked_grant_does_not_keep_everybody_in_line() {
+fn one_leaked_grant_does_not_keep_all_requests_in_line() {
     let (limiter, clock) = without_burst(Rate::per_second(1000));
     assert!(limiter.try_acquire().is_ok());
     std::mem::forget(waiting(&limiter));

@@ -25,7 +25,7 @@ fn limited(retry_after: Duration) -> Refusal {
 // Debts
 
 #[test]
-fn a_debit_moves_those_who_wait_back() {
+fn a_debit_moves_waiters_back() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
     let mut in_time = spawn(limiter.acquire_within(5 * SECOND));
@@ -90,7 +90,7 @@ fn a_drained_limiter_has_nothing_left() {
 }
 
 #[test]
-fn draining_takes_what_somebody_waits_for() {
+fn draining_takes_the_permits_that_a_request_waits_for() {
     let clock = ManualClock::new();
     let limiter =
         RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
@@ -101,7 +101,7 @@ fn draining_takes_what_somebody_waits_for() {
 }
 
 #[test]
-fn a_reset_ends_a_pause_and_serves_those_who_wait() {
+fn a_reset_ends_a_pause_and_serves_waiters() {
     let (limiter, _clock) = without_burst(Rate::per_second(1));
     limiter.debit(100);
     limiter.pause_for(10 * SECOND);
@@ -226,7 +226,7 @@ fn pauses_shadow_and_exempt_calls_are_told() {
 }
 
 #[test]
-fn who_is_refused_or_dropped_by_a_bound_is_told() {
+fn a_request_refused_or_dropped_by_a_bound_is_told() {
     let (limiter, _clock, log) = watched();
     assert!(limiter.try_acquire().is_ok());
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
@@ -276,7 +276,7 @@ fn statistics_count_by_reason_and_by_time() {
 }
 
 #[test]
-fn who_watches_may_call_the_limiter() {
+fn an_observer_may_call_the_limiter() {
     struct Again(RateLimiter<TokenBucket, ManualClock>, Mutex<u64>);
 
     impl Events for Again {
@@ -303,7 +303,7 @@ fn who_watches_may_call_the_limiter() {
 }
 
 #[test]
-fn who_watches_and_panics_harms_nobody_else() {
+fn an_observer_that_panics_harms_no_request() {
     struct Panics;
 
     impl Events for Panics {
@@ -340,7 +340,7 @@ fn who_watches_and_panics_harms_nobody_else() {
 }
 
 #[test]
-fn a_watched_limiter_takes_no_lock_while_nobody_waits() {
+fn a_watched_limiter_takes_no_lock_while_no_request_waits() {
     // An observer that holds the queue's lock from another thread cannot be built from outside. But
     // a policy can stop a call.
     #[derive(Debug)]

@@ -180,7 +180,7 @@ fn without_a_catch_up_nothing_is_charged_as_of_an_earlier_time() {
     }
 }
 
-/// A limiter of 10,000 per second without saved permits, whose last grant came 1 ms late.
+/// A limiter of 10,000 per second without saved permits. Its last grant came 1 ms late.
 fn late_by_1_ms() -> (Limiter, ManualClock) {
     let policy = SmoothBursty::new(Rate::per_second(10_000)).max_burst(Duration::ZERO);
     let (limiter, clock) = limiter(policy.into(), &[MS]);

@@ -216,9 +216,9 @@ fn a_key_tells_what_it_has_left() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Threads that take at the same time are told different numbers: each its own.
+/// Threads that take at once are told different numbers: each its own.
 #[test]
-fn no_two_grants_are_told_the_same_number() {
+fn all_grants_are_told_different_numbers() {
     for policy in [
         "smooth_bursty 1000/h max_burst 1h start_full",
         "token_bucket 1/h burst 1000",

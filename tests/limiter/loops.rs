@@ -121,7 +121,7 @@ fn a_reservation_is_woken_by_the_loop_that_awaits_it() {
 }
 
 #[test]
-fn those_who_relied_on_a_loop_that_ended_are_woken_to_get_another_alarm() {
+fn waiters_that_relied_on_a_loop_that_ended_are_woken_to_get_another_alarm() {
     let (limiter, clock, loops) = one_each_10_ms();
     let mut moved = waiting_in(1, &limiter, &loops);
     loops.end(1);
@@ -201,7 +201,7 @@ fn tasks_without_a_timer_are_polled_until_they_are_served() {
 }
 
 #[test]
-fn a_timer_that_panics_costs_nobody_their_place_or_their_alarm() {
+fn a_timer_that_panics_costs_no_waiter_its_place_or_its_alarm() {
     let (limiter, clock, loops) = one_each_10_ms();
     loops.panic_once(1);
     let (asking, inside) = (limiter.clone(), loops.clone());
@@ -229,7 +229,7 @@ fn waiters_that_lost_their_alarm_do_not_all_go_at_once() {
 }
 
 #[test]
-fn a_caller_that_panics_outside_of_a_loop_loses_nobody_else_s_wake_up() {
+fn a_caller_that_panics_outside_of_a_loop_loses_no_other_wake_up() {
     let (limiter, clock, loops) = one_each_10_ms();
     let mut waiter = waiting_in(1, &limiter, &loops);
     loops.stall(1);

@@ -308,7 +308,7 @@ fn a_waker_that_panics_when_it_is_replaced_costs_its_request_nothing() {
 }
 
 #[test]
-fn nobody_makes_room_for_a_request_that_has_no_event_loop() {
+fn no_waiter_makes_room_for_a_request_that_has_no_event_loop() {
     let (limiter, clock) = limiter(1);
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
     let mut first = spawn(limiter.acquire_many(Request::permits(1)));
@@ -369,7 +369,7 @@ fn a_clock_that_panics_while_a_wait_is_dropped_leaves_no_entry() {
 }
 
 #[test]
-fn a_clock_that_panics_when_an_answer_is_there_costs_nobody_a_permit() {
+fn a_clock_that_panics_when_an_answer_is_there_costs_no_permit() {
     let clock = Unsteady { clock: ManualClock::new(), panics: Arc::default() };
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
     assert_eq!(limiter.try_acquire().map(drop), Ok(()));

@@ -1,5 +1,5 @@
 //! Waiting with policies that count: which waiters are served when a window turns, and what dropped
-//! waits leave behind. And a leaky bucket whose height changes.
+//! waits leave behind. And a leaky bucket that changes its height.
 
 use std::error::Error;
 use std::task::Poll;
@@ -57,7 +57,7 @@ fn served_together<P: Policy>(policy: P) {
 }
 
 #[test]
-fn all_who_are_due_when_a_window_turns_are_served_at_once() -> Result<(), Box<dyn Error>> {
+fn all_waiters_due_when_a_window_turns_are_served_at_once() -> Result<(), Box<dyn Error>> {
     served_together(FixedWindow::new(rate()));
     served_together(FixedWindow::new(rate()).from_first_grant());
     served_together(SlidingWindow::new(rate(), 5));
@@ -146,7 +146,7 @@ fn storm_leaves_no_trace<P: Policy>(policy: impl Fn() -> P) {
 }
 
 #[test]
-fn a_storm_of_grants_that_nobody_saw_leaves_no_trace() {
+fn a_storm_of_unseen_grants_leaves_no_trace() {
     storm_leaves_no_trace(|| FixedWindow::new(rate()));
     storm_leaves_no_trace(|| FixedWindow::new(rate()).from_first_grant());
     storm_leaves_no_trace(|| SlidingWindow::new(rate(), 5));
@@ -157,7 +157,7 @@ fn a_storm_of_grants_that_nobody_saw_leaves_no_trace() {
 
 /// One future saw its grant and others did not. Only that grant is counted, from its time.
 #[test]
-fn only_those_who_saw_their_grants_are_counted() {
+fn only_requests_that_saw_their_grants_are_counted() {
     fn next_after<P: Policy>(policy: P, dropped: u32) -> Vec<Duration> {
         let (limiter, clock) = drained(policy);
         let before: Vec<_> = (0..dropped).map(|_| waiting(&limiter)).collect();

@@ -76,7 +76,7 @@ struct Model {
 }
 
 impl Model {
-    /// Returns the time at which a new request is charged whose permits are there: not before it
+    /// Returns the time at which a new request is charged if its permits are there: not before it
     /// was due, and not further back than the last grants were late, if the limiter was not idle
     /// since.
     fn charge_at(&self) -> i128 {

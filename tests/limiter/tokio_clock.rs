@@ -123,8 +123,8 @@ fn a_runtime_that_ends_with_a_leaked_waiter_stalls_no_other() {
         assert!(leaked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         std::mem::forget(leaked);
     });
-    // A waiter of the other runtime stands behind the leaked one, whose alarm goes down with its
-    // runtime.
+    // A waiter of the other runtime stands behind the leaked one. The alarm of that one goes down
+    // with its runtime.
     let mut waiting = Box::pin(waits.acquire_owned(1));
     other.block_on(async {
         std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await.is_pending()

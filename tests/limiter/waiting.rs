@@ -48,7 +48,7 @@ fn waiters_are_served_in_order_of_arrival_whatever_they_ask_for() {
 }
 
 #[test]
-fn nobody_overtakes_a_waiter() {
+fn no_request_overtakes_a_waiter() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
     // The permit is due and the waiter was not polled since. It is still the waiter's permit.
@@ -133,7 +133,7 @@ fn a_storm_of_waits_dropped_in_random_order_leaves_no_trace() {
 }
 
 #[test]
-fn those_behind_a_dropped_wait_move_up() {
+fn waiters_behind_a_dropped_wait_move_up() {
     let (limiter, clock) = one_per_second();
     let mut large = spawn(limiter.acquire_many(100));
     assert_pending!(large.poll());
@@ -203,7 +203,7 @@ fn a_dropped_wait_is_as_if_it_never_was_also_when_warming_up() {
 }
 
 #[test]
-fn a_leaked_head_delays_those_behind_by_its_own_turn_only() {
+fn a_leaked_head_delays_waiters_behind_by_its_own_turn_only() {
     let (limiter, clock) = one_per_second();
     std::mem::forget(waiting(&limiter));
     let mut second = waiting(&limiter);
@@ -215,7 +215,7 @@ fn a_leaked_head_delays_those_behind_by_its_own_turn_only() {
 }
 
 #[test]
-fn many_leaked_waiters_and_dropped_ones_before_them_delay_nobody() {
+fn many_leaked_waiters_and_dropped_ones_before_them_delay_no_request() {
     let (limiter, clock) = one_per_second();
     let dropped: Vec<_> = (0..50).map(|_| waiting(&limiter)).collect();
     for _ in 0..10 {
@@ -232,7 +232,7 @@ fn many_leaked_waiters_and_dropped_ones_before_them_delay_nobody() {
 }
 
 #[test]
-fn a_granted_waiter_that_is_not_polled_stalls_nobody() {
+fn a_granted_waiter_that_is_not_polled_stalls_no_other() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
     let mut second = waiting(&limiter);
@@ -255,7 +255,7 @@ fn a_limiter_whose_waiters_all_leaked_still_answers_new_calls() {
 }
 
 #[test]
-fn a_faster_rate_moves_those_who_wait_forward() {
+fn a_faster_rate_moves_waiters_forward() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
     let mut second = waiting(&limiter);
@@ -268,7 +268,7 @@ fn a_faster_rate_moves_those_who_wait_forward() {
 }
 
 #[test]
-fn a_slower_rate_moves_those_who_wait_back() {
+fn a_slower_rate_moves_waiters_back() {
     let (limiter, clock) = without_burst(Rate::per_second(10));
     assert!(limiter.try_acquire().is_ok());
     let mut first = waiting(&limiter);
@@ -283,7 +283,7 @@ fn a_slower_rate_moves_those_who_wait_back() {
 }
 
 #[test]
-fn an_unlimited_rate_lets_everybody_go_once_the_debt_is_over() {
+fn an_unlimited_rate_lets_all_waiters_go_once_the_debt_is_over() {
     let (limiter, clock) = one_per_second();
     let mut waiters: Vec<_> = (0..100).map(|_| waiting(&limiter)).collect();
     limiter.set_rate(Rate::UNLIMITED);
@@ -295,7 +295,7 @@ fn an_unlimited_rate_lets_everybody_go_once_the_debt_is_over() {
 }
 
 #[test]
-fn a_refund_serves_those_who_wait_at_once() {
+fn a_refund_serves_waiters_at_once() {
     let (limiter, _clock) = one_per_second();
     let mut first = waiting(&limiter);
     let mut second = waiting(&limiter);
@@ -411,7 +411,7 @@ fn lateness_is_caught_up_to_the_limit_and_no_further() {
 }
 
 #[test]
-fn the_status_tells_who_waits_and_takes_nothing() {
+fn the_status_counts_waiters_and_takes_nothing() {
     let (limiter, clock) = one_per_second();
     let status = limiter.status();
     assert_eq!((status.available, status.waiting, status.full_in), (0, 0, SECOND));
@@ -488,7 +488,7 @@ fn a_reservation_can_be_awaited_at_any_time() {
 }
 
 #[test]
-fn an_unclaimed_reservation_uses_its_turn_and_holds_up_nobody() {
+fn an_unclaimed_reservation_uses_its_turn_and_holds_up_no_waiter() {
     let (limiter, clock) = one_per_second();
     let reservation = limiter.reserve(1).expect("one");
     let mut waiter = waiting(&limiter);

@@ -1,4 +1,4 @@
-//! Two policies as one, against the same two asked one by one, and against textbook models.
+//! Two policies as one, against these two asked one by one, and against textbook models.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -202,9 +202,10 @@ proptest! {
         }
     }
 
-    /// Times foreseen for a line are those at which the requests are granted, one after the other.
+    /// Times foreseen for a line are the times at which the requests are granted, one after the
+    /// other.
     #[test]
-    fn foreseen_times_are_those_of_the_grants(
+    fn foreseen_times_are_the_times_of_the_grants(
         pair in some_pair(), taken in vec((1u32..6, 0..SECOND), 0..8), sizes in vec(1u32..6, 1..12),
     ) {
         let policy: Two = kind(pair[0]).and(kind(pair[1]));
@@ -306,7 +307,7 @@ fn a_change_of_a_part_that_is_not_there_is_an_error() {
     }
 }
 
-/// What is said of no part is for the first one, and a burst is refused where there is none.
+/// A change that names no part is for the first one, and a burst is refused where there is none.
 #[test]
 fn a_change_is_for_the_first_policy() -> Result<(), PolicyError> {
     let policy = TokenBucket::new(Rate::per_second(1), 10).and(FixedWindow::new(Rate::per_minute(20)));

@@ -48,7 +48,7 @@ fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
 /// A hundred permits are added, and five fit. The sum of the requests ahead was once converted to a
 /// time in which the bucket does not overflow.
 #[test]
-fn a_step_larger_than_the_bucket_does_not_serve_everybody() -> Result<(), Box<dyn Error>> {
+fn a_step_larger_than_the_bucket_does_not_serve_all_waiters() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_minute(100), 5).interval_refill()?.start_empty();
     let state = policy.start(Nanos::ZERO);
     let told = policy.ready_at(&state, Nanos::ZERO, policy.weight(1) * 11, 1);
@@ -97,7 +97,7 @@ fn what_the_status_tells_can_be_had_one_by_one() -> Result<(), Box<dyn Error>> {
 
 /// Five permits, converted and rounded down, were a tick less than five.
 #[test]
-fn who_had_five_in_stock_has_five() -> Result<(), Box<dyn Error>> {
+fn five_permits_in_stock_stay_five() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_second(1), 10).start_with(5)?;
     let state = policy.start(secs(100));
     policy.set_rate(&state, secs(100), Rate::per_second(3));
@@ -112,7 +112,7 @@ fn who_had_five_in_stock_has_five() -> Result<(), Box<dyn Error>> {
 
 /// The clock reading of one thread is older than that of another that was granted before it.
 #[test]
-fn no_limit_refuses_nobody() -> Result<(), Box<dyn Error>> {
+fn without_a_limit_no_request_is_refused() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::UNLIMITED, 1);
     let state = policy.start(Nanos::ZERO);
     policy.try_acquire(&state, Nanos::new(1000), 1)?;
@@ -175,7 +175,7 @@ fn undoing_leaves_no_trace_for_larger_requests() -> Result<(), Box<dyn Error>> {
 /// The requests ahead were once taken for one request. But they take permits that are weighed in
 /// the next window.
 #[test]
-fn those_ahead_delay_an_estimate_as_they_are_served() -> Result<(), Box<dyn Error>> {
+fn requests_ahead_delay_an_estimate_as_they_are_served() -> Result<(), Box<dyn Error>> {
     let policy = SlidingEstimate::new(Rate::per_minute(10));
     let state = policy.start(Nanos::ZERO);
     let told = policy.ready_at(&state, Nanos::ZERO, 10, 1);
@@ -335,7 +335,7 @@ fn cells_begin_by_the_wall_clock_also_before_its_first_window() {
     assert_eq!(policy.ready_at(&state, Nanos::new(123), 0, 1), Nanos::new(88 + 72));
 }
 
-/// Also for a window whose length changes later.
+/// Also for a window that changes its length later.
 #[test]
 fn a_window_keeps_to_the_wall_clock_also_before_its_first_window() {
     let policy = FixedWindow::new(Rate::per_second(1))

@@ -122,8 +122,8 @@ proptest! {
         for same in through_json(&config) {
             prop_assert_eq!(&same, &config);
         }
-        // Fields that exclude each other, a stock above the burst, and buckets that take too long to
-        // fill.
+        // Fields that exclude each other, a stock above the burst, and buckets that take too long
+        // to fill.
         let Ok(policy) = AnyPolicy::try_from(config) else { return Ok(()) };
         let config = policy.config();
         prop_assert_eq!(policy.to_string(), config.to_string());
@@ -140,7 +140,8 @@ proptest! {
         let (given, told) = (line.parse::<PolicyConfig>()?.to_string(), policy.config().to_string());
         let mut words = given.split(' ');
         for word in told.split(' ') {
-            // A capacity cuts the permits without delay, and a bucket by the wall clock refills in steps.
+            // A capacity cuts the permits without delay, and a bucket by the wall clock refills in
+            // steps.
             if !words.any(|given| given == word) {
                 prop_assert!(given.contains("nodelay"), "{} {}", given, told);
                 break;

@@ -194,7 +194,7 @@ fn a_debt_of_many_cells_that_keeps_its_ratio_does_not_wrap() -> Result<(), Box<d
     Ok(())
 }
 
-/// A debt in permits was once lost at a rate whose permits outlast the clock, and after that at
+/// A debt in permits was once lost at a rate with permits that outlast the clock, and after that at
 /// every rate.
 #[test]
 fn a_debt_is_owed_at_a_rate_that_is_as_good_as_none() -> Result<(), Box<dyn Error>> {

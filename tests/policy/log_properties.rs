@@ -33,8 +33,8 @@ struct Pair<'a> {
     now: u64,
     /// The time of the last grant or refund: none is noted as of an earlier time.
     latest: u64,
-    /// The time of the last change. If the clock goes back behind it, an expired grant whose place
-    /// was taken since would count again in a longer window.
+    /// The time of the last change. If the clock goes back behind it, an expired grant with a place
+    /// that was taken since would count again in a longer window.
     changed: u64,
     grants: Vec<Grant<<SlidingLog as Policy>::Charge>>,
 }

@@ -4,7 +4,7 @@
 //! The client idles, and then calls whenever its policy grants a permit. The servers are models of
 //! their own, in whole nanoseconds. A server refuses a call only for the number of calls in some
 //! span that ends with it. In a network that holds calls up by at most `stall`, the most calls that
-//! arrive in `[x, x + d)` are those sent in `[x - stall, x + d)`, and they do if all calls sent
+//! arrive in `[x, x + d)` are the calls sent in `[x - stall, x + d)`, and they do if all calls sent
 //! since `x - stall` arrive at `x`. So it is the worst case to stall once, from each call on, with
 //! a window of the server that begins when the stall ends.
 

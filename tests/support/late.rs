@@ -1,4 +1,4 @@
-//! A timer that is late by a script: a manual clock whose sleeps end later than they should.
+//! A timer that is late by a script: a manual clock with sleeps that end later than they should.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};

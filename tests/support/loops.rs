@@ -1,4 +1,5 @@
-//! Event loops that a test stalls and ends: a manual clock whose sleeps belong to numbered loops.
+//! Event loops that a test stalls and ends: a manual clock with sleeps that belong to numbered
+//! loops.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
