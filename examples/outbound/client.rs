@@ -26,15 +26,15 @@ pub(crate) enum Limiter {
 
 impl Limiter {
     /// A steady rate that saves nothing while no task calls, since the third party does not either.
-    pub(crate) fn bursty(rate: Rate) -> Limiter {
-        let limiter = RateLimiter::new(SmoothBursty::new(rate).max_burst(Duration::ZERO));
-        limiter.set_catch_up(CATCH_UP);
+    pub(crate) fn bursty(rate: Rate, catch_up: Duration) -> Limiter {
+        let limiter = RateLimiter::paced(rate);
+        limiter.set_catch_up(catch_up);
         Limiter::Bursty(limiter)
     }
 
-    pub(crate) fn warming_up(rate: Rate, warm_up: Duration) -> Limiter {
+    pub(crate) fn warming_up(rate: Rate, warm_up: Duration, catch_up: Duration) -> Limiter {
         let limiter = RateLimiter::smooth_warming_up(rate, warm_up);
-        limiter.set_catch_up(CATCH_UP);
+        limiter.set_catch_up(catch_up);
         Limiter::WarmingUp(limiter)
     }
 

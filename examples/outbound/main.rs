@@ -4,6 +4,7 @@
 //! cargo run --release --example outbound
 //! cargo run --release --example outbound -- --limiter none
 //! cargo run --release --example outbound -- --rate 206/s --limit 200/s
+//! cargo run --release --example outbound -- --server log --rate 190/s --limit 200/s
 //! cargo run --release --example outbound -- --url https://api.example.com/status --rate 5/s --calls 50
 //! ```
 //!
@@ -31,15 +32,16 @@ use tidegate::{Rate, SmoothWarmingUp};
 
 use client::Limiter;
 use report::Summary;
-use server::{Rule, Server};
+use server::Server;
 
 /// Calls a third party that limits its callers, from many tasks through one limiter.
 ///
-/// Unless --url is given, the third party is an HTTP server on the loopback. It counts exactly, and
-/// answers 429 to a call that would be one too many: in any span of 5 seconds or less it accepts
-/// what LIMIT allows in that time, plus a tolerance of 1 call and of what LIMIT allows in 100 ms.
-/// 50 ms of these are lateness that the limiter makes up for, and 50 ms are jitter of the network.
-/// With 200/s the tolerance is 21 calls. Being 3 % too fast is not tolerated.
+/// Unless --url is given, the third party is an HTTP server on the loopback. By default it counts
+/// exactly, and answers 429 to a call that would be one too many: in any span of 5 seconds or less
+/// it accepts what LIMIT allows in that time, plus a tolerance of 1 call and of what LIMIT allows in
+/// 100 ms. 50 ms of these are lateness that the limiter makes up for, and 50 ms are jitter of the
+/// network. With 200/s the tolerance is 21 calls. Being 3 % too fast is not tolerated. --server
+/// chooses another kind of server.
 #[derive(Parser)]
 #[command(name = "outbound")]
 struct Arguments {
@@ -61,6 +63,9 @@ struct Arguments {
     /// What the third party allows; the limiter's rate if not given.
     #[arg(long, value_parser = limited_rate, conflicts_with = "url")]
     limit: Option<Rate>,
+    /// How the third party counts. Unless it is tolerant, the limiter does not make up for lateness.
+    #[arg(long, value_enum, default_value_t = server::Kind::Tolerant, conflicts_with = "url")]
+    server: server::Kind,
     /// Calls this instead of starting a server.
     #[arg(long)]
     url: Option<reqwest::Url>,
@@ -118,18 +123,19 @@ async fn main() -> ExitCode {
 
 /// Whether it went as it should.
 async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
-    let Arguments { rate, calls, tasks, limiter: kind, warm_up, limit, url } = arguments;
+    let Arguments { rate, calls, tasks, limiter: kind, warm_up, limit, server, url } = arguments;
+    let catch_up = if server == server::Kind::Tolerant { client::CATCH_UP } else { Duration::ZERO };
     let (server, url) = match url {
         Some(url) => (None, url),
         None => {
-            let server = Server::start(Rule::new(limit.unwrap_or(rate)))?;
+            let server = Server::start(server, limit.unwrap_or(rate))?;
             let url = server.url().parse()?;
             (Some(server), url)
         }
     };
     let limiter = match kind {
-        Kind::Bursty => Limiter::bursty(rate),
-        Kind::WarmingUp => Limiter::warming_up(rate, warm_up),
+        Kind::Bursty => Limiter::bursty(rate, catch_up),
+        Kind::WarmingUp => Limiter::warming_up(rate, warm_up, catch_up),
         Kind::None => Limiter::None,
     };
 
@@ -146,7 +152,19 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let summary = Summary::new(&calls);
     println!();
     summary.print_answers();
+    let policy = match kind {
+        Kind::Bursty => "SmoothBursty with max_burst zero: a burst of 1 call",
+        Kind::WarmingUp => "SmoothWarmingUp: a burst of 1 call",
+        Kind::None => "none",
+    };
+    let lateness = match kind {
+        Kind::None => String::new(),
+        _ if catch_up.is_zero() => ", no lateness made up for".to_owned(),
+        _ => format!(", {catch_up:?} of lateness made up for"),
+    };
+    println!("{:14}{policy}{lateness}", "policy");
     if let Some(server) = &server {
+        println!("{:14}{}", "tolerance", server.tolerance());
         println!("{:14}{}", "third party", server.tally());
     }
     match kind {

@@ -1,8 +1,8 @@
 //! The third party: an HTTP server that counts strictly.
 
 use std::collections::VecDeque;
+use std::error::Error;
 use std::fmt;
-use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -12,9 +12,46 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
-use tidegate::Rate;
+use clap::ValueEnum;
+use tidegate::{AnyPolicy, Rate, RateLimiter};
 
 use crate::client::CATCH_UP;
+
+/// How the third party counts.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// An exact log of 5 seconds, with a tolerance of what LIMIT allows in 100 ms.
+    Tolerant,
+    /// An exact log: LIMIT in any window.
+    Log,
+    /// LIMIT in each window of its clock.
+    Window,
+    /// A token bucket with a burst of 10.
+    Bucket,
+    /// GCRA without a tolerance.
+    Gcra,
+    /// NGINX with `burst=10 nodelay`.
+    NginxBurst,
+    /// NGINX without a burst.
+    Nginx,
+}
+
+impl Kind {
+    /// The policy that counts, and how many calls may come early.
+    fn policy(self, rate: Rate) -> Option<(String, &'static str)> {
+        Some(match self {
+            Kind::Tolerant => return None,
+            Kind::Log => (format!("sliding_log {rate}"), "all calls of a window at once"),
+            Kind::Window => (format!("fixed_window {rate}"), "all calls of a window at once"),
+            Kind::Bucket => (format!("token_bucket {rate} burst 10"), "a burst of 10 calls"),
+            Kind::Gcra => (format!("token_bucket {rate} burst 1"), "none"),
+            Kind::NginxBurst => {
+                (format!("leaky_bucket {rate} capacity 10 nodelay 10"), "10 calls beside the one that passes")
+            }
+            Kind::Nginx => (format!("leaky_bucket {rate} capacity 0"), "none"),
+        })
+    }
+}
 
 /// What the third party accepts: in any span of time *d*, of 5 s or shorter, at most `rate * d`
 /// calls plus a tolerance. (Below 0.2 permits per second the longest span is the time of one
@@ -29,7 +66,7 @@ use crate::client::CATCH_UP;
 /// here. That leaves 50 ms by which a call may be longer on its way than another. In 5 s, a caller
 /// that is 3 % too fast is 150 ms ahead, and refused.
 #[derive(Clone, Copy)]
-pub(crate) struct Rule {
+struct Rule {
     rate: f64,
     tolerance: f64,
     longest: Duration,
@@ -40,7 +77,7 @@ impl Rule {
     /// By how much longer than another a call can be on its way.
     const JITTER: Duration = Duration::from_millis(50);
 
-    pub(crate) fn new(rate: Rate) -> Rule {
+    fn new(rate: Rate) -> Rule {
         let rate = rate.as_per_second();
         let tolerance = 1.0 + rate * (CATCH_UP + Rule::JITTER).as_secs_f64();
         let permit = Duration::try_from_secs_f64(1.0 / rate).unwrap_or(Duration::MAX);
@@ -54,19 +91,16 @@ impl fmt::Display for Rule {
     }
 }
 
-/// The calls accepted in the last 5 s, and what was seen so far.
+/// The calls accepted in the last 5 s.
 struct Log {
     rule: Rule,
     accepted: VecDeque<Instant>,
-    calls: u32,
-    refused: u32,
     /// How much of the tolerance was ever used.
     used: f64,
 }
 
 impl Log {
-    fn answer(&mut self, now: Instant) -> StatusCode {
-        self.calls += 1;
+    fn accepts(&mut self, now: Instant) -> bool {
         while self.accepted.front().is_some_and(|&at| now.duration_since(at) > self.rule.longest) {
             self.accepted.pop_front();
         }
@@ -76,56 +110,104 @@ impl Log {
         let ahead = spans.map(|(&at, calls)| f64::from(calls) - self.rule.rate * (now - at).as_secs_f64());
         let ahead = ahead.fold(1.0, f64::max);
         if ahead > self.rule.tolerance {
-            self.refused += 1;
-            return StatusCode::TOO_MANY_REQUESTS;
+            return false;
         }
         self.used = self.used.max(ahead);
         self.accepted.push_back(now);
-        StatusCode::OK
+        true
+    }
+}
+
+enum By {
+    Log(Log),
+    Policy(RateLimiter<AnyPolicy>),
+}
+
+/// What was seen so far.
+struct Count {
+    by: By,
+    calls: u32,
+    refused: u32,
+}
+
+impl Count {
+    fn answer(&mut self, now: Instant) -> StatusCode {
+        self.calls += 1;
+        let accepted = match &mut self.by {
+            By::Log(log) => log.accepts(now),
+            By::Policy(limiter) => limiter.try_acquire().is_ok(),
+        };
+        if accepted {
+            return StatusCode::OK;
+        }
+        self.refused += 1;
+        StatusCode::TOO_MANY_REQUESTS
     }
 }
 
 /// The server. It runs until the program ends.
 pub(crate) struct Server {
     address: SocketAddr,
-    rule: Rule,
-    log: Arc<Mutex<Log>>,
+    /// What it accepts.
+    rule: String,
+    /// How many calls may come early.
+    tolerance: String,
+    count: Arc<Mutex<Count>>,
 }
 
 impl Server {
     /// Starts it on a free port of the loopback, on a thread with an event loop of its own.
-    pub(crate) fn start(rule: Rule) -> io::Result<Server> {
+    pub(crate) fn start(kind: Kind, rate: Rate) -> Result<Server, Box<dyn Error>> {
+        let (by, rule, tolerance) = match kind.policy(rate) {
+            None => {
+                let rule = Rule::new(rate);
+                let tolerance = format!("{:.0} calls in any span", rule.tolerance.floor());
+                let by = By::Log(Log { rule, accepted: VecDeque::new(), used: 0.0 });
+                (by, rule.to_string(), tolerance)
+            }
+            Some((policy, tolerance)) => {
+                let limiter = RateLimiter::new(policy.parse()?);
+                (By::Policy(limiter), format!("what {policy} does"), tolerance.to_owned())
+            }
+        };
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let log = Log { rule, accepted: VecDeque::new(), calls: 0, refused: 0, used: 0.0 };
-        let log = Arc::new(Mutex::new(log));
-        let app = Router::new().route("/", get(answer)).with_state(log.clone());
+        let count = Arc::new(Mutex::new(Count { by, calls: 0, refused: 0 }));
+        let app = Router::new().route("/", get(answer)).with_state(count.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         thread::Builder::new().name("third party".into()).spawn(move || {
             runtime.block_on(async { axum::serve(tokio::net::TcpListener::from_std(listener)?, app).await })
         })?;
-        Ok(Server { address, rule, log })
+        Ok(Server { address, rule, tolerance, count })
     }
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}/", self.address)
     }
 
-    pub(crate) fn rule(&self) -> Rule {
-        self.rule
+    pub(crate) fn rule(&self) -> &str {
+        &self.rule
+    }
+
+    pub(crate) fn tolerance(&self) -> &str {
+        &self.tolerance
     }
 
     /// What it counted.
     pub(crate) fn tally(&self) -> String {
-        let Log { rule, calls, refused, used, .. } =
-            &*self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        let tolerance = rule.tolerance.floor();
-        format!("{calls} calls, {refused} refused; {used:.1} of the tolerance of {tolerance} used")
+        let Count { by, calls, refused } = &*self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = format!("{calls} calls, {refused} refused");
+        match by {
+            By::Policy(_) => counted,
+            By::Log(Log { rule, used, .. }) => {
+                format!("{counted}; {used:.1} of the tolerance of {} used", rule.tolerance.floor())
+            }
+        }
     }
 }
 
-async fn answer(State(log): State<Arc<Mutex<Log>>>) -> StatusCode {
-    let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-    log.answer(Instant::now())
+async fn answer(State(count): State<Arc<Mutex<Count>>>) -> StatusCode {
+    let mut count = count.lock().unwrap_or_else(PoisonError::into_inner);
+    count.answer(Instant::now())
 }
