@@ -1,7 +1,7 @@
 //! Two transfers share 500,000 bytes per second. Each takes the permits that are there, in place of
-//! waiting for those of a whole buffer. So both go on at half the rate, and the longer one has the
-//! whole rate once the shorter one has ended. It prints how long both took, and fails if they were
-//! faster than the limit: `cargo run --example bandwidth`
+//! waiting for the permits of a whole buffer. So both go on at half the rate, and the longer one
+//! has the whole rate once the shorter one has ended. It prints how long both took, and fails if
+//! they were faster than the limit: `cargo run --example bandwidth`
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ async fn transfer(
             return Ok(to.flush().await?);
         }
         while !rest.is_empty() {
-            // Another transfer may take them at the same moment; then this one waits for as many.
+            // Another transfer may take them meanwhile; then this one waits for as many.
             let there = bandwidth.status().available;
             let n = u32::try_from(there.max(LEAST.into()).min(rest.len() as u64))?;
             bandwidth.acquire_many(n).await?;

@@ -1,5 +1,5 @@
-//! A policy from a line of configuration, and another rate while it runs. It prints the time of each
-//! call: the calls come faster from 500 ms on.
+//! A policy from a line of configuration, and another rate while it runs. It prints the time of
+//! each call: the calls come faster from 500 ms on.
 //!
 //! `cargo run --example from_text -- "token_bucket 5/s burst 2"`
 

@@ -117,8 +117,8 @@ impl RateLimiter<SmoothBursty> {
     /// request for *n* permits is granted as soon as the previous request is paid for, and the next
     /// request waits *n* intervals.
     ///
-    /// If a timer is late, the next calls make up for up to 10 ms of it, and may be closer together.
-    /// To rule this out, call [`set_catch_up`](RateLimiter::set_catch_up) with zero.
+    /// If a timer is late, the next calls make up for up to 10 ms of it, and may be closer
+    /// together. To rule this out, call [`set_catch_up`](RateLimiter::set_catch_up) with zero.
     ///
     /// [`algorithms`](crate::algorithms) tells by how much slower than a server a client has to be.
     ///
