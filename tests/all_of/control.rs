@@ -597,6 +597,7 @@ fn the_members_of_a_paused_composite_go_on_until_the_end() {
     }
 }
 
+#[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn waiters_of_a_paused_composite_come_one_interval_apart() {
     let clock = tidegate::TokioClock::new();

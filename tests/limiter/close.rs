@@ -127,6 +127,7 @@ fn refusals_read_plainly() {
         (Refusal::Limited { retry_after: never }, "limited, and no permit comes at this rate"),
         (Refusal::InUse { limit: 1 }, "the only permit is in use"),
         (Refusal::InUse { limit: 2 }, "all 2 permits are in use"),
+        #[cfg(feature = "keyed")]
         (Refusal::TooManyKeys { limit: 2 }, "no room for a new key, all 2 keys are limited"),
         (Refusal::ExceedsLimit { requested: 2, limit: 1 }, "2 permits requested, the limit is 1"),
         (Refusal::QueueFull { retry_after: never }, "queue is full, and it is unknown for how long"),

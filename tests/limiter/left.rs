@@ -6,8 +6,8 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
-    AnyPolicy, Grant, KeyedRateLimiter, LeakyBucket, Left, ManualClock, Rate, RateLimiter, Refusal, Request,
-    SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Status, TokenBucket,
+    AnyPolicy, Grant, LeakyBucket, Left, ManualClock, Rate, RateLimiter, Refusal, Request, SlidingEstimate,
+    SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Status, TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_ok};
@@ -203,10 +203,11 @@ fn a_reservation_and_a_thread_are_told_too() -> Result<(), Refusal> {
     Ok(())
 }
 
+#[cfg(feature = "keyed")]
 #[test]
 fn a_key_tells_what_it_has_left() -> Result<(), Refusal> {
     let policy = TokenBucket::new(Rate::per_second(1), 5);
-    let keys = KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
+    let keys = tidegate::KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
     for available in [4, 3] {
         assert_eq!(left(keys.try_acquire_many(&1, one())?).available, available);
     }
