@@ -37,8 +37,9 @@ pub struct Grant {
 ///
 /// It is told to a request that asks for it by [`Request::with_left`](crate::Request::with_left).
 /// It is the state right after the grant, at the time of the answer: the grants of other requests
-/// since then do not count, and neither do waiters and pauses. So of several requests for one
-/// permit at one time, each is told another number of available permits.
+/// since then do not count, and neither do waiters. So of several requests for one permit at one
+/// time, each is told another number of available permits. In a pause, and while grants are spaced
+/// after one, it tells no more than a [`Status`](crate::Status) of that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Left {

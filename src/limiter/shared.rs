@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::{PolicyError, Refusal};
-use crate::grant::Grant;
+use crate::grant::{Grant, Left};
 use crate::limiter::events::{Events, Observers};
-use crate::limiter::gate_word::{GateWord, LATE, SHADOW, Word};
+use crate::limiter::gate_word::{GateWord, LATE, PAUSED, SHADOW, Word};
 #[cfg(feature = "keyed")]
 use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::Line;
@@ -508,8 +508,22 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
                 // From the charge and not from the state, which may have changed since the grant.
                 let (Single { policy, state }, now) = (&self.rule, self.clock.now());
                 let left = policy.left(state, *granted.charge(), now).as_left(now);
-                Grant::new(n, answer.waited).with_left(left)
+                Grant::new(n, answer.waited).with_left(self.restrained(left))
             }
+        }
+    }
+
+    /// What a grant left, as far as a pause and the spacing of grants after it allow.
+    fn restrained(&self, left: Left) -> Left {
+        if !self.gate_word.load().has(PAUSED) {
+            return left;
+        }
+        let status = self.status();
+        Left {
+            limit: left.limit,
+            available: left.available.min(status.available),
+            next_in: left.next_in.max(status.next_in),
+            full_in: left.full_in.max(status.full_in),
         }
     }
 

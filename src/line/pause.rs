@@ -104,7 +104,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 }
                 match rule.pause(from, to, !ends, deferred) {
                     // The room of a limiter in which nothing comes in does not shrink.
-                    Some(level) => self.undo_log.refund(|part| rule.full_level(from, part), |_| level),
+                    Some(level) => {
+                        self.undo_log.refund(|part| rule.full_level(from, part), |_| level);
+                        // The kind of policy may have changed since a pace began. A state that is
+                        // emptied now allows less than that pace.
+                        self.settings.pace = self.settings.pace.filter(|_| !ends);
+                    }
                     None if ends => self.begin_pace(to),
                     // Keeping the stock, a window goes on in real time.
                     None => {}

@@ -561,6 +561,10 @@ pub(crate) fn take_down_to<P: Policy>(policy: &P, state: &P::State, now: Nanos, 
         if status.limit == u64::MAX || beyond == 0 {
             break;
         }
+        // A stock that is a time may be worth any number of permits. It is spent at once.
+        if permits == 0 && beyond > u32::MAX.into() && policy.pause(state, now, now, false).is_some() {
+            return taken + beyond;
+        }
         let n = u32::try_from(beyond).unwrap_or(u32::MAX).min(part);
         match policy.try_acquire(state, now, n) {
             Ok(_) => taken += u64::from(n),

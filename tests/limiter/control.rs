@@ -442,3 +442,17 @@ fn an_exempt_call_passes_at_once_and_takes_nothing() {
     assert_eq!(limiter.blocking_acquire_many(exempt).map(Grant::waited), Ok(Duration::ZERO));
     assert_eq!(limiter.try_acquire(), Err(Refusal::Paused { retry_after: (3 * SECOND).into() }));
 }
+
+#[test]
+fn a_stock_of_any_size_is_drained_at_once() {
+    for text in
+        ["smooth_bursty 1e26/us max_burst 1s start_full", "smooth_bursty 1e13/s max_burst 3d start_full"]
+    {
+        let policy: tidegate::AnyPolicy = text.parse().expect("a policy");
+        let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+        let available = limiter.status().available;
+        assert!(available > u64::from(u32::MAX));
+        assert_eq!(limiter.drain(), available);
+        assert_eq!(limiter.status().available, 0);
+    }
+}

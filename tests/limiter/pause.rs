@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use crate::support::{MS, one_per_second, waiting, without_burst};
-use tidegate::{AnyPolicy, Clock, Grant, ManualClock, Nanos, Pause, Rate, RateLimiter, TokenBucket};
+use tidegate::{
+    AnyPolicy, Clock, Grant, Keep, ManualClock, Nanos, Pause, Rate, RateLimiter, Request, TokenBucket,
+};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
@@ -383,5 +385,39 @@ fn a_status_after_a_pause_is_that_of_an_empty_limiter() {
         assert_eq!((status.available, status.next_in), (2, Duration::ZERO), "{policy}");
         assert!(limiter.try_acquire_many(2).is_ok(), "{policy}");
         assert_eq!(limiter.status().available, 0, "{policy}");
+    }
+}
+
+/// The spacing after the pause of a window ends with the pause of the policy that replaces it.
+#[test]
+fn a_told_time_holds_after_pauses_of_two_kinds_of_policy() {
+    let clock = ManualClock::new();
+    let window: AnyPolicy = "fixed_window 10/s".parse().expect("a policy");
+    let limiter = RateLimiter::with_clock(window, clock.clone());
+    limiter.pause_for(SECOND / 2);
+    clock.advance(SECOND / 2);
+    let bursty = "smooth_bursty 5/s".parse().expect("a configuration");
+    limiter.apply(&bursty, Keep::Count).expect("another kind");
+    limiter.pause_for(SECOND / 2);
+    let told = limiter.try_acquire_many(2).expect_err("paused").retry_after().expect("some time");
+    clock.advance(told - Duration::from_nanos(1));
+    assert!(limiter.try_acquire_many(2).is_err());
+    clock.advance(Duration::from_nanos(1));
+    assert!(limiter.try_acquire_many(2).is_ok());
+}
+
+#[test]
+fn a_grant_that_is_spaced_after_a_pause_tells_what_can_be_had() {
+    for policy in POLICIES {
+        let (limiter, clock) = any(policy);
+        limiter.pause_for(SECOND);
+        clock.advance(SECOND);
+        for _ in 0..200 {
+            clock.advance(17 * MS);
+            if let Ok(grant) = limiter.try_acquire_many(Request::permits(1).with_left()) {
+                let (left, status) = (grant.left().expect("it was asked for"), limiter.status());
+                assert_eq!((left.available, left.next_in), (status.available, status.next_in), "{policy}");
+            }
+        }
     }
 }
