@@ -1,6 +1,6 @@
 //! Waits that outlive their event loop, in a program in which a panic ends the process:
 //!
-//! `cargo run --profile abort --example ended_runtime`
+//! `cargo run --profile abort -p tidegate-abort`
 //!
 //! Any panic, also one that a library would catch, ends it without the last line.
 
