@@ -290,6 +290,30 @@ fn a_dropped_grant_after_a_pause_leaves_no_trace() {
 }
 
 #[test]
+fn the_first_permit_after_a_pause_comes_an_interval_later_whatever_was_owed() {
+    let warming = ["", "start_warm", "cool_at_once", "start_warm cool_at_once"];
+    let warming = warming.map(|options| format!("smooth_warming_up 20/s warm_up 2s {options}"));
+    for policy in POLICIES.map(String::from).into_iter().chain(warming) {
+        // From a debt of several cold permits to none.
+        for before in (0..500).step_by(21) {
+            for permits in [1, 3] {
+                let (limiter, clock) = any(&policy);
+                limiter.try_acquire_many(permits).expect("at rest");
+                clock.advance(before * MS);
+                let _ = limiter.try_acquire();
+                limiter.pause_for(820 * MS);
+                let told = limiter.try_acquire().expect_err("paused").retry_after();
+                clock.advance(820 * MS);
+                let after = grants(&limiter, &clock, SECOND / 2);
+                assert!(after[0] >= 50, "{policy}: {permits} and {before} ms before: {after:?}");
+                let told = told.expect("some day").as_micros().div_ceil(1000) - 820;
+                assert_eq!(told, u128::from(after[0]), "{policy}: {permits} and {before} ms before");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_rate_that_rises_in_a_pause_lets_no_burst_through() {
     for policy in POLICIES {
         let (limiter, clock) = any(policy);

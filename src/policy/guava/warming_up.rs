@@ -326,16 +326,18 @@ impl SmoothWarmingUp {
     }
 
     /// The state after a pause. A debt is what it was, and the time without requests cools. Unless
-    /// the state is kept, it is as if a permit had been granted at `to`.
+    /// the state is kept, the next permit is due no earlier than if one had been granted at `to`.
     fn paused(&self, word: Word, from: Nanos, to: Nanos, keeps_stock: bool) -> Word {
         let (from, to, interval) = (ticks::from_nanos(from), ticks::from_nanos(to), self.rate.interval());
         let owes = word.next > from;
         let next = if owes { word.next.saturating_add(to.saturating_sub(from)) } else { word.next };
         let word = Word { next, ..word };
-        if keeps_stock || word.next > to || interval.is_zero() {
+        if keeps_stock || interval.is_zero() {
             return word;
         }
-        self.charge(word, to, 1, interval).0
+        // A debt of less than that permit is part of its price, so that both are not owed.
+        let empty = self.charge(Word { next: word.next.min(to), ..word }, to, 1, interval).0;
+        if word.next > empty.next { word } else { empty }
     }
 
     /// The rule. The error is the tick at which the request is due. Always inlined, as all that it
