@@ -51,7 +51,13 @@ impl Course {
             Course { end, asked: Vec::new(), let_in: Vec::new(), granted: Vec::new(), counted: Vec::new() };
         let mut waiting = Vec::new();
         let mut now = Duration::ZERO;
+        let mut pause = demand.paused();
         let mut advance = |to: Duration| {
+            if let Some((begin, pause)) = pause.take_if(|(begin, _)| *begin <= to) {
+                clock.advance(begin - now);
+                now = begin;
+                limiter.pause(pause);
+            }
             clock.advance(to - now);
             now = to;
         };
@@ -64,7 +70,7 @@ impl Course {
                 course.asked.push(request);
                 let mut caller = Caller::new(&clock, ask(&limiter, request.permits, patience));
                 match caller.poll() {
-                    Poll::Ready(Err(Refusal::Limited { .. })) => continue,
+                    Poll::Ready(Err(Refusal::Limited { .. } | Refusal::Paused { .. })) => continue,
                     Poll::Ready(Err(refusal)) => return Err(refusal),
                     Poll::Ready(Ok(_)) => course.granted.push(request),
                     Poll::Pending => waiting.push((request, caller)),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tidegate::Pause;
+
 /// One request.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
@@ -9,10 +11,11 @@ pub(crate) struct Request {
     pub(crate) permits: u32,
 }
 
-/// Requests in order of time.
+/// Requests in order of time, and a pause of the limiter.
 #[derive(Clone, Default)]
 pub(crate) struct Demand {
     requests: Vec<Request>,
+    pause: Option<(Duration, Pause)>,
 }
 
 /// A time in the pictures.
@@ -36,6 +39,16 @@ impl Demand {
         let time = |index| seconds(from) + Duration::from_secs(index) / per_second;
         let times = (0..).map(time).take_while(|at| *at < seconds(until));
         self.with(times.map(|at| Request { at, permits: 1 }))
+    }
+
+    /// A pause of the limiter that begins at a time.
+    pub(crate) fn pause(self, at: f64, pause: Pause) -> Demand {
+        Demand { pause: Some((seconds(at), pause)), ..self }
+    }
+
+    /// The pause, and when it begins.
+    pub(crate) fn paused(&self) -> Option<(Duration, Pause)> {
+        self.pause
     }
 
     pub(crate) fn requests(&self) -> &[Request] {

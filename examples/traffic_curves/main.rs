@@ -8,7 +8,8 @@
 //! Which policy lets a burst pass, which one smooths it, and what does a window let through at its
 //! worst? One picture for each policy shows what was asked for and what was let through, with the
 //! demand that shows the policy's nature: a burst after idling, or the worked examples of the
-//! literature. `driver` and `overview` have all policies, under one demand.
+//! literature. `driver` and `overview` have all policies, under one demand, and `pauses` has all of
+//! them in a pause.
 //!
 //! Limiters run on a manual clock, so nothing waits and all runs draw equal bytes. The pictures in
 //! `docs/pictures` are made by this command alone. The numbers of a caption are measured; if one is
@@ -19,6 +20,7 @@ mod demand;
 mod driver;
 mod facts;
 mod overview;
+mod pauses;
 mod plot;
 mod rates;
 mod subjects;
@@ -59,7 +61,7 @@ impl Drawing {
 /// What each picture's function returns.
 pub(crate) type Drawn = Result<Drawing, Box<dyn Error>>;
 
-const DRAWINGS: [fn() -> Drawn; 11] = [
+const DRAWINGS: [fn() -> Drawn; 12] = [
     rates::smooth_bursty,
     rates::smooth_warming_up,
     rates::token_bucket,
@@ -71,6 +73,7 @@ const DRAWINGS: [fn() -> Drawn; 11] = [
     windows::sliding_log,
     driver::draw,
     overview::draw,
+    pauses::draw,
 ];
 
 fn main() -> ExitCode {

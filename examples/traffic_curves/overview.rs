@@ -14,9 +14,10 @@ use crate::{Drawing, Drawn};
 const RIGHT: f64 = 14.0;
 
 /// Panels with a title each.
-struct Grid {
-    panels: Vec<(String, Panel)>,
-    caption: String,
+pub(crate) struct Grid {
+    pub(crate) title: &'static str,
+    pub(crate) panels: Vec<(String, Panel)>,
+    pub(crate) caption: String,
 }
 
 const COLUMNS: usize = 3;
@@ -26,7 +27,7 @@ impl Draw for Grid {
     fn svg(&self) -> Result<String, Box<dyn Error>> {
         let rows = self.panels.len().div_ceil(COLUMNS);
         let frame = Frame {
-            title: "Every policy under the same demand",
+            title: self.title,
             caption: &self.caption,
             size: (CELL.0 * u32::try_from(COLUMNS)?, CELL.1 * u32::try_from(rows)?),
         };
@@ -55,7 +56,7 @@ pub(crate) fn draw() -> Drawn {
     let caption = "All are set to 10/s, those with a window to 20 per 2 s, and get the same: nothing until 3.5 s, \
                    then 40 requests at once, 15/s until 8 s, nothing, and 40 at once again. Who would wait longer \
                    than 1 s is refused. The numbers are those from 3.5 s on.";
-    let grid = Grid { panels, caption: caption.into() };
+    let grid = Grid { title: "Every policy under the same demand", panels, caption: caption.into() };
     Ok(Drawing::new("overview", grid, facts))
 }
 

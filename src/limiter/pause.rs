@@ -8,7 +8,9 @@ use crate::time::Nanos;
 /// How a limiter pauses: until when, by how much more at random, and what it has afterwards.
 ///
 /// During a pause nothing passes and nothing comes in. Afterwards the limiter goes on as if it were
-/// empty: permits come in one interval apart, the first one an interval after the end.
+/// empty: permits come in one interval apart, the first one an interval after the end. A bucket with
+/// a [stepped refill](crate::TokenBucket::interval_refill) gets its permits at the next step, and
+/// [`SmoothWarmingUp`](crate::SmoothWarmingUp) at the intervals of its coldness.
 ///
 /// # Examples
 ///
@@ -25,6 +27,12 @@ use crate::time::Nanos;
 /// assert!(limiter.status().paused_for >= Duration::from_secs(10));
 /// assert!(limiter.status().paused_for <= Duration::from_secs(15));
 /// ```
+///
+/// # Picture
+///
+/// [All policies](crate::algorithms) in a pause:
+///
+#[cfg_attr(doc, doc = include_str!("../../docs/pictures/pauses.svg"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it does nothing by itself; pass it to `pause`"]
 pub struct Pause {
