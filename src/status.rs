@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::grant::Left;
 use crate::policy::PolicyStatus;
+use crate::rate::Rate;
 use crate::time::Nanos;
 
 /// A snapshot of a limiter: how many permits are available, and how many requests wait. It may be
@@ -22,6 +23,9 @@ pub struct Status {
     /// How long until the limiter is full, if no request takes permits and all waiters leave. In a
     /// pause not before its end.
     pub full_in: Duration,
+    /// How fast permits come in; [`Rate::UNLIMITED`] where it is not a rate that limits. Of two
+    /// policies in one limiter, that of the first one.
+    pub rate: Rate,
     /// How many requests wait. A request that waits in an [`AllOf`](crate::AllOf) counts in each of
     /// its members.
     pub waiting: usize,
@@ -31,8 +35,8 @@ pub struct Status {
 
 impl Status {
     /// The status of a limiter at which no request waits.
-    pub(crate) fn new(status: PolicyStatus, now: Nanos) -> Status {
+    pub(crate) fn new(status: PolicyStatus, rate: Rate, now: Nanos) -> Status {
         let Left { limit, available, next_in, full_in } = status.as_left(now);
-        Status { limit, available, next_in, full_in, waiting: 0, paused_for: Duration::ZERO }
+        Status { limit, available, next_in, full_in, rate, waiting: 0, paused_for: Duration::ZERO }
     }
 }

@@ -15,6 +15,7 @@ use crate::limiter::RateLimiter;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
 use crate::policy::Policy;
+use crate::rate::Rate;
 use crate::status::Status;
 
 /// Limits how many permits are out at one time: connections, calls in flight, jobs. Dropping a
@@ -326,6 +327,7 @@ impl CountingLimit {
             available,
             next_in,
             full_in,
+            rate: Rate::UNLIMITED,
             waiting: self.pool.waiting(),
             paused_for: Duration::ZERO,
         }

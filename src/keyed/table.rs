@@ -90,6 +90,7 @@ use crate::limiter::events::{Events, report};
 use crate::line::crowd::Crowd;
 use crate::policy::part::take_all;
 use crate::policy::{Policy, PolicyStatus};
+use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
 use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
@@ -465,7 +466,7 @@ where
         match self.find_hashed(hash, key, |policy, state| status(policy, state, self.clock.now())) {
             Found::Known(status) => status,
             Found::Line(line) => line.status(),
-            Found::Nowhere if self.is_closed() => Status::new(PolicyStatus::NOTHING, Nanos::ZERO),
+            Found::Nowhere if self.is_closed() => Status::new(PolicyStatus::NOTHING, Rate::ZERO, Nanos::ZERO),
             Found::Nowhere => match self.shared() {
                 Some(shared) => shared.status(),
                 None => self.unknown(key, |policy, state, now| status(policy, state, now)),
@@ -678,7 +679,7 @@ fn take<P: Policy, C: Clock>(
 
 /// Returns the status of a state for which no request waits.
 fn status<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> Status {
-    Status::new(policy.status(state, now), now)
+    Status::new(policy.status(state, now), policy.rate(), now)
 }
 
 /// Guards a counted key until it is added. If foreign code panics before that, the drop uncounts

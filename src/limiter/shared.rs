@@ -450,7 +450,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn status(&self) -> Status {
         if self.gate_word.load().needs_no_lock() {
             let now = self.clock.now();
-            return Status::new(self.rule.status(now), now);
+            return Status::new(self.rule.status(now), self.rule.rate(), now);
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
         self.visit(|line, visit| {
@@ -464,7 +464,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
                 full_at: status.full_at.max(full_at),
                 ..status
             };
-            let status = Status::new(status, now);
+            let status = Status::new(status, self.rule.rate(), now);
             Status {
                 available: if line.len() == 0 && opens <= now { status.available } else { 0 },
                 waiting: line.len() + line.seats.len(),

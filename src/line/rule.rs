@@ -12,6 +12,7 @@ use crate::line::sizes::Sizes;
 use crate::policy::interval::Interval;
 use crate::policy::part::{self, Part};
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus, ticks};
+use crate::rate::Rate;
 use crate::time::Nanos;
 
 /// Decides about requests. The line adds the waiting.
@@ -529,6 +530,8 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
 pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
     fn status(&self, at: Nanos) -> PolicyStatus;
 
+    fn rate(&self) -> Rate;
+
     /// See [`Policy::unspent`].
     fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
 
@@ -539,6 +542,10 @@ pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
 impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
     fn status(&self, at: Nanos) -> PolicyStatus {
         self.policy.status(&self.state, at)
+    }
+
+    fn rate(&self) -> Rate {
+        self.policy.rate()
     }
 
     fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {

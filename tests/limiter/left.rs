@@ -240,3 +240,21 @@ fn all_grants_are_told_different_numbers() {
         assert_eq!(distinct.last().map(|most| most - distinct.first().expect("one")), Some(799), "{policy}");
     }
 }
+
+#[test]
+fn a_status_tells_the_rate() {
+    let rates = [
+        ("smooth_bursty 3/s", Rate::per_second(3)),
+        ("sliding_log 5/m", Rate::per_minute(5)),
+        ("unlimited", Rate::UNLIMITED),
+    ];
+    for (policy, rate) in rates {
+        let (limiter, _) = limiter(policy);
+        assert_eq!(limiter.status().rate, rate, "{policy}");
+        limiter.pause_for(Duration::from_secs(1));
+        assert_eq!(limiter.status().rate, rate, "{policy}, in a pause");
+    }
+    let (limiter, _) = limiter("token_bucket 3/s burst 5");
+    limiter.set_rate(Rate::per_second(9));
+    assert_eq!(limiter.status().rate, Rate::per_second(9));
+}
