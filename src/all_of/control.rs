@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::all_of::AllOf;
+use crate::all_of::all::Kind;
+use crate::all_of::{AllOf, AllRefusal, AllRequest};
 use crate::clock::Timer;
 use crate::limiter::events::Events;
 use crate::limiter::pause::Pause;
@@ -73,6 +74,78 @@ impl<C: Timer> AllOf<C> {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared.is_closed()
+    }
+
+    /// Charges permits of the members, also if fewer are available: for a call that was made without
+    /// asking, or that a server counted. See [`RateLimiter::debit`](crate::RateLimiter::debit).
+    ///
+    /// As in a request, a number is charged to each member with a rate, and a list of costs to the
+    /// members with these names, with one permit for each other member with a rate; a cost of 0
+    /// charges nothing. A [`CountingLimit`](crate::CountingLimit) is never charged.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] if no member has such a name; then nothing is charged.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, AllRequest, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let requests = RateLimiter::with_clock(policy, clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
+    /// let tokens = RateLimiter::with_clock(policy, clock);
+    /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
+    /// api.debit([("tokens", 850)])?; // and a request
+    /// api.debit(AllRequest::new().cost("tokens", 50).cost_of_others(0))?;
+    /// assert_eq!((requests.status().available, tokens.status().available), (59, 100));
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        let costs = self.ask(&costs.into())?;
+        for (entry, n) in self.shared.rule.members.iter().zip(costs.iter()) {
+            if let Kind::Rate(member) = &entry.kind
+                && *n > 0
+            {
+                member.debit(*n);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the permits that the member with this name has beyond `permits`, and returns how many
+    /// it took: for a server that says how many permits are left of which limit. Other callers of
+    /// the member find fewer permits, too. See
+    /// [`RateLimiter::keep_at_most`](crate::RateLimiter::keep_at_most).
+    ///
+    /// It takes nothing of a [`CountingLimit`](crate::CountingLimit): nothing would give such
+    /// permits back.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] if no member has this name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let minute = RateLimiter::with_clock(policy, ManualClock::new());
+    /// let api = AllOf::new("minute", &minute);
+    /// assert_eq!(api.keep_at_most("minute", 3)?, 57);
+    /// assert_eq!(minute.status().available, 3);
+    /// assert!(api.keep_at_most("hour", 3).is_err());
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
+        let index = self.shared.rule.find(name)?;
+        Ok(match &self.shared.rule.members[index].kind {
+            Kind::Rate(member) => member.keep_at_most(permits),
+            Kind::Counting(_) => 0,
+        })
     }
 
     /// Bounds the queue of this composite, by requests and by their costs summed. As

@@ -79,6 +79,9 @@ pub(crate) trait Member<C: Timer>: Recheck {
     /// Charges `n` permits, also if they are not available.
     fn debit(&self, n: u32);
 
+    /// Takes the permits that are available beyond so many. Returns how many it took.
+    fn keep_at_most(&self, permits: u64) -> u64;
+
     /// The weight of `n` permits in a sum of requests that go first.
     fn weight(&self, n: u32) -> u128;
 
@@ -198,12 +201,11 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     }
 
     fn debit(&self, n: u32) {
-        let shared = &self.0;
-        shared.visit(|line, visit| {
-            shared.rule.debit(line.latest(), n);
-            line.debited();
-            shared.retime(line, visit);
-        });
+        self.0.debit(n);
+    }
+
+    fn keep_at_most(&self, permits: u64) -> u64 {
+        self.0.keep_at_most(permits)
     }
 
     fn weight(&self, n: u32) -> u128 {

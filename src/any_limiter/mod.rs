@@ -110,6 +110,35 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
 
     /// Ends a pause. Returns whether there was one.
     fn resume(&self) -> bool;
+
+    /// Charges permits, also if fewer are available, as [`AllOf::debit`](crate::AllOf::debit). A
+    /// single limiter has the name `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a cost with a name that is not there, and
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room. Then nothing is charged.
+    fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal>;
+
+    /// Takes the permits that are available beyond `permits` of the limit with this name, and
+    /// returns how many it took, as [`AllOf::keep_at_most`](crate::AllOf::keep_at_most). A single
+    /// limiter has the name `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a name that is not there, and
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room.
+    fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal>;
+
+    /// Closes the limiter for good, and refuses all that wait. Returns whether it was open.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room.
+    fn close(&self) -> Result<bool, AllRefusal>;
+
+    /// Whether the limiter was closed.
+    fn is_closed(&self) -> bool;
 }
 
 /// A place in the queue of a limiter of any kind: what an [`AnyReservation`] needs.
@@ -255,6 +284,60 @@ impl AnyLimiter {
     /// Ends a pause. Returns whether there was one.
     pub fn resume(&self) -> bool {
         self.0.resume()
+    }
+
+    /// Charges permits, also if fewer are available: for a call that was made without asking, or
+    /// that a server counted. See [`AllOf::debit`](crate::AllOf::debit). A single limiter is its
+    /// own only member, with the name `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a cost with a name that is not there, or another refusal if the
+    /// limiter is a key for which there is no room. Then nothing is charged.
+    pub fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        self.0.debit(&costs.into())
+    }
+
+    /// Takes the permits that are available beyond `permits` of the limit with this name, and
+    /// returns how many it took: for a server that says how many permits are left of which limit.
+    /// See [`RateLimiter::keep_at_most`](crate::RateLimiter::keep_at_most). A single limiter is its
+    /// own only member, with the name `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a name that is not there, or another refusal if the limiter is
+    /// a key for which there is no room.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let limiter = AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// assert_eq!(limiter.keep_at_most("limit", 3)?, 57);
+    /// assert_eq!(limiter.status().members[0].1.available, 3);
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
+        self.0.keep_at_most(name, permits)
+    }
+
+    /// Closes the limiter for good, and refuses all that wait. Returns whether it was open. See
+    /// [`RateLimiter::close`](crate::RateLimiter::close). The members of a composite stay open.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`] if the limiter is a key for which there is no room. Then nothing is
+    /// closed.
+    pub fn close(&self) -> Result<bool, AllRefusal> {
+        self.0.close()
+    }
+
+    /// Whether the limiter was [closed](AnyLimiter::close).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
     }
 }
 

@@ -5,7 +5,7 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
-use crate::any_limiter::single::{Single, alone, status_of};
+use crate::any_limiter::single::{Single, alone, charged, check_name, status_of};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
 use crate::clock::{DefaultClock, Timer};
 use crate::keyed::KeyedRateLimiter;
@@ -74,6 +74,24 @@ where
     fn resume(&self) -> bool {
         // A key without a limiter of its own is not paused.
         self.keys.limiter(&self.key).is_ok_and(|limiter| limiter.resume())
+    }
+
+    fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        Ok(self.keys.debit(&self.key, charged(costs)?)?)
+    }
+
+    fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
+        check_name(name)?;
+        Ok(self.keys.keep_at_most(&self.key, permits)?)
+    }
+
+    /// Closes this key alone.
+    fn close(&self) -> Result<bool, AllRefusal> {
+        Ok(self.keys.limiter(&self.key)?.close())
+    }
+
+    fn is_closed(&self) -> bool {
+        self.keys.is_closed() || self.keys.limiter(&self.key).is_ok_and(|limiter| limiter.is_closed())
     }
 }
 

@@ -39,6 +39,22 @@ impl<C: Timer> Limiter for AllOf<C> {
     fn resume(&self) -> bool {
         AllOf::resume(self)
     }
+
+    fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        AllOf::debit(self, costs.clone())
+    }
+
+    fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
+        AllOf::keep_at_most(self, name, permits)
+    }
+
+    fn close(&self) -> Result<bool, AllRefusal> {
+        Ok(AllOf::close(self))
+    }
+
+    fn is_closed(&self) -> bool {
+        AllOf::is_closed(self)
+    }
 }
 
 /// The place of a composite.

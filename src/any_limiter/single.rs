@@ -13,6 +13,9 @@ use crate::policy::Policy;
 use crate::request::Request;
 use crate::status::Status;
 
+/// The name of a limiter that has no members, where one is told or asked for.
+const NAME: &str = "limit";
+
 /// What the request asks of a limiter that has no members, and so no names.
 pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     match request.costs().next() {
@@ -24,7 +27,21 @@ pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
 /// The status of a limiter that has no members.
 pub(super) fn status_of(status: Status) -> AllStatus {
     let Status { waiting, paused_for, .. } = status;
-    AllStatus { waiting, paused_for, members: vec![("limit".into(), status)] }
+    AllStatus { waiting, paused_for, members: vec![(NAME.into(), status)] }
+}
+
+/// Refuses a name that is not that of a limiter that has no members.
+pub(super) fn check_name(name: &str) -> Result<(), AllRefusal> {
+    if name == NAME {
+        return Ok(());
+    }
+    Err(AllRefusal::NoMember { name: name.into(), members: Box::new([NAME.into()]) })
+}
+
+/// How many permits are charged to a limiter that has no members.
+pub(super) fn charged(costs: &AllRequest<'_>) -> Result<u32, AllRefusal> {
+    let unnamed = costs.others().unwrap_or(1);
+    costs.costs().try_fold(unnamed, |_, (name, n)| check_name(name).map(|()| n))
 }
 
 impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
@@ -56,6 +73,24 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
 
     fn resume(&self) -> bool {
         RateLimiter::resume(self)
+    }
+
+    fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        RateLimiter::debit(self, charged(costs)?);
+        Ok(())
+    }
+
+    fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
+        check_name(name)?;
+        Ok(RateLimiter::keep_at_most(self, permits))
+    }
+
+    fn close(&self) -> Result<bool, AllRefusal> {
+        Ok(RateLimiter::close(self))
+    }
+
+    fn is_closed(&self) -> bool {
+        RateLimiter::is_closed(self)
     }
 }
 

@@ -199,6 +199,10 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.debit(state, at, n);
     }
 
+    fn keep_at_most(&self, state: &P::State, at: Nanos, permits: u64) -> u64 {
+        self.policy.keep_at_most(state, at, permits)
+    }
+
     fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
         self.policy.unspent(charge, n, used)
     }

@@ -693,6 +693,39 @@ where
         Ok(())
     }
 
+    /// Takes the permits that a key has beyond `permits`, and returns how many it took: see
+    /// [`RateLimiter::keep_at_most`]. A new key is added, since it is full.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let hosts: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
+    /// assert_eq!(hosts.keep_at_most("example.com", 3)?, 57);
+    /// assert_eq!(hosts.status("example.com").available, 3);
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn keep_at_most<Q>(&self, key: &Q, permits: u64) -> Result<u64, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let now = self.table.clock.now();
+        let known = self.table.find(key, |policy, state| policy.keep_at_most(state, now, permits));
+        if let Found::Known(taken) = known {
+            return Ok(taken);
+        }
+        drop(known);
+        Ok(self.table.line_of_a_call(key)?.keep_at_most(permits))
+    }
+
     /// Gives back `n` permits of a key that were acquired and not used. Does nothing if the key is
     /// not known: an unknown key is full. A key without room that [shares](WhenKeysFull::ShareOne)
     /// a limiter gives its permits back to that limiter.

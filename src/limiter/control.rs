@@ -10,7 +10,7 @@ use crate::limiter::events::Events;
 use crate::limiter::gate_word::{PAUSED, SHADOW};
 use crate::limiter::pause::Pause;
 use crate::limiter::shared::Shared;
-use crate::line::rule::{Rule, Single, take_down_to};
+use crate::line::rule::{OneRule, Rule, Single};
 use crate::line::settings::KeptShare;
 use crate::policy::{Change, Policy};
 use crate::request::QueueBounds;
@@ -108,28 +108,32 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 }
 
-/// Changes of the policy's state.
-impl<P: Policy, C: Timer> Shared<Single<P>, C> {
+/// Changes of the state of a single limiter: a plain one, a key's, or a member of a composite.
+impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     /// Charges `n` permits, also if they are not available: the rest is owed.
     pub(crate) fn debit(&self, n: u32) {
-        let Single { policy, state } = &self.rule;
         self.visit(|line, visit| {
-            policy.debit(state, visit.now, n);
+            self.rule.debit(line.latest(), n);
             line.debited();
             self.retime(line, visit);
         });
     }
 
-    /// Takes all available permits. Returns how many it took.
-    pub(crate) fn drain(&self) -> u64 {
-        let Single { policy, state } = &self.rule;
+    /// Takes the permits that are available beyond so many. Returns how many it took.
+    pub(crate) fn keep_at_most(&self, permits: u64) -> u64 {
         self.visit(|line, visit| {
-            let taken = take_down_to(policy, state, visit.now, 0);
-            self.retime(line, visit);
+            line.stock_at_most(permits);
+            let taken = self.rule.keep_at_most(visit.now, permits);
+            if taken > 0 {
+                self.retime(line, visit);
+            }
             taken
         })
     }
+}
 
+/// Changes of the policy's state.
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Puts the state back to that of a new limiter, and ends a pause.
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
@@ -397,7 +401,43 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(200)));
     /// ```
     pub fn drain(&self) -> u64 {
-        self.shared.drain()
+        self.keep_at_most(0)
+    }
+
+    /// Takes the permits that are available now beyond `permits`, and returns how many it took: for
+    /// a server that says how many permits it has left. It never adds permits.
+    ///
+    /// It is one step beside requests that take permits at the same time: a permit that such a
+    /// request takes is one that this call need not take. New permits accrue as before, and permits
+    /// that are [settled](Reservation::settle), [refunded](RateLimiter::refund) or undone later come
+    /// on top. An unlimited policy has no permits to take. In a pause it lowers the permits that the
+    /// limiter goes on with.
+    ///
+    /// A permit that was granted to a waiter is taken, whether or not its task has run. A permit
+    /// that the first waiter still saves up for counts as available. So no waiter moves up, and
+    /// waiters move back if some of their permits were available already.
+    ///
+    /// | policy | `permits` are left |
+    /// |---|---|
+    /// | a rate or a bucket | as if requests for one permit had taken the others: the next permit comes in when it would have |
+    /// | a window or a log | as if requests for one permit had taken the others now: they come back with the window |
+    /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | it has one permit at most, so only 0 takes anything |
+    /// | [`Both`](crate::Both) | in the policy that has fewer; the other policy is charged as many |
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// // Another client took permits as well: `RateLimit-Remaining: 40`.
+    /// assert_eq!(limiter.keep_at_most(40), 20);
+    /// assert_eq!(limiter.keep_at_most(50), 0);
+    /// assert_eq!(limiter.status().available, 40);
+    /// ```
+    pub fn keep_at_most(&self, permits: u64) -> u64 {
+        self.shared.keep_at_most(permits)
     }
 
     /// Puts the limiter back to its start: as full as it began, without debts, and not paused.

@@ -161,7 +161,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.settings.opens = self.settings.opens.min(self.latest);
         self.memo.set(None);
         if let Some(pause) = self.settings.pause.take().filter(|pause| !pause.keeps_stock) {
-            rule.keep_at_most(self.latest, pause.stock);
+            rule.keep_stock(self.latest, pause.stock);
         }
         paused
     }
@@ -211,6 +211,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(super) fn stock_grows(&mut self, permits: u64) {
         if let Some(pause) = &mut self.settings.pause {
             pause.stock = pause.stock.saturating_add(permits);
+        }
+    }
+
+    /// No more permits than so many are available.
+    pub(crate) fn stock_at_most(&mut self, permits: u64) {
+        if let Some(pause) = &mut self.settings.pause {
+            pause.stock = pause.stock.min(permits);
         }
     }
 

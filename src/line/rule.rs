@@ -142,7 +142,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     }
 
     /// Takes the permits that are available beyond so many, where the policy counts in real time.
-    fn keep_at_most(&self, now: Nanos, permits: u64) {
+    fn keep_stock(&self, now: Nanos, permits: u64) {
         let _ = (now, permits);
     }
 
@@ -470,9 +470,9 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         if self.stands_still() { u64::MAX } else { self.policy.status(&self.state, now).available }
     }
 
-    fn keep_at_most(&self, now: Nanos, permits: u64) {
+    fn keep_stock(&self, now: Nanos, permits: u64) {
         if !self.stands_still() {
-            take_down_to(&self.policy, &self.state, now, permits);
+            self.policy.keep_at_most(&self.state, now, permits);
         }
     }
 
@@ -537,6 +537,9 @@ pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
 
     /// See [`Policy::debit`].
     fn debit(&self, at: Nanos, n: u32);
+
+    /// See [`Policy::keep_at_most`].
+    fn keep_at_most(&self, at: Nanos, permits: u64) -> u64;
 }
 
 impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
@@ -555,28 +558,8 @@ impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
     fn debit(&self, at: Nanos, n: u32) {
         self.policy.debit(&self.state, at, n);
     }
-}
 
-/// Takes the permits that are available beyond so many. Returns how many it took.
-pub(crate) fn take_down_to<P: Policy>(policy: &P, state: &P::State, now: Nanos, permits: u64) -> u64 {
-    let (mut taken, mut part) = (0, u32::MAX);
-    // Requests without the lock may take permits meanwhile. So each round asks again how many are
-    // available, and halves its part after a refusal.
-    while part > 0 {
-        let status = policy.status(state, now);
-        let beyond = status.available.saturating_sub(permits);
-        if status.limit == u64::MAX || beyond == 0 {
-            break;
-        }
-        // A stock that is a time may be worth any number of permits. It is spent at once.
-        if permits == 0 && beyond > u32::MAX.into() && policy.pause(state, now, now, false).is_some() {
-            return taken + beyond;
-        }
-        let n = u32::try_from(beyond).unwrap_or(u32::MAX).min(part);
-        match policy.try_acquire(state, now, n) {
-            Ok(_) => taken += u64::from(n),
-            Err(_) => part = n / 2,
-        }
+    fn keep_at_most(&self, at: Nanos, permits: u64) -> u64 {
+        self.policy.keep_at_most(&self.state, at, permits)
     }
-    taken
 }

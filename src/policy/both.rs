@@ -64,6 +64,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::policy::part::take_all;
 use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus};
 use crate::rate::Rate;
+use crate::sync::LOOKS;
 use crate::time::Nanos;
 
 /// Two policies at once: a request is granted when both grant it, and takes its permits from both.
@@ -365,6 +366,33 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {
         self.first.debit(&state.first, at, n);
         self.second.debit(&state.second, at, n);
+    }
+
+    /// Lowers the policy that has fewer permits, in one step, and charges the other one as much, as
+    /// requests would have done. So the other policy keeps what it has beyond the first.
+    fn keep_at_most(&self, state: &Self::State, at: Nanos, permits: u64) -> u64 {
+        // Of more than a debit can say, the other policy keeps the rest.
+        let as_debit = |n| u32::try_from(n).unwrap_or(u32::MAX);
+        let mut taken = 0_u64;
+        // The second look is nearly always the last one: it finds what the first one left. Not for
+        // ever: permits may come back as fast as they are taken.
+        for _ in 0..=LOOKS {
+            let first = self.first.status(&state.first, at);
+            let second = self.second.status(&state.second, at);
+            if stricter(first, second).beyond(permits) == 0 {
+                break;
+            }
+            if first.available <= second.available {
+                let n = self.first.keep_at_most(&state.first, at, permits);
+                self.second.debit(&state.second, at, as_debit(n));
+                taken = taken.saturating_add(n);
+            } else {
+                let n = self.second.keep_at_most(&state.second, at, permits);
+                self.first.debit(&state.first, at, as_debit(n));
+                taken = taken.saturating_add(n);
+            }
+        }
+        taken
     }
 
     /// Changes the part that the change says, or the first one. A reset without a part resets all.

@@ -262,6 +262,31 @@ pub trait Policy: Debug + Send + Sync + 'static {
         }
     }
 
+    /// Lowers the permits that are available at the time `at` to at most `permits`: takes what
+    /// requests for one permit would take, one after the other, until no more than `permits` are
+    /// left. Returns how many permits it took. It never adds permits, and without a limit it takes
+    /// none.
+    ///
+    /// The policies of this crate look and take in one step, so each permit that another request
+    /// takes at the same time is one that this call need not take. The default looks at the
+    /// [`status`](Policy::status) and then takes: beside other requests it may leave fewer permits.
+    fn keep_at_most(&self, state: &Self::State, at: Nanos, permits: u64) -> u64 {
+        let (mut taken, mut most) = (0, u32::MAX);
+        // Other requests may take permits after the look. Each round looks again, and halves what
+        // it takes after a refusal.
+        while most > 0 {
+            let n = u32::try_from(self.status(state, at).beyond(permits)).unwrap_or(u32::MAX).min(most);
+            if n == 0 {
+                break;
+            }
+            match self.try_acquire(state, at, n) {
+                Ok(_) => taken += u64::from(n),
+                Err(_) => most = n / 2,
+            }
+        }
+        taken
+    }
+
     /// Carries out a part of a pause, from `from` to `to`: in this time no permit comes in, so the
     /// stock and the debt stay as they are at `from`. Unless `keeps_stock`, the pause ends at `to`,
     /// and the state is left as if it were empty then: permits come in one after the other, the
@@ -472,6 +497,11 @@ impl PolicyStatus {
         let until = |time: Nanos| time.saturating_since(at).as_duration();
         let PolicyStatus { limit, available, next_at, full_at } = *self;
         Left { limit, available, next_in: until(next_at), full_in: until(full_at) }
+    }
+
+    /// How many permits are available beyond so many. Without a limit there are none to take.
+    pub(crate) fn beyond(&self, permits: u64) -> u64 {
+        if self.limit == u64::MAX { 0 } else { self.available.saturating_sub(permits) }
     }
 
     /// The status of a limiter without a limit.

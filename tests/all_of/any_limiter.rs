@@ -25,6 +25,9 @@ enum Act {
     Drop,
     Pause(u64),
     Resume,
+    Debit(u32),
+    KeepAtMost(u64),
+    Close,
     Advance(u64),
 }
 
@@ -36,6 +39,9 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         Just(Act::Drop),
         (0_u64..500).prop_map(Act::Pause),
         Just(Act::Resume),
+        (0_u32..8).prop_map(Act::Debit),
+        (0_u64..6).prop_map(Act::KeepAtMost),
+        prop_oneof![19 => (0_u64..400).prop_map(Act::Advance), 1 => Just(Act::Close)],
         (0_u64..400).prop_map(Act::Advance),
     ];
     prop::collection::vec(act, 1..60)
@@ -73,6 +79,9 @@ fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<Stri
         Act::Settle(_) | Act::Drop => String::new(),
         Act::Pause(span) => format!("{:?}", limiter.pause_for(Duration::from_millis(span))),
         Act::Resume => limiter.resume().to_string(),
+        Act::Debit(n) => format!("{:?}", limiter.debit([("limit", 3), ("limit", n)])),
+        Act::KeepAtMost(n) => format!("{:?}", limiter.keep_at_most("limit", n)),
+        Act::Close => format!("{:?} {}", limiter.close(), limiter.is_closed()),
         Act::Advance(span) => {
             clock.advance(Duration::from_millis(span));
             format!("{:?}", limiter.status())
@@ -118,6 +127,12 @@ fn play(limiter: &RateLimiter<TokenBucket, ManualClock>, clock: &ManualClock, ac
             format!("{:?}", Ok::<(), AllRefusal>(()))
         }
         Act::Resume => limiter.resume().to_string(),
+        Act::Debit(n) => {
+            limiter.debit(n);
+            format!("{:?}", Ok::<(), AllRefusal>(()))
+        }
+        Act::KeepAtMost(n) => format!("{:?}", Ok::<u64, AllRefusal>(limiter.keep_at_most(n))),
+        Act::Close => format!("{:?} {}", Ok::<bool, AllRefusal>(limiter.close()), limiter.is_closed()),
         Act::Advance(span) => {
             clock.advance(Duration::from_millis(span));
             format!("{:?}", AnyLimiter::from(limiter.clone()).status())
@@ -188,6 +203,35 @@ fn a_single_limiter_knows_no_names() {
     let refusal = any.try_acquire_many([("tokens", 1)]).expect_err("no member");
     assert_eq!(refusal.to_string(), r#""tokens" is not a member: there are none"#);
     assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(10));
+    let unknown = r#""tokens" is not a member: the members are "limit""#;
+    assert_eq!(any.keep_at_most("tokens", 1).expect_err("no member").to_string(), unknown);
+    assert_eq!(any.debit([("limit", 1), ("tokens", 1)]).expect_err("no member").to_string(), unknown);
+    any.debit(AllRequest::new()).expect("one permit");
+    assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(9));
+}
+
+#[test]
+fn a_composite_is_charged_and_lowered_by_name() {
+    let clock = ManualClock::new();
+    let (calls, tokens, in_flight) =
+        (bucket(10, 10, &clock), bucket(1000, 1000, &clock), CountingLimit::new(2));
+    let all = AllOf::new("calls", &calls).with("tokens", &tokens).with_counting("in flight", &in_flight);
+    let any = AnyLimiter::from(all);
+    let left = || (calls.status().available, tokens.status().available, in_flight.available());
+    any.debit([("tokens", 100)]).expect("a member");
+    assert_eq!(left(), (9, 900, 2));
+    any.debit(AllRequest::from(5).cost("in flight", 2)).expect("a member");
+    assert_eq!(left(), (4, 895, 2));
+    let refusal = any.debit([("tokens", 100), ("tonkes", 1)]).expect_err("no member");
+    assert!(matches!(refusal, AllRefusal::NoMember { .. }));
+    assert!(matches!(any.keep_at_most("tonkes", 1), Err(AllRefusal::NoMember { .. })));
+    assert_eq!(left(), (4, 895, 2));
+    assert_eq!(any.keep_at_most("tokens", 95), Ok(800));
+    assert_eq!(any.keep_at_most("in flight", 1), Ok(0));
+    assert_eq!(left(), (4, 95, 2));
+    assert_eq!((any.close(), any.close(), any.is_closed()), (Ok(true), Ok(false), true));
+    assert!(matches!(any.try_acquire(), Err(AllRefusal::Queue { .. } | AllRefusal::Member { .. })));
+    assert!(tokens.try_acquire().is_ok(), "members stay open");
 }
 
 #[cfg(feature = "tokio")]
@@ -250,6 +294,22 @@ impl Limiter for Foreign {
     }
 
     fn resume(&self) -> bool {
+        false
+    }
+
+    fn debit(&self, _: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        Ok(())
+    }
+
+    fn keep_at_most(&self, _: &str, _: u64) -> Result<u64, AllRefusal> {
+        Ok(0)
+    }
+
+    fn close(&self) -> Result<bool, AllRefusal> {
+        Ok(false)
+    }
+
+    fn is_closed(&self) -> bool {
         false
     }
 }

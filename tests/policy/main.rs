@@ -17,6 +17,7 @@ mod config_round_trip;
 mod debit;
 mod extremes;
 mod guava_cases;
+mod keep_at_most;
 mod literature;
 mod log_properties;
 mod log_stress;

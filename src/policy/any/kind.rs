@@ -189,6 +189,10 @@ impl Policy for Kind {
         kinds!(each [self, policy, KindState(state) => policy.debit(state, at, n), else ()]);
     }
 
+    fn keep_at_most(&self, state: &KindState, at: Nanos, permits: u64) -> u64 {
+        kinds!(each [self, policy, KindState(state) => policy.keep_at_most(state, at, permits), else 0])
+    }
+
     fn pause(&self, state: &KindState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
         kinds!(each [self, policy, KindState(state)
             => policy.pause(state, from, to, keeps_stock), else None])

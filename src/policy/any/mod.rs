@@ -348,6 +348,10 @@ impl Policy for AnyPolicy {
         self.era(state, |ruled, state| ruled.kind.debit(state, at, n));
     }
 
+    fn keep_at_most(&self, state: &AnyState, at: Nanos, permits: u64) -> u64 {
+        self.era(state, |ruled, state| ruled.kind.keep_at_most(state, at, permits))
+    }
+
     fn pause(&self, state: &AnyState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
         self.era(state, |ruled, state| ruled.kind.pause(state, from, to, keeps_stock))
     }

@@ -115,6 +115,25 @@ impl Bucket {
     }
 }
 
+impl Bucket {
+    /// See [`Policy::keep_at_most`](crate::policy::Policy::keep_at_most).
+    pub(crate) fn keep_at_most(&self, state: &BucketState, at: Nanos, permits: u64) -> u64 {
+        let taken = update(&state.zero, |word| {
+            let (numbers, more) = self.settled();
+            if numbers.is_unlimited() {
+                return Err(());
+            }
+            let (zero, available) = self.available(&numbers, &more, word, at);
+            match available.saturating_sub(permits) {
+                0 => Err(()),
+                // It does not overflow: the stock is worth as much.
+                taken => Ok((numbers.word(zero + taken * numbers.one), taken)),
+            }
+        });
+        taken.unwrap_or(0)
+    }
+}
+
 /// Moves the state, whatever it is, and returns the level that belongs to it.
 fn move_to(state: &BucketState, target: impl Fn(u64) -> (u64, u64)) -> u64 {
     let Ok(level) = update(&state.zero, |zero| Ok::<_, Infallible>(target(zero)));

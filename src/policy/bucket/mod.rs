@@ -146,6 +146,10 @@ macro_rules! passed_on_to_bucket {
             self.bucket.debit(state, at, n);
         }
 
+        fn keep_at_most(&self, state: &BucketState, at: Nanos, permits: u64) -> u64 {
+            self.bucket.keep_at_most(state, at, permits)
+        }
+
         fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
             Some(self.bucket.pause(state, from, to, keeps_stock))
         }
@@ -454,21 +458,34 @@ impl Bucket {
         Ok((after, BucketCharge { n, used: 0, before: zero, after }))
     }
 
+    /// The most permits that can ever be available.
+    fn most(&self, more: &More) -> u32 {
+        if self.stretches { more.most.max(1) } else { more.most }
+    }
+
+    /// When the bucket would be empty, by its own clock and without what has overflowed, and how
+    /// many single permits it holds. Not without a limit.
+    fn available(&self, numbers: &Numbers, more: &More, word: u64, at: Nanos) -> (u64, u64) {
+        let tick = numbers.tick(at);
+        let full = tick.saturating_sub(self.reach(numbers, numbers.one));
+        let zero = numbers.own(word).max(full);
+        (zero, (tick.saturating_sub(zero) / numbers.one).min(u64::from(self.most(more))))
+    }
+
     /// The status of a word.
     pub(crate) fn status(&self, word: u64, at: Nanos) -> PolicyStatus {
         let (numbers, more) = self.numbers_and_more();
         if numbers.is_unlimited() {
             return PolicyStatus::unlimited(at);
         }
-        let (zero, tick) = (numbers.own(word), numbers.tick(at));
+        let (most, zero) = (self.most(&more), numbers.own(word));
+        let (_, available) = self.available(&numbers, &more, word, at);
         let reach = self.reach(&numbers, numbers.one);
-        let most = if self.stretches { more.most.max(1) } else { more.most };
-        let stock = tick.saturating_sub(zero.max(tick.saturating_sub(reach)));
         let full = more.interval.price(most).min(reach);
         let never = numbers.one > reach;
         PolicyStatus {
             limit: u64::from(most),
-            available: (stock / numbers.one).min(u64::from(most)),
+            available,
             next_at: if never { Nanos::MAX } else { numbers.time_of(zero.saturating_add(numbers.one)) },
             full_at: numbers.time_of(zero.saturating_add(full)),
         }

@@ -410,6 +410,15 @@ impl Policy for SmoothBursty {
         }
     }
 
+    fn keep_at_most(&self, state: &BurstyState, at: Nanos, permits: u64) -> u64 {
+        let (floor, price) = (self.floor(ticks::from_nanos(at)), self.rate.price(1));
+        let taken = update(&state.zero, |zero| match self.status_of(zero, at).beyond(permits) {
+            0 => Err(()),
+            taken => Ok((grant(zero, floor, price.saturating_mul(taken)).0, taken)),
+        });
+        taken.unwrap_or(0)
+    }
+
     fn pause(&self, state: &BurstyState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
         Some(move_to(state, |zero| self.paused(zero, from, to, keeps_stock)))
     }

@@ -612,6 +612,19 @@ impl Policy for SmoothWarmingUp {
         }
     }
 
+    fn keep_at_most(&self, state: &WarmingUpState, at: Nanos, permits: u64) -> u64 {
+        let (tick, interval) = (ticks::from_nanos(at), self.rate.interval());
+        let taken = update(&state.word, |bits| {
+            let word = Word::decode(bits);
+            match self.status_of(word, at).beyond(permits) {
+                0 => Err(()),
+                // One, since nothing is saved.
+                taken => Ok((self.charge(word, tick, 1, interval).0.encode(), taken)),
+            }
+        });
+        taken.unwrap_or(0)
+    }
+
     fn pause(&self, state: &WarmingUpState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
         Some(replace(state, |word| self.paused(word, from, to, keeps_stock)))
     }

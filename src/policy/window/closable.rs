@@ -170,6 +170,18 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         }
     }
 
+    /// Applies a step that may leave the content as it is, when the word is open.
+    pub(crate) fn take<R>(&self, wait: impl Fn(), step: impl Fn(u128) -> Option<(u128, R)>) -> Option<R> {
+        loop {
+            let seen = self.settled(&wait);
+            let (content, result) = step(seen.content())?;
+            // Relaxed, as for a request.
+            if self.replace(seen, content, Ordering::Relaxed) {
+                return Some(result);
+            }
+        }
+    }
+
     /// Looks at the content, when the word is open, by terms that belong to it.
     pub(crate) fn look<R>(&self, wait: impl Fn(), look: impl Fn(u128) -> R) -> R {
         loop {

@@ -483,6 +483,20 @@ impl Policy for SlidingEstimate {
         });
     }
 
+    fn keep_at_most(&self, state: &EstimateState, at: Nanos, permits: u64) -> u64 {
+        let taken = state.word.take(
+            || self.window.wait(),
+            |content| {
+                let window = self.window.get();
+                let (word, beginning) = Self::open(Word::decode(content), stamp(at), &window);
+                let taken = status_of(word, beginning, &window, at).beyond(permits);
+                let used = small(u64::from(word.used) + taken);
+                (taken > 0).then(|| (Word { used, ..word }.encode(), taken))
+            },
+        );
+        taken.unwrap_or(0)
+    }
+
     fn permits(&self, charge: EstimateCharge) -> u32 {
         charge.n
     }

@@ -391,6 +391,19 @@ impl Policy for FixedWindow {
         });
     }
 
+    fn keep_at_most(&self, state: &FixedState, at: Nanos, permits: u64) -> u64 {
+        let taken = state.word.take(
+            || self.window.wait(),
+            |content| {
+                let window = self.window.get();
+                let word = self.open(Word::decode(content), stamp(at), &window);
+                let taken = self.status_of(word, &window, at).beyond(permits);
+                (taken > 0).then(|| (Word { used: word.used + taken, ..word }.encode(), taken))
+            },
+        );
+        taken.unwrap_or(0)
+    }
+
     fn permits(&self, charge: FixedCharge) -> u32 {
         charge.n
     }

@@ -377,6 +377,27 @@ impl Policy for SlidingWindow {
         }
     }
 
+    fn keep_at_most(&self, state: &SlidingState, at: Nanos, permits: u64) -> u64 {
+        loop {
+            let seen = state.cells.head.settled(|| self.window.wait());
+            let window = self.window.get();
+            if window.unlimited {
+                return 0;
+            }
+            let view = self.view(state, seen, &window, at);
+            match u64::from(window.limit).saturating_sub(view.sum).saturating_sub(permits) {
+                // Where the view is outdated, more may be available.
+                0 if state.cells.is_current(&view) => return 0,
+                0 => {}
+                taken => {
+                    if state.cells.count(seen, &view, taken).is_some() {
+                        return taken;
+                    }
+                }
+            }
+        }
+    }
+
     fn permits(&self, charge: SlidingCharge) -> u32 {
         charge.n
     }

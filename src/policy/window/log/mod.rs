@@ -346,6 +346,11 @@ impl Policy for SlidingLog {
         }
     }
 
+    fn keep_at_most(&self, state: &LogState, at: Nanos, permits: u64) -> u64 {
+        let window = self.window();
+        if window.unlimited { 0 } else { state.keep_at_most(moment(at), &window, permits).into() }
+    }
+
     fn permits(&self, charge: LogCharge) -> u32 {
         charge.n
     }

@@ -259,34 +259,61 @@ impl LogState {
                 }
                 continue;
             }
-            if !self.publish(&view.credits) {
-                word = self.head.load(Ordering::Acquire);
-                continue;
-            }
-            // Help before the exchange: the next head does not tell the time of the last grant (5).
-            self.help(head);
-            let next = self.place(head.ring, head.place);
-            let there = next.load(Ordering::Acquire);
-            let floored = head.floored && view.valid + n < self.len() - 1;
-            let credited = view.credits.sum > 0;
-            let new = Head { place: self.after(head.place, n), n, time, floored, credited, ..head };
-            match self.exchange_word(word, new) {
-                Ok(_) => {
-                    // One place needs no second look at the head: the exchange was that look. If
-                    // this exchange fails, a helper may have written the place, and `help` finds
-                    // out.
-                    let written = n == 1
-                        && (there >= time
-                            || next
-                                .compare_exchange(there, time, Ordering::AcqRel, Ordering::Relaxed)
-                                .is_ok());
-                    if !written {
-                        self.help(new);
-                    }
-                    return Ok(LogCharge { time, n, next: new.place });
-                }
+            match self.take_seen(word, &view, time, n) {
+                Ok(charge) => return Ok(charge),
                 Err(newer) => word = newer,
             }
+        }
+    }
+
+    /// Takes `n` places that are free by a view, if the head is still the one of that view. Returns
+    /// the head that is there instead, and may fail for no reason. Always inlined, so that a
+    /// charge is not copied.
+    #[inline(always)]
+    fn take_seen(&self, word: u128, view: &View, time: Stamp, n: u32) -> Result<LogCharge, u128> {
+        let head = view.head;
+        if !self.publish(&view.credits) {
+            return Err(self.head.load(Ordering::Acquire));
+        }
+        // Help before the exchange: the next head does not tell the time of the last grant (5).
+        self.help(head);
+        let next = self.place(head.ring, head.place);
+        let there = next.load(Ordering::Acquire);
+        let floored = head.floored && view.valid + n < self.len() - 1;
+        let credited = view.credits.sum > 0;
+        let new = Head { place: self.after(head.place, n), n, time, floored, credited, ..head };
+        self.exchange_word(word, new)?;
+        // One place needs no second look at the head: the exchange was that look. If this exchange
+        // fails, a helper may have written the place, and `help` finds out.
+        let written = n == 1
+            && (there >= time
+                || next.compare_exchange(there, time, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        if !written {
+            self.help(new);
+        }
+        Ok(LogCharge { time, n, next: new.place })
+    }
+
+    /// Takes the places that are free at `now` beyond so many. Returns how many it took.
+    pub(super) fn keep_at_most(&self, now: Stamp, window: &Window, permits: u64) -> u32 {
+        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
+        let mut word = self.head.load(Ordering::Acquire);
+        loop {
+            let head = Head::decode(word);
+            let time = now.max(head.time);
+            let view = self.view(head, time, window);
+            let free = window.limit.saturating_sub(self.taken(&view, time, window));
+            word = match free.saturating_sub(permits) {
+                // Nothing is exchanged, so look at the head again (3).
+                0 => match self.head.load(Ordering::Acquire) {
+                    same if same == word => return 0,
+                    newer => newer,
+                },
+                n => match self.take_seen(word, &view, time, n) {
+                    Ok(_) => return n,
+                    Err(newer) => newer,
+                },
+            };
         }
     }
 
