@@ -10,6 +10,7 @@ mod counting;
 #[cfg(feature = "keyed")]
 mod crowd;
 mod gate;
+mod keep_at_most;
 #[cfg(feature = "keyed")]
 mod keyed;
 #[cfg(feature = "keyed")]
