@@ -147,6 +147,8 @@
 //! | limit several things in one call | [`AllOf`] | as all its members allow |
 //! | have a limit for each user and one for all users | [`KeyedAllOf`] | as all its members allow |
 //! | store a limiter without its types | [`AnyLimiter`] | as the limiter behind it |
+//! | limit the items of a stream | [`LimitStream`] (feature `stream`) | as the limiter behind it |
+//! | limit the bytes of a socket or a file | [`Throttled`] (feature `io`) | as the limiter behind it, and a chunk for a reader |
 //! | read the policy from a configuration | [`AnyPolicy`] | |
 //!
 //! [`algorithms`] compares them, with pictures and prices. Two additions to the bounds:
@@ -276,6 +278,8 @@
 //! |---|---|---|
 //! | `tokio`, on by default | waits in a tokio runtime use its timer; [`TokioClock`] | tokio with `rt` and `time` |
 //! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits of all keys | hashbrown, crossbeam-utils |
+//! | `stream` | [`LimitStream`]: a stream whose items wait for permits | futures-core, pin-project-lite |
+//! | `io` | [`Throttled`]: a reader or writer of tokio whose bytes wait for permits | tokio without features, pin-project-lite |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
@@ -300,6 +304,10 @@
 #![cfg_attr(not(feature = "keyed"), doc = "[`KeyedRateLimiter`]: https://docs.rs/tidegate")]
 #![cfg_attr(feature = "keyed", doc = "[`KeyedAllOf`]: crate::KeyedAllOf")]
 #![cfg_attr(not(feature = "keyed"), doc = "[`KeyedAllOf`]: https://docs.rs/tidegate")]
+#![cfg_attr(feature = "stream", doc = "[`LimitStream`]: crate::stream::LimitStream")]
+#![cfg_attr(not(feature = "stream"), doc = "[`LimitStream`]: https://docs.rs/tidegate")]
+#![cfg_attr(feature = "io", doc = "[`Throttled`]: crate::io::Throttled")]
+#![cfg_attr(not(feature = "io"), doc = "[`Throttled`]: https://docs.rs/tidegate")]
 #![cfg_attr(not(feature = "tokio"), doc = "[`TokioClock`]: https://docs.rs/tidegate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -315,6 +323,8 @@ pub mod clock;
 mod counting;
 mod error;
 mod grant;
+#[cfg(feature = "io")]
+pub mod io;
 #[cfg(feature = "keyed")]
 pub mod keyed;
 mod limiter;
@@ -323,6 +333,8 @@ pub mod policy;
 mod rate;
 mod request;
 mod status;
+#[cfg(feature = "stream")]
+pub mod stream;
 mod sync;
 mod time;
 

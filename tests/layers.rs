@@ -17,6 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["keyed"],
     &["all_of"],
     &["any_limiter"],
+    &["stream", "io"],
 ];
 
 #[test]

@@ -1,0 +1,222 @@
+//! Readers and writers that wait for permits: one permit is one byte.
+//!
+//! A transfer goes in chunks, so that no buffer is larger than what a limiter can grant at once,
+//! and so that transfers that share a limiter take turns. All chunks of a limiter have the same
+//! size, and its queue is first come first served: so each transfer gets the same share of the
+//! bytes, however large its buffers are.
+//!
+//! | | a reader | a writer |
+//! |---|---|---|
+//! | first | reads at most a chunk | pays for at most a chunk |
+//! | then | pays for what came | writes it |
+//! | waits | before the next read | before the write |
+//! | peer is silent, or takes less | holds no permits | gives back what the peer did not take |
+//! | bytes in any span | what the policy states, and a chunk | what the policy states |
+
+mod read;
+mod write;
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use pin_project_lite::pin_project;
+
+use crate::all_of::{AllRefusal, AllRequest, AllStatus};
+use crate::any_limiter::{AnyLimiter, AnyReservation};
+
+pin_project! {
+    /// A reader, a writer or both, whose bytes wait for permits.
+    ///
+    /// It wraps what implements tokio's `AsyncRead`, `AsyncBufRead` or `AsyncWrite`, and implements
+    /// the same. Reading and writing have a limiter each, or share one. For several limits at once,
+    /// such as of a connection, a user and all users, give it an [`AllOf`](crate::AllOf). The rate
+    /// may change at any time.
+    ///
+    /// # Chunks
+    ///
+    /// A chunk is what comes in within 10 ms: at least 512 bytes and at most 64 KiB, and no more
+    /// than the limiter can grant at once. So a policy with a burst of at least 10 ms is right;
+    /// with a smaller one the chunks are smaller, and more of them wait. The size follows the rate.
+    ///
+    /// # What waits
+    ///
+    /// Reads and writes do. Flushing, shutting down and seeking do not. The end of a stream costs
+    /// nothing, but it is found by a read, which waits until the chunk before it is paid for.
+    ///
+    /// # Errors
+    ///
+    /// A refusal is an [`io::Error`] with the [`AllRefusal`] inside: the limiter was closed, its
+    /// queue is full, or it never grants a byte. The next call asks again.
+    ///
+    /// # Cancel safety
+    ///
+    /// A read or a write that is dropped keeps its place in the queue, in this type, and the next
+    /// one takes it. When it is dropped itself, its places are given up. A granted chunk that was
+    /// not written is given back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::io::Throttled;
+    /// use tidegate::{Rate, RateLimiter, TokenBucket, TokioClock};
+    /// use tokio::io::AsyncReadExt;
+    /// use tokio::time::{Duration, Instant};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> std::io::Result<()> {
+    /// let policy = TokenBucket::new(Rate::per_second(100_000), 1000).start_empty();
+    /// let bandwidth = RateLimiter::with_clock(policy, TokioClock::new());
+    /// let begin = Instant::now();
+    /// let file = tokio::io::repeat(7).take(50_000); // or a socket
+    /// let mut reader = Throttled::new(file).limit_reads(bandwidth);
+    /// tokio::io::copy(&mut reader, &mut tokio::io::sink()).await?;
+    /// assert_eq!(begin.elapsed(), Duration::from_millis(500));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Source
+    ///
+    /// TiKV's async-speed-limit, with chunks that are charged one by one.
+    #[derive(Debug)]
+    pub struct Throttled<T> {
+        #[pin]
+        inner: T,
+        reads: Option<Direction>,
+        writes: Option<Direction>,
+    }
+}
+
+impl<T> Throttled<T> {
+    /// This reader or writer, without a limit, until [`limit_reads`](Throttled::limit_reads) or
+    /// [`limit_writes`](Throttled::limit_writes) sets one.
+    pub fn new(inner: T) -> Throttled<T> {
+        Throttled { inner, reads: None, writes: None }
+    }
+
+    /// Limits the bytes that are read.
+    #[must_use]
+    pub fn limit_reads(self, limiter: impl Into<AnyLimiter>) -> Throttled<T> {
+        Throttled { reads: Some(Direction::new(limiter.into())), ..self }
+    }
+
+    /// Limits the bytes that are written.
+    #[must_use]
+    pub fn limit_writes(self, limiter: impl Into<AnyLimiter>) -> Throttled<T> {
+        Throttled { writes: Some(Direction::new(limiter.into())), ..self }
+    }
+
+    /// The inner reader or writer.
+    pub fn get_ref(&self) -> &T {
+        &self.inner
+    }
+
+    /// The inner reader or writer. Bytes that are moved through it cost nothing.
+    pub fn get_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+
+    /// The inner reader or writer, pinned. Bytes that are moved through it cost nothing.
+    pub fn get_pin_mut(self: Pin<&mut Self>) -> Pin<&mut T> {
+        self.project().inner
+    }
+
+    /// The inner reader or writer. Its places in the queues are given up.
+    pub fn into_inner(self) -> T {
+        self.inner
+    }
+}
+
+/// A chunk is what comes in within this time.
+const CHUNK: Duration = Duration::from_millis(10);
+const LEAST: u32 = 512;
+const MOST: u32 = 65_536;
+
+/// One direction of a transfer, and what it pays.
+struct Direction {
+    limiter: AnyLimiter,
+    /// How many bytes are paid at a time.
+    chunk: u32,
+    /// The chunk that is being paid, and its place in the queue.
+    place: Option<(u32, AnyReservation)>,
+    /// How many bytes were read that the limiter refused a place.
+    owed: u32,
+}
+
+impl Direction {
+    fn new(limiter: AnyLimiter) -> Direction {
+        let chunk = chunk(&limiter.status());
+        Direction { limiter, chunk, place: None, owed: 0 }
+    }
+
+    /// So many of these bytes are a chunk, or fewer.
+    fn part(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes).unwrap_or(u32::MAX).min(self.chunk)
+    }
+
+    /// Takes a place for so many bytes, none of which has one.
+    fn join(&mut self, bytes: u32) -> io::Result<()> {
+        let place = self.limiter.reserve(AllRequest::from(bytes)).map_err(refused)?;
+        self.place = Some((bytes, place));
+        Ok(())
+    }
+
+    /// Waits until the place is due, if there is one. Returns how many bytes it is for.
+    fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<io::Result<u32>> {
+        let Some((bytes, place)) = &mut self.place else { return Poll::Ready(Ok(0)) };
+        let bytes = *bytes;
+        match ready!(Pin::new(place).poll(context)) {
+            Ok(grant) => {
+                if grant.waited() > Duration::ZERO {
+                    // The rate may have changed.
+                    self.chunk = chunk(&self.limiter.status());
+                }
+                Poll::Ready(Ok(bytes))
+            }
+            Err(refusal) => {
+                self.place = None;
+                // A lower burst may be why.
+                self.chunk = chunk(&self.limiter.status());
+                Poll::Ready(Err(refused(refusal)))
+            }
+        }
+    }
+
+    /// Ends the place: so many of its bytes were moved.
+    fn settle(&mut self, bytes: u32) {
+        if let Some((_, place)) = self.place.take() {
+            // All limits are told the same number, so there is no name that could be wrong.
+            let _ = place.settle(bytes);
+        }
+    }
+}
+
+impl fmt::Debug for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Direction")
+            .field("limiter", &self.limiter)
+            .field("chunk", &self.chunk)
+            .field("waits_for", &self.place.as_ref().map(|(bytes, _)| bytes))
+            .field("owed", &self.owed)
+            .finish()
+    }
+}
+
+/// What the strictest of the limits grants within the time of a chunk, and at once.
+fn chunk(status: &AllStatus) -> u32 {
+    let of_limit = |rate: f64, limit: u64| {
+        let chunk = (rate * CHUNK.as_secs_f64()).clamp(LEAST.into(), MOST.into());
+        #[expect(clippy::cast_possible_truncation, reason = "it is at most 65,536")]
+        let chunk = chunk as u32;
+        u32::try_from(limit).unwrap_or(u32::MAX).clamp(1, chunk)
+    };
+    let chunks = status.members.iter().map(|(_, status)| of_limit(status.rate.as_per_second(), status.limit));
+    chunks.min().unwrap_or(MOST)
+}
+
+fn refused(refusal: AllRefusal) -> io::Error {
+    io::Error::other(refusal)
+}

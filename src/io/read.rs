@@ -1,0 +1,85 @@
+//! Reading: what came is paid for before the next read.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncSeek, ReadBuf};
+
+use crate::io::{Direction, Throttled};
+
+impl Direction {
+    /// Waits until what was read before is paid for.
+    fn poll_paid(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.owed > 0 {
+            self.join(self.owed)?;
+            self.owed = 0;
+        }
+        ready!(self.poll_due(context))?;
+        self.place = None;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Takes a place for what was read. If it is refused, the next read asks again, and tells why:
+    /// this one has bytes to hand over.
+    fn read(&mut self, bytes: usize) {
+        let bytes = self.part(bytes.saturating_add(self.owed as usize));
+        match &self.place {
+            _ if bytes == 0 => {}
+            None => self.owed = if self.join(bytes).is_ok() { 0 } else { bytes },
+            // Consumed in two parts, without a look at the buffer in between: all is charged now.
+            Some((before, _)) => self.settle(before.saturating_add(bytes)),
+        }
+    }
+}
+
+impl<T: AsyncRead> AsyncRead for Throttled<T> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.project();
+        let Some(direction) = this.reads else { return this.inner.poll_read(context, buffer) };
+        if buffer.remaining() == 0 {
+            return this.inner.poll_read(context, buffer);
+        }
+        ready!(direction.poll_paid(context))?;
+        let most = direction.part(buffer.remaining());
+        // Initialized, since only that is safe to hand on in part.
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most as usize));
+        ready!(this.inner.poll_read(context, &mut part))?;
+        let read = part.filled().len();
+        buffer.advance(read);
+        direction.read(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncBufRead> AsyncBufRead for Throttled<T> {
+    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.project();
+        let Some(direction) = this.reads else { return this.inner.poll_fill_buf(context) };
+        ready!(direction.poll_paid(context))?;
+        let filled = ready!(this.inner.poll_fill_buf(context))?;
+        Poll::Ready(Ok(&filled[..direction.part(filled.len()) as usize]))
+    }
+
+    fn consume(self: Pin<&mut Self>, amount: usize) {
+        let this = self.project();
+        this.inner.consume(amount);
+        if let Some(direction) = this.reads {
+            direction.read(amount);
+        }
+    }
+}
+
+impl<T: AsyncSeek> AsyncSeek for Throttled<T> {
+    fn start_seek(self: Pin<&mut Self>, position: io::SeekFrom) -> io::Result<()> {
+        self.project().inner.start_seek(position)
+    }
+
+    fn poll_complete(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
+        self.project().inner.poll_complete(context)
+    }
+}
