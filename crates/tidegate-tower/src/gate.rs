@@ -1,0 +1,254 @@
+//! [`Gate`]: what a layer asks its limiter for each request; and [`Admission`], the wait for it.
+//!
+//! An [`Admission`] is polled until it lets the request pass or refuses it.
+//!
+//! | state | holds | next |
+//! |---|---|---|
+//! | `New` | nothing | decided at once, `Key`, `Acquire` or `Reserve` |
+//! | `Key` | the future of the key | as `New`, with the key |
+//! | `Acquire` | a place in the queue, from its first poll on | decided |
+//! | `Reserve` | a place in the queue | decided |
+//! | `Decided` | nothing: the permits are in the [`Pass`] | |
+//!
+//! Dropping it in any state drops the place in the queue, which leaves no trace.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tidegate::{AllRefusal, AllStatus, AnyReservation, Left};
+
+use crate::hold::Hold;
+use crate::key::Key;
+use crate::limit::{Acquire, Ask, Granted, Limit, asked_for_none};
+use crate::refused::Refused;
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// A function of the user.
+pub(crate) type Function<V, T> = Arc<dyn Fn(&V) -> T + Send + Sync>;
+
+/// What a layer asks its limiter for each request of which it sees a `V`.
+pub(crate) struct Gate<L: Limit, V> {
+    pub(crate) limit: L,
+    pub(crate) key: KeyOf<L::Key, V>,
+    pub(crate) ask: Option<Function<V, L::Ask>>,
+    pub(crate) exempt: Option<Function<V, bool>>,
+    pub(crate) mode: Option<Mode>,
+    pub(crate) name: Arc<str>,
+}
+
+pub(crate) enum KeyOf<K, V> {
+    Now(Function<V, Key<K>>),
+    Later(Function<V, BoxFuture<Key<K>>>),
+}
+
+/// What happens to a request whose permits are not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Refuse,
+    Wait,
+    WaitAtMost(Duration),
+    Shadow,
+}
+
+/// What an admitted request holds and was told.
+#[derive(Debug, Default)]
+pub struct Pass {
+    pub(crate) hold: Hold,
+    pub(crate) told: Option<State>,
+    /// The refusal that did not count, in shadow mode.
+    pub(crate) shadowed: Option<Refused>,
+}
+
+/// The state of the limits after a decision.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Of the decision itself.
+    Left(Left),
+    /// A snapshot right after the decision.
+    Snapshot(AllStatus),
+}
+
+/// What a request needs beside permits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    /// The state of the limits, for headers.
+    pub(crate) state: bool,
+    /// Permits that can be settled.
+    pub(crate) settles: bool,
+    pub(crate) mode: Mode,
+}
+
+/// A refusal, with the state of the limits if there is one to tell.
+#[derive(Debug)]
+pub struct Denial {
+    pub(crate) refused: Refused,
+    pub(crate) state: Option<AllStatus>,
+}
+
+pub(crate) enum Admission<L: Limit> {
+    New,
+    Key(BoxFuture<Key<L::Key>>),
+    Acquire(L::Key, Acquire),
+    Reserve(L::Key, AnyReservation),
+    Decided,
+}
+
+impl<L: Limit> Admission<L> {
+    /// Polls for the decision about a request.
+    ///
+    /// # Panics
+    ///
+    /// If it is polled after it decided.
+    pub(crate) fn poll<V>(
+        &mut self,
+        gate: &Gate<L, V>,
+        needs: Needs,
+        request: &V,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Pass, Denial>> {
+        loop {
+            let (key, answer) = match self {
+                Admission::New => {
+                    if gate.exempt.as_ref().is_some_and(|exempt| exempt(request)) {
+                        *self = Admission::Decided;
+                        return Poll::Ready(Ok(Pass::default()));
+                    }
+                    match &gate.key {
+                        KeyOf::Later(key) => {
+                            *self = Admission::Key(key(request));
+                            continue;
+                        }
+                        KeyOf::Now(key) => match self.begin(gate, needs, request, key(request)) {
+                            Some(decision) => return Poll::Ready(decision),
+                            None => continue,
+                        },
+                    }
+                }
+                Admission::Key(key) => {
+                    let key = ready!(key.as_mut().poll(context));
+                    match self.begin(gate, needs, request, key) {
+                        Some(decision) => return Poll::Ready(decision),
+                        None => continue,
+                    }
+                }
+                Admission::Acquire(key, wait) => {
+                    let answer = ready!(Pin::new(wait).poll(context));
+                    (key, answer.map(|Granted { permits, left }| (Hold::permits(permits), left)))
+                }
+                Admission::Reserve(key, place) => {
+                    let answer = ready!(Pin::new(place).poll(context));
+                    (key, answer.map(|grant| (Hold::default(), grant.left())))
+                }
+                Admission::Decided => panic!("polled after it was ready"),
+            };
+            let decision = gate.decide(needs, key, answer);
+            let Admission::Reserve(_, place) = std::mem::replace(self, Admission::Decided) else {
+                return Poll::Ready(decision);
+            };
+            return Poll::Ready(decision.map(|pass| Pass { hold: Hold::estimate(place), ..pass }));
+        }
+    }
+
+    /// Decides about a request of this key at once, or begins to wait.
+    fn begin<V>(
+        &mut self,
+        gate: &Gate<L, V>,
+        needs: Needs,
+        request: &V,
+        key: Key<L::Key>,
+    ) -> Option<Result<Pass, Denial>> {
+        // If a function of the user panics, the request is over.
+        *self = Admission::Decided;
+        let key = match key {
+            Key::Of(key) => key,
+            Key::Unlimited => return Some(Ok(Pass::default())),
+            Key::Refused(status) => {
+                let refused = Refused::no_key(status, &gate.name);
+                return Some(Err(Denial { refused, state: None }));
+            }
+        };
+        let mut ask = gate.ask.as_ref().map(|ask| ask(request)).unwrap_or_default();
+        if needs.state {
+            ask = ask.with_left();
+        }
+        match needs.mode {
+            Mode::WaitAtMost(within) => ask = ask.within(within),
+            // A reservation that is refused unless it is due now.
+            Mode::Refuse | Mode::Shadow if needs.settles => ask = ask.within(Duration::ZERO),
+            Mode::Refuse | Mode::Shadow => {
+                let answer = gate.limit.try_acquire(&key, &ask);
+                let answer = answer.map(|Granted { permits, left }| (Hold::permits(permits), left));
+                return Some(gate.decide(needs, &key, answer));
+            }
+            Mode::Wait => {}
+        }
+        if needs.settles {
+            match gate.limit.reserve(&key, &ask) {
+                Ok(place) => *self = Admission::Reserve(key, place),
+                Err(refusal) => return Some(gate.decide(needs, &key, Err(refusal))),
+            }
+        } else {
+            let wait = gate.limit.acquire(&key, &ask);
+            *self = Admission::Acquire(key, wait);
+        }
+        None
+    }
+}
+
+impl<L: Limit, V> Gate<L, V> {
+    fn decide(
+        &self,
+        needs: Needs,
+        key: &L::Key,
+        answer: Result<(Hold, Option<Left>), AllRefusal>,
+    ) -> Result<Pass, Denial> {
+        match answer {
+            Ok((hold, left)) => {
+                let snapshot = || needs.state.then(|| State::Snapshot(self.limit.status(key)));
+                let told = left.filter(|_| needs.state).map(State::Left).or_else(snapshot);
+                Ok(Pass { hold, told, shadowed: None })
+            }
+            Err(refusal) if asked_for_none(&refusal) => Ok(Pass::default()),
+            Err(refusal) => {
+                let refused = Refused::by_limit(refusal, &self.name);
+                if needs.mode == Mode::Shadow {
+                    return Ok(Pass { shadowed: Some(refused), ..Pass::default() });
+                }
+                let state = needs.state.then(|| self.limit.status(key));
+                Err(Denial { refused, state })
+            }
+        }
+    }
+}
+
+impl<K, V> Clone for KeyOf<K, V> {
+    fn clone(&self) -> Self {
+        match self {
+            KeyOf::Now(key) => KeyOf::Now(key.clone()),
+            KeyOf::Later(key) => KeyOf::Later(key.clone()),
+        }
+    }
+}
+
+impl<L: Limit, V> Clone for Gate<L, V> {
+    fn clone(&self) -> Self {
+        let Gate { limit, key, ask, exempt, mode, name } = self;
+        Gate {
+            limit: limit.clone(),
+            key: key.clone(),
+            ask: ask.clone(),
+            exempt: exempt.clone(),
+            mode: *mode,
+            name: name.clone(),
+        }
+    }
+}
+
+impl<L: Limit, V> fmt::Debug for Gate<L, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("name", &self.name).field("mode", &self.mode).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,98 @@
+//! The answer to a refused call of gRPC, without a library of gRPC.
+//!
+//! A refusal is a response of headers alone ("Trailers-Only"): the HTTP status is 200, and
+//! `grpc-status` stands in the headers. The response has no body and no trailers.
+//!
+//! # Source
+//!
+//! gRPC over HTTP/2 (`PROTOCOL-HTTP2.md`); gRFC A6 for `grpc-retry-pushback-ms`, where a negative
+//! number says that the client must not retry.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Response, StatusCode};
+
+use crate::refused::Refused;
+
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+/// The content type of the request if it is a call of gRPC or gRPC-Web.
+pub(crate) fn content_type(request: &Parts) -> Option<HeaderValue> {
+    let content_type = request.headers.get(CONTENT_TYPE)?;
+    let rest = content_type.as_bytes().strip_prefix(b"application/grpc")?;
+    matches!(rest.first(), None | Some(b'+' | b';' | b'-')).then(|| content_type.clone())
+}
+
+pub(crate) fn refuse(refused: &Refused, content_type: HeaderValue) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, content_type);
+    headers.insert(STATUS, code(refused.status()).into());
+    // Percent-encoded, so printable ASCII.
+    if let Ok(message) = HeaderValue::from_str(&percent_encoded(&refused.to_string())) {
+        headers.insert(MESSAGE, message);
+    }
+    if let Some(wait) = refused.retry_after() {
+        headers.insert(PUSHBACK, milliseconds_up(wait).into());
+    } else if !refused.refusal().is_some_and(tidegate::AllRefusal::may_retry) {
+        headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
+    }
+    response
+}
+
+/// The code of gRPC for a status of HTTP, as the mapping of `http-grpc-status-mapping.md`, but 429
+/// is what a limit means.
+fn code(status: StatusCode) -> u16 {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS => 8,    // RESOURCE_EXHAUSTED
+        StatusCode::SERVICE_UNAVAILABLE => 14, // UNAVAILABLE
+        StatusCode::BAD_REQUEST | StatusCode::INTERNAL_SERVER_ERROR => 13, // INTERNAL
+        StatusCode::UNAUTHORIZED => 16,        // UNAUTHENTICATED
+        StatusCode::FORBIDDEN => 7,            // PERMISSION_DENIED
+        StatusCode::NOT_FOUND => 12,           // UNIMPLEMENTED
+        _ => 2,                                // UNKNOWN
+    }
+}
+
+/// Rounded up, within the 31 bits that implementations read.
+fn milliseconds_up(wait: Duration) -> u32 {
+    let milliseconds = wait.as_nanos().div_ceil(1_000_000);
+    u32::try_from(milliseconds).unwrap_or(u32::MAX).min(i32::MAX.unsigned_abs())
+}
+
+/// All bytes but printable ASCII, and the percent sign, as `%XX`.
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
+            // Writing to a String cannot fail.
+            _ => drop(write!(encoded, "%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_rounded_up_to_milliseconds() {
+        assert_eq!(milliseconds_up(Duration::ZERO), 0);
+        assert_eq!(milliseconds_up(Duration::from_nanos(1)), 1);
+        assert_eq!(milliseconds_up(Duration::from_millis(7)), 7);
+        assert_eq!(milliseconds_up(Duration::MAX), 0x7fff_ffff);
+    }
+
+    #[test]
+    fn a_message_is_printable_ascii() {
+        assert_eq!(percent_encoded("50% über\n"), "50%25 %C3%BCber%0A");
+    }
+}

@@ -1,0 +1,68 @@
+//! [`Hold`]: what a call keeps until it is over.
+
+use std::fmt;
+
+use tidegate::{AllPermits, AllRequest, AnyReservation};
+
+/// What a call keeps until it is over. Dropping it ends the call: permits that are counted while in
+/// use go back, and an estimate is settled.
+#[derive(Default)]
+pub(crate) struct Hold(Held);
+
+#[derive(Default)]
+enum Held {
+    #[default]
+    Nothing,
+    /// Kept for its drop.
+    Permits(#[expect(dead_code)] AllPermits),
+    /// An estimate, and what was really used if that is known. Without it the estimate was used.
+    Estimate(Box<(AnyReservation, Option<AllRequest<'static>>)>),
+}
+
+impl Hold {
+    pub(crate) fn permits(permits: AllPermits) -> Hold {
+        Hold(Held::Permits(permits))
+    }
+
+    pub(crate) fn estimate(place: AnyReservation) -> Hold {
+        Hold(Held::Estimate(Box::new((place, None))))
+    }
+
+    /// Whether there is an estimate to settle.
+    pub(crate) fn is_estimate(&self) -> bool {
+        matches!(self.0, Held::Estimate(_))
+    }
+
+    /// Tells what is really used when the call ends.
+    pub(crate) fn settle(&mut self, used: AllRequest<'static>) {
+        if let Held::Estimate(estimate) = &mut self.0 {
+            estimate.1 = Some(used);
+        }
+    }
+
+    /// Ends the call.
+    pub(crate) fn end(&mut self) {
+        if let Held::Estimate(estimate) = std::mem::take(&mut self.0)
+            && let (place, Some(used)) = *estimate
+        {
+            // A name that no limit has charges the estimate.
+            let _ = place.settle(used);
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Held::Nothing => "Nothing",
+            Held::Permits(_) => "Permits",
+            Held::Estimate(_) => "Estimate",
+        })
+    }
+}

@@ -1,0 +1,51 @@
+//! [`Key`]: whose limit a request counts for.
+
+use http::StatusCode;
+
+/// Whose limit a request counts for: what a key function returns, or is made from.
+///
+/// | a key function returns | |
+/// |---|---|
+/// | the key | the request counts for this key |
+/// | `Some(key)`, `None` | `None`: the request is not limited |
+/// | `Ok(key)`, `Err(status)` | `Err`: the request is refused with this status |
+///
+/// # Examples
+///
+/// ```
+/// use http::StatusCode;
+/// use tidegate_tower::Key;
+///
+/// let missing: Option<&str> = None;
+/// let unlimited: Key<&str> = missing.into();
+/// assert_eq!(unlimited, Key::Unlimited);
+/// let refused: Key<&str> = missing.ok_or(StatusCode::UNAUTHORIZED).into();
+/// assert_eq!(refused, Key::Refused(StatusCode::UNAUTHORIZED));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Key<K> {
+    /// The request counts for this key.
+    Of(K),
+    /// The request is not limited.
+    Unlimited,
+    /// The request has no key, and is refused with this status.
+    Refused(StatusCode),
+}
+
+impl<K> From<K> for Key<K> {
+    fn from(key: K) -> Key<K> {
+        Key::Of(key)
+    }
+}
+
+impl<K> From<Option<K>> for Key<K> {
+    fn from(key: Option<K>) -> Key<K> {
+        key.map_or(Key::Unlimited, Key::Of)
+    }
+}
+
+impl<K> From<Result<K, StatusCode>> for Key<K> {
+    fn from(key: Result<K, StatusCode>) -> Key<K> {
+        key.map_or_else(Key::Refused, Key::Of)
+    }
+}

@@ -1,0 +1,484 @@
+//! [`RateLimitLayer`]: a limiter in front of services.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use tidegate::AllRequest;
+use tidegate_http::tell::{Format, Limit as ToldLimit};
+use tower_layer::Layer;
+
+use crate::gate::{Function, Gate, KeyOf, Mode, Needs};
+use crate::hold::Hold;
+use crate::key::Key;
+use crate::kind::{Client, Kind, Plain, Server};
+use crate::limit::Limit;
+use crate::refused::Refused;
+use crate::service::RateLimit;
+
+/// A limiter in front of services: all services that one layer makes, and all their clones, share
+/// its permits.
+///
+/// | call | sets |
+/// |---|---|
+/// | [`new`](RateLimitLayer::new), [`keyed`](RateLimitLayer::keyed), [`keyed_async`](RateLimitLayer::keyed_async) | the limiter, and the key of each request |
+/// | [`for_client`](RateLimitLayer::for_client), [`plain`](RateLimitLayer::plain), [`plain_keyed`](RateLimitLayer::plain_keyed) | that a refusal is an error, and not an answer |
+/// | [`cost`](RateLimitLayer::cost), [`exempt`](RateLimitLayer::exempt) | what a request asks for |
+/// | [`refuse`](RateLimitLayer::refuse), [`wait`](RateLimitLayer::wait), [`wait_at_most`](RateLimitLayer::wait_at_most), [`shadow`](RateLimitLayer::shadow) | what happens to a request whose permits are not there |
+/// | [`settle`](RateLimitLayer::settle), [`refund_if`](RateLimitLayer::refund_if) | what a request really cost, by its response |
+/// | [`refuse_with`](RateLimitLayer::refuse_with), [`named`](RateLimitLayer::named), [`window`](RateLimitLayer::window), [`format`](RateLimitLayer::format), [`no_headers`](RateLimitLayer::no_headers) | what a server tells |
+///
+/// # When permits are taken
+///
+/// A request asks for permits when the future of its answer is first polled. A future that is
+/// dropped before that costs nothing, and neither does a service that is ready and not called. While
+/// a request waits, it keeps the inner service ready: put a limit that waits outside of a
+/// `ConcurrencyLimit` or a `Buffer`.
+///
+/// # When a call is over
+///
+/// A call ends with the body of its answer: when the body is read to its end, fails or is dropped.
+/// Then permits that are [counted while in use](tidegate::CountingLimit) go back, and estimates are
+/// settled. A call without an answer ends when its future is dropped, and its cost stays as it was
+/// estimated.
+///
+/// # Cost
+///
+/// Without waiting and without headers, a layer allocates nothing. See the README for figures.
+///
+/// # Examples
+///
+/// ```
+/// use std::convert::Infallible;
+/// use http::{Request, Response, StatusCode};
+/// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+/// use tidegate_tower::RateLimitLayer;
+/// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Infallible> {
+/// let policy = TokenBucket::new(Rate::per_second(5), 1);
+/// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+/// let hello = async |_: Request<String>| Ok::<_, Infallible>(Response::new("hello".to_owned()));
+/// let mut service = ServiceBuilder::new()
+///     .layer(RateLimitLayer::new(limiter).named("all-clients"))
+///     .service(service_fn(hello));
+///
+/// let granted = service.ready().await?.call(Request::default()).await?;
+/// assert_eq!(granted.headers()["ratelimit"], r#""all-clients";r=0;t=1"#);
+/// let refused = service.ready().await?.call(Request::default()).await?;
+/// assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+/// assert_eq!(refused.headers()["retry-after"], "1");
+/// # Ok(())
+/// # }
+/// ```
+pub struct RateLimitLayer<L: Limit, M: Kind = Server> {
+    pub(crate) gate: Gate<L, M::Request>,
+    settle: Option<Function<M::Response, Option<AllRequest<'static>>>>,
+    pub(crate) kind: M,
+}
+
+impl<L: Limit> RateLimitLayer<L> {
+    /// One limit for all requests to an HTTP server. A request without a permit is refused with an
+    /// answer.
+    #[must_use]
+    pub fn new(limiter: L) -> Self
+    where
+        L: Limit<Key = ()>,
+    {
+        RateLimitLayer::of(limiter, KeyOf::Now(Arc::new(|_| Key::Of(()))))
+    }
+
+    /// A limit for each key of the requests to an HTTP server. See [`Key`] for what the function may
+    /// return.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
+    /// use tidegate_tower::RateLimitLayer;
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 100_000);
+    /// let layer = RateLimitLayer::keyed(users, |request| {
+    ///     let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
+    ///     key.to_str().map(String::from).map_err(|_| StatusCode::BAD_REQUEST)
+    /// });
+    /// ```
+    #[must_use]
+    pub fn keyed<K>(limiter: L, key: impl Fn(&Parts) -> K + Send + Sync + 'static) -> Self
+    where
+        K: Into<Key<L::Key>>,
+    {
+        RateLimitLayer::of(limiter, KeyOf::Now(Arc::new(move |request| key(request).into())))
+    }
+
+    /// As [`keyed`](RateLimitLayer::keyed), for a key that must be looked up, in a database of
+    /// sessions for example. The future must not borrow the request.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
+    /// use tidegate_tower::RateLimitLayer;
+    ///
+    /// async fn user_of(session: String) -> Option<u64> {
+    /// #     let _ = session;
+    ///     // ... a query ...
+    /// #     None
+    /// }
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let users: KeyedRateLimiter<u64> = KeyedRateLimiter::new(policy, 100_000);
+    /// let layer = RateLimitLayer::keyed_async(users, |request| {
+    ///     let session = request.headers.get("session").and_then(|s| s.to_str().ok()).map(String::from);
+    ///     async move {
+    ///         let session = session.ok_or(StatusCode::UNAUTHORIZED)?;
+    ///         user_of(session).await.ok_or(StatusCode::UNAUTHORIZED)
+    ///     }
+    /// });
+    /// ```
+    #[must_use]
+    pub fn keyed_async<F>(limiter: L, key: impl Fn(&Parts) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output: Into<Key<L::Key>>> + Send + 'static,
+    {
+        let key = move |request: &Parts| {
+            let key = key(request);
+            Box::pin(async { key.await.into() }) as _
+        };
+        RateLimitLayer::of(limiter, KeyOf::Later(Arc::new(key)))
+    }
+
+    /// Makes the layer one of an HTTP client: a request [waits](RateLimitLayer::wait) unless it is
+    /// set otherwise, and a refusal is an [`Error`](crate::Error).
+    ///
+    /// # Examples
+    ///
+    /// A client of hyper, with a limit for each host:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use hyper_util::client::legacy::Client;
+    /// use hyper_util::rt::TokioExecutor;
+    /// use tidegate::{KeyedRateLimiter, Rate, SmoothBursty};
+    /// use tidegate_tower::RateLimitLayer;
+    /// use tower::ServiceBuilder;
+    ///
+    /// let policy = SmoothBursty::new(Rate::per_second(10));
+    /// let hosts: KeyedRateLimiter<String, _> = KeyedRateLimiter::new(policy, 1000);
+    /// let per_host = |request: &http::request::Parts| request.uri.host().map(String::from);
+    /// let limit = RateLimitLayer::keyed(hosts, per_host).for_client();
+    /// let client = ServiceBuilder::new()
+    ///     .layer(limit.wait_at_most(Duration::from_secs(30)))
+    ///     .service(Client::builder(TokioExecutor::new()).build_http::<String>());
+    /// ```
+    #[must_use]
+    pub fn for_client(self) -> RateLimitLayer<L, Client> {
+        RateLimitLayer { gate: self.gate, settle: self.settle, kind: Client::default() }
+    }
+
+    /// Sets the answer to a refused request. The layer adds the `RateLimit` headers and
+    /// `Retry-After`, unless the answer has them.
+    ///
+    /// Without this, the answer is that of [`Refused::to_response`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tidegate::{Rate, RateLimiter, TokenBucket};
+    /// # let limiter = RateLimiter::new(TokenBucket::new(Rate::per_second(5), 1));
+    /// use http::Response;
+    /// use tidegate_tower::RateLimitLayer;
+    ///
+    /// let layer = RateLimitLayer::new(limiter).refuse_with(|refused, _request| {
+    ///     let mut response = Response::new("slow down");
+    ///     *response.status_mut() = refused.status();
+    ///     response
+    /// });
+    /// ```
+    #[must_use]
+    pub fn refuse_with<T>(
+        mut self,
+        answer: impl Fn(&Refused, &Parts) -> http::Response<T> + Send + Sync + 'static,
+    ) -> Self
+    where
+        T: Into<Bytes>,
+    {
+        let answer = move |refused: &_, request: &_| answer(refused, request).map(Into::into);
+        self.kind.refuse = Some(Arc::new(answer));
+        self
+    }
+
+    /// Tells the window of a limit, for the parameter `w` of `RateLimit-Policy`. `name` is the
+    /// [name](RateLimitLayer::named) of the layer, or of a member of an `AllOf`.
+    #[must_use]
+    pub fn window(mut self, name: &str, window: Duration) -> Self {
+        self.kind.tell.windows.push((name.into(), window));
+        self
+    }
+
+    /// Sets the headers that tell the state of the limits. The default is
+    /// [`Format::Draft`]. The time in [`Format::XRateLimitUnix`] is set anew for each answer.
+    ///
+    /// Granted requests are told the limits, too. A single limiter tells the state that the request
+    /// itself left. Several limits tell a snapshot.
+    #[must_use]
+    pub fn format(mut self, format: Format) -> Self {
+        self.kind.tell.format = Some(format);
+        self
+    }
+
+    /// Tells no state of the limits. A refusal still has its `Retry-After`.
+    #[must_use]
+    pub fn no_headers(mut self) -> Self {
+        self.kind.tell.format = None;
+        self
+    }
+}
+
+impl<L: Limit, R: 'static, A: 'static> RateLimitLayer<L, Plain<R, A>> {
+    /// One limit for all requests to a service of any kind. A request waits unless it is set
+    /// otherwise, and a refusal is an [`Error`](crate::Error).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    /// use tidegate_tower::RateLimitLayer;
+    /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tidegate_tower::Error<std::convert::Infallible>> {
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// let mut length = ServiceBuilder::new()
+    ///     .layer(RateLimitLayer::plain(limiter).cost(|text: &&str| text.len() as u32).refuse())
+    ///     .service(service_fn(async |text: &'static str| Ok(text.len())));
+    ///
+    /// assert_eq!(length.ready().await?.call("eight by").await?, 8);
+    /// assert!(length.ready().await?.call("more").await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn plain(limiter: L) -> Self
+    where
+        L: Limit<Key = ()>,
+    {
+        RateLimitLayer::of(limiter, KeyOf::Now(Arc::new(|_| Key::Of(()))))
+    }
+
+    /// A limit for each key of the requests to a service of any kind. See [`Key`] for what the
+    /// function may return.
+    #[must_use]
+    pub fn plain_keyed<K>(limiter: L, key: impl Fn(&R) -> K + Send + Sync + 'static) -> Self
+    where
+        K: Into<Key<L::Key>>,
+    {
+        RateLimitLayer::of(limiter, KeyOf::Now(Arc::new(move |request| key(request).into())))
+    }
+}
+
+impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
+    fn of(limit: L, key: KeyOf<L::Key, M::Request>) -> Self
+    where
+        M: Default,
+    {
+        let gate = Gate { limit, key, ask: None, exempt: None, mode: None, name: "limit".into() };
+        RateLimitLayer { gate, settle: None, kind: M::default() }
+    }
+
+    /// Sets what a request asks for. Without this it asks for one permit of each limit.
+    ///
+    /// The function returns a number of permits or a [`Request`](tidegate::Request), which may have
+    /// a priority, a longest wait or an exemption. For an `AllOf` it returns an [`AllRequest`] or a
+    /// list of costs by name. A cost of 0 is free.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tidegate::{AllOf, Rate, RateLimiter, Request, TokenBucket};
+    /// # use tidegate_tower::RateLimitLayer;
+    /// # let limiter = RateLimiter::new(TokenBucket::new(Rate::per_second(5), 10));
+    /// # let requests = RateLimiter::new(TokenBucket::new(Rate::per_second(5), 10));
+    /// # let bytes = RateLimiter::new(TokenBucket::new(Rate::per_second(5000), 10_000));
+    /// use http::Method;
+    ///
+    /// let layer = RateLimitLayer::new(limiter).cost(|request| match request.method {
+    ///     Method::GET => Request::permits(1).priority(1),
+    ///     _ => Request::permits(5),
+    /// });
+    ///
+    /// let both = AllOf::new("requests", &requests).with("bytes", &bytes);
+    /// let layer = RateLimitLayer::new(both).cost(|request| {
+    ///     let length = request.headers.get("content-length");
+    ///     let bytes = length.and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or(1000);
+    ///     [("bytes", bytes)]
+    /// });
+    /// ```
+    #[must_use]
+    pub fn cost<A>(mut self, cost: impl Fn(&M::Request) -> A + Send + Sync + 'static) -> Self
+    where
+        A: Into<L::Ask>,
+    {
+        self.gate.ask = Some(Arc::new(move |request| cost(request).into()));
+        self
+    }
+
+    /// Sets which requests pass without asking the limiter.
+    #[must_use]
+    pub fn exempt(mut self, exempt: impl Fn(&M::Request) -> bool + Send + Sync + 'static) -> Self {
+        self.gate.exempt = Some(Arc::new(exempt));
+        self
+    }
+
+    /// Refuses a request at once if its permits are not there. A server does so unless it is set
+    /// otherwise.
+    #[must_use]
+    pub fn refuse(mut self) -> Self {
+        self.gate.mode = Some(Mode::Refuse);
+        self
+    }
+
+    /// Lets a request wait until its permits are there. A client does so unless it is set otherwise.
+    ///
+    /// The number of requests that wait is bounded by the limiter: see
+    /// [`QueueBounds`](tidegate::QueueBounds).
+    #[must_use]
+    pub fn wait(mut self) -> Self {
+        self.gate.mode = Some(Mode::Wait);
+        self
+    }
+
+    /// Lets a request wait if its permits are due within this time. Otherwise it is refused at once.
+    #[must_use]
+    pub fn wait_at_most(mut self, within: Duration) -> Self {
+        self.gate.mode = Some(Mode::WaitAtMost(within));
+        self
+    }
+
+    /// Lets all requests pass, and takes permits where they are there. A request of HTTP that would
+    /// have been refused has a [`Refused`] as an extension. Answers do not tell the limits.
+    #[must_use]
+    pub fn shadow(mut self) -> Self {
+        self.gate.mode = Some(Mode::Shadow);
+        self
+    }
+
+    /// Names the limit, in headers and refusals. The members of an `AllOf` have names of their own.
+    /// The default is `limit`.
+    ///
+    /// # Panics
+    ///
+    /// If a character of the name is not printable ASCII.
+    #[must_use]
+    #[track_caller]
+    pub fn named(mut self, name: &str) -> Self {
+        if let Err(error) = ToldLimit::new(name, 0) {
+            panic!("{error}");
+        }
+        self.gate.name = name.into();
+        self
+    }
+
+    /// Sets what a call really cost, by its response: a number of permits, or costs by name. `None`
+    /// leaves the cost as it was estimated.
+    ///
+    /// When the [call is over](RateLimitLayer#when-a-call-is-over), the rest of the estimate goes
+    /// back to the limiter, and a higher cost is charged. A handler can put what it knows into the
+    /// extensions of the response.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tidegate::{AllOf, Rate, RateLimiter, TokenBucket};
+    /// # let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(60), 10));
+    /// # let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(9000), 9000));
+    /// use tidegate_tower::RateLimitLayer;
+    ///
+    /// #[derive(Clone, Copy)]
+    /// struct Used(u32);
+    ///
+    /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
+    /// let layer = RateLimitLayer::new(api)
+    ///     .cost(|_| [("tokens", 4000)])
+    ///     .settle(|response| response.extensions.get::<Used>().map(|used| [("tokens", used.0)]));
+    /// ```
+    #[must_use]
+    pub fn settle<A>(mut self, used: impl Fn(&M::Response) -> Option<A> + Send + Sync + 'static) -> Self
+    where
+        A: Into<AllRequest<'static>>,
+    {
+        let before = self.settle.take();
+        self.settle = Some(Arc::new(move |response| {
+            let before = before.as_ref().and_then(|before| before(response));
+            before.or_else(|| used(response).map(Into::into))
+        }));
+        self
+    }
+
+    /// Gives the permits of a call back if its response is one of these: a call that failed, or that
+    /// was answered from a cache.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tidegate::{Rate, RateLimiter, TokenBucket};
+    /// # let limiter = RateLimiter::new(TokenBucket::new(Rate::per_second(5), 1));
+    /// use http::StatusCode;
+    /// use tidegate_tower::RateLimitLayer;
+    ///
+    /// let layer = RateLimitLayer::new(limiter)
+    ///     .refund_if(|response| response.status == StatusCode::NOT_MODIFIED);
+    /// ```
+    #[must_use]
+    pub fn refund_if(self, refund: impl Fn(&M::Response) -> bool + Send + Sync + 'static) -> Self {
+        self.settle(move |response| refund(response).then_some(0))
+    }
+
+    pub(crate) fn needs(&self) -> Needs {
+        let mode = self.gate.mode.unwrap_or(if M::WAITS { Mode::Wait } else { Mode::Refuse });
+        let state = self.kind.tells() && mode != Mode::Shadow;
+        Needs { state, settles: self.settle.is_some(), mode }
+    }
+
+    /// What a call holds, and what it settles when it is over.
+    pub(crate) fn settled(&self, response: &M::Response, mut hold: Hold) -> Hold {
+        if hold.is_estimate()
+            && let Some(used) = self.settle.as_ref().and_then(|settle| settle(response))
+        {
+            hold.settle(used);
+        }
+        hold
+    }
+}
+
+impl<S, L: Limit, M: Kind> Layer<S> for RateLimitLayer<L, M> {
+    type Service = RateLimit<S, L, M>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::new(inner, Arc::new(self.clone()))
+    }
+}
+
+impl<L: Limit, M: Kind> Clone for RateLimitLayer<L, M> {
+    fn clone(&self) -> Self {
+        RateLimitLayer { gate: self.gate.clone(), settle: self.settle.clone(), kind: self.kind.clone() }
+    }
+}
+
+impl<L: Limit, M: Kind> fmt::Debug for RateLimitLayer<L, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer")
+            .field("name", &self.gate.name)
+            .field("mode", &self.needs().mode)
+            .field("settles", &self.settle.is_some())
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,28 @@
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod address;
+mod body;
+mod finish;
+mod gate;
+mod grpc;
+mod hold;
+mod key;
+mod kind;
+mod layer;
+mod limit;
+mod network;
+mod problem;
+mod refused;
+mod service;
+mod tell;
+
+pub use address::{ClientAddress, ForwardingHeader};
+pub use body::Body;
+pub use key::Key;
+pub use kind::{Client, Kind, Plain, Server};
+pub use layer::RateLimitLayer;
+pub use limit::{Acquire, Ask, Granted, Limit};
+pub use network::{InvalidNetwork, Network};
+pub use refused::{Error, Refused};
+pub use service::{RateLimit, ResponseFuture};

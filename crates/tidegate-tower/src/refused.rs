@@ -1,0 +1,175 @@
+//! [`Refused`], the reason of a refusal, and [`Error`].
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Response, StatusCode};
+use tidegate::{AllRefusal, Refusal};
+
+use crate::{grpc, problem};
+
+/// Why a layer refused a request.
+///
+/// In [shadow mode](crate::RateLimitLayer::shadow) the request carries it as an extension.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    why: Why,
+    /// The name of the layer's only limit.
+    name: Arc<str>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Why {
+    Limit(AllRefusal),
+    NoKey(StatusCode),
+}
+
+impl Refused {
+    pub(crate) fn by_limit(refusal: AllRefusal, name: &Arc<str>) -> Refused {
+        Refused { why: Why::Limit(refusal), name: name.clone() }
+    }
+
+    pub(crate) fn no_key(status: StatusCode, name: &Arc<str>) -> Refused {
+        Refused { why: Why::NoKey(status), name: name.clone() }
+    }
+
+    /// The refusal of the limiter. `None` if the request has no key.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&AllRefusal> {
+        match &self.why {
+            Why::Limit(refusal) => Some(refusal),
+            Why::NoKey(_) => None,
+        }
+    }
+
+    /// The name of the limit that refused: the member of an `AllOf`, or the
+    /// [name](crate::RateLimitLayer::named) of the layer.
+    #[must_use]
+    pub fn limit(&self) -> &str {
+        self.refusal().and_then(AllRefusal::member).unwrap_or(&self.name)
+    }
+
+    /// How long to wait before the request can succeed. `None` if the time is unknown, or if the
+    /// request can never succeed.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.refusal()?.retry_after()
+    }
+
+    /// The status that fits.
+    ///
+    /// | status | if |
+    /// |---|---|
+    /// | 429 | the client asked for too much: a limit is reached, or can never grant so much |
+    /// | 503 | the server has no capacity: the limiter is paused or closed, its queue is full, or it has no room for a key |
+    /// | 500 | the cost names a member that the limiter does not have |
+    /// | any | the key function [refused](crate::Key::Refused) the request with this status |
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        let refusal = match &self.why {
+            Why::NoKey(status) => return *status,
+            Why::Limit(refusal) => refusal.refusal(),
+        };
+        match refusal {
+            None => StatusCode::INTERNAL_SERVER_ERROR,
+            Some(
+                Refusal::Paused { .. }
+                | Refusal::Closed
+                | Refusal::QueueFull { .. }
+                | Refusal::Displaced
+                | Refusal::TooManyKeys { .. },
+            ) => StatusCode::SERVICE_UNAVAILABLE,
+            Some(_) => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+
+    /// The answer of a layer that was told no other.
+    ///
+    /// A call of gRPC gets status 200 and `grpc-status` 8 (`RESOURCE_EXHAUSTED`) or 14
+    /// (`UNAVAILABLE`), with the time to wait in `grpc-retry-pushback-ms`. Any other request gets
+    /// [`status`](Refused::status) and a body of type `application/problem+json`, or no body if it
+    /// has no key. The layer adds the `RateLimit` headers and `Retry-After`.
+    #[must_use]
+    pub fn to_response(&self, request: &Parts) -> Response<Bytes> {
+        match grpc::content_type(request) {
+            Some(content_type) => grpc::refuse(self, content_type),
+            None => problem::refuse(self),
+        }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.why {
+            Why::Limit(refusal @ AllRefusal::Queue { .. }) => write!(f, "{}: {refusal}", self.name),
+            Why::Limit(refusal) => refusal.fmt(f),
+            Why::NoKey(status) => write!(f, "the request has no key: {status}"),
+        }
+    }
+}
+
+impl StdError for Refused {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.refusal().map(|refusal| refusal as _)
+    }
+}
+
+/// The error of a service that a layer limits: a refusal, or an error of the service.
+#[derive(Debug)]
+pub enum Error<E> {
+    /// The layer refused the request. The service was not called.
+    Refused(Box<Refused>),
+    /// The service failed.
+    Service(E),
+}
+
+impl<E> Error<E> {
+    /// The refusal, unless the service failed.
+    #[must_use]
+    pub fn refused(&self) -> Option<&Refused> {
+        match self {
+            Error::Refused(refused) => Some(refused),
+            Error::Service(_) => None,
+        }
+    }
+
+    /// The error of either kind as a boxed error, also where `E` is a boxed error.
+    #[must_use]
+    pub fn into_boxed(self) -> Box<dyn StdError + Send + Sync>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        match self {
+            Error::Refused(refused) => refused,
+            Error::Service(error) => error.into(),
+        }
+    }
+}
+
+impl<E> From<Refused> for Error<E> {
+    fn from(refused: Refused) -> Error<E> {
+        Error::Refused(Box::new(refused))
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for Error<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Refused(refused) => refused.fmt(f),
+            Error::Service(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: StdError + 'static> StdError for Error<E> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::Refused(refused) => refused.source(),
+            Error::Service(error) => error.source(),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! [`Tell`]: the state of limits as headers of an answer.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::header::{HeaderMap, RETRY_AFTER};
+use tidegate::{AllStatus, Left};
+use tidegate_http::tell::{self, Format, Limit};
+
+use crate::gate::State;
+use crate::refused::Refused;
+
+/// How the state of limits is told.
+#[derive(Debug, Clone)]
+pub(crate) struct Tell {
+    /// `None` tells nothing but `Retry-After`.
+    pub(crate) format: Option<Format>,
+    pub(crate) windows: Vec<(Arc<str>, Duration)>,
+}
+
+impl Default for Tell {
+    fn default() -> Self {
+        Tell { format: Some(Format::Draft), windows: Vec::new() }
+    }
+}
+
+impl Tell {
+    /// Adds the headers of a request that was granted. `name` is that of a limit without a name.
+    pub(crate) fn granted(&self, state: &State, name: &str, headers: &mut HeaderMap) {
+        let Some(format) = self.format() else { return };
+        let mut told = HeaderMap::new();
+        tell::granted(&self.limits(state, name), format, &mut told);
+        add(told, headers);
+    }
+
+    /// Adds the headers of a request that was refused.
+    pub(crate) fn refused(
+        &self,
+        refused: &Refused,
+        state: Option<AllStatus>,
+        name: &str,
+        headers: &mut HeaderMap,
+    ) {
+        let mut told = HeaderMap::new();
+        let wait = refused.retry_after();
+        match (self.format(), state.map(State::Snapshot)) {
+            (Some(format), Some(state)) => {
+                let limits = self.limits(&state, name);
+                match wait {
+                    Some(wait) => {
+                        let limits: Vec<_> =
+                            limits.into_iter().map(|limit| within(limit, refused, wait)).collect();
+                        tell::refused(&limits, wait, format, &mut told);
+                    }
+                    None => tell::granted(&limits, format, &mut told),
+                }
+            }
+            _ => {
+                if let Some(wait) = wait {
+                    told.insert(RETRY_AFTER, tell::retry_after(wait));
+                }
+            }
+        }
+        add(told, headers);
+    }
+
+    fn format(&self) -> Option<Format> {
+        match self.format? {
+            Format::XRateLimitUnix(_) => Some(Format::XRateLimitUnix(SystemTime::now())),
+            format => Some(format),
+        }
+    }
+
+    fn limits<'a>(&self, state: &'a State, name: &'a str) -> Vec<Limit<'a>> {
+        match state {
+            State::Left(Left { limit, available, next_in, full_in, .. }) => {
+                self.limit(name, *limit, *available, *next_in, *full_in).into_iter().collect()
+            }
+            State::Snapshot(AllStatus { members, .. }) => {
+                let alone = members.len() == 1;
+                let told = members.iter().filter_map(|(member, status)| {
+                    let name = if alone { name } else { member.as_str() };
+                    self.limit(name, status.limit, status.available, status.next_in, status.full_in)
+                });
+                told.collect()
+            }
+        }
+    }
+
+    /// `None` if there is no limit, or its name does not fit into a header.
+    fn limit<'a>(
+        &self,
+        name: &'a str,
+        quota: u64,
+        available: u64,
+        next_in: Duration,
+        full_in: Duration,
+    ) -> Option<Limit<'a>> {
+        let limited = quota < u64::MAX;
+        let mut limit = limited.then(|| Limit::new(name, quota).ok())??.remaining(available);
+        // With permits left, the time in which no more than these are granted for sure.
+        let reset = if available > 0 { full_in } else { next_in };
+        if reset < Duration::MAX {
+            limit = limit.reset(reset);
+        }
+        match self.windows.iter().find(|(of, _)| **of == *name) {
+            Some((_, window)) => Some(limit.window(*window)),
+            None => Some(limit),
+        }
+    }
+}
+
+/// The limit that refused has enough permits after `wait`, though it may not be full: the draft asks
+/// for a `Retry-After` that is not before the end of the time told with the limit.
+fn within<'a>(limit: Limit<'a>, refused: &Refused, wait: Duration) -> Limit<'a> {
+    if limit.name() == refused.limit() { limit.reset(wait) } else { limit }
+}
+
+/// Adds headers. The fields of the draft are lists, so those of an inner layer stay beside these. Of
+/// all other headers those that are there stay.
+fn add(told: HeaderMap, headers: &mut HeaderMap) {
+    for (name, value) in told {
+        let Some(name) = name else { continue };
+        if name == "ratelimit" || name == "ratelimit-policy" {
+            headers.append(name, value);
+        } else {
+            headers.entry(name).or_insert(value);
+        }
+    }
+}

@@ -1,0 +1,538 @@
+//! The layer of an HTTP server.
+
+#![allow(clippy::unwrap_used)]
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full, channel::Channel};
+use tidegate::{
+    AllOf, CountingLimit, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, TokenBucket,
+    TokioClock, Unlimited,
+};
+use tidegate_http::tell::Format;
+use tidegate_tower::{Key, Limit, RateLimitLayer, Refused};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+/// At 5 per second on a clock that stands still.
+fn limiter(burst: u32) -> RateLimiter<TokenBucket, ManualClock> {
+    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), burst), ManualClock::new())
+}
+
+fn keyed<K: std::hash::Hash + Eq>(burst: u32) -> KeyedRateLimiter<K, TokenBucket, ManualClock> {
+    KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), burst), 100, ManualClock::new())
+}
+
+/// Answers 200 and counts its calls.
+fn counted(
+    calls: &Arc<AtomicU32>,
+) -> impl Service<
+    Request<String>,
+    Response = Response<String>,
+    Error = Infallible,
+    Future = Ready<Result<Response<String>, Infallible>>,
+> + Clone
++ use<> {
+    let calls = calls.clone();
+    service_fn(move |request: Request<String>| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        ready(Ok(Response::new(request.into_body())))
+    })
+}
+
+fn hello() -> impl Service<
+    Request<String>,
+    Response = Response<String>,
+    Error = Infallible,
+    Future = Ready<Result<Response<String>, Infallible>>,
+> + Clone {
+    counted(&Arc::default())
+}
+
+fn get(path: &str) -> Request<String> {
+    Request::get(path).body(String::new()).unwrap()
+}
+
+async fn send<L: Limit>(layer: &RateLimitLayer<L>, request: Request<String>) -> Response<Bytes> {
+    let response = layer.layer(hello()).oneshot(request).await.unwrap();
+    let (parts, body) = response.into_parts();
+    Response::from_parts(parts, body.collect().await.unwrap().to_bytes())
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+fn length(request: &Parts) -> u32 {
+    request.uri.path().len().try_into().unwrap()
+}
+
+fn from_header(request: &Parts) -> Option<String> {
+    Some(request.headers.get("user")?.to_str().ok()?.to_owned())
+}
+
+fn of(user: &str) -> Request<String> {
+    Request::get("/").header("user", user).body(String::new()).unwrap()
+}
+
+#[tokio::test]
+async fn a_refusal_has_all_headers_and_problem_details() {
+    let layer = RateLimitLayer::new(limiter(1)).named("api").window("api", Duration::from_secs(1));
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
+    let refused = send(&layer, get("/")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    // 200 ms, rounded up.
+    assert_eq!(text(refused.headers(), "retry-after"), "1");
+    assert_eq!(text(refused.headers(), "ratelimit"), r#""api";r=0;t=1"#);
+    assert_eq!(text(refused.headers(), "ratelimit-policy"), r#""api";q=1;w=1"#);
+    assert_eq!(text(refused.headers(), "content-type"), "application/problem+json");
+    let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
+    assert_eq!(problem.violated_policies, ["api"]);
+    assert_eq!(problem.detail.as_deref(), Some("api: limited, retry after 200ms"));
+}
+
+#[tokio::test]
+async fn granted_answers_tell_the_decision_itself() {
+    let layer = RateLimitLayer::new(limiter(10)).named("api");
+    for left in (0..10).rev() {
+        let granted = send(&layer, get("/")).await;
+        // 200 ms for each permit until it is full; without any, until the next one.
+        let t = if left == 0 { 1 } else { (10 - left + 4) / 5 };
+        assert_eq!(text(granted.headers(), "ratelimit"), format!(r#""api";r={left};t={t}"#));
+        assert!(granted.headers().get("retry-after").is_none());
+    }
+}
+
+#[tokio::test]
+async fn headers_have_the_chosen_format_or_none() {
+    let layer = RateLimitLayer::new(limiter(2)).format(Format::XRateLimit);
+    let granted = send(&layer, get("/")).await;
+    assert_eq!(text(granted.headers(), "x-ratelimit-limit"), "2");
+    assert_eq!(text(granted.headers(), "x-ratelimit-remaining"), "1");
+    let layer = RateLimitLayer::new(limiter(1)).no_headers();
+    assert!(send(&layer, get("/")).await.headers().is_empty());
+    let refused = send(&layer, get("/")).await;
+    assert!(refused.headers().get("ratelimit").is_none());
+    assert_eq!(text(refused.headers(), "retry-after"), "1");
+}
+
+#[tokio::test]
+async fn a_unix_time_is_that_of_the_answer() {
+    let layer = RateLimitLayer::new(limiter(1)).format(Format::XRateLimitUnix(std::time::UNIX_EPOCH));
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let before = now();
+    let reset: u64 = text(send(&layer, get("/")).await.headers(), "x-ratelimit-reset").parse().unwrap();
+    assert!((before..=now() + 2).contains(&reset));
+}
+
+#[tokio::test]
+async fn nested_layers_of_the_draft_tell_each_limit() {
+    let outer = RateLimitLayer::new(limiter(5)).named("all");
+    let inner = RateLimitLayer::new(limiter(3)).named("one");
+    let service = outer.layer(inner.layer(hello()));
+    let response = service.oneshot(get("/")).await.unwrap();
+    let lines: Vec<_> = response.headers().get_all("ratelimit").iter().collect();
+    assert_eq!(lines, [r#""one";r=2;t=1"#, r#""all";r=4;t=1"#]);
+}
+
+#[tokio::test]
+async fn an_answer_of_the_user_gets_the_headers() {
+    let layer = RateLimitLayer::new(limiter(1)).refuse_with(|refused: &Refused, request: &Parts| {
+        let text = format!("{} {}", request.uri.path(), refused.retry_after().unwrap().as_millis());
+        Response::builder().status(420).header("retry-after", "7").body(text).unwrap()
+    });
+    send(&layer, get("/")).await;
+    let refused = send(&layer, get("/a")).await;
+    assert_eq!(refused.status(), 420);
+    assert_eq!(refused.body(), "/a 200");
+    assert_eq!(text(refused.headers(), "retry-after"), "7");
+    assert_eq!(text(refused.headers(), "ratelimit"), r#""limit";r=0;t=1"#);
+}
+
+#[tokio::test]
+async fn keys_have_limits_of_their_own() {
+    let layer = RateLimitLayer::keyed(keyed::<String>(1), |request| {
+        from_header(request).ok_or(StatusCode::UNAUTHORIZED)
+    });
+    assert_eq!(send(&layer, of("alice")).await.status(), StatusCode::OK);
+    assert_eq!(send(&layer, of("alice")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(send(&layer, of("bob")).await.status(), StatusCode::OK);
+    let without = send(&layer, get("/")).await;
+    assert_eq!(without.status(), StatusCode::UNAUTHORIZED);
+    assert!(without.headers().is_empty() && without.body().is_empty());
+}
+
+#[tokio::test]
+async fn no_key_is_not_limited_if_the_function_says_so() {
+    let layer = RateLimitLayer::keyed(keyed::<String>(1), from_header);
+    for _ in 0..9 {
+        let response = send(&layer, get("/")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(response.headers().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_key_can_be_looked_up() {
+    let layer = RateLimitLayer::keyed_async(keyed::<usize>(1), |request| {
+        let user = from_header(request);
+        async move {
+            tokio::task::yield_now().await;
+            match user.as_deref() {
+                Some("root") => Key::Unlimited,
+                Some(user) => Key::Of(user.len()),
+                None => Key::Refused(StatusCode::FORBIDDEN),
+            }
+        }
+    });
+    for (user, status) in [("bob", 200), ("eve", 429), ("alice", 200), ("root", 200), ("root", 200)] {
+        assert_eq!(send(&layer, of(user)).await.status(), status, "{user}");
+    }
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::FORBIDDEN);
+}
+
+#[tokio::test]
+async fn a_request_costs_what_it_is_said_to() {
+    let limit = limiter(10);
+    let layer = RateLimitLayer::new(limit.clone()).cost(|request| length(request) - 1);
+    send(&layer, get("/1234567")).await;
+    assert_eq!(limit.status().available, 3);
+    let refused = send(&layer, get("/1234")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    // 3 are left, and 4 are there in 200 ms.
+    assert_eq!(text(refused.headers(), "ratelimit"), r#""limit";r=3;t=1"#);
+    assert_eq!(text(refused.headers(), "retry-after"), "1");
+    // More than there can ever be.
+    let refused = send(&layer, get("/12345678901")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(refused.headers().get("retry-after").is_none());
+    // Nothing.
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
+    assert_eq!(limit.status().available, 3);
+}
+
+#[tokio::test]
+async fn an_exempt_request_does_not_ask() {
+    let limit = limiter(1);
+    let layer = RateLimitLayer::new(limit.clone()).exempt(|request| request.uri.path() == "/health");
+    for _ in 0..9 {
+        assert_eq!(send(&layer, get("/health")).await.status(), StatusCode::OK);
+    }
+    assert_eq!(limit.status().available, 1);
+}
+
+#[tokio::test]
+async fn a_paused_limiter_has_no_capacity() {
+    let limit = limiter(1);
+    limit.pause_for(Duration::from_secs(30));
+    let refused = send(&RateLimitLayer::new(limit), get("/")).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    // The first permit comes 200 ms after the pause.
+    assert_eq!(text(refused.headers(), "retry-after"), "31");
+}
+
+#[tokio::test]
+async fn a_full_table_of_keys_has_no_capacity() {
+    let policy = TokenBucket::new(Rate::per_second(5), 1);
+    let keys: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1, ManualClock::new());
+    let layer = RateLimitLayer::keyed(keys, from_header);
+    send(&layer, of("alice")).await;
+    let refused = send(&layer, of("bob")).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().get("retry-after").is_none());
+}
+
+#[tokio::test]
+async fn shadow_mode_marks_what_it_would_refuse() {
+    let marks = Arc::new(Mutex::new(Vec::new()));
+    let seen = marks.clone();
+    let service = service_fn(move |request: Request<String>| {
+        seen.lock().unwrap().push(request.extensions().get::<Refused>().map(Refused::status));
+        ready(Ok::<_, Infallible>(Response::new(String::new())))
+    });
+    let limit = limiter(1);
+    let layer = RateLimitLayer::new(limit.clone()).shadow();
+    for _ in 0..3 {
+        let response = layer.layer(service.clone()).oneshot(get("/")).await.unwrap();
+        assert!(response.headers().is_empty());
+    }
+    let refused = Some(StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(*marks.lock().unwrap(), [None, refused, refused]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_if_it_may() {
+    let policy = TokenBucket::new(Rate::per_second(5), 1);
+    let limit = RateLimiter::with_clock(policy, TokioClock::new());
+    let waits = RateLimitLayer::new(limit.clone()).wait();
+    let begin = tokio::time::Instant::now();
+    for n in 0..4 {
+        assert_eq!(send(&waits, get("/")).await.status(), StatusCode::OK);
+        assert_eq!(begin.elapsed(), Duration::from_millis(200) * n);
+    }
+    // Refused at once: it would be due in 200 ms.
+    let short = RateLimitLayer::new(limit.clone()).wait_at_most(Duration::from_millis(199));
+    assert_eq!(send(&short, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(begin.elapsed(), Duration::from_millis(600));
+    let long = RateLimitLayer::new(limit).wait_at_most(Duration::from_millis(200));
+    assert_eq!(send(&long, get("/")).await.status(), StatusCode::OK);
+    assert_eq!(begin.elapsed(), Duration::from_millis(800));
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_wait_in_queues_of_their_own() {
+    let policy = TokenBucket::new(Rate::per_second(5), 1);
+    let keys: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 100, TokioClock::new());
+    let layer = RateLimitLayer::keyed(keys, from_header).wait();
+    let begin = tokio::time::Instant::now();
+    for (user, at) in [("alice", 0), ("bob", 0), ("alice", 200), ("bob", 200)] {
+        send(&layer, of(user)).await;
+        assert_eq!(begin.elapsed(), Duration::from_millis(at));
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_call_costs_nothing_before_it_is_granted() {
+    let limit = limiter(1);
+    let calls = Arc::default();
+    let mut service = RateLimitLayer::new(limit.clone()).wait().layer(counted(&calls));
+    let unpolled = service.ready().await.unwrap().call(get("/"));
+    drop(unpolled);
+    assert_eq!(limit.status().available, 1);
+    service.ready().await.unwrap().call(get("/")).await.unwrap();
+    let mut waiting = Box::pin(service.ready().await.unwrap().call(get("/")));
+    assert!(futures_poll(waiting.as_mut()).is_pending());
+    assert_eq!(limit.status().waiting, 1);
+    drop(waiting);
+    assert_eq!(limit.status().waiting, 0);
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+}
+
+fn futures_poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+    future.poll(&mut Context::from_waker(std::task::Waker::noop()))
+}
+
+#[tokio::test]
+async fn several_limits_are_asked_as_one() {
+    let (user, all) = (limiter(2), limiter(10));
+    let both = AllOf::new("user", &user).with("all", &all);
+    let layer = RateLimitLayer::new(both).cost(|request| [("all", length(request))]);
+    assert_eq!(send(&layer, get("/1234")).await.status(), StatusCode::OK);
+    let refused = send(&layer, get("/12345")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(text(refused.headers(), "ratelimit"), r#""user";r=1;t=1, "all";r=5;t=1"#);
+    // Nothing was taken of the limit that did not refuse.
+    assert_eq!((user.status().available, all.status().available), (1, 5));
+    let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
+    assert_eq!(problem.violated_policies, ["all"]);
+}
+
+#[tokio::test]
+async fn keyed_and_common_limits_are_asked_as_one() {
+    let clock = ManualClock::new();
+    let users: KeyedRateLimiter<String, _, _> =
+        KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 2), 100, clock.clone());
+    let all = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), 3), clock);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users).with("all users", &all);
+    let layer = RateLimitLayer::keyed(api, from_header);
+    let mut refused = Vec::new();
+    for user in ["alice", "alice", "alice", "bob", "bob"] {
+        let response = send(&layer, of(user)).await;
+        if response.status() != StatusCode::OK {
+            refused.extend(tidegate_http::Problem::from_json(response.body()).unwrap().violated_policies);
+        }
+    }
+    assert_eq!(refused, ["user", "all users"]);
+}
+
+#[tokio::test]
+async fn an_estimate_is_settled_by_the_response() {
+    #[derive(Clone)]
+    struct Used(u32);
+    let service = service_fn(|request: Request<String>| {
+        let mut response = Response::new(Empty::<Bytes>::new());
+        if let Ok(used) = request.uri().path()[1..].parse() {
+            response.extensions_mut().insert(Used(used));
+        }
+        ready(Ok::<_, Infallible>(response))
+    });
+    let limit = limiter(100);
+    let layer = RateLimitLayer::new(limit.clone())
+        .cost(|_| 40)
+        .settle(|response| response.extensions.get::<Used>().map(|used| used.0));
+    let mut left = Vec::new();
+    for path in ["/10", "/50", "/unknown"] {
+        let response = layer.layer(service).oneshot(get(path)).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        left.push(limit.status().available);
+    }
+    // The last call keeps its estimate; and then there is not enough for an estimate.
+    assert_eq!(left, [90, 40, 0]);
+    assert_eq!(
+        layer.layer(service).oneshot(get("/0")).await.unwrap().status(),
+        StatusCode::TOO_MANY_REQUESTS
+    );
+    assert_eq!(limit.status().waiting, 0);
+}
+
+#[tokio::test]
+async fn what_is_refunded_was_not_counted() {
+    let limit = limiter(2);
+    let layer = RateLimitLayer::new(limit.clone()).refund_if(|response| response.status.is_server_error());
+    let failing = service_fn(|_: Request<String>| {
+        let response = Response::builder().status(500).body(Empty::<Bytes>::new());
+        ready(Ok::<_, Infallible>(response.unwrap()))
+    });
+    for _ in 0..5 {
+        assert_eq!(layer.layer(failing).oneshot(get("/")).await.unwrap().status(), 500);
+        assert_eq!(limit.status().available, 2);
+    }
+    send(&layer, get("/")).await;
+    assert_eq!(limit.status().available, 1);
+}
+
+/// A limit of calls in flight: of a hundred that come at once, two begin.
+#[tokio::test]
+async fn a_counted_permit_is_kept_until_the_body_ends() {
+    let in_flight = CountingLimit::new(2);
+    let unlimited = RateLimiter::with_clock(Unlimited, ManualClock::new());
+    let layer = RateLimitLayer::new(AllOf::new("rate", &unlimited).with_counting("calls", &in_flight));
+    let (sender, body) = Channel::<Bytes>::new(1);
+    let body = Arc::new(Mutex::new(Some(body)));
+    let streaming = service_fn(move |_: Request<String>| {
+        ready(Ok::<_, Infallible>(Response::new(body.lock().unwrap().take().unwrap())))
+    });
+    let mut response = layer.layer(streaming).oneshot(get("/")).await.unwrap();
+    assert_eq!(in_flight.available(), 1);
+
+    let mut sender = sender;
+    sender.send_data(Bytes::from_static(b"begin")).await.unwrap();
+    response.body_mut().frame().await.unwrap().unwrap();
+    assert_eq!(in_flight.available(), 1);
+    drop(sender);
+    assert!(response.body_mut().frame().await.is_none());
+    assert_eq!(in_flight.available(), 2);
+
+    // A body that is dropped, and one that has ended before it is read.
+    let full = service_fn(|request: Request<String>| {
+        let text = request.uri().path()[1..].to_owned();
+        ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text)))))
+    });
+    let with_body = layer.layer(full).oneshot(get("/text")).await.unwrap();
+    let without = layer.layer(full).oneshot(get("/")).await.unwrap();
+    assert_eq!(in_flight.available(), 1);
+    drop(with_body);
+    assert_eq!(in_flight.available(), 2);
+    drop(without);
+    let refused = {
+        let _permits = (in_flight.try_acquire().unwrap(), in_flight.try_acquire().unwrap());
+        layer.layer(full).oneshot(get("/")).await.unwrap()
+    };
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+/// A body that a server drops after its last frame, without asking for one more.
+#[tokio::test]
+async fn a_counted_permit_goes_back_with_the_last_frame() {
+    let in_flight = CountingLimit::new(1);
+    let unlimited = RateLimiter::with_clock(Unlimited, ManualClock::new());
+    let layer = RateLimitLayer::new(AllOf::new("rate", &unlimited).with_counting("calls", &in_flight));
+    let full = service_fn(|_: Request<String>| {
+        ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"text")))))
+    });
+    let mut response = layer.layer(full).oneshot(get("/")).await.unwrap();
+    assert_eq!(in_flight.available(), 0);
+    response.body_mut().frame().await.unwrap().unwrap();
+    assert_eq!(in_flight.available(), 1);
+}
+
+/// A service that panics if it is called without having been ready, and whose clones are not.
+#[derive(Debug)]
+struct Strict(AtomicBool);
+
+impl Clone for Strict {
+    fn clone(&self) -> Self {
+        Strict(AtomicBool::new(false))
+    }
+}
+
+impl Service<Request<String>> for Strict {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        *self.0.get_mut() = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<String>) -> Self::Future {
+        assert!(std::mem::take(self.0.get_mut()), "called without having been ready");
+        ready(Ok(Response::new(String::new())))
+    }
+}
+
+#[tokio::test]
+async fn the_service_that_was_ready_is_the_one_that_is_called() {
+    let mut service = RateLimitLayer::new(limiter(5)).layer(Strict(AtomicBool::new(false)));
+    for _ in 0..3 {
+        service.ready().await.unwrap().call(get("/")).await.unwrap();
+    }
+    let mut client = RateLimitLayer::new(limiter(5)).for_client().layer(Strict(AtomicBool::new(false)));
+    client.ready().await.unwrap().call(get("/")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_of_grpc_is_refused_in_its_own_terms() {
+    let layer = RateLimitLayer::new(limiter(1)).named("api");
+    let call = |content_type: &str| {
+        Request::post("/pkg.Greeter/Hello").header("content-type", content_type).body(String::new()).unwrap()
+    };
+    send(&layer, get("/")).await;
+    for content_type in ["application/grpc", "application/grpc+proto", "application/grpc-web+proto"] {
+        let refused = send(&layer, call(content_type)).await;
+        assert_eq!(refused.status(), StatusCode::OK);
+        assert_eq!(text(refused.headers(), "content-type"), content_type);
+        assert_eq!(text(refused.headers(), "grpc-status"), "8");
+        assert_eq!(text(refused.headers(), "grpc-message"), "api: limited, retry after 200ms");
+        assert_eq!(text(refused.headers(), "grpc-retry-pushback-ms"), "200");
+        assert!(refused.body().is_empty());
+    }
+    for content_type in ["application/grpcx", "application/json", "text/plain"] {
+        assert_eq!(send(&layer, call(content_type)).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn a_call_of_grpc_that_can_never_pass_is_not_retried() {
+    let layer = RateLimitLayer::new(limiter(1)).cost(|_| 2);
+    let call = Request::post("/").header("content-type", "application/grpc").body(String::new()).unwrap();
+    let refused = send(&layer, call).await;
+    assert_eq!(text(refused.headers(), "grpc-retry-pushback-ms"), "-1");
+}
+
+#[tokio::test]
+async fn all_services_of_a_layer_share_its_permits() {
+    let layer = RateLimitLayer::new(limiter(5));
+    let clone = layer.clone();
+    let service = layer.layer(hello());
+    let services = [service.clone(), service, clone.layer(hello())];
+    let mut granted = 0;
+    for service in services.iter().cycle().take(30) {
+        granted += u32::from(service.clone().oneshot(get("/")).await.unwrap().status() == StatusCode::OK);
+    }
+    assert_eq!(granted, 5);
+}
+
+#[test]
+#[should_panic(expected = "printable ASCII")]
+fn a_name_that_no_header_can_carry_is_refused_early() {
+    let _ = RateLimitLayer::new(limiter(1)).named("für alle");
+}
