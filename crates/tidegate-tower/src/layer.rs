@@ -35,7 +35,8 @@ use crate::service::RateLimit;
 /// A request asks for permits when the future of its answer is first polled. A future that is
 /// dropped before that costs nothing, and neither does a service that is ready and not called. While
 /// a request waits, it keeps the inner service ready: put a limit that waits outside of a
-/// `ConcurrencyLimit` or a `Buffer`.
+/// `ConcurrencyLimit` or a `Buffer`. [`ReadyRateLimitLayer`](crate::ReadyRateLimitLayer) waits before
+/// there is a request.
 ///
 /// # When a call is over
 ///

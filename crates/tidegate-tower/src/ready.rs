@@ -1,0 +1,294 @@
+//! [`ReadyRateLimitLayer`]: permits are taken before a request is there.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use pin_project_lite::pin_project;
+use tidegate::{AnyReservation, DefaultClock, Timer};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::idle::{Idle, Slot, give_back};
+use crate::limit::{Acquire, Granted, Limit};
+use crate::refused::{Error, Refused};
+
+/// A limiter in front of services that takes permits in
+/// [`poll_ready`](tower_service::Service::poll_ready), before there is a request.
+///
+/// So it exerts backpressure: a service is not ready as long as there is no permit. Use it where a
+/// caller chooses by readiness, such as a load balancer, or with tower's `LoadShed` around it. The
+/// request is not known yet, so there are no keys, and all requests cost alike.
+/// [`RateLimitLayer`](crate::RateLimitLayer) is for everything else.
+///
+/// The inner service is asked first, so no permit is taken for a service that is not ready.
+///
+/// # Idle services
+///
+/// A service that is ready keeps its permits until it is called or dropped. If it is dropped, its
+/// permits go back. With [`idle_after`](ReadyRateLimitLayer::idle_after) they also go back if the
+/// service was not called for so long, as soon as another service of this layer waits. If that
+/// service is called after all, its request waits for new permits.
+///
+/// A service that stops polling while it waits keeps its place in the queue until it is dropped.
+///
+/// # Fairness
+///
+/// Services become ready in the order of their first polls.
+///
+/// # Cancel safety
+///
+/// Dropping a service gives up its place in the queue or its permits. Permits that are counted while
+/// in use go back when the future of the answer is ready or dropped.
+///
+/// # Examples
+///
+/// ```
+/// use std::convert::Infallible;
+/// use std::time::Duration;
+/// use tidegate::{Rate, RateLimiter, TokenBucket, TokioClock};
+/// use tidegate_tower::{Error, ReadyRateLimitLayer};
+/// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Error<Infallible>> {
+/// let policy = TokenBucket::new(Rate::per_second(5), 1);
+/// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
+/// let mut double = ServiceBuilder::new()
+///     .layer(ReadyRateLimitLayer::new(limiter.clone()))
+///     .service(service_fn(async |n: u32| Ok(2 * n)));
+///
+/// assert_eq!(double.ready().await?.call(7).await?, 14);
+/// let begin = tokio::time::Instant::now();
+/// double.ready().await?;
+/// assert_eq!(begin.elapsed(), Duration::from_millis(200));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ReadyRateLimitLayer<L: Limit<Key = ()>> {
+    limit: L,
+    ask: L::Ask,
+    name: Arc<str>,
+    idle: Option<Arc<Idle>>,
+}
+
+impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L> {
+    /// A layer of this limiter. A request costs one permit of each limit, and permits of idle
+    /// services do not go back.
+    #[must_use]
+    pub fn new(limiter: L) -> Self {
+        ReadyRateLimitLayer { limit: limiter, ask: L::Ask::default(), name: "limit".into(), idle: None }
+    }
+
+    /// Sets the cost of a request: a number of permits, a [`Request`](tidegate::Request), or for an
+    /// `AllOf` an [`AllRequest`](tidegate::AllRequest).
+    #[must_use]
+    pub fn cost(mut self, cost: impl Into<L::Ask>) -> Self {
+        self.ask = cost.into();
+        self
+    }
+
+    /// Gives the permits of a service back that was not called for this long. Known to this layer
+    /// and its clones from now on; layers that were cloned before do not look at these services.
+    #[must_use]
+    pub fn idle_after(self, after: Duration) -> Self {
+        self.idle_after_on(after, DefaultClock::new())
+    }
+
+    /// As [`idle_after`](ReadyRateLimitLayer::idle_after), on this clock.
+    #[must_use]
+    pub fn idle_after_on(mut self, after: Duration, clock: impl Timer) -> Self {
+        self.idle = Some(Arc::new(Idle::new(after, clock)));
+        self
+    }
+}
+
+impl<S, L: Limit<Key = ()>> Layer<S> for ReadyRateLimitLayer<L> {
+    type Service = ReadyRateLimit<S, L>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        ReadyRateLimit { inner, layer: self.clone(), state: Mutex::new(State::Idle), slot: Arc::default() }
+    }
+}
+
+impl<L: Limit<Key = ()>> fmt::Debug for ReadyRateLimitLayer<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadyRateLimitLayer").field("idle", &self.idle).finish_non_exhaustive()
+    }
+}
+
+/// A service behind a limiter: made by a [`ReadyRateLimitLayer`].
+///
+/// A clone is a service of its own, and not ready.
+pub struct ReadyRateLimit<S, L: Limit<Key = ()>> {
+    inner: S,
+    layer: ReadyRateLimitLayer<L>,
+    /// Reached without locking: the mutex lets threads share the service.
+    state: Mutex<State>,
+    /// The permits, when this service is ready.
+    slot: Arc<Slot>,
+}
+
+enum State {
+    Idle,
+    Waiting { place: AnyReservation, sleep: Option<Pin<Box<dyn Future<Output = ()> + Send>>> },
+    Ready,
+}
+
+impl<S, L: Limit<Key = ()>> ReadyRateLimit<S, L> {
+    /// Polls for permits.
+    fn poll_permits(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refused>> {
+        let idle = self.layer.idle.as_deref();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let refused = |refusal| Err(Refused::by_limit(refusal, &self.layer.name));
+        loop {
+            match state {
+                State::Ready if self.slot.is_full() => return Poll::Ready(Ok(())),
+                // Or it was idle for too long.
+                State::Ready | State::Idle => match self.layer.limit.reserve(&(), &self.layer.ask) {
+                    Ok(place) => *state = State::Waiting { place, sleep: None },
+                    Err(refusal) => {
+                        *state = State::Idle;
+                        return Poll::Ready(refused(refusal));
+                    }
+                },
+                State::Waiting { place, sleep } => {
+                    if let Poll::Ready(answer) = Pin::new(&mut *place).poll(context) {
+                        let waited = std::mem::replace(state, State::Idle);
+                        if let Err(refusal) = answer {
+                            return Poll::Ready(refused(refusal));
+                        }
+                        if let State::Waiting { place, .. } = waited {
+                            self.slot.put(place, idle);
+                            *state = State::Ready;
+                        }
+                        continue;
+                    }
+                    let Some(idle) = idle else { return Poll::Pending };
+                    match sleep {
+                        Some(time) => {
+                            ready!(time.as_mut().poll(context));
+                            *sleep = None;
+                        }
+                        // Giving back may make this service ready: so it is asked again.
+                        None => *sleep = Some(idle.sleep_until(idle.give_back())),
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<S, L, R> Service<R> for ReadyRateLimit<S, L>
+where
+    S: Service<R> + Clone,
+    L: Limit<Key = ()>,
+{
+    type Response = S::Response;
+    type Error = Error<S::Error>;
+    type Future = ReadyFuture<S, R>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        ready!(self.inner.poll_ready(context)).map_err(Error::Service)?;
+        self.poll_permits(context).map_err(Error::from)
+    }
+
+    fn call(&mut self, request: R) -> Self::Future {
+        *self.state.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Idle;
+        let state = match self.slot.take(self.layer.idle.as_deref()) {
+            Some(place) => Calling::Call { future: self.inner.call(request), hold: Some(Hold::Place(place)) },
+            // The permits went back, or `poll_ready` was not called.
+            None => {
+                let clone = self.inner.clone();
+                let service = std::mem::replace(&mut self.inner, clone);
+                let wait = self.layer.limit.acquire(&(), &self.layer.ask);
+                Calling::Wait { wait, call: Some((service, request)) }
+            }
+        };
+        ReadyFuture { name: self.layer.name.clone(), state }
+    }
+}
+
+impl<S: Clone, L: Limit<Key = ()>> Clone for ReadyRateLimit<S, L> {
+    fn clone(&self) -> Self {
+        self.layer.layer(self.inner.clone())
+    }
+}
+
+impl<S, L: Limit<Key = ()>> Drop for ReadyRateLimit<S, L> {
+    fn drop(&mut self) {
+        if let Some(place) = self.slot.take(self.layer.idle.as_deref()) {
+            give_back(place);
+        }
+    }
+}
+
+impl<S: fmt::Debug, L: Limit<Key = ()>> fmt::Debug for ReadyRateLimit<S, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadyRateLimit").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+/// What a call keeps until it has an answer. A reservation that is dropped was used.
+enum Hold {
+    Place(#[expect(dead_code)] AnyReservation),
+    Granted(#[expect(dead_code)] Granted),
+}
+
+pin_project! {
+    /// The future of an answer of a [`ReadyRateLimit`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ReadyFuture<S, R>
+    where
+        S: Service<R>,
+    {
+        name: Arc<str>,
+        #[pin]
+        state: Calling<S, S::Future, R>,
+    }
+}
+
+pin_project! {
+    #[project = CallingProjection]
+    enum Calling<S, F, R> {
+        Wait { wait: Acquire, call: Option<(S, R)> },
+        Call { #[pin] future: F, hold: Option<Hold> },
+    }
+}
+
+impl<S: Service<R>, R> Future for ReadyFuture<S, R> {
+    type Output = Result<S::Response, Error<S::Error>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            match this.state.as_mut().project() {
+                CallingProjection::Wait { wait, call } => {
+                    let answer = ready!(Pin::new(wait).poll(context));
+                    let (mut service, request) = call.take().expect("polled after it was ready");
+                    let hold = match answer {
+                        Ok(granted) => Some(Hold::Granted(granted)),
+                        Err(refusal) => {
+                            return Poll::Ready(Err(Refused::by_limit(refusal, this.name).into()));
+                        }
+                    };
+                    this.state.set(Calling::Call { future: service.call(request), hold });
+                }
+                CallingProjection::Call { future, hold } => {
+                    let answer = ready!(future.poll(context));
+                    drop(hold.take());
+                    return Poll::Ready(answer.map_err(Error::Service));
+                }
+            }
+        }
+    }
+}
+
+impl<S: Service<R>, R> fmt::Debug for ReadyFuture<S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadyFuture").finish_non_exhaustive()
+    }
+}

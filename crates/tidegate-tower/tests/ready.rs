@@ -1,0 +1,225 @@
+//! The layer that takes permits in `poll_ready`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::convert::Infallible;
+use std::future::{Ready, pending, ready};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tidegate::{
+    AllOf, CountingLimit, ManualClock, Rate, RateLimiter, Request, TokenBucket, TokioClock, Unlimited,
+};
+use tidegate_tower::{Error, ReadyRateLimit, ReadyRateLimitLayer};
+use tokio::time::{Instant, advance, sleep, timeout};
+use tower::load_shed::LoadShedLayer;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+const IDLE: Duration = Duration::from_secs(10);
+
+fn limiter(burst: u32) -> RateLimiter<TokenBucket, ManualClock> {
+    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), burst), ManualClock::new())
+}
+
+fn echo()
+-> impl Service<u32, Response = u32, Error = Infallible, Future = Ready<Result<u32, Infallible>>> + Clone {
+    service_fn(|n: u32| ready(Ok(n)))
+}
+
+fn poll_ready<S: Service<u32>>(service: &mut S) -> Poll<bool> {
+    service.poll_ready(&mut Context::from_waker(Waker::noop())).map(|ready| ready.is_ok())
+}
+
+/// A limit of calls in flight that a layer can ask, and the limit itself.
+fn in_flight(limit: u32) -> (AllOf<TokioClock>, CountingLimit) {
+    let calls = CountingLimit::new(limit);
+    let unlimited = RateLimiter::with_clock(Unlimited, TokioClock::new());
+    (AllOf::new("rate", &unlimited).with_counting("calls", &calls), calls)
+}
+
+#[tokio::test]
+async fn a_service_is_ready_when_it_has_its_permits() {
+    let limit = limiter(2);
+    let layer = ReadyRateLimitLayer::new(limit.clone());
+    let mut service = layer.layer(echo());
+    assert_eq!(limit.status().available, 2);
+    for _ in 0..3 {
+        assert_eq!(poll_ready(&mut service), Poll::Ready(true));
+        assert_eq!(limit.status().available, 1);
+    }
+    assert_eq!(service.call(7).await.unwrap(), 7);
+    assert_eq!(poll_ready(&mut service), Poll::Ready(true));
+    assert_eq!(service.call(8).await.unwrap(), 8);
+    assert_eq!(poll_ready(&mut service), Poll::Pending);
+    assert_eq!(limit.status().waiting, 1);
+    drop(service);
+    assert_eq!(limit.status().waiting, 0);
+}
+
+#[tokio::test]
+async fn a_service_that_is_dropped_ready_costs_nothing() {
+    let limit = limiter(5);
+    let layer = ReadyRateLimitLayer::new(limit.clone()).cost(Request::permits(3));
+    let mut service = layer.layer(echo());
+    assert_eq!(poll_ready(&mut service), Poll::Ready(true));
+    let mut clone = service.clone();
+    assert_eq!(limit.status().available, 2);
+    // A clone is not ready.
+    assert_eq!(poll_ready(&mut clone), Poll::Pending);
+    drop(service);
+    assert_eq!(poll_ready(&mut clone), Poll::Ready(true));
+    drop(clone);
+    assert_eq!(limit.status().available, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_become_ready_in_turn() {
+    let policy = TokenBucket::new(Rate::per_second(5), 1);
+    let layer = ReadyRateLimitLayer::new(RateLimiter::with_clock(policy, TokioClock::new()));
+    let begin = Instant::now();
+    let waits = (0..5).map(|n| {
+        let service = layer.layer(echo());
+        async move {
+            let answer = service.oneshot(n).await;
+            (answer.unwrap(), begin.elapsed())
+        }
+    });
+    let mut set = tokio::task::JoinSet::new();
+    for wait in waits {
+        set.spawn(wait);
+        tokio::task::yield_now().await;
+    }
+    let mut answers = set.join_all().await;
+    answers.sort();
+    let at = |n: u32| (n, Duration::from_millis(200) * n);
+    assert_eq!(answers, [at(0), at(1), at(2), at(3), at(4)]);
+}
+
+#[tokio::test]
+async fn a_limit_that_is_closed_is_an_error() {
+    let limit = limiter(5);
+    limit.close();
+    let mut service = ReadyRateLimitLayer::new(limit).layer(echo());
+    let Err(Error::Refused(refused)) = service.ready().await.map(|_| ()) else { panic!("ready") };
+    assert_eq!(refused.retry_after(), None);
+}
+
+#[tokio::test]
+async fn no_permit_is_taken_for_a_service_that_is_not_ready() {
+    #[derive(Clone)]
+    struct Never;
+    impl Service<u32> for Never {
+        type Response = ();
+        type Error = Infallible;
+        type Future = std::future::Pending<Result<(), Infallible>>;
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Pending
+        }
+        fn call(&mut self, _: u32) -> Self::Future {
+            pending()
+        }
+    }
+    let limit = limiter(1);
+    let mut service = ReadyRateLimitLayer::new(limit.clone()).layer(Never);
+    assert_eq!(poll_ready(&mut service), Poll::Pending);
+    assert_eq!(limit.status().available, 1);
+}
+
+#[tokio::test]
+async fn load_is_shed_when_there_are_no_permits() {
+    let limiting = ReadyRateLimitLayer::new(limiter(2)).layer(echo());
+    let mut service = LoadShedLayer::new().layer(limiting);
+    let mut answers = Vec::new();
+    for n in 0..4 {
+        answers.push(service.ready().await.unwrap().call(n).await.is_ok());
+    }
+    assert_eq!(answers, [true, true, false, false]);
+}
+
+#[tokio::test]
+async fn a_counted_permit_is_in_use_until_the_answer() {
+    let (limit, calls) = in_flight(1);
+    let layer = ReadyRateLimitLayer::new(limit);
+    let mut service = layer.layer(echo());
+    assert_eq!(poll_ready(&mut service), Poll::Ready(true));
+    let call = service.call(7);
+    assert_eq!(calls.available(), 0);
+    assert_eq!(poll_ready(&mut service), Poll::Pending);
+    call.await.unwrap();
+    assert_eq!(poll_ready(&mut service), Poll::Ready(true));
+    drop(service.call(8));
+    assert_eq!(calls.available(), 1);
+}
+
+fn idle_layer(limit: AllOf<TokioClock>) -> ReadyRateLimitLayer<AllOf<TokioClock>> {
+    ReadyRateLimitLayer::new(limit).idle_after_on(IDLE, TokioClock::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_of_an_idle_service_go_to_a_service_that_waits() {
+    let (limit, calls) = in_flight(1);
+    let layer = idle_layer(limit);
+    let mut idle = layer.layer(echo());
+    idle.ready().await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    let mut other = layer.layer(echo());
+    let begin = Instant::now();
+    other.ready().await.unwrap();
+    assert_eq!(begin.elapsed(), Duration::from_secs(7));
+    assert_eq!(calls.available(), 0);
+
+    // The idle service is not ready any more: a call waits for its turn.
+    let call = idle.call(1);
+    let mut call = Box::pin(call);
+    assert!(timeout(Duration::from_secs(5), &mut call).await.is_err());
+    assert_eq!(other.call(2).await.unwrap(), 2);
+    assert_eq!(call.await.unwrap(), 1);
+    assert_eq!(calls.available(), 1);
+}
+
+/// The service that becomes idle was not yet ready when the other one began to wait.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_becomes_idle_later_does_not_hold_up_the_rest() {
+    let (limit, _calls) = in_flight(1);
+    let layer = idle_layer(limit);
+    let mut first = layer.layer(echo());
+    first.ready().await.unwrap();
+    let answer = first.call(1);
+    let mut second: ReadyRateLimit<_, _> = layer.layer(echo());
+    assert_eq!(poll_ready(&mut second), Poll::Pending);
+    let mut third = layer.layer(echo());
+    let waits = tokio::spawn(async move {
+        third.ready().await.unwrap();
+        Instant::now()
+    });
+    tokio::task::yield_now().await;
+    advance(Duration::from_secs(4)).await;
+    answer.await.unwrap();
+    assert_eq!(poll_ready(&mut second), Poll::Ready(true));
+    let since = Instant::now();
+    assert_eq!(waits.await.unwrap() - since, IDLE);
+    drop(second);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_is_called_in_time_keeps_its_permit() {
+    let (limit, calls) = in_flight(1);
+    let layer = idle_layer(limit);
+    let (mut busy, mut other) = (layer.layer(echo()), layer.layer(echo()));
+    for n in 0..5 {
+        busy.ready().await.unwrap();
+        sleep(IDLE - Duration::from_millis(1)).await;
+        assert_eq!(poll_ready(&mut other), Poll::Pending);
+        assert_eq!(busy.call(n).await.unwrap(), n);
+        // It waited, so it is the next one.
+        assert_eq!(poll_ready(&mut other), Poll::Ready(true));
+        assert_eq!(other.call(n).await.unwrap(), n);
+    }
+    assert_eq!(calls.available(), 1);
+}
+
+#[test]
+fn services_can_be_shared_by_threads() {
+    fn shared<T: Send + Sync>(_: &T) {}
+    shared(&ReadyRateLimitLayer::new(limiter(1)).layer(echo()));
+}
