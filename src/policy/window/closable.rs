@@ -127,27 +127,6 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         self.0.exchange(seen.0, bits, success).is_ok()
     }
 
-    /// Applies the step of a request until it is applied to the newest content. The step reads the
-    /// terms itself. A refusal writes nothing. Always inlined, so that what the step captures stays
-    /// in registers.
-    #[inline(always)]
-    pub(crate) fn request<R>(
-        &self,
-        at: Nanos,
-        step: impl Fn(u128) -> Result<(u128, R), Refusal>,
-    ) -> Result<R, Refusal> {
-        loop {
-            let Some(seen) = self.load() else {
-                return Err(refused_as_closed(at));
-            };
-            let (content, result) = step(seen.content())?;
-            // Relaxed: the word holds all that a request changes (6).
-            if self.replace(seen, content, Ordering::Relaxed) {
-                return Ok(result);
-            }
-        }
-    }
-
     /// The word, for an operation that can wait until it is open: `wait` waits for the thread that
     /// changes.
     pub(crate) fn settled(&self, wait: impl Fn()) -> Seen<TOP, TURNS> {
@@ -163,7 +142,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     pub(crate) fn update(&self, wait: impl Fn(), step: impl Fn(u128) -> u128) {
         loop {
             let seen = self.settled(&wait);
-            // Relaxed, as for a request.
+            // Relaxed: the word holds all that an operation changes (6).
             if self.replace(seen, step(seen.content()), Ordering::Relaxed) {
                 return;
             }

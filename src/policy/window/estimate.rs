@@ -46,8 +46,8 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::shut::{Remainder, Shut};
 use crate::policy::window::closable::{ClosableWord, refused_as_closed};
-use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
-use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
+use crate::policy::window::{CurrentWindow, Refused, Stamp, Window, stamp, time_of};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::sync::Ordering;
 use crate::time::Nanos;
@@ -195,6 +195,36 @@ impl SlidingEstimate {
         Word { before: carried(word.before), used: carried(word.used), ..word }.encode()
     }
 
+    /// Counts `n` permits.
+    fn take(&self, state: &EstimateState, at: Nanos, n: u32) -> Result<EstimateCharge, Refused> {
+        let now = stamp(at);
+        loop {
+            let Some(seen) = state.word.load() else {
+                return Err(refused_as_closed(at).into());
+            };
+            let (window, version) = self.window.get_with_version();
+            if window.needs_no_count(n) {
+                window.without_count(n, at)?;
+                return Ok(EstimateCharge { time: 0, version, n: 0, before: 0, used: 0 });
+            }
+            let (word, beginning) = Self::open(Word::decode(seen.content()), now, &window);
+            if !fits(word, beginning, n, &window) {
+                return Err(Refused::until(due(word, beginning, n, &window), now));
+            }
+            let after = Word { used: word.used + n, ..word };
+            // Relaxed: the word holds all that a request changes: 6 in `closable.rs`.
+            if state.word.replace(seen, after.encode(), Ordering::Relaxed) {
+                return Ok(EstimateCharge {
+                    time: word.time,
+                    version,
+                    n,
+                    before: after.before,
+                    used: after.used,
+                });
+            }
+        }
+    }
+
     /// Looks at the window that is open at a time, and its beginning, when no change is at work.
     fn look<R>(&self, state: &EstimateState, at: Nanos, look: impl Fn(Word, Stamp, &Window) -> R) -> R {
         let wait = || self.window.wait();
@@ -261,33 +291,33 @@ fn until_the_end(word: Word, window: &Window) -> u64 {
 }
 
 /// When `n` more permits fit below the limit, if nothing else is granted. `n` is at most the limit.
-fn due(word: Word, beginning: Stamp, n: u64, window: &Window) -> Stamp {
-    let (limit, length) = (u64::from(window.limit), window.length);
-    // The part of the window before that may still count, so that `n` fits; in this window or in
-    // the next.
-    let part = |before: u32, room: u64| match room.checked_mul(length) {
-        _ if before == 0 => length,
-        Some(product) => (product / u64::from(before)).min(length),
-        None => {
-            let part = u128::from(room) * u128::from(length) / u128::from(before);
-            u64::try_from(part).unwrap_or(length).min(length)
-        }
-    };
+#[inline]
+fn due(word: Word, beginning: Stamp, n: u32, window: &Window) -> Stamp {
+    let (limit, length, n) = (u64::from(window.limit), window.length, u64::from(n));
     if let Some(room) = limit.checked_sub(u64::from(word.used) + n) {
-        let part = part(word.before, room);
+        let part = part_that_fits(word.before, room, length);
         if part > 0 {
             return beginning.saturating_add(length - part);
         }
     }
-    let part = part(word.used, limit - n);
+    let part = part_that_fits(word.used, limit - n, length);
     beginning.saturating_add(length).saturating_add(length - part)
 }
 
-/// The refusal of `n` permits at a word. Not inlined, so that its division keeps no registers from
-/// a grant.
-#[inline(never)]
-fn refused(word: Word, beginning: Stamp, n: u32, window: Window, at: Nanos) -> Refusal {
-    limited(time_of(due(word, beginning, u64::from(n), &window)), at)
+/// The part of a window with so many permits that may still count, so that it takes no more than
+/// the room.
+#[inline]
+fn part_that_fits(permits: u32, room: u64, length: u64) -> u64 {
+    match room.checked_mul(length) {
+        _ if permits == 0 => length,
+        // The usual refusal, without a division.
+        Some(0) => 0,
+        Some(product) => (product / u64::from(permits)).min(length),
+        None => {
+            let part = u128::from(room) * u128::from(length) / u128::from(permits);
+            u64::try_from(part).unwrap_or(length).min(length)
+        }
+    }
 }
 
 impl Shut for SlidingEstimate {
@@ -311,32 +341,7 @@ impl Policy for SlidingEstimate {
 
     #[inline]
     fn try_acquire(&self, state: &EstimateState, at: Nanos, n: u32) -> Result<EstimateCharge, Refusal> {
-        let now = stamp(at);
-        loop {
-            let Some(seen) = state.word.load() else {
-                return Err(refused_as_closed(at));
-            };
-            let (window, version) = self.window.get_with_version();
-            if window.needs_no_count(n) {
-                window.without_count(n, at)?;
-                return Ok(EstimateCharge { time: 0, version, n: 0, before: 0, used: 0 });
-            }
-            let (word, beginning) = Self::open(Word::decode(seen.content()), now, &window);
-            if !fits(word, beginning, n, &window) {
-                return Err(refused(word, beginning, n, window, at));
-            }
-            let after = Word { used: word.used + n, ..word };
-            // Relaxed: the word holds all that a request changes.
-            if state.word.replace(seen, after.encode(), Ordering::Relaxed) {
-                return Ok(EstimateCharge {
-                    time: word.time,
-                    version,
-                    n,
-                    before: after.before,
-                    used: after.used,
-                });
-            }
-        }
+        self.take(state, at, n).map_err(Refused::into_refusal)
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
@@ -366,7 +371,7 @@ impl Policy for SlidingEstimate {
                 ahead -= taken;
                 word = Word { used: small(u64::from(word.used) + taken), ..word };
                 if ahead == 0 {
-                    return time_of(due(word, beginning, u64::from(n), window));
+                    return time_of(due(word, beginning, n, window));
                 }
                 beginning = beginning.saturating_add(window.length);
                 word = Word { time: beginning, before: word.used, used: 0 };
@@ -400,7 +405,7 @@ impl Policy for SlidingEstimate {
         let word = Word { time, before: small(before), used: small(used) };
         let (mut word, beginning) = Self::open(word, stamp(at), &window);
         if !fits(word, beginning, n, &window) {
-            at = time_of(due(word, beginning, u64::from(n), &window)).max(at);
+            at = time_of(due(word, beginning, n, &window)).max(at);
             if at == Nanos::MAX {
                 return at;
             }

@@ -41,10 +41,11 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::shut::{Remainder, Shut};
-use crate::policy::window::closable::ClosableWord;
-use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
-use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
+use crate::policy::window::closable::{ClosableWord, refused_as_closed};
+use crate::policy::window::{CurrentWindow, Refused, Stamp, Window, stamp, time_of};
+use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus};
 use crate::rate::Rate;
+use crate::sync::Ordering;
 use crate::time::Nanos;
 
 /// At most so many permits in each period of time, counted from zero when the next one begins.
@@ -186,13 +187,47 @@ impl FixedWindow {
     /// The window that is open at a time, as it would be written.
     #[inline]
     fn open(&self, word: Word, at: Stamp, window: &Window) -> Word {
+        self.open_since(word, at, window).0
+    }
+
+    /// The window that is open at a time, as it would be written, and how long before the time of
+    /// that word it began.
+    #[inline]
+    fn open_since(&self, word: Word, at: Stamp, window: &Window) -> (Word, u64) {
         let now = at.max(word.time);
         if self.from_first_grant {
             let over = word.used == 0 || now >= word.time.saturating_add(window.length);
-            return if over { Word { time: now, used: 0 } } else { word };
+            return (if over { Word { time: now, used: 0 } } else { word }, 0);
         }
-        let used = if now - word.time <= window.since_beginning(now) { word.used } else { 0 };
-        Word { time: now, used }
+        let since = window.since_beginning(now);
+        let used = if now - word.time <= since { word.used } else { 0 };
+        (Word { time: now, used }, since)
+    }
+
+    /// Counts `n` permits.
+    fn take(&self, state: &FixedState, at: Nanos, n: u32) -> Result<FixedCharge, Refused> {
+        let now = stamp(at);
+        loop {
+            let Some(seen) = state.word.load() else {
+                return Err(refused_as_closed(at).into());
+            };
+            let (window, version) = self.window.get_with_version();
+            if window.needs_no_count(n) {
+                window.without_count(n, at)?;
+                return Ok(FixedCharge { time: 0, version, n: 0, used: 0 });
+            }
+            let (word, since) = self.open_since(Word::decode(seen.content()), now, &window);
+            let used = word.used + u64::from(n);
+            if used > u64::from(window.limit) {
+                // What `end` says, with one product instead of two.
+                let end = (word.time - since).saturating_add(window.length);
+                return Err(Refused::until(end, now));
+            }
+            // Relaxed: the word holds all that a request changes: 6 in `closable.rs`.
+            if state.word.replace(seen, Word { used, ..word }.encode(), Ordering::Relaxed) {
+                return Ok(FixedCharge { time: word.time, version, n, used });
+            }
+        }
     }
 
     /// The beginning of the window that a word counts.
@@ -263,21 +298,7 @@ impl Policy for FixedWindow {
 
     #[inline]
     fn try_acquire(&self, state: &FixedState, at: Nanos, n: u32) -> Result<FixedCharge, Refusal> {
-        let now = stamp(at);
-        state.word.request(at, |content| {
-            let (window, version) = self.window.get_with_version();
-            window.check(n)?;
-            if window.unlimited {
-                return Ok((content, FixedCharge { time: 0, version, n: 0, used: 0 }));
-            }
-            let word = self.open(Word::decode(content), now, &window);
-            let used = word.used + u64::from(n);
-            if used > u64::from(window.limit) {
-                let due = if window.limit == 0 { Nanos::MAX } else { time_of(self.end(word, &window)) };
-                return Err(limited(due, at));
-            }
-            Ok((Word { used, ..word }.encode(), FixedCharge { time: word.time, version, n, used }))
-        })
+        self.take(state, at, n).map_err(Refused::into_refusal)
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {

@@ -44,6 +44,36 @@ pub(crate) fn time_of(stamp: Stamp) -> Nanos {
     if stamp > ORIGIN + LAST { Nanos::MAX } else { Nanos::new(stamp.saturating_sub(ORIGIN)) }
 }
 
+/// A refusal by a function that is not inlined. The wait is a number of its own: to copy a
+/// [`Refusal`] that was just written field by field would take longer than the decision.
+pub(crate) enum Refused {
+    For(Nanos),
+    Otherwise(Refusal),
+}
+
+impl Refused {
+    /// The refusal, at the stamp of a time, of a request that is due at a later stamp.
+    #[inline]
+    pub(crate) fn until(due: Stamp, now: Stamp) -> Refused {
+        let wait = if due > ORIGIN + LAST { u64::MAX } else { due.saturating_sub(now) };
+        Refused::For(Nanos::new(wait))
+    }
+
+    #[inline]
+    pub(crate) fn into_refusal(self) -> Refusal {
+        match self {
+            Refused::For(retry_after) => Refusal::Limited { retry_after },
+            Refused::Otherwise(refusal) => refusal,
+        }
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Refused {
+        Refused::Otherwise(refusal)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Window {
     /// The permits of one window. Zero: none ever.
