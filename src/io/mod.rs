@@ -2,8 +2,8 @@
 //!
 //! A transfer goes in chunks, so that no buffer is larger than what a limiter can grant at once,
 //! and so that transfers that share a limiter take turns. All chunks of a limiter have the same
-//! size, and its queue is first come first served: so each transfer gets the same share of the
-//! bytes, however large its buffers are.
+//! size, and its queue is first come first served. So each transfer whose buffer holds a chunk gets
+//! the same share of the bytes, however much larger its buffer is.
 //!
 //! | | a reader | a writer |
 //! |---|---|---|
@@ -40,6 +40,13 @@ pin_project! {
     /// A chunk is what comes in within 10 ms: at least 512 bytes and at most 64 KiB, and no more
     /// than the limiter can grant at once. So a policy with a burst of at least 10 ms is right;
     /// with a smaller one the chunks are smaller, and more of them wait. The size follows the rate.
+    /// [`max_chunk`](Throttled::max_chunk) makes them smaller.
+    ///
+    /// # Fairness
+    ///
+    /// Chunks wait in the queue of the limiter, in the order in which they came, and a transfer has
+    /// at most one in it. So transfers that share a limiter get equal shares. A transfer with a
+    /// buffer smaller than a chunk gets a smaller share.
     ///
     /// # What waits
     ///
@@ -87,6 +94,7 @@ pin_project! {
         inner: T,
         reads: Option<Direction>,
         writes: Option<Direction>,
+        max_chunk: u32,
     }
 }
 
@@ -94,19 +102,32 @@ impl<T> Throttled<T> {
     /// This reader or writer, without a limit, until [`limit_reads`](Throttled::limit_reads) or
     /// [`limit_writes`](Throttled::limit_writes) sets one.
     pub fn new(inner: T) -> Throttled<T> {
-        Throttled { inner, reads: None, writes: None }
+        Throttled { inner, reads: None, writes: None, max_chunk: MOST }
     }
 
     /// Limits the bytes that are read.
     #[must_use]
     pub fn limit_reads(self, limiter: impl Into<AnyLimiter>) -> Throttled<T> {
-        Throttled { reads: Some(Direction::new(limiter.into())), ..self }
+        Throttled { reads: Some(Direction::new(limiter.into(), self.max_chunk)), ..self }
     }
 
     /// Limits the bytes that are written.
     #[must_use]
     pub fn limit_writes(self, limiter: impl Into<AnyLimiter>) -> Throttled<T> {
-        Throttled { writes: Some(Direction::new(limiter.into())), ..self }
+        Throttled { writes: Some(Direction::new(limiter.into(), self.max_chunk)), ..self }
+    }
+
+    /// Makes no chunk larger than this, and at least one byte: as small as the smallest buffer among
+    /// the transfers that are to get equal shares, or smaller for a transfer that is to get less
+    /// than the others. More chunks cost more.
+    #[must_use]
+    pub fn max_chunk(mut self, bytes: u32) -> Throttled<T> {
+        self.max_chunk = bytes.clamp(1, MOST);
+        for direction in [&mut self.reads, &mut self.writes].into_iter().flatten() {
+            direction.max_chunk = self.max_chunk;
+            direction.set_chunk();
+        }
+        self
     }
 
     /// The inner reader or writer.
@@ -140,6 +161,7 @@ struct Direction {
     limiter: AnyLimiter,
     /// How many bytes are paid at a time.
     chunk: u32,
+    max_chunk: u32,
     /// The chunk that is being paid, and its place in the queue.
     place: Option<(u32, AnyReservation)>,
     /// How many bytes were read that the limiter refused a place.
@@ -147,9 +169,15 @@ struct Direction {
 }
 
 impl Direction {
-    fn new(limiter: AnyLimiter) -> Direction {
-        let chunk = chunk(&limiter.status());
-        Direction { limiter, chunk, place: None, owed: 0 }
+    fn new(limiter: AnyLimiter, max_chunk: u32) -> Direction {
+        let mut direction = Direction { limiter, chunk: 0, max_chunk, place: None, owed: 0 };
+        direction.set_chunk();
+        direction
+    }
+
+    /// Fits the chunk to the rate and the burst, which may have changed.
+    fn set_chunk(&mut self) {
+        self.chunk = chunk(&self.limiter.status()).min(self.max_chunk);
     }
 
     /// So many of these bytes are a chunk, or fewer.
@@ -171,15 +199,14 @@ impl Direction {
         match ready!(Pin::new(place).poll(context)) {
             Ok(grant) => {
                 if grant.waited() > Duration::ZERO {
-                    // The rate may have changed.
-                    self.chunk = chunk(&self.limiter.status());
+                    self.set_chunk();
                 }
                 Poll::Ready(Ok(bytes))
             }
             Err(refusal) => {
                 self.place = None;
                 // A lower burst may be why.
-                self.chunk = chunk(&self.limiter.status());
+                self.set_chunk();
                 Poll::Ready(Err(refused(refusal)))
             }
         }

@@ -257,6 +257,19 @@ fn the_chunk_follows_the_rate_and_the_burst() -> Result<(), Box<dyn std::error::
 }
 
 #[test]
+fn a_chunk_is_no_larger_than_it_may_be() {
+    let (limiter, _) = bucket(1_000_000, 100_000);
+    let mut buffer = [0; 50_000];
+    for (most, chunk) in [(0, 1), (300, 300), (u32::MAX, 10_000)] {
+        let reader = Throttled::new(tokio::io::repeat(7)).max_chunk(most).limit_reads(limiter.clone());
+        let later = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter.clone()).max_chunk(most);
+        for mut reader in [reader, later] {
+            assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), chunk);
+        }
+    }
+}
+
+#[test]
 fn each_of_several_limits_is_charged() {
     let (connection, clock) = bucket(1000, 600);
     let all = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 550), clock.clone());

@@ -1,7 +1,7 @@
 //! Two transfers share 500,000 bytes per second. Each takes the permits that are there, in place of
 //! waiting for the permits of a whole buffer. So both go on at half the rate, and the longer one
 //! has the whole rate once the shorter one has ended. It prints how long both took, and fails if
-//! they were faster than the limit: `cargo run --example bandwidth`
+//! they were faster than the limit: `cargo run --example share_bandwidth`
 
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,104 @@
+//! Eight connections of TCP share one bandwidth, and two of them are greedy.
+//!
+//! ```text
+//! cargo run --release --example bandwidth
+//! cargo run --release --example bandwidth -- --seconds 10 --plot bandwidth.svg
+//! ```
+//!
+//! All of them write as fast as they may; the greedy ones with buffers sixteen times as large. The
+//! same bytes are moved in three ways, one after the other: without a limit, with `tidegate`, and
+//! with `async-speed-limit` of TiKV. The program prints how many bytes a second came, the share of
+//! each connection, and the processor's time for all of it. It fails if tidegate's total is off by
+//! more than 0.5 % or a share by more than 2 %.
+
+mod plot;
+mod transfer;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+
+use transfer::{Way, run};
+
+/// Eight connections of TCP share one bandwidth, and two of them are greedy.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "bandwidth")]
+pub(crate) struct Arguments {
+    /// How many connections there are.
+    #[arg(long, default_value_t = 8)]
+    connections: usize,
+    /// How many of them are greedy.
+    #[arg(long, default_value_t = 2)]
+    greedy: usize,
+    /// Bytes per second, of all connections.
+    #[arg(long, default_value_t = 10_000_000)]
+    rate: u32,
+    /// For how long.
+    #[arg(long, default_value_t = 5)]
+    seconds: u32,
+    /// Draws the bytes of each connection over time.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+impl Arguments {
+    fn bytes(&self) -> u64 {
+        u64::from(self.rate) * u64::from(self.seconds)
+    }
+}
+
+/// What came over one connection by when, since the beginning.
+pub(crate) type Course = Vec<(Duration, u64)>;
+
+/// What one run measured.
+pub(crate) struct Measured {
+    pub(crate) courses: Vec<Course>,
+    pub(crate) took: Duration,
+    pub(crate) processor: Duration,
+}
+
+impl Measured {
+    /// How many bytes came over each connection by this time.
+    fn by(&self, time: Duration) -> Vec<u64> {
+        let by =
+            |course: &Course| course.iter().rev().find(|(at, _)| *at <= time).map_or(0, |(_, bytes)| *bytes);
+        self.courses.iter().map(by).collect()
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse();
+    println!("{:<20} {:>10} {:>20} {:>14}", "", "MB/s", "least, largest share", "processor");
+    let mut wrong = None;
+    for (name, way) in
+        [("no limit", Way::Plain), ("tidegate", Way::Tidegate), ("async-speed-limit", Way::SpeedLimit)]
+    {
+        let measured = run(&arguments, way)?;
+        let shares = measured.by(Duration::MAX);
+        let all: u64 = shares.iter().sum();
+        let fair = all as f64 / shares.len() as f64;
+        let of_fair = |bytes: Option<&u64>| bytes.map_or(0.0, |bytes| *bytes as f64 / fair * 100.0);
+        let (least, most) = (of_fair(shares.iter().min()), of_fair(shares.iter().max()));
+        let per_second = all as f64 / measured.took.as_secs_f64();
+        println!(
+            "{name:<20} {:>10.3} {:>9.2} % {:>6.2} % {:>9.0} ms/GB",
+            per_second / 1e6,
+            least,
+            most,
+            measured.processor.as_secs_f64() * 1e3 / (all as f64 / 1e9),
+        );
+        if let Way::Tidegate = way {
+            let off = (per_second / f64::from(arguments.rate) - 1.0).abs();
+            if off > 0.005 || most > 102.0 || least < 98.0 {
+                wrong = Some("the total is off by more than 0.5 % or a share by more than 2 %");
+            }
+            if let Some(file) = &arguments.plot {
+                plot::draw(file, &arguments, &measured)?;
+                println!("drawn in {}", file.display());
+            }
+        }
+    }
+    wrong.map_or(Ok(()), |wrong| Err(wrong.into()))
+}
