@@ -1,0 +1,254 @@
+//! Sinks that wait for permits of a [`tidegate`] rate limiter.
+//!
+//! A sink accepts an item when a permit is due. The permit is reserved when the inner sink is
+//! ready, so a sink that is blocked holds no permits. A permit that no item used is given back.
+//!
+//! Streams, readers and writers are in `tidegate` itself, behind its features `stream` and `io`.
+
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures_sink::Sink;
+use pin_project_lite::pin_project;
+use tidegate::{AllRefusal, AnyLimiter, AnyReservation};
+
+/// Adds [`rate_limited`](LimitSink::rate_limited) to all sinks.
+pub trait LimitSink<Item>: Sink<Item> + Sized {
+    /// Accepts each item when the limiter grants a permit: one for each item, or its
+    /// [cost](LimitedSink::cost).
+    ///
+    /// The limiter is a `RateLimiter`, an `AllOf`, a key (`OfKey`) or an [`AnyLimiter`]. Sinks and
+    /// streams that share it wait in one queue.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures_util::{SinkExt, sink};
+    /// use tidegate::{Rate, RateLimiter, SmoothBursty, TokioClock};
+    /// use tidegate_futures::LimitSink;
+    /// use tokio::time::{Duration, Instant};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
+    /// let begin = Instant::now();
+    /// let mut numbers = sink::drain().rate_limited(limiter);
+    /// for number in 0..6 {
+    ///     numbers.send(number).await?;
+    /// }
+    /// assert_eq!(begin.elapsed(), Duration::from_secs(1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn rate_limited(self, limiter: impl Into<AnyLimiter>) -> LimitedSink<Self, fn(&Item) -> u32> {
+        LimitedSink { inner: self, place: Place::default(), limiter: limiter.into(), cost: |_| 1 }
+    }
+}
+
+impl<Item, S: Sink<Item>> LimitSink<Item> for S {}
+
+pin_project! {
+    /// A sink that accepts each item when its permits are due. Made by
+    /// [`rate_limited`](LimitSink::rate_limited).
+    ///
+    /// Flushing and closing do not wait.
+    ///
+    /// # Errors
+    ///
+    /// A [`SinkError`]: that of the inner sink, or a refusal: the limiter was closed, or it never
+    /// grants a permit. After a refusal the next item asks again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future of a send before the item was accepted keeps the place in the queue, in
+    /// the sink. Dropping, flushing or closing the sink gives back what no item has used.
+    ///
+    /// # Fairness
+    ///
+    /// Sinks that share a limiter wait in its queue, in the order in which their items came. A sink
+    /// has at most one place in it.
+    ///
+    /// # Costs
+    ///
+    /// One allocation for each item.
+    #[must_use = "sinks do nothing unless polled"]
+    pub struct LimitedSink<S, F> {
+        #[pin]
+        inner: S,
+        place: Place,
+        limiter: AnyLimiter,
+        cost: F,
+    }
+}
+
+/// The place of the next item in the queue. Dropping it leaves the queue, or gives back the permit.
+#[derive(Default)]
+struct Place {
+    reservation: Option<AnyReservation>,
+    /// Whether its permit is there.
+    due: bool,
+}
+
+impl Place {
+    /// Waits until the place is due; takes one if there is none.
+    fn poll_due(&mut self, limiter: &AnyLimiter, context: &mut Context<'_>) -> Poll<Result<(), AllRefusal>> {
+        if self.due {
+            return Poll::Ready(Ok(()));
+        }
+        let place = match &mut self.reservation {
+            Some(place) => place,
+            none => none.insert(limiter.reserve(1)?),
+        };
+        match ready!(Pin::new(place).poll(context)) {
+            Ok(_) => self.due = true,
+            Err(refusal) => {
+                self.reservation = None;
+                return Poll::Ready(Err(refusal));
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends the place with so many permits used.
+    fn settle(&mut self, used: u32) {
+        let due = std::mem::replace(&mut self.due, false);
+        if let Some(place) = self.reservation.take().filter(|_| due) {
+            // One number for all limits: no name in it can be wrong.
+            let _ = place.settle(used);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.settle(0);
+    }
+}
+
+impl<S, F> LimitedSink<S, F> {
+    /// Charges this cost for each item.
+    ///
+    /// The sink learns of an item when it accepts it, with one permit. The rest of the cost is owed:
+    /// later items, of all that share the limiter, wait until it has come in. An item of cost 0
+    /// waits for a permit and gives it back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures_util::{SinkExt, sink};
+    /// use tidegate::{Rate, RateLimiter, TokenBucket, TokioClock};
+    /// use tidegate_futures::LimitSink;
+    /// use tokio::time::{Duration, Instant};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = TokenBucket::new(Rate::per_second(1000), 1000);
+    /// let bytes = RateLimiter::with_clock(policy, TokioClock::new());
+    /// let begin = Instant::now();
+    /// let mut chunks = sink::drain().rate_limited(bytes).cost(|chunk: &Vec<u8>| chunk.len() as u32);
+    /// chunks.send(vec![0; 1499]).await?;
+    /// assert_eq!(begin.elapsed(), Duration::ZERO);
+    /// chunks.send(vec![0; 10]).await?;
+    /// assert_eq!(begin.elapsed(), Duration::from_millis(500));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cost<Item, G: FnMut(&Item) -> u32>(self, cost: G) -> LimitedSink<S, G>
+    where
+        S: Sink<Item>,
+    {
+        let LimitedSink { inner, place, limiter, .. } = self;
+        LimitedSink { inner, place, limiter, cost }
+    }
+
+    /// The inner sink.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The inner sink. An item sent through it needs no permit.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The inner sink, pinned. An item sent through it needs no permit.
+    pub fn get_pin_mut(self: Pin<&mut Self>) -> Pin<&mut S> {
+        self.project().inner
+    }
+
+    /// The inner sink. A permit that no item used is given back.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, F> {
+    type Error = SinkError<S::Error>;
+
+    fn poll_ready(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        let this = self.project();
+        ready!(this.inner.poll_ready(context)).map_err(SinkError::Inner)?;
+        this.place.poll_due(this.limiter, context).map_err(SinkError::Refused)
+    }
+
+    fn start_send(self: Pin<&mut Self>, item: Item) -> Result<(), Self::Error> {
+        let this = self.project();
+        let cost = (this.cost)(&item);
+        this.inner.start_send(item).map_err(SinkError::Inner)?;
+        this.place.settle(cost);
+        Ok(())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        let this = self.project();
+        // No item follows for now.
+        *this.place = Place::default();
+        this.inner.poll_flush(context).map_err(SinkError::Inner)
+    }
+
+    fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        let this = self.project();
+        *this.place = Place::default();
+        this.inner.poll_close(context).map_err(SinkError::Inner)
+    }
+}
+
+impl<S: fmt::Debug, F> fmt::Debug for LimitedSink<S, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitedSink")
+            .field("inner", &self.inner)
+            .field("waits", &(self.place.reservation.is_some() && !self.place.due))
+            .field("limiter", &self.limiter)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a [`LimitedSink`] did not accept an item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SinkError<E> {
+    /// The inner sink failed.
+    Inner(E),
+    /// The limiter refused.
+    Refused(AllRefusal),
+}
+
+impl<E> fmt::Display for SinkError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SinkError::Inner(_) => f.write_str("the sink failed"),
+            SinkError::Refused(refusal) => write!(f, "the sink's limiter refused: {refusal}"),
+        }
+    }
+}
+
+impl<E: Error + 'static> Error for SinkError<E> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            SinkError::Inner(error) => Some(error),
+            SinkError::Refused(refusal) => Some(refusal),
+        }
+    }
+}
