@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use axum::{Router, extract::State, http::StatusCode, routing::get};
 use tidegate::{Rate, RateLimiter, SlidingLog};
-use tidegate_http::read::{CAP, Pause, Reader};
+use tidegate_http::read::{Advice, CAP, Reader};
 
 type Refused = (StatusCode, [(&'static str, String); 1]);
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -40,7 +40,7 @@ async fn main() -> Result<(), Error> {
             limiter.acquire().await?;
             let (sent, answer) = (begin.elapsed(), call.send().await?);
             let told = Reader::auto().read(answer.status(), answer.headers());
-            if let Pause::For { wait, .. } = told.pause(SystemTime::now(), CAP) {
+            if let Advice::Pause { wait, .. } = told.advice(SystemTime::now(), CAP) {
                 limiter.pause_for(wait); // holds up all tasks
             }
             println!("sent at {:>4} ms: {}", sent.as_millis(), answer.status());

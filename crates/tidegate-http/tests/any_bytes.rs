@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use tidegate_http::When;
-use tidegate_http::read::{CAP, Numbers, Pause, Reader};
+use tidegate_http::read::{Advice, CAP, Numbers, Reader};
 
 const NAMES: &[&str] = &[
     "x",
@@ -200,10 +200,10 @@ fn no_answer_does_harm() {
             assert!(limit.window.is_none_or(|w| !w.is_zero()), "{}", say());
             assert!(limit.limit.is_some() || limit.remaining.is_some() || limit.reset.is_some(), "{}", say());
         }
-        let pauses = answer.pause(SystemTime::UNIX_EPOCH, CAP) != Pause::None;
+        let pauses = answer.advice(SystemTime::UNIX_EPOCH, CAP) != Advice::Go;
         assert!(pauses || !answer.refused, "{}", say());
         for now in [SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40)] {
-            if let Pause::For { wait, asked } = answer.pause(now, CAP) {
+            if let Advice::Pause { wait, asked } = answer.advice(now, CAP) {
                 assert!(wait <= CAP && wait <= asked && !wait.is_zero(), "{}", say());
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_http::read::{Answer, CAP, Numbers, Pause, Reader, ServerLimit, Vendor};
+use tidegate_http::read::{Advice, Answer, CAP, Numbers, Reader, ServerLimit, Vendor};
 use tidegate_http::{Unit, When};
 
 /// Unix time 1792567680.
@@ -37,20 +37,20 @@ fn only(pairs: &[(&str, &str)]) -> ServerLimit {
     limits[0].clone()
 }
 
-fn pause(answer: &Answer) -> Pause {
-    answer.pause(SystemTime::UNIX_EPOCH, CAP)
+fn pause(answer: &Answer) -> Advice {
+    answer.advice(SystemTime::UNIX_EPOCH, CAP)
 }
 
 fn seconds(seconds: f64) -> Option<When> {
     Some(When::In(Duration::from_secs_f64(seconds)))
 }
 
-fn for_seconds(wait: u64) -> Pause {
+fn for_seconds(wait: u64) -> Advice {
     let wait = Duration::from_secs(wait);
-    Pause::For { wait, asked: wait }
+    Advice::Pause { wait, asked: wait }
 }
 
-const BACK_OFF: Pause = Pause::BackOff { at_least: Duration::ZERO };
+const BACK_OFF: Advice = Advice::BackOff { at_least: Duration::ZERO };
 
 fn reset(text: &str) -> Option<When> {
     only(&[("x-ratelimit-remaining", "5"), ("x-ratelimit-reset", text), DATE]).reset
@@ -201,10 +201,10 @@ fn times_of_the_calendar_count_from_the_date_of_the_answer() {
     // A clock that is an hour late, and one that is an hour early.
     for now in [at + Duration::from_secs(3600), at - Duration::from_secs(3600)] {
         let answer = read(200, &[pairs[0], pairs[1], DATE]);
-        assert_eq!(answer.pause(now, CAP), for_seconds(30));
+        assert_eq!(answer.advice(now, CAP), for_seconds(30));
     }
     let without = read(200, &pairs);
-    assert_eq!(without.pause(at - Duration::from_secs(7), CAP), for_seconds(7));
+    assert_eq!(without.advice(at - Duration::from_secs(7), CAP), for_seconds(7));
 }
 
 #[test]
@@ -224,7 +224,9 @@ fn no_pause_is_longer_than_the_cap() {
         ("retry-after", "Fri, 31 Dec 9999 23:59:59 GMT"),
         ("retry-after", "4294967295"),
     ] {
-        let Pause::For { wait, asked } = pause(&read(429, &[(name, value), DATE])) else { panic!("{value}") };
+        let Advice::Pause { wait, asked } = pause(&read(429, &[(name, value), DATE])) else {
+            panic!("{value}")
+        };
         assert_eq!(wait, CAP);
         assert!(asked > CAP);
     }
@@ -279,7 +281,7 @@ fn sentinels_are_unknown_and_not_exhausted() {
     {
         let answer = read(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", sentinel)]);
         assert_eq!((answer.limits[0].limit, answer.limits[0].remaining), (Some(100.0), None), "{sentinel}");
-        assert_eq!(pause(&answer), Pause::None, "{sentinel}");
+        assert_eq!(pause(&answer), Advice::Go, "{sentinel}");
     }
 }
 
@@ -313,8 +315,8 @@ fn github_refuses_with_403() {
     let secondary = [("x-ratelimit-remaining", "14"), ("retry-after", "60"), ("x-github-request-id", "A")];
     assert_eq!(pause(&read(403, &secondary)), for_seconds(60));
     let untimed = read(429, &[("x-ratelimit-remaining", "14"), ("x-github-request-id", "A")]);
-    assert_eq!(pause(&untimed), Pause::BackOff { at_least: Duration::from_secs(60) });
-    assert_eq!(pause(&read(403, &[("x-ratelimit-remaining", "4999")])), Pause::None);
+    assert_eq!(pause(&untimed), Advice::BackOff { at_least: Duration::from_secs(60) });
+    assert_eq!(pause(&read(403, &[("x-ratelimit-remaining", "4999")])), Advice::Go);
 }
 
 #[test]
@@ -325,7 +327,7 @@ fn refusals_are_known_by_status_and_headers() {
         assert_eq!(pause(&read(status, &[("retry-after", "3")])), for_seconds(3));
     }
     for status in [400, 403, 503] {
-        assert_eq!(pause(&read(status, &[])), Pause::None);
+        assert_eq!(pause(&read(status, &[])), Advice::Go);
         assert_eq!(pause(&read(status, &[("retry-after", "3")])), for_seconds(3));
         assert_eq!(
             pause(&read(status, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "9")])),
@@ -342,11 +344,11 @@ fn refusals_are_known_by_status_and_headers() {
         ] {
             assert_eq!(pause(&read(status, &[(name, value)])), BACK_OFF, "{name}");
         }
-        assert_eq!(pause(&read(status, &[("x-ratelimit-exceeded", "false")])), Pause::None);
-        assert_eq!(pause(&read(status, &[("x-amzn-errortype", "ValidationException")])), Pause::None);
+        assert_eq!(pause(&read(status, &[("x-ratelimit-exceeded", "false")])), Advice::Go);
+        assert_eq!(pause(&read(status, &[("x-amzn-errortype", "ValidationException")])), Advice::Go);
     }
     for status in [200, 201, 304, 404, 414, 500] {
-        assert_eq!(pause(&read(status, &[("retry-after", "3")])), Pause::None, "{status}");
+        assert_eq!(pause(&read(status, &[("retry-after", "3")])), Advice::Go, "{status}");
     }
 }
 
@@ -365,18 +367,18 @@ fn an_answer_pauses_when_nothing_is_left() {
         for_seconds(60)
     );
     assert_eq!(pause(&read(200, &[("x-ratelimit-remaining", "0")])), BACK_OFF);
-    assert_eq!(pause(&read(200, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "0")])), Pause::None);
-    assert_eq!(pause(&read(200, &[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "9")])), Pause::None);
+    assert_eq!(pause(&read(200, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "0")])), Advice::Go);
+    assert_eq!(pause(&read(200, &[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "9")])), Advice::Go);
 }
 
 #[test]
 fn answers_out_of_a_cache_and_redirects_do_not_pause() {
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
     let cached = read(200, &[pairs[0], pairs[1], ("age", "20")]);
-    assert_eq!((cached.trusted, pause(&cached)), (false, Pause::None));
+    assert_eq!((cached.trusted, pause(&cached)), (false, Advice::Go));
     assert_eq!(pause(&read(200, &[pairs[0], pairs[1], ("age", "0")])), for_seconds(60));
     let redirect = read(302, &pairs);
-    assert_eq!((redirect.trusted, pause(&redirect)), (false, Pause::None));
+    assert_eq!((redirect.trusted, pause(&redirect)), (false, Advice::Go));
     // GitHub answers 304 to conditional requests, itself.
     assert_eq!(pause(&read(304, &pairs)), for_seconds(60));
     // A refusal is one wherever it comes from.
@@ -437,7 +439,7 @@ fn malformed_fields_of_the_draft_are_ignored() {
         assert_eq!(limits(&[("ratelimit", field)]), [], "{field}");
     }
     for field in ["\"a\";r=-1", "\"a\";r=0.5", "\"a\";r=\"0\"", "\"a\";r", "5;r=0", "(\"a\");r=0"] {
-        assert_eq!(pause(&read(200, &[("ratelimit", field)])), Pause::None, "{field}");
+        assert_eq!(pause(&read(200, &[("ratelimit", field)])), Advice::Go, "{field}");
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
-use tidegate_http::read::{Answer, CAP, Pause, Reader, ServerLimit};
+use tidegate_http::read::{Advice, Answer, CAP, Reader, ServerLimit};
 use tidegate_http::{Unit, When};
 
 /// How a block was read.
@@ -217,12 +217,12 @@ impl Grader<'_> {
     }
 
     fn pause(&mut self, answer: &Answer) {
-        let pause = answer.pause(self.now, CAP);
+        let pause = answer.advice(self.now, CAP);
         if let Some(expected) = self.expect()["pause"].as_bool() {
-            let fits = (pause != Pause::None) == expected;
+            let fits = (pause != Advice::Go) == expected;
             self.check(fits, || format!("pause {pause:?}"));
         }
-        if let (Some(cap), Pause::For { wait, .. }) = (self.block["cap_advised_seconds"].as_f64(), pause) {
+        if let (Some(cap), Advice::Pause { wait, .. }) = (self.block["cap_advised_seconds"].as_f64(), pause) {
             self.check(wait.as_secs_f64() <= cap, || format!("pause {pause:?} beyond {cap}"));
         }
     }
@@ -251,5 +251,5 @@ fn show(answer: &Answer, now: SystemTime) -> String {
             )
         })
         .collect();
-    format!("{limits:?}, retry after {:?}, pause {:?}", answer.retry_after, answer.pause(now, CAP))
+    format!("{limits:?}, retry after {:?}, pause {:?}", answer.retry_after, answer.advice(now, CAP))
 }

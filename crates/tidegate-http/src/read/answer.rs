@@ -14,13 +14,13 @@ use crate::When;
 /// ```
 /// use std::time::{Duration, SystemTime};
 /// use tidegate_http::When;
-/// use tidegate_http::read::{Answer, CAP, Pause};
+/// use tidegate_http::read::{Answer, CAP, Advice};
 ///
 /// let mut answer = Answer::default();
 /// answer.refused = true;
 /// answer.retry_after = Some(When::In(Duration::from_secs(3)));
 /// let wait = Duration::from_secs(3);
-/// assert_eq!(answer.pause(SystemTime::now(), CAP), Pause::For { wait, asked: wait });
+/// assert_eq!(answer.advice(SystemTime::now(), CAP), Advice::Pause { wait, asked: wait });
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -65,14 +65,14 @@ impl Default for Answer {
 /// threshold that the IETF draft names.
 pub const CAP: Duration = Duration::from_secs(600);
 
-/// The pause that a client should make after an answer.
+/// What a client should do after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Pause {
-    /// Nothing; requests may go on.
-    None,
+pub enum Advice {
+    /// Requests may go on.
+    Go,
     /// Send nothing for a while.
-    For {
+    Pause {
         /// How long: as the server asks, or the cap if that is shorter.
         wait: Duration,
         /// How long the server asks for. After a shorter pause the server may still refuse.
@@ -87,15 +87,15 @@ pub enum Pause {
 }
 
 impl Answer {
-    /// Returns the pause that a client should make. `now` is the time at which the answer came; it
+    /// Returns what a client should do. `now` is the time at which the answer came; it
     /// counts only if the answer has no `Date`. No pause is longer than `cap`.
     ///
     /// A refusal pauses for its `retry_after`, or else until limits with nothing left are reset.
     /// Another answer pauses if one of its limits has nothing left, until that is reset.
     #[must_use]
-    pub fn pause(&self, now: SystemTime, cap: Duration) -> Pause {
+    pub fn advice(&self, now: SystemTime, cap: Duration) -> Advice {
         if !self.trusted && !self.refused {
-            return Pause::None;
+            return Advice::Go;
         }
         let exhausted = self.limits.iter().filter(|limit| limit.is_exhausted());
         // A reset that is not ahead is over: the limit has units again.
@@ -104,12 +104,12 @@ impl Answer {
             .filter(|wait| wait.is_none_or(|w| !w.is_zero()))
             .collect();
         if !self.refused && waits.is_empty() {
-            return Pause::None;
+            return Advice::Go;
         }
         let told = self.retry_after.filter(|_| self.refused).map(|at| at.wait(now));
         match told.or_else(|| waits.into_iter().flatten().max()) {
-            Some(asked) if !asked.is_zero() => Pause::For { wait: asked.min(cap), asked },
-            _ => Pause::BackOff { at_least: self.back_off.min(cap) },
+            Some(asked) if !asked.is_zero() => Advice::Pause { wait: asked.min(cap), asked },
+            _ => Advice::BackOff { at_least: self.back_off.min(cap) },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Headers read by a client: the limits of a server, and when to come again.
 //!
 //! [`Reader::read`] reads an answer of any API into an [`Answer`]: a list of [`ServerLimit`]s and
-//! a time to come again. [`Answer::pause`] says what to do.
+//! a time to come again. [`Answer::advice`] says what to do.
 //!
 //! # What is read
 //!
@@ -29,7 +29,7 @@
 //! ```
 //! use http::{HeaderMap, HeaderValue, StatusCode};
 //! use std::time::{Duration, SystemTime};
-//! use tidegate_http::read::{CAP, Pause, Reader};
+//! use tidegate_http::read::{CAP, Advice, Reader};
 //! use tidegate_http::{Unit, When};
 //!
 //! let mut headers = HeaderMap::new();
@@ -50,7 +50,7 @@
 //! assert_eq!(tokens.and_then(|t| t.reset), Some(When::In(Duration::from_secs(360))));
 //!
 //! let wait = Duration::from_secs(360);
-//! assert_eq!(answer.pause(SystemTime::now(), CAP), Pause::For { wait, asked: wait });
+//! assert_eq!(answer.advice(SystemTime::now(), CAP), Advice::Pause { wait, asked: wait });
 //! ```
 
 mod answer;
@@ -65,7 +65,7 @@ mod time;
 mod usage;
 mod vendor;
 
-pub use answer::{Answer, CAP, Pause};
+pub use answer::{Advice, Answer, CAP};
 pub use limit::ServerLimit;
 use reader::MOST_LIMITS;
 pub use reader::Reader;
