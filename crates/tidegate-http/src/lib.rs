@@ -1,5 +1,9 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "obey")]
+#[cfg_attr(docsrs, doc(cfg(feature = "obey")))]
+pub mod obey;
 pub mod read;
 pub mod tell;
 

@@ -1,0 +1,284 @@
+//! [`Obey`]: a limiter that obeys a server.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+use tidegate::{AllPermits, AllRefusal, AnyLimiter, Nanos};
+
+use super::call::{Call, Obeyed};
+use super::costs::{Costs, Load};
+use super::keep::KeepAtMost as _;
+use super::options::Options;
+use super::state::{Orders, State, Terms, Ticket};
+use crate::When;
+use crate::read::Answer;
+
+/// A limiter that obeys what a server answers. Clones share it.
+///
+/// A call begins with [`acquire`](Obey::acquire) and ends with [`Call::obey`]. See the
+/// [module](crate::obey).
+///
+/// # Fairness and cancel safety
+///
+/// As the limiter. In one case a call waits twice, at the end of the queue: it was granted while
+/// another call took the last unit that the server allows.
+#[derive(Clone)]
+pub struct Obey {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    limiter: AnyLimiter,
+    options: Options,
+    /// The names of the limiter's members.
+    members: Vec<String>,
+    state: Mutex<State>,
+    /// Draws the jitter of each pause.
+    random: RandomState,
+}
+
+/// So often a call that the server does not allow asks the limiter again. Then it goes: a limiter
+/// that does not pause cannot be obeyed.
+const TRIES: usize = 4;
+
+impl Obey {
+    /// Obeys the server that this limiter's calls go to, with the default [`Options`].
+    #[must_use]
+    pub fn new(limiter: impl Into<AnyLimiter>) -> Self {
+        Self::with_options(limiter, Options::new())
+    }
+
+    /// Obeys the server that this limiter's calls go to.
+    #[must_use]
+    pub fn with_options(limiter: impl Into<AnyLimiter>, options: Options) -> Self {
+        let limiter = limiter.into();
+        let members = limiter.status().members.into_iter().map(|(name, _)| name.to_string()).collect();
+        let (state, random) = (Mutex::new(State::new()), RandomState::new());
+        Self { shared: Arc::new(Shared { limiter, options, members, state, random }) }
+    }
+
+    /// Waits for one permit of each limit, and begins a call.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire`].
+    pub async fn acquire(&self) -> Result<Call, AllRefusal> {
+        self.acquire_many(Costs::new()).await
+    }
+
+    /// Waits for the permits of a call, and begins it.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire_many`].
+    pub async fn acquire_many(&self, costs: impl Into<Costs<'_>>) -> Result<Call, AllRefusal> {
+        let costs = costs.into();
+        let mut left = TRIES;
+        loop {
+            let permits = self.shared.limiter.acquire_many(costs.request()).await?;
+            if let Some(call) = self.begin_allowed(&costs, permits, &mut left) {
+                return Ok(call);
+            }
+        }
+    }
+
+    /// Begins a call now, or refuses.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::try_acquire`].
+    pub fn try_acquire(&self) -> Result<Call, AllRefusal> {
+        self.try_acquire_many(Costs::new())
+    }
+
+    /// Begins a call of these costs now, or refuses.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::try_acquire_many`].
+    pub fn try_acquire_many<'a>(&self, costs: impl Into<Costs<'a>>) -> Result<Call, AllRefusal> {
+        let costs = costs.into();
+        let mut left = TRIES;
+        loop {
+            let permits = self.shared.limiter.try_acquire_many(costs.request())?;
+            if let Some(call) = self.begin_allowed(&costs, permits, &mut left) {
+                return Ok(call);
+            }
+        }
+    }
+
+    /// Blocks the calling thread until it has the permits of a call, and begins it. Do not call it
+    /// from a task.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::blocking_acquire_many`].
+    pub fn blocking_acquire_many<'a>(&self, costs: impl Into<Costs<'a>>) -> Result<Call, AllRefusal> {
+        let costs = costs.into();
+        let mut left = TRIES;
+        loop {
+            let permits = self.shared.limiter.blocking_acquire_many(costs.request())?;
+            if let Some(call) = self.begin_allowed(&costs, permits, &mut left) {
+                return Ok(call);
+            }
+        }
+    }
+
+    /// Begins a call that has its permits from elsewhere, such as a reservation. It goes also if
+    /// the server allows no more.
+    pub fn begin<'a>(&self, costs: impl Into<Costs<'a>>) -> Call {
+        Call::new(self.clone(), self.begin_in_any_case(&costs.into()), None)
+    }
+
+    fn begin_allowed(&self, costs: &Costs<'_>, permits: AllPermits, tries: &mut usize) -> Option<Call> {
+        *tries = tries.saturating_sub(1);
+        let ticket = match *tries {
+            0 => self.begin_in_any_case(costs),
+            _ => self.begin_if_allowed(costs)?,
+        };
+        Some(Call::new(self.clone(), ticket, Some(permits)))
+    }
+
+    fn begin_in_any_case(&self, costs: &Costs<'_>) -> Ticket {
+        let load = self.load(costs);
+        let now = self.now();
+        let mut state = self.state();
+        let ticket = state.begin_any(now, load);
+        let shut = state.shut_until(now);
+        drop(state);
+        self.pause_until(shut, now);
+        ticket
+    }
+
+    fn begin_if_allowed(&self, costs: &Costs<'_>) -> Option<Ticket> {
+        let load = self.load(costs);
+        let now = self.now();
+        let mut state = self.state();
+        let begun = state.begin(now, load);
+        let shut = state.shut_until(now);
+        drop(state);
+        let until = begun.as_ref().err().copied();
+        self.pause_until(until.max(shut), now);
+        begun.ok()
+    }
+
+    fn load(&self, costs: &Costs<'_>) -> Load {
+        costs.load(&self.shared.members)
+    }
+
+    fn now(&self) -> Nanos {
+        self.shared.options.clock.now()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No foreign code runs under the lock.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pause_until(&self, until: Option<Nanos>, now: Nanos) {
+        if let Some(until) = until {
+            // A key without room for a pause has no permits either.
+            let _ = self.pause_for(until.saturating_since(now).into());
+        }
+    }
+
+    /// Pauses the limiter for this time, and by the jitter longer.
+    fn pause_for(&self, wait: Duration) -> Result<Duration, AllRefusal> {
+        let shared = &self.shared;
+        let random = shared.random.hash_one(self.state().pauses());
+        // A float of 53 random bits.
+        #[expect(clippy::cast_precision_loss)]
+        let random = (random >> 11) as f64 / (1_u64 << 53) as f64;
+        // At most twice a wait that is capped.
+        let more = wait.as_secs_f64() * shared.options.jitter * random;
+        let wait = wait.saturating_add(Duration::try_from_secs_f64(more).unwrap_or_default());
+        shared.limiter.pause_for(wait)?;
+        Ok(wait)
+    }
+
+    /// Obeys the answer of a call.
+    pub(super) fn obey(&self, ticket: &Ticket, status: StatusCode, headers: &HeaderMap) -> Obeyed {
+        let options = &self.shared.options;
+        let mut answer = options.reader.read(status, headers);
+        answer.refused |= options.is_refusal(status, headers);
+        self.obey_answer(ticket, answer, !status.is_server_error())
+    }
+
+    pub(super) fn obey_answer(&self, ticket: &Ticket, mut answer: Answer, is_success: bool) -> Obeyed {
+        let Shared { limiter, options, members, .. } = &*self.shared;
+        forget_calendar(&mut answer);
+        let counts: Vec<_> = answer.limits.iter().map(|limit| options.count(limit, members)).collect();
+        let terms = Terms { cap: options.cap, back_off: options.back_off };
+        let now = self.now();
+        let orders = self.state().learn(now, ticket, &answer, &counts, is_success, terms);
+        self.carry_out(limiter, orders, answer)
+    }
+
+    /// Each order only lowers or prolongs, so that orders of two answers may overtake each other.
+    fn carry_out(&self, limiter: &AnyLimiter, orders: Orders, answer: Answer) -> Obeyed {
+        let mut obeyed = Obeyed { answer, paused_for: None, asked_for: orders.asked, error: None };
+        for (count, left) in orders.keep {
+            let member = count.member().and_then(|place| self.shared.members.get(place));
+            let kept = member.map(|member| limiter.keep_at_most(member, left));
+            obeyed.error = obeyed.error.or(kept.and_then(Result::err));
+        }
+        match orders.pause.map(|wait| self.pause_for(wait)) {
+            Some(Ok(wait)) => obeyed.paused_for = Some(wait),
+            Some(Err(error)) => obeyed.error = Some(error),
+            None => {}
+        }
+        obeyed
+    }
+
+    /// The call has its first answer.
+    pub(super) fn end(&self, ticket: &Ticket) {
+        self.state().end(ticket);
+    }
+
+    /// The call ended without an answer.
+    pub(super) fn lose(&self, ticket: &Ticket) {
+        let mut state = self.state();
+        state.end(ticket);
+        state.lose(ticket);
+    }
+
+    /// The limiter.
+    #[must_use]
+    pub fn limiter(&self) -> &AnyLimiter {
+        &self.shared.limiter
+    }
+
+    /// How many calls are in flight: they began, and have no answer yet.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.state().in_flight()
+    }
+
+    /// Forgets what the server told, and ends a pause of the limiter.
+    pub fn forget(&self) {
+        self.state().forget();
+        self.shared.limiter.resume();
+    }
+}
+
+/// A time of the calendar counts from the `Date` of its answer, and a reader has done so. What is
+/// left has no `Date`: by which clock it is told is not known.
+fn forget_calendar(answer: &mut Answer) {
+    let from_now = |when: &When| matches!(when, When::In(_));
+    answer.retry_after = answer.retry_after.filter(from_now);
+    for limit in &mut answer.limits {
+        limit.reset = limit.reset.filter(from_now);
+    }
+}
+
+impl fmt::Debug for Obey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Obey")
+            .field("limiter", &self.shared.limiter)
+            .field("options", &self.shared.options)
+            .finish_non_exhaustive()
+    }
+}

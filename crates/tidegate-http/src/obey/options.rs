@@ -1,0 +1,155 @@
+//! How a server is obeyed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+use tidegate::{Clock, DefaultClock};
+
+use super::costs::Count;
+use crate::Unit;
+use crate::read::{CAP, Reader, ServerLimit};
+
+/// How a server is obeyed. See [`Obey::with_options`](super::Obey::with_options).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate_http::obey::Options;
+/// use tidegate_http::read::{Reader, Vendor};
+///
+/// let options = Options::new()
+///     .reader(Reader::of(Vendor::GitHub))
+///     .cap(Duration::from_secs(3600)) // its limits are by the hour
+///     .member("core", "requests");
+/// ```
+#[derive(Clone)]
+#[must_use = "options do nothing unless they are given to an `Obey`"]
+pub struct Options {
+    pub(super) reader: Reader,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) cap: Duration,
+    pub(super) back_off: Duration,
+    pub(super) jitter: f64,
+    names: Vec<(String, String)>,
+    refusal: Option<Refusals>,
+}
+
+type Refusals = Arc<dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync>;
+
+impl Options {
+    /// The reader of any API, a cap of ten minutes, a back-off of one second, a jitter of a tenth.
+    pub fn new() -> Self {
+        Self {
+            reader: Reader::auto(),
+            clock: Arc::new(DefaultClock::new()),
+            cap: CAP,
+            back_off: Duration::from_secs(1),
+            jitter: 0.1,
+            names: Vec::new(),
+            refusal: None,
+        }
+    }
+
+    /// Sets the reader of the answers.
+    pub fn reader(self, reader: Reader) -> Self {
+        Self { reader, ..self }
+    }
+
+    /// Sets the clock by which resets are counted. It should be the clock of the limiter.
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Arc::new(clock), ..self }
+    }
+
+    /// Sets the longest pause. A server that asks for a longer one is asked again after this time.
+    /// The jitter comes on top.
+    pub fn cap(self, cap: Duration) -> Self {
+        Self { cap, ..self }
+    }
+
+    /// Sets the pause after the first refusal that tells no time. It doubles with each further
+    /// refusal, up to the cap. Where the [`Reader`] knows that an API asks for more, that counts.
+    pub fn back_off(self, first: Duration) -> Self {
+        Self { back_off: first, ..self }
+    }
+
+    /// Sets the part of a pause by which it is prolonged at most, at random, so that clients do not
+    /// come back at one time. It is drawn once for all answers to calls in flight together. What is
+    /// not a number between 0 and 1 is taken for the nearest, and NaN for 0.
+    pub fn jitter(self, part: f64) -> Self {
+        Self { jitter: if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) }, ..self }
+    }
+
+    /// Maps a limit that the server names to a member of the limiter. A single limiter has one
+    /// member, `limit`.
+    ///
+    /// Without this, a limit belongs to the member of its name, or else to the member that is named
+    /// as its unit: `requests`, `tokens`, `bytes`, `points`. Requests also belong to a single
+    /// limiter. Other limits lower no member. Upper and lower case do not matter.
+    pub fn member(mut self, server: impl Into<String>, member: impl Into<String>) -> Self {
+        self.names.push((server.into(), member.into()));
+        self
+    }
+
+    /// Sets which further answers are refusals, although their status and headers do not say so:
+    /// every 503 of a server, for example.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tidegate_http::obey::Options;
+    ///
+    /// let options = Options::new().refusal(|status, _| status == StatusCode::SERVICE_UNAVAILABLE);
+    /// ```
+    pub fn refusal(self, is: impl Fn(StatusCode, &HeaderMap) -> bool + Send + Sync + 'static) -> Self {
+        Self { refusal: Some(Arc::new(is)), ..self }
+    }
+
+    pub(super) fn is_refusal(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+        self.refusal.as_ref().is_some_and(|is| is(status, headers))
+    }
+
+    /// In which unit calls cost of a limit; `None` if that is not known.
+    pub(super) fn count(&self, limit: &ServerLimit, members: &[String]) -> Option<Count> {
+        let place = |name: &str| {
+            members.iter().position(|member| member.eq_ignore_ascii_case(name)).map(Count::of_member)
+        };
+        if let Some(name) = &limit.name {
+            let mapped = self.names.iter().find(|(server, _)| server.eq_ignore_ascii_case(name));
+            if let Some(count) = mapped.and_then(|(_, member)| place(member)).or_else(|| place(name)) {
+                return Some(count);
+            }
+        }
+        match limit.unit? {
+            Unit::Requests => {
+                let single = (members.len() == 1).then_some(Count::of_member(0));
+                place("requests").or(single).or(Some(Count::CALLS))
+            }
+            Unit::Bytes => place("bytes").or_else(|| place(Unit::Bytes.as_str())),
+            Unit::Concurrency => None,
+            unit @ (Unit::Tokens | Unit::Points) => place(unit.as_str()),
+        }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("reader", &self.reader)
+            .field("clock", &self.clock)
+            .field("cap", &self.cap)
+            .field("back_off", &self.back_off)
+            .field("jitter", &self.jitter)
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}

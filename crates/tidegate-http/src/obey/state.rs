@@ -1,0 +1,254 @@
+//! What is known of a server, as plain data: no clock, no lock, no limiter.
+//!
+//! | | holds | changed by |
+//! |---|---|---|
+//! | `open` | the costs of calls that began and have no answer | begin, answer, drop |
+//! | `lost` | the sum of the costs of calls that ended without a word on limits; it only grows | answer, drop |
+//! | `windows` | how much the server allows, of each limit, until when | begin, answer |
+//! | `pauses` | how often the server said stop | an answer that refuses |
+//! | `refusals` | refusals in a row | an answer that refuses or succeeds |
+//!
+//! Calls in flight get one refusal together: only a call that began after the last pause was told
+//! counts as a further refusal, and only its success ends a row of refusals.
+//!
+//! *Uncounted* are the calls that the server may not have counted when it answered a call: the
+//! calls in flight, and those that ended without a word since the call began. Other calls that ended
+//! since then brought an answer with a count of its own, and a count only lowers.
+
+use std::time::{Duration, SystemTime};
+
+use tidegate::Nanos;
+
+use super::costs::{Count, Load};
+use super::window::{Allowed, Windows};
+use crate::read::{Advice, Answer};
+use crate::{Unit, When};
+
+#[derive(Debug)]
+pub(super) struct State {
+    answers: u64,
+    open: Load,
+    lost: Load,
+    windows: Windows,
+    pauses: u64,
+    refusals: u32,
+}
+
+/// A call in flight.
+#[derive(Debug, Clone)]
+pub(super) struct Ticket {
+    costs: Load,
+    answers: u64,
+    pauses: u64,
+    lost: Load,
+}
+
+/// How answers are obeyed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) cap: Duration,
+    pub(super) back_off: Duration,
+}
+
+/// What follows from an answer.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    /// Send nothing for so long.
+    pub(super) pause: Option<Duration>,
+    /// How long the server asks for, if it tells.
+    pub(super) asked: Option<Duration>,
+    /// Keep at most so many permits of a member.
+    pub(super) keep: Vec<(Count, u64)>,
+    /// The answer refuses a call that began after the last pause.
+    pub(super) is_new_refusal: bool,
+}
+
+impl State {
+    pub(super) fn new() -> Self {
+        Self {
+            answers: 0,
+            open: Load::default(),
+            lost: Load::default(),
+            windows: Windows::default(),
+            pauses: 0,
+            refusals: 0,
+        }
+    }
+
+    /// Begins a call.
+    ///
+    /// # Errors
+    ///
+    /// The server allows no more. Returns the time until which the call has to wait.
+    pub(super) fn begin(&mut self, now: Nanos, costs: Load) -> Result<Ticket, Nanos> {
+        self.windows.take(now, &costs)?;
+        Ok(self.open(costs))
+    }
+
+    /// Begins a call also if the server allows no more.
+    pub(super) fn begin_any(&mut self, now: Nanos, costs: Load) -> Ticket {
+        if self.windows.take(now, &costs).is_err() {
+            self.windows.take_any(&costs);
+        }
+        self.open(costs)
+    }
+
+    fn open(&mut self, costs: Load) -> Ticket {
+        self.open.add(&costs);
+        Ticket { costs, answers: self.answers, pauses: self.pauses, lost: self.lost.clone() }
+    }
+
+    /// How often the server said stop.
+    pub(super) fn pauses(&self) -> u64 {
+        self.pauses
+    }
+
+    /// Forgets what the server told. Calls in flight stay so.
+    pub(super) fn forget(&mut self) {
+        self.windows = Windows::default();
+        self.refusals = 0;
+    }
+
+    /// The time until which the server allows nothing.
+    pub(super) fn shut_until(&self, now: Nanos) -> Option<Nanos> {
+        self.windows.shut_until(now)
+    }
+
+    /// How many calls are in flight.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.open.of(Count::CALLS)
+    }
+
+    /// The first answer of a call ends it.
+    pub(super) fn end(&mut self, ticket: &Ticket) {
+        self.open.subtract(&ticket.costs);
+    }
+
+    /// A call ended without an answer, or its answer tells nothing of limits.
+    pub(super) fn lose(&mut self, ticket: &Ticket) {
+        self.lost.add(&ticket.costs);
+    }
+
+    /// Learns from an answer. `counts` tells in which unit calls cost of each limit.
+    pub(super) fn learn(
+        &mut self,
+        now: Nanos,
+        ticket: &Ticket,
+        answer: &Answer,
+        counts: &[Option<Count>],
+        is_success: bool,
+        terms: Terms,
+    ) -> Orders {
+        let mut orders = Orders::default();
+        let tells = answer.limits.iter().any(|limit| limit.remaining.is_some());
+        if !answer.trusted || !tells {
+            self.lose(ticket);
+        }
+        if !answer.trusted && !answer.refused {
+            return orders;
+        }
+        self.answers += 1;
+        for (limit, count) in answer.limits.iter().zip(counts) {
+            self.limit(now, ticket, answer, (limit, *count), terms, &mut orders);
+        }
+        self.refusal(ticket, answer, is_success, terms, &mut orders);
+        orders
+    }
+
+    fn limit(
+        &mut self,
+        now: Nanos,
+        ticket: &Ticket,
+        answer: &Answer,
+        (limit, count): (&crate::read::ServerLimit, Option<Count>),
+        terms: Terms,
+        orders: &mut Orders,
+    ) {
+        let Some(remaining) = limit.remaining else { return };
+        // Calls that end give back what counts calls in flight; it is not used up.
+        if limit.unit == Some(Unit::Concurrency) || (count.is_none() && !limit.is_exhausted()) {
+            return;
+        }
+        let ended = |count| self.lost.of(count).saturating_sub(ticket.lost.of(count));
+        let uncounted = count.map_or(0, |count| self.open.of(count).saturating_add(ended(count)));
+        let left = whole(remaining).saturating_sub(uncounted);
+        let reset = from_now(limit.reset);
+        let reset = match from_now(answer.retry_after) {
+            Some(retry) if answer.refused && limit.is_exhausted() => Some(retry),
+            _ => reset,
+        };
+        let left = match reset {
+            // A reset that is not ahead is over: the limit has units again.
+            Some(Duration::ZERO) => return,
+            Some(asked) => {
+                let until = now.saturating_add(asked.min(terms.cap).into());
+                let (answer, began) = (self.answers, ticket.answers);
+                let allowed = Allowed { limit, count, left, until, answer, began };
+                let Some(left) = self.windows.tell(now, allowed) else { return };
+                if left == 0 {
+                    orders.pause(asked.min(terms.cap), asked);
+                }
+                left
+            }
+            None => left,
+        };
+        if let Some(count) = count.filter(|count| count.member().is_some()) {
+            orders.keep.push((count, left));
+        }
+    }
+
+    fn refusal(
+        &mut self,
+        ticket: &Ticket,
+        answer: &Answer,
+        is_success: bool,
+        terms: Terms,
+        orders: &mut Orders,
+    ) {
+        let is_new = ticket.pauses == self.pauses;
+        if !answer.refused {
+            if is_success && is_new {
+                self.refusals = 0;
+            }
+            return;
+        }
+        if is_new {
+            self.pauses += 1;
+            self.refusals = self.refusals.saturating_add(1);
+            orders.is_new_refusal = true;
+        }
+        // The time counts only for a reset of the calendar, of which none is left.
+        match answer.advice(SystemTime::UNIX_EPOCH, terms.cap) {
+            Advice::Pause { wait, asked } => orders.pause(wait, asked),
+            Advice::BackOff { at_least } if is_new => {
+                let doubled = 2_u32.saturating_pow(self.refusals - 1);
+                let wait = at_least.max(terms.back_off).saturating_mul(doubled).min(terms.cap);
+                orders.pause = orders.pause.max(Some(wait));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Orders {
+    fn pause(&mut self, wait: Duration, asked: Duration) {
+        self.pause = self.pause.max(Some(wait));
+        self.asked = self.asked.max(Some(asked));
+    }
+}
+
+/// Units that can be used: whole ones.
+fn whole(remaining: f64) -> u64 {
+    // The cast rounds down; counts are below 10^15 and not negative.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    {
+        remaining as u64
+    }
+}
+
+fn from_now(when: Option<When>) -> Option<Duration> {
+    match when? {
+        When::In(wait) => Some(wait),
+        When::At(_) => None,
+    }
+}

@@ -1,0 +1,559 @@
+//! A server is obeyed: one test for each rule, on a manual clock.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use tidegate::{
+    AllOf, AllRefusal, AnyLimiter, FixedWindow, KeyedRateLimiter, ManualClock, OfKey, Rate, RateLimiter,
+    TokenBucket,
+};
+use tidegate_http::obey::{Call, Costs, Obey, Obeyed, Options};
+use tidegate_http::read::{Reader, Vendor};
+
+const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
+
+fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+    let header = |(name, value): &(&str, &str)| {
+        (HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap())
+    };
+    pairs.iter().map(header).collect()
+}
+
+fn obey(call: &mut Call, status: u16, pairs: &[(&str, &str)]) -> Obeyed {
+    call.obey(StatusCode::from_u16(status).unwrap(), &headers(pairs))
+}
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn options(clock: &ManualClock) -> Options {
+    Options::new().clock(clock.clone()).jitter(0.0)
+}
+
+/// A limiter of 100/s with 100 at once, which the server stops long before.
+struct World {
+    clock: ManualClock,
+    limiter: RateLimiter<TokenBucket, ManualClock>,
+    api: Obey,
+}
+
+fn world() -> World {
+    world_with(|options| options)
+}
+
+fn world_with(set: impl FnOnce(Options) -> Options) -> World {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 100), clock.clone());
+    let api = Obey::with_options(limiter.clone(), set(options(&clock)));
+    World { clock, limiter, api }
+}
+
+impl World {
+    fn call(&self) -> Call {
+        self.api.try_acquire().unwrap()
+    }
+
+    /// One call, answered at once.
+    fn answer(&self, status: u16, pairs: &[(&str, &str)]) -> Obeyed {
+        obey(&mut self.call(), status, pairs)
+    }
+
+    fn paused_for(&self) -> Duration {
+        self.limiter.status().paused_for
+    }
+
+    /// Waits until the pause is over and a permit is there.
+    fn come_back(&self) {
+        self.clock.advance(self.limiter.status().next_in);
+    }
+
+    fn available(&self) -> u64 {
+        self.limiter.status().available
+    }
+}
+
+// Pauses.
+
+#[test]
+fn a_refusal_with_a_time_pauses() {
+    for status in [429, 503] {
+        let world = world();
+        let obeyed = world.answer(status, &[("retry-after", "30")]);
+        assert_eq!(obeyed.paused_for, Some(secs(30)));
+        assert_eq!(world.paused_for(), secs(30));
+        assert!(world.api.try_acquire().is_err());
+        world.clock.advance(secs(30) + Duration::from_millis(10));
+        // One interval apart: no burst follows.
+        assert_eq!(world.available(), 1);
+        assert!(world.api.try_acquire().is_ok());
+    }
+}
+
+#[test]
+fn a_403_of_github_pauses_if_a_header_says_that_a_limit_refused() {
+    let github = || world_with(|options| options.reader(Reader::of(Vendor::GitHub)));
+    let secondary = github();
+    secondary.answer(403, &[("retry-after", "60")]);
+    assert_eq!(secondary.paused_for(), secs(60));
+
+    let primary = github();
+    // 60 s after the `Date`.
+    let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567740"), DATE];
+    primary.answer(403, &pairs);
+    assert_eq!(primary.paused_for(), secs(60));
+
+    let forbidden = github();
+    forbidden.answer(403, &[("x-ratelimit-remaining", "14"), ("x-ratelimit-reset", "1792567740"), DATE]);
+    assert_eq!(forbidden.paused_for(), Duration::ZERO);
+}
+
+#[test]
+fn a_refusal_without_a_time_of_github_backs_off_for_a_minute() {
+    let world = world_with(|options| options.reader(Reader::of(Vendor::GitHub)));
+    world.answer(429, &[("x-ratelimit-remaining", "14"), ("x-ratelimit-limit", "30")]);
+    assert_eq!(world.paused_for(), secs(60));
+    world.come_back();
+    world.answer(429, &[]);
+    assert_eq!(world.paused_for(), secs(120));
+}
+
+#[test]
+fn retry_after_comes_before_a_reset() {
+    let world = world();
+    world.answer(429, &[("ratelimit", "\"a\";r=0;t=30"), ("retry-after", "5")]);
+    assert_eq!(world.paused_for(), secs(5));
+    world.come_back();
+    assert!(world.api.try_acquire().is_ok());
+}
+
+#[test]
+fn a_limit_with_nothing_left_pauses_until_its_reset() {
+    for status in [200, 429] {
+        let world = world();
+        world.answer(status, &[("ratelimit", "\"a\";r=0;t=30, \"b\";r=7;t=90")]);
+        assert_eq!(world.paused_for(), secs(30));
+    }
+}
+
+#[test]
+fn other_errors_do_not_pause() {
+    let world = world();
+    for status in [400, 401, 403, 404, 500, 502, 503] {
+        let obeyed = world.answer(status, &[]);
+        assert_eq!(obeyed.paused_for, None, "{status}");
+    }
+    assert_eq!(world.paused_for(), Duration::ZERO);
+}
+
+#[test]
+fn what_is_a_refusal_can_be_set() {
+    let world = world_with(|options| options.refusal(|status, _| status.as_u16() == 503));
+    world.answer(503, &[]);
+    assert_eq!(world.paused_for(), secs(1));
+}
+
+#[test]
+fn back_off_doubles_up_to_the_cap_and_ends_with_the_first_success() {
+    let world = world_with(|options| options.cap(secs(10)));
+    for wait in [1, 2, 4, 8, 10, 10] {
+        assert_eq!(world.answer(429, &[]).paused_for, Some(secs(wait)));
+        world.come_back();
+    }
+    world.clock.advance(secs(1));
+    // An error that is no refusal is no success.
+    world.answer(500, &[]);
+    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(10)));
+    world.come_back();
+    world.clock.advance(secs(1));
+    world.answer(404, &[]);
+    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(1)));
+}
+
+#[test]
+fn very_many_refusals_in_a_row_pause_for_the_cap() {
+    let world = world();
+    for _ in 0..100 {
+        world.answer(429, &[]);
+        world.come_back();
+    }
+    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(600)));
+}
+
+#[test]
+fn one_refusal_of_five_calls_in_flight_is_one_pause() {
+    let world = world();
+    let mut calls: Vec<_> = (0..5).map(|_| world.call()).collect();
+    for call in &mut calls {
+        obey(call, 429, &[]);
+        world.clock.advance(Duration::from_millis(100));
+    }
+    // The pause began with the first.
+    assert_eq!(world.paused_for(), Duration::from_millis(500));
+    world.come_back();
+    // The next refusal is the second, and not the sixth.
+    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(2)));
+}
+
+#[test]
+fn the_longest_end_counts() {
+    let world = world();
+    let mut calls: Vec<_> = (0..5).map(|_| world.call()).collect();
+    for (call, wait) in calls.iter_mut().zip(["3", "9", "1", "9", "4"]) {
+        obey(call, 429, &[("retry-after", wait)]);
+    }
+    assert_eq!(world.paused_for(), secs(9));
+}
+
+#[test]
+fn a_success_of_a_call_from_before_the_refusal_ends_no_row_of_refusals() {
+    let world = world();
+    let (mut refused, mut granted) = (world.call(), world.call());
+    obey(&mut refused, 429, &[]);
+    obey(&mut granted, 200, &[]);
+    world.come_back();
+    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(2)));
+}
+
+#[test]
+fn no_pause_is_longer_than_the_cap_and_the_answer_tells_when_it_cuts() {
+    let world = world();
+    let obeyed = world.answer(429, &[("retry-after", "86400")]);
+    assert_eq!(obeyed.paused_for, Some(secs(600)));
+    assert_eq!(obeyed.asked_for, Some(secs(86400)));
+    world.come_back();
+    let obeyed = world.answer(200, &[("ratelimit", "\"a\";r=0;t=86400")]);
+    assert_eq!(obeyed.paused_for, Some(secs(600)));
+    assert_eq!(obeyed.asked_for, Some(secs(86400)));
+    world.come_back();
+    assert!(world.api.try_acquire().is_ok());
+}
+
+#[test]
+fn jitter_prolongs_by_at_most_its_part_and_is_one_for_calls_in_flight_together() {
+    let mut waits = Vec::new();
+    for _ in 0..20 {
+        let world = world_with(|options| options.jitter(0.1));
+        let mut calls: Vec<_> = (0..5).map(|_| world.call()).collect();
+        for call in &mut calls {
+            let wait = obey(call, 429, &[("retry-after", "100")]).paused_for.unwrap();
+            assert!((secs(100)..=secs(110)).contains(&wait), "{wait:?}");
+            waits.push(wait);
+        }
+        assert!(waits.iter().rev().take(5).all(|wait| Some(wait) == waits.last()));
+    }
+    waits.dedup();
+    assert!(waits.len() > 10, "{waits:?}");
+}
+
+#[test]
+fn a_jitter_that_is_no_part_is_the_nearest() {
+    for (part, most) in [(f64::NAN, 0), (-1.0, 0), (f64::INFINITY, 100), (1e300, 100)] {
+        let world = world_with(|options| options.jitter(part));
+        let wait = world.answer(429, &[("retry-after", "100")]).paused_for.unwrap();
+        assert!((secs(100)..=secs(100 + most)).contains(&wait), "{part}: {wait:?}");
+    }
+}
+
+// What is left.
+
+#[test]
+fn remaining_lowers_what_is_available_and_never_raises_it() {
+    let world = world();
+    world.answer(200, &[("x-ratelimit-remaining", "30")]);
+    assert_eq!(world.available(), 30);
+    world.answer(200, &[("x-ratelimit-remaining", "5000")]);
+    assert_eq!(world.available(), 29);
+    world.answer(200, &[("x-ratelimit-remaining", "0")]);
+    // Without a reset it goes on at its own rate.
+    assert_eq!((world.available(), world.paused_for()), (0, Duration::ZERO));
+}
+
+#[test]
+fn remaining_is_lowered_by_calls_in_flight() {
+    let world = world();
+    let mut first = world.call();
+    let _others: Vec<_> = (0..4).map(|_| world.call()).collect();
+    assert_eq!(world.api.in_flight(), 5);
+    obey(&mut first, 200, &[("x-ratelimit-remaining", "30")]);
+    assert_eq!(world.available(), 26);
+    assert_eq!(world.api.in_flight(), 4);
+}
+
+#[test]
+fn remaining_is_lowered_by_calls_without_an_answer_that_the_server_may_not_have_counted() {
+    let world = world();
+    drop(world.call()); // it ended before the first began
+    let (mut first, second) = (world.call(), world.call());
+    drop(second);
+    let mut third = world.call();
+    obey(&mut third, 200, &[]); // tells nothing
+    obey(&mut first, 200, &[("x-ratelimit-remaining", "30")]);
+    assert_eq!(world.available(), 28);
+}
+
+#[test]
+fn an_older_remaining_after_a_newer_one_does_not_raise() {
+    let world = world();
+    let (mut old, mut new) = (world.call(), world.call());
+    obey(&mut new, 200, &[("ratelimit", "\"a\";r=20;t=60")]);
+    assert_eq!(world.available(), 19);
+    obey(&mut old, 200, &[("ratelimit", "\"a\";r=21;t=60")]);
+    assert_eq!(world.available(), 19);
+    for _ in 0..19 {
+        drop(world.call());
+    }
+    assert!(world.api.try_acquire().is_err());
+}
+
+#[test]
+fn no_more_calls_begin_than_the_server_allows_until_the_reset() {
+    let world = world();
+    world.answer(200, &[("ratelimit", "\"a\";r=3;t=60")]);
+    // The limiter refills at its own rate, but the server allows three.
+    world.clock.advance(secs(10));
+    assert_eq!(world.available(), 100);
+    for _ in 0..3 {
+        drop(world.call());
+    }
+    // The limiter is paused by the last of them, and not by an answer.
+    assert_eq!(world.paused_for(), secs(50));
+    world.clock.advance(secs(50) + Duration::from_millis(10));
+    assert!(world.api.try_acquire().is_ok());
+}
+
+#[test]
+fn a_newer_answer_raises_only_when_the_reset_moved_on() {
+    let world = world();
+    world.answer(200, &[("ratelimit", "\"a\";r=3;t=60")]);
+    world.answer(200, &[("ratelimit", "\"a\";r=50;t=61")]);
+    world.clock.advance(secs(10));
+    drop((world.call(), world.call()));
+    assert!(world.api.try_acquire().is_err());
+    world.come_back();
+    world.clock.advance(secs(1));
+
+    world.answer(200, &[("ratelimit", "\"a\";r=3;t=60")]);
+    world.answer(200, &[("ratelimit", "\"a\";r=50;t=90")]);
+    world.clock.advance(secs(10));
+    for _ in 0..50 {
+        drop(world.call());
+    }
+    assert!(world.api.try_acquire().is_err());
+}
+
+#[test]
+fn an_answer_of_a_window_that_is_over_says_nothing_of_the_present_one() {
+    let world = world();
+    let mut late = world.call();
+    world.answer(200, &[("ratelimit", "\"a\";r=90;t=3600")]);
+    obey(&mut late, 200, &[("ratelimit", "\"a\";r=0;t=1")]);
+    assert_eq!(world.paused_for(), Duration::ZERO);
+    assert!(world.available() > 80);
+    // Of a call that began since, it counts: the server changed its mind.
+    world.answer(200, &[("ratelimit", "\"a\";r=0;t=1")]);
+    assert_eq!(world.paused_for(), secs(1));
+}
+
+#[test]
+fn a_reset_that_is_over_means_that_there_are_units_again() {
+    let world = world();
+    for reset in ["0", "1792567600"] {
+        world.answer(200, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", reset), DATE]);
+        assert_eq!(world.paused_for(), Duration::ZERO, "{reset}");
+        assert!(world.available() > 90);
+    }
+}
+
+#[test]
+fn calls_in_flight_that_a_limit_counts_are_not_used_up() {
+    let world = world();
+    world.answer(
+        200,
+        &[("ratelimit-policy", "\"a\";q=4;qu=\"concurrent-requests\""), ("ratelimit", "\"a\";r=0;t=9")],
+    );
+    assert_eq!((world.paused_for(), world.available()), (Duration::ZERO, 99));
+}
+
+// Times.
+
+#[test]
+fn times_of_the_calendar_count_from_the_date_of_the_answer() {
+    let world = world();
+    let pairs = [("retry-after", "Wed, 21 Oct 2026 07:29:00 GMT"), DATE];
+    assert_eq!(world.answer(429, &pairs).paused_for, Some(secs(60)));
+}
+
+#[test]
+fn a_time_of_the_calendar_without_a_date_is_no_time() {
+    let world = world();
+    let refused = world.answer(429, &[("retry-after", "Wed, 21 Oct 2026 07:29:00 GMT")]);
+    // The back-off of a refusal without a time.
+    assert_eq!(refused.paused_for, Some(secs(1)));
+    world.come_back();
+    let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567740")];
+    assert_eq!(world.answer(200, &pairs).paused_for, None);
+}
+
+#[test]
+fn times_that_are_no_times_are_ignored() {
+    for wait in
+        ["-1", "-5", "soon", "", "1e9", "NaN", "99999999999999999999", "Wed, 21 Oct 2020 07:28:00 GMT"]
+    {
+        let world = world();
+        let obeyed = world.answer(429, &[("retry-after", wait), DATE]);
+        assert_eq!(obeyed.paused_for, Some(secs(1)), "{wait}");
+        assert_eq!(obeyed.asked_for, None, "{wait}");
+    }
+}
+
+// Answers that say nothing.
+
+#[test]
+fn cached_answers_and_redirects_are_ignored() {
+    let told = ("ratelimit", "\"a\";r=0;t=30");
+    let world = world();
+    for (status, pair) in [(200, ("age", "1")), (301, DATE), (302, DATE), (307, DATE), (308, DATE)] {
+        let obeyed = world.answer(status, &[told, pair]);
+        assert_eq!((obeyed.paused_for, world.paused_for()), (None, Duration::ZERO), "{status}");
+        assert!(world.available() > 90);
+    }
+    world.answer(304, &[told]);
+    assert_eq!(world.paused_for(), secs(30));
+}
+
+#[test]
+fn a_dropped_call_leaves_no_trace() {
+    let world = world();
+    for _ in 0..50 {
+        drop(world.call());
+    }
+    assert_eq!(world.api.in_flight(), 0);
+    world.answer(200, &[("x-ratelimit-remaining", "30")]);
+    assert_eq!(world.available(), 30);
+}
+
+#[test]
+fn limits_told_change_no_rate() {
+    let world = world();
+    world.answer(200, &[("ratelimit-policy", "\"a\";q=1;w=3600"), ("ratelimit", "\"a\";r=90;t=1")]);
+    drop((0..50).map(|_| world.call()).collect::<Vec<_>>());
+    world.clock.advance(secs(1));
+    assert_eq!(world.available(), 100);
+}
+
+#[test]
+fn forget_ends_what_the_server_told() {
+    let world = world();
+    world.answer(200, &[("ratelimit", "\"a\";r=0;t=300")]);
+    assert!(world.api.try_acquire().is_err());
+    world.api.forget();
+    world.clock.advance(Duration::from_millis(10));
+    assert!(world.api.try_acquire().is_ok());
+}
+
+// Members, keys.
+
+#[test]
+fn a_limit_lowers_the_member_of_its_name_or_unit_only() {
+    let clock = ManualClock::new();
+    let limiter = |burst: u32| {
+        RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(burst.into()), burst), clock.clone())
+    };
+    let (requests, tokens) = (limiter(100), limiter(10_000));
+    let all = AllOf::new("requests", &requests).with("tokens", &tokens);
+    let api = Obey::with_options(all, options(&clock));
+    let mut call = api.try_acquire_many([("tokens", 850)]).unwrap();
+    let mut other = api.try_acquire_many([("tokens", 150)]).unwrap();
+    assert_eq!(tokens.status().available, 9000);
+    obey(&mut call, 200, &[("x-ratelimit-remaining-tokens", "500"), ("x-ratelimit-reset-tokens", "6m0s")]);
+    assert_eq!(requests.status().available, 98);
+    // 150 of the other call are in flight.
+    assert_eq!(tokens.status().available, 350);
+    obey(&mut other, 200, &[("x-ratelimit-remaining-requests", "7")]);
+    assert_eq!((requests.status().available, tokens.status().available), (7, 350));
+
+    // More than the server allows: the call waits for the reset.
+    clock.advance(secs(60));
+    assert!(tokens.status().available > 351);
+    let refusal = api.try_acquire_many([("tokens", 351)]).unwrap_err();
+    assert!(refusal.retry_after() >= Some(secs(300)), "{refusal:?}");
+}
+
+#[test]
+fn names_of_limits_are_mapped_to_members() {
+    let clock = ManualClock::new();
+    let limiter = |burst: u32| {
+        RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(burst.into()), burst), clock.clone())
+    };
+    let (calls, input) = (limiter(100), limiter(10_000));
+    let all = AllOf::new("calls", &calls).with("in", &input);
+    let options = options(&clock).member("Input-Tokens", "in").member("requests", "calls");
+    let api = Obey::with_options(all, options);
+    let mut call = api.try_acquire_many(Costs::new().cost("in", 100)).unwrap();
+    let pairs = [
+        ("anthropic-ratelimit-input-tokens-remaining", "500"),
+        ("anthropic-ratelimit-output-tokens-remaining", "3"),
+        ("anthropic-ratelimit-requests-remaining", "42"),
+    ];
+    obey(&mut call, 200, &pairs);
+    assert_eq!((calls.status().available, input.status().available), (42, 500));
+}
+
+#[test]
+fn a_limit_of_tokens_does_not_lower_requests_but_pauses_them_when_nothing_is_left() {
+    let world = world();
+    world.answer(200, &[("x-ratelimit-remaining-tokens", "5"), ("x-ratelimit-reset-tokens", "6m0s")]);
+    assert_eq!((world.available(), world.paused_for()), (99, Duration::ZERO));
+    world.answer(200, &[("x-ratelimit-remaining-tokens", "0"), ("x-ratelimit-reset-tokens", "6m0s")]);
+    assert_eq!(world.paused_for(), secs(360));
+}
+
+#[test]
+fn an_unnamed_limit_of_several_members_counts_calls() {
+    let clock = ManualClock::new();
+    let second = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock.clone());
+    let minute = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock.clone());
+    let all = AllOf::new("per second", &second).with("per minute", &minute);
+    let api = Obey::with_options(all, options(&clock));
+    let answer = [("x-ratelimit-remaining", "2"), ("x-ratelimit-reset", "30")];
+    obey(&mut api.try_acquire().unwrap(), 200, &answer);
+    assert_eq!((second.status().available, minute.status().available), (9, 99));
+    drop((api.try_acquire().unwrap(), api.try_acquire().unwrap()));
+    assert!(matches!(api.try_acquire(), Err(AllRefusal::Member { .. } | AllRefusal::Queue { .. })));
+    assert!(api.limiter().status().paused_for == secs(30));
+}
+
+#[test]
+fn one_key_obeys_and_the_others_go_on() {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(10), 10);
+    let hosts = KeyedRateLimiter::<&str, _, _>::with_clock(policy, 100, clock.clone());
+    let host = |name| Obey::with_options(AnyLimiter::new(OfKey::new(&hosts, name)), options(&clock));
+    let (a, b) = (host("a.example"), host("b.example"));
+    obey(&mut a.try_acquire().unwrap(), 429, &[("retry-after", "30")]);
+    assert!(a.try_acquire().is_err());
+    assert!(b.try_acquire().is_ok());
+}
+
+#[test]
+fn a_call_that_costs_more_than_any_window_allows_goes_after_the_reset() {
+    let world = world();
+    world.answer(200, &[("ratelimit", "\"a\";r=20;t=60")]);
+    assert!(world.api.try_acquire_many(50).is_err());
+    world.clock.advance(secs(62));
+    assert!(world.api.try_acquire_many(50).is_ok());
+}
+
+#[test]
+fn a_call_with_permits_of_its_own_counts_as_well() {
+    let world = world();
+    world.answer(200, &[("ratelimit", "\"a\";r=2;t=60")]);
+    let calls = [world.api.begin(1), world.api.begin(1), world.api.begin(1)];
+    assert_eq!(world.api.in_flight(), 3);
+    assert_eq!(world.paused_for(), secs(60));
+    drop(calls);
+}
