@@ -32,8 +32,13 @@
 //! # Ok::<(), tell::InvalidName>(())
 //! ```
 
+#[cfg(feature = "tidegate")]
+mod decision;
 mod format;
 mod limit;
 
+#[cfg(feature = "tidegate")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tidegate")))]
+pub use decision::{decision, decision_of_all};
 pub use format::{Format, granted, refused, retry_after};
 pub use limit::{InvalidName, Limit};

@@ -1,0 +1,153 @@
+//! Decisions of the crate `tidegate`, told as headers.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use http::HeaderMap;
+use tidegate::{AllRefusal, AllStatus, Grant, Left, Refusal, Status};
+
+use super::format::{Format, granted, refused};
+use super::limit::{InvalidName, Limit};
+use crate::Unit;
+
+/// Tells one decision of a limiter: what a grant left, or when to come again after a refusal.
+///
+/// The numbers are those of the decision, if the request asked for them by
+/// [`Request::with_left`](tidegate::Request::with_left); otherwise a grant tells the policy alone. A
+/// refusal that waiting does not help tells no `Retry-After`.
+///
+/// # Examples
+///
+/// ```
+/// use http::HeaderMap;
+/// use std::time::Duration;
+/// use tidegate::{FixedWindow, ManualClock, Rate, RateLimiter, Request};
+/// use tidegate_http::tell::{self, Format, Limit};
+///
+/// let clock = ManualClock::new();
+/// let limiter = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock);
+/// let per_minute = Limit::new("per minute", 100)?.window(Duration::from_secs(60));
+/// let mut headers = HeaderMap::new();
+///
+/// let decision = limiter.try_acquire_many(Request::permits(10).with_left());
+/// tell::decision(&per_minute, &decision, Format::Draft, &mut headers);
+/// assert_eq!(headers["ratelimit"], r#""per minute";r=90;t=60"#);
+///
+/// limiter.drain();
+/// let decision = limiter.try_acquire_many(Request::permits(1).with_left());
+/// tell::decision(&per_minute, &decision, Format::Draft, &mut headers);
+/// assert_eq!(headers["ratelimit"], r#""per minute";r=0;t=60"#);
+/// assert_eq!(headers["retry-after"], "60");
+/// # Ok::<(), tell::InvalidName>(())
+/// ```
+pub fn decision(
+    limit: &Limit<'_>,
+    decision: &Result<Grant, Refusal>,
+    format: Format,
+    headers: &mut HeaderMap,
+) {
+    let limit = limit.clone();
+    match decision {
+        Ok(grant) => {
+            let limit = match grant.left() {
+                Some(left) => limit.left(left),
+                None => limit,
+            };
+            granted(&[limit], format, headers);
+        }
+        Err(refusal) => match refusal.retry_after() {
+            Some(wait) => refused(&[limit.remaining(0).reset(wait)], wait, format, headers),
+            None => granted(&[limit], format, headers),
+        },
+    }
+}
+
+/// Tells one decision of several limits: their status, and when to come again after a refusal. Of a
+/// refusal, the member that refused has nothing left.
+///
+/// The status is a snapshot, so take it right after the decision. A member is not told if it has no
+/// limit, or a name that a field cannot carry.
+///
+/// # Examples
+///
+/// ```
+/// use http::HeaderMap;
+/// use tidegate::{AllOf, FixedWindow, ManualClock, Rate, RateLimiter};
+/// use tidegate_http::tell::{self, Format};
+///
+/// let clock = ManualClock::new();
+/// let minute = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock.clone());
+/// let hour = RateLimiter::with_clock(FixedWindow::new(Rate::per_hour(1000)), clock);
+/// let limits = AllOf::new("minute", &minute).with("hour", &hour);
+///
+/// let decision = limits.try_acquire();
+/// let mut headers = HeaderMap::new();
+/// tell::decision_of_all(&limits.status(), decision.as_ref().err(), Format::Draft, &mut headers);
+/// assert_eq!(headers["ratelimit-policy"], r#""minute";q=100;w=60, "hour";q=1000;w=3600"#);
+/// assert_eq!(headers["ratelimit"], r#""minute";r=99;t=60, "hour";r=999;t=3600"#);
+/// ```
+pub fn decision_of_all(
+    status: &AllStatus,
+    refusal: Option<&AllRefusal>,
+    format: Format,
+    headers: &mut HeaderMap,
+) {
+    let wait = refusal.and_then(AllRefusal::retry_after);
+    let limits: Vec<_> = status
+        .members
+        .iter()
+        // A member that never refuses is no limit.
+        .filter(|(_, member)| member.limit < u64::MAX)
+        .filter_map(|(name, member)| {
+            let limit = Limit::of(name.as_str(), member).ok()?;
+            let is_short = refusal.is_some_and(|r| r.member() == Some(name.as_str()));
+            Some(match wait.filter(|_| is_short) {
+                Some(wait) => limit.remaining(0).reset(wait),
+                None => limit,
+            })
+        })
+        .collect();
+    match wait {
+        Some(wait) => refused(&limits, wait, format, headers),
+        None => granted(&limits, format, headers),
+    }
+}
+
+impl<'a> Limit<'a> {
+    /// The limit of a limiter, as its status tells it: its quota, its window, and what is left.
+    ///
+    /// The window is the time in which a whole quota comes in. A limit without a rate counts
+    /// requests in flight.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`InvalidName`] as [`Limit::new`] does.
+    pub fn of(name: impl Into<Cow<'a, str>>, status: &Status) -> Result<Limit<'a>, InvalidName> {
+        let limit = Limit::new(name, status.limit)?;
+        // A quota is far below 2^53, where a float is exact.
+        #[expect(clippy::cast_precision_loss)]
+        let window = status.limit as f64 / status.rate.as_per_second();
+        // A rate of zero has no window.
+        let limit = match Duration::try_from_secs_f64(window) {
+            _ if status.rate.is_unlimited() => limit.unit(Unit::Concurrency),
+            Ok(window) if !window.is_zero() => limit.window(window),
+            _ => limit,
+        };
+        Ok(limit.state_of(status.available, status.next_in, status.full_in))
+    }
+
+    /// Sets what is left after a grant: the remaining units and the reset.
+    #[must_use]
+    pub fn left(self, left: Left) -> Self {
+        self.state_of(left.available, left.next_in, left.full_in)
+    }
+
+    fn state_of(self, available: u64, next_in: Duration, full_in: Duration) -> Self {
+        let limit = self.remaining(available);
+        // Where nothing remains, the next unit counts; otherwise all of them.
+        match if available == 0 { next_in } else { full_in } {
+            Duration::MAX => limit,
+            reset => limit.reset(reset),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Decisions of the crate `tidegate` are told as they are.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use http::HeaderMap;
+use proptest::prelude::*;
+use tidegate::{
+    AllOf, CountingLimit, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket,
+    Unlimited,
+};
+use tidegate_http::tell::{Format, Limit, decision, decision_of_all};
+
+fn told(headers: &HeaderMap, name: &str) -> Option<String> {
+    Some(headers.get(name)?.to_str().unwrap().to_owned())
+}
+
+fn limit() -> Limit<'static> {
+    Limit::new("a", 10).unwrap()
+}
+
+#[test]
+fn a_grant_that_was_not_asked_what_it_left_tells_the_policy() {
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 10), ManualClock::new());
+    let mut headers = HeaderMap::new();
+    decision(&limit(), &limiter.try_acquire(), Format::Draft, &mut headers);
+    assert_eq!(told(&headers, "ratelimit-policy").as_deref(), Some("\"a\";q=10"));
+    assert_eq!(told(&headers, "ratelimit"), None);
+}
+
+#[test]
+fn a_refusal_that_waiting_does_not_help_tells_no_time() {
+    for refusal in [Refusal::ZeroPermits, Refusal::Closed, Refusal::ExceedsLimit { requested: 11, limit: 10 }]
+    {
+        let mut headers = HeaderMap::new();
+        decision(&limit(), &Err(refusal), Format::Draft, &mut headers);
+        assert_eq!(told(&headers, "retry-after"), None);
+        assert_eq!(told(&headers, "ratelimit"), None);
+    }
+}
+
+#[test]
+fn a_pause_is_told() {
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 10), ManualClock::new());
+    limiter.pause_for(Duration::from_millis(29_001));
+    let mut headers = HeaderMap::new();
+    decision(&limit(), &limiter.try_acquire(), Format::Draft, &mut headers);
+    // The pause, and one interval.
+    assert_eq!(told(&headers, "retry-after").as_deref(), Some("31"));
+    assert_eq!(told(&headers, "ratelimit").as_deref(), Some("\"a\";r=0;t=31"));
+}
+
+#[test]
+fn the_member_that_refused_has_nothing_left() {
+    let clock = ManualClock::new();
+    let bucket = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 10), clock.clone());
+    let hour = RateLimiter::with_clock(FixedWindow::new(Rate::per_hour(1000)), clock.clone());
+    let day = RateLimiter::with_clock(
+        FixedWindow::new(Rate::new(5, Duration::from_secs(86_400)).unwrap()),
+        clock.clone(),
+    );
+    let free = RateLimiter::with_clock(Unlimited, clock.clone());
+    let calls = CountingLimit::new(4);
+    let all = AllOf::new("bucket", &bucket)
+        .with("hour", &hour)
+        .with("free", &free)
+        .with("jour \u{e9}coul\u{e9}", &day)
+        .with_counting("calls", &calls);
+    let refusal = all.try_acquire_many([("bucket", 8)]).and_then(|_| all.try_acquire_many([("bucket", 5)]));
+    let mut headers = HeaderMap::new();
+    decision_of_all(&all.status(), refusal.as_ref().err(), Format::Draft, &mut headers);
+    assert_eq!(
+        told(&headers, "ratelimit-policy").as_deref(),
+        Some(r#""bucket";q=10;w=10, "hour";q=1000;w=3600, "calls";q=4;qu="concurrent-requests""#)
+    );
+    assert_eq!(
+        told(&headers, "ratelimit").as_deref(),
+        Some(r#""bucket";r=0;t=3, "hour";r=999;t=3600, "calls";r=4;t=0"#)
+    );
+    assert_eq!(told(&headers, "retry-after").as_deref(), Some("3"));
+}
+
+proptest! {
+    /// A client that waits as long as it is told is granted; a second less is too little.
+    #[test]
+    fn times_told_are_true(burst in 1..20_u32, per_minute in 1..500_u64, takes in prop::collection::vec(1..5_u32, 1..60)) {
+        let clock = ManualClock::new();
+        let policy = TokenBucket::new(Rate::per_minute(per_minute), burst);
+        let limiter = RateLimiter::with_clock(policy, clock.clone());
+        for n in takes {
+            let request = Request::permits(n.min(burst)).with_left();
+            let decided = limiter.try_acquire_many(request);
+            let mut headers = HeaderMap::new();
+            decision(&Limit::new("a", burst.into()).unwrap(), &decided, Format::XRateLimit, &mut headers);
+            let remaining: u64 = told(&headers, "x-ratelimit-remaining").unwrap().parse().unwrap();
+            match decided {
+                Ok(_) => prop_assert_eq!(remaining, limiter.status().available),
+                Err(_) => {
+                    prop_assert_eq!(remaining, 0);
+                    let wait = told(&headers, "retry-after").unwrap();
+                    prop_assert_eq!(told(&headers, "x-ratelimit-reset"), Some(wait.clone()));
+                    let wait = Duration::from_secs(wait.parse().unwrap());
+                    clock.advance(wait - Duration::from_secs(1));
+                    let early = limiter.try_acquire_many(request).is_ok();
+                    prop_assert!(!early);
+                    clock.advance(Duration::from_secs(1));
+                    prop_assert!(limiter.try_acquire_many(request).is_ok());
+                }
+            }
+        }
+    }
+}
