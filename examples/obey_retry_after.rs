@@ -1,13 +1,13 @@
 //! A client of a strict server. While five calls are in flight, another program uses up the quota.
-//! The server answers 429 once, and all tasks pause for the time that it tells. No burst follows
-//! the pause, and the server refuses no call any more. It prints each call, and fails if this does
-//! not hold: `cargo run --example obey_retry_after`
+//! The server answers 429, and all tasks pause for the time that it tells. No burst follows the
+//! pause, and the server refuses no call any more. It prints each call, and fails if this does not
+//! hold: `cargo run --example obey_retry_after`
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use axum::{Router, extract::State, http::StatusCode, routing::get};
 use tidegate::{Rate, RateLimiter, SlidingLog};
-use tidegate_http::read::{Advice, CAP, Reader};
+use tidegate_http::obey::Obey;
 
 type Refused = (StatusCode, [(&'static str, String); 1]);
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -33,16 +33,14 @@ async fn main() -> Result<(), Error> {
     let (http, begin) = (reqwest::Client::new(), Instant::now());
     let limiter = RateLimiter::paced(Rate::per_second(10));
     limiter.set_catch_up(Duration::ZERO); // no call makes up for a late one
+    let api = Obey::new(limiter);
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..30 {
-        let (limiter, call) = (limiter.clone(), http.get(&url));
+        let (api, request) = (api.clone(), http.get(&url));
         calls.spawn(async move {
-            limiter.acquire().await?;
-            let (sent, answer) = (begin.elapsed(), call.send().await?);
-            let told = Reader::auto().read(answer.status(), answer.headers());
-            if let Advice::Pause { wait, .. } = told.advice(SystemTime::now(), CAP) {
-                limiter.pause_for(wait); // holds up all tasks
-            }
+            let mut call = api.acquire().await?;
+            let (sent, answer) = (begin.elapsed(), request.send().await?);
+            call.obey(answer.status(), answer.headers()); // a refusal holds up all tasks
             println!("sent at {:>4} ms: {}", sent.as_millis(), answer.status());
             Ok::<_, Error>((sent, answer.status()))
         });
