@@ -10,7 +10,7 @@ use tidegate::{
     AllOf, AllRefusal, AnyLimiter, FixedWindow, KeyedRateLimiter, ManualClock, OfKey, Rate, RateLimiter,
     TokenBucket,
 };
-use tidegate_http::obey::{Call, Costs, Obey, Obeyed, Options};
+use tidegate_http::obey::{Call, Costs, Obey, Obeyed, Options, Pace};
 use tidegate_http::read::{Reader, Vendor};
 
 const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
@@ -453,6 +453,112 @@ fn forget_ends_what_the_server_told() {
     world.api.forget();
     world.clock.advance(Duration::from_millis(10));
     assert!(world.api.try_acquire().is_ok());
+}
+
+// Rates.
+
+fn paced(set: impl FnOnce(Pace) -> Pace) -> World {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 100), clock.clone());
+    let to_set = limiter.clone();
+    let pace = Pace::between(Rate::per_second(10), Rate::per_second(100), move |rate| to_set.set_rate(rate));
+    let api = Obey::with_options(limiter.clone(), options(&clock).pace(set(pace)));
+    World { clock, limiter, api }
+}
+
+impl World {
+    fn rate(&self) -> f64 {
+        self.limiter.status().rate.as_per_second()
+    }
+}
+
+#[test]
+fn a_pace_that_neither_learns_nor_adapts_changes_nothing() {
+    let world = paced(|pace| pace);
+    world.answer(200, &[("ratelimit-policy", "\"a\";q=20;w=1"), ("ratelimit", "\"a\";r=9;t=1")]);
+    world.answer(429, &[]);
+    assert_eq!(world.rate(), 100.0);
+}
+
+#[test]
+fn a_learned_rate_is_between_floor_and_ceiling_and_rises_slowly() {
+    let world = paced(Pace::learn);
+    let tell = |q: &str| {
+        world.answer(200, &[("ratelimit-policy", &format!("\"a\";q={q};w=2"))]);
+        world.rate()
+    };
+    assert_eq!(tell("1000"), 100.0);
+    assert_eq!(tell("100"), 50.0);
+    assert_eq!(tell("1"), 10.0);
+    // A higher one is approached by a tenth a second.
+    assert_eq!(tell("1000"), 10.0);
+    world.clock.advance(secs(100));
+    assert_eq!(tell("1000"), 11.0);
+    assert_eq!(tell("1000"), 11.0);
+    for _ in 0..30 {
+        world.clock.advance(secs(1));
+        tell("1000");
+    }
+    assert_eq!(world.limiter.status().rate, Rate::per_second(100));
+}
+
+#[test]
+fn a_rate_is_not_learned_from_redirects_caches_and_other_units() {
+    let world = paced(Pace::learn);
+    let policy = ("ratelimit-policy", "\"a\";q=20;w=1");
+    world.answer(302, &[policy]);
+    world.answer(200, &[policy, ("age", "9")]);
+    world.answer(200, &[("ratelimit-policy", "\"a\";q=20;w=1;qu=\"content-bytes\"")]);
+    assert_eq!(world.rate(), 100.0);
+}
+
+#[test]
+fn a_server_that_tells_nothing_is_adapted_to() {
+    let world = paced(Pace::adapt);
+    let mut calls: Vec<_> = (0..5).map(|_| world.call()).collect();
+    for call in &mut calls {
+        obey(call, 429, &[]);
+    }
+    assert_eq!(world.rate(), 70.0);
+    for _ in 0..10 {
+        world.come_back();
+        world.answer(429, &[]);
+    }
+    assert_eq!(world.rate(), 10.0);
+    world.clock.advance(secs(1000));
+    // 90/s in a minute; more than a second without calls is a second.
+    world.answer(200, &[]);
+    assert!((world.rate() - 11.5).abs() < 1e-9, "{}", world.rate());
+    for _ in 0..60 {
+        world.clock.advance(secs(1));
+        world.answer(200, &[]);
+    }
+    assert_eq!(world.limiter.status().rate, Rate::per_second(100));
+}
+
+#[test]
+fn the_rate_that_is_set_last_is_the_present_one_also_where_setting_calls_back() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 100), clock.clone());
+    let set = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let api = std::sync::Arc::new(std::sync::OnceLock::<Obey>::new());
+    let (log, inner) = (set.clone(), api.clone());
+    let pace = Pace::between(Rate::per_second(1), Rate::per_second(100), move |rate| {
+        let first = log.lock().unwrap().is_empty();
+        if first {
+            // Refused while the rate is being set.
+            obey(&mut inner.get().unwrap().begin(1), 429, &[]);
+        }
+        log.lock().unwrap().push(rate.as_per_second());
+        assert!(!first, "it may panic");
+    });
+    api.set(Obey::with_options(limiter, options(&clock).pace(pace.adapt()))).unwrap();
+    let refuse = || obey(&mut api.get().unwrap().begin(1), 429, &[]);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(refuse)).is_err());
+    refuse();
+    let set = set.lock().unwrap();
+    assert_eq!(set.len(), 2);
+    assert!((set[1] - 34.3).abs() < 1e-9, "{set:?}");
 }
 
 // Members, keys.

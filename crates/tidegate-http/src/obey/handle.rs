@@ -9,9 +9,10 @@ use http::{HeaderMap, StatusCode};
 use tidegate::{AllPermits, AllRefusal, AnyLimiter, Nanos};
 
 use super::call::{Call, Obeyed};
-use super::costs::{Costs, Load};
+use super::costs::{Costs, Count, Load};
 use super::keep::KeepAtMost as _;
 use super::options::Options;
+use super::pace::Pacing;
 use super::state::{Orders, State, Terms, Ticket};
 use crate::When;
 use crate::read::Answer;
@@ -36,6 +37,7 @@ struct Shared {
     /// The names of the limiter's members.
     members: Vec<String>,
     state: Mutex<State>,
+    paces: Vec<Pacing>,
     /// Draws the jitter of each pause.
     random: RandomState,
 }
@@ -56,8 +58,10 @@ impl Obey {
     pub fn with_options(limiter: impl Into<AnyLimiter>, options: Options) -> Self {
         let limiter = limiter.into();
         let members = limiter.status().members.into_iter().map(|(name, _)| name.to_string()).collect();
+        let now = options.clock.now();
+        let paces = options.paces.iter().map(|pace| Pacing::new(pace.clone(), now)).collect();
         let (state, random) = (Mutex::new(State::new()), RandomState::new());
-        Self { shared: Arc::new(Shared { limiter, options, members, state, random }) }
+        Self { shared: Arc::new(Shared { limiter, options, members, state, paces, random }) }
     }
 
     /// Waits for one permit of each limit, and begins a call.
@@ -214,7 +218,31 @@ impl Obey {
         let terms = Terms { cap: options.cap, back_off: options.back_off };
         let now = self.now();
         let orders = self.state().learn(now, ticket, &answer, &counts, is_success, terms);
+        self.set_pace(now, &answer, &counts, &orders);
         self.carry_out(limiter, orders, answer)
+    }
+
+    fn set_pace(&self, now: Nanos, answer: &Answer, counts: &[Option<Count>], orders: &Orders) {
+        let Shared { paces, members, .. } = &*self.shared;
+        for pacing in paces {
+            if orders.is_new_refusal {
+                pacing.refused(now);
+            } else if orders.is_success {
+                pacing.succeeded(now);
+            }
+            let is_of = |count: Count| {
+                let member = count.member().and_then(|place| members.get(place)).map(String::as_str);
+                match pacing.pace().member() {
+                    Some(name) => member == Some(name),
+                    None => members.len() == 1 || member.is_none(),
+                }
+            };
+            let told = answer.limits.iter().zip(counts).filter(|(_, count)| count.is_some_and(is_of));
+            let told = told.filter_map(|(limit, _)| Some(limit.limit? / limit.window?.as_secs_f64()));
+            if let Some(told) = told.reduce(f64::min).filter(|_| answer.trusted) {
+                pacing.learn(now, told);
+            }
+        }
     }
 
     /// Each order only lowers or prolongs, so that orders of two answers may overtake each other.

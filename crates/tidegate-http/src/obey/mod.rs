@@ -70,6 +70,7 @@ mod costs;
 mod handle;
 mod keep;
 mod options;
+mod pace;
 mod state;
 mod window;
 
@@ -77,3 +78,4 @@ pub use call::{Call, Obeyed};
 pub use costs::Costs;
 pub use handle::Obey;
 pub use options::Options;
+pub use pace::Pace;

@@ -8,6 +8,7 @@ use http::{HeaderMap, StatusCode};
 use tidegate::{Clock, DefaultClock};
 
 use super::costs::Count;
+use super::pace::Pace;
 use crate::Unit;
 use crate::read::{CAP, Reader, ServerLimit};
 
@@ -35,6 +36,7 @@ pub struct Options {
     pub(super) jitter: f64,
     names: Vec<(String, String)>,
     refusal: Option<Refusals>,
+    pub(super) paces: Vec<Pace>,
 }
 
 type Refusals = Arc<dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync>;
@@ -50,6 +52,7 @@ impl Options {
             jitter: 0.1,
             names: Vec::new(),
             refusal: None,
+            paces: Vec::new(),
         }
     }
 
@@ -108,6 +111,13 @@ impl Options {
         Self { refusal: Some(Arc::new(is)), ..self }
     }
 
+    /// Changes the rate of the limiter, or of one of its members, by what the server answers. By
+    /// default limits that a server tells change no rate.
+    pub fn pace(mut self, pace: Pace) -> Self {
+        self.paces.push(pace);
+        self
+    }
+
     pub(super) fn is_refusal(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         self.refusal.as_ref().is_some_and(|is| is(status, headers))
     }
@@ -150,6 +160,7 @@ impl fmt::Debug for Options {
             .field("back_off", &self.back_off)
             .field("jitter", &self.jitter)
             .field("names", &self.names)
+            .field("paces", &self.paces)
             .finish_non_exhaustive()
     }
 }

@@ -61,6 +61,8 @@ pub(super) struct Orders {
     pub(super) keep: Vec<(Count, u64)>,
     /// The answer refuses a call that began after the last pause.
     pub(super) is_new_refusal: bool,
+    /// The answer grants such a call.
+    pub(super) is_success: bool,
 }
 
 impl State {
@@ -207,7 +209,8 @@ impl State {
     ) {
         let is_new = ticket.pauses == self.pauses;
         if !answer.refused {
-            if is_success && is_new {
+            orders.is_success = is_success && is_new;
+            if orders.is_success {
                 self.refusals = 0;
             }
             return;

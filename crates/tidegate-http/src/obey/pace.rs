@@ -1,0 +1,260 @@
+//! The rate of a limiter, changed by what a server answers.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate::{Nanos, Rate};
+
+/// What is left of the rate after a refusal: as much as TCP's CUBIC and the clients of AWS leave.
+const AFTER_REFUSAL: f64 = 0.7;
+
+/// A rate that was lowered to the floor is back at the ceiling after so many seconds of success.
+const RECOVERY: f64 = 60.0;
+
+/// A rate that a server tells is approached by a tenth a second. So one answer that tells a higher
+/// rate than the others does little.
+const RAISE: f64 = 1.1;
+
+/// Smaller changes of the rate are not worth moving the waiters.
+const NOTICEABLE: f64 = 0.01;
+
+/// Changes the rate of a limiter by what a server answers, between a floor and a ceiling. The
+/// ceiling is the rate that the limiter is configured with.
+///
+/// It does nothing until it is told to [`learn`](Pace::learn) or to [`adapt`](Pace::adapt). If it
+/// does both, the lower rate counts.
+///
+/// # Examples
+///
+/// A server that tells nothing but 429 is asked less often:
+///
+/// ```
+/// use http::{HeaderMap, StatusCode};
+/// use std::time::Duration;
+/// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+/// use tidegate_http::obey::{Obey, Options, Pace};
+///
+/// let clock = ManualClock::new();
+/// let policy = TokenBucket::new(Rate::per_second(10), 10);
+/// let limiter = RateLimiter::with_clock(policy, clock.clone());
+/// let paced = limiter.clone();
+/// let pace = Pace::between(Rate::per_second(1), Rate::per_second(10), move |rate| paced.set_rate(rate));
+/// let options = Options::new().clock(clock.clone()).pace(pace.adapt());
+/// let api = Obey::with_options(limiter.clone(), options);
+///
+/// api.try_acquire()?.obey(StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new());
+/// assert_eq!(limiter.status().rate, Rate::per_second(7));
+/// # Ok::<(), tidegate::AllRefusal>(())
+/// ```
+///
+/// # Source
+///
+/// Additive increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and decrease
+/// algorithms for congestion avoidance in computer networks", 1989.
+#[derive(Clone)]
+#[must_use = "a pace does nothing unless it is given to the options"]
+pub struct Pace {
+    member: Option<String>,
+    floor: f64,
+    ceiling: f64,
+    ceiling_as_given: Rate,
+    learns: bool,
+    adapts: bool,
+    set: Arc<dyn Fn(Rate) + Send + Sync>,
+}
+
+impl Pace {
+    /// A pace that sets rates between these two. If the floor is above the ceiling, it is the
+    /// ceiling.
+    pub fn between(floor: Rate, ceiling: Rate, set: impl Fn(Rate) + Send + Sync + 'static) -> Self {
+        let ceiling_as_given = ceiling;
+        // An unlimited rate is infinite, and of infinity there is no part.
+        let ceiling = ceiling.as_per_second().min(f64::MAX);
+        let floor = floor.as_per_second().clamp(0.0, ceiling);
+        let set = Arc::new(set);
+        Self { member: None, floor, ceiling, ceiling_as_given, learns: false, adapts: false, set }
+    }
+
+    /// Learns from limits of this member of the limiter only. Without it, from limits of a single
+    /// limiter and from those that count calls.
+    pub fn of_member(self, member: impl Into<String>) -> Self {
+        Self { member: Some(member.into()), ..self }
+    }
+
+    /// Follows the limits that the server tells with their windows. A lower rate counts at once; a
+    /// higher one is approached.
+    pub fn learn(self) -> Self {
+        Self { learns: true, ..self }
+    }
+
+    /// Lowers the rate with each refusal, and raises it while calls succeed: for servers that tell
+    /// nothing. One refusal of many calls in flight counts once.
+    pub fn adapt(self) -> Self {
+        Self { adapts: true, ..self }
+    }
+
+    pub(super) fn member(&self) -> Option<&str> {
+        self.member.as_deref()
+    }
+}
+
+impl fmt::Debug for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pace")
+            .field("member", &self.member)
+            .field("floor", &self.floor)
+            .field("ceiling", &self.ceiling)
+            .field("learns", &self.learns)
+            .field("adapts", &self.adapts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A pace of one limiter, at work. Rates are permits per second.
+pub(super) struct Pacing {
+    pace: Pace,
+    state: Mutex<State>,
+}
+
+struct State {
+    learned: f64,
+    adapted: f64,
+    /// When the rates were raised last.
+    learned_at: Nanos,
+    adapted_at: Nanos,
+    /// The rate that was set last.
+    applied: f64,
+    /// A thread calls `set` and sees to later changes as well: so the last rate is set last, and no
+    /// lock is held meanwhile.
+    is_setting: bool,
+}
+
+impl Pacing {
+    pub(super) fn new(pace: Pace, now: Nanos) -> Self {
+        let Pace { ceiling, .. } = pace;
+        let state = State {
+            learned: ceiling,
+            adapted: ceiling,
+            learned_at: now,
+            adapted_at: now,
+            applied: ceiling,
+            is_setting: false,
+        };
+        Self { pace, state: Mutex::new(state) }
+    }
+
+    pub(super) fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// The server tells a limit of so many permits per second.
+    pub(super) fn learn(&self, now: Nanos, told: f64) {
+        if !self.pace.learns || told.is_nan() {
+            return;
+        }
+        let told = told.clamp(self.pace.floor, self.pace.ceiling);
+        let mut state = self.state();
+        let passed = seconds(now.saturating_since(state.learned_at));
+        if told <= state.learned {
+            state.learned = told;
+            state.learned_at = now;
+        } else if passed >= 1.0 {
+            state.learned = told.min(state.learned * RAISE);
+            state.learned_at = now;
+        }
+        drop(state);
+        self.apply();
+    }
+
+    /// A call that began after the last refusal was refused.
+    pub(super) fn refused(&self, now: Nanos) {
+        if !self.pace.adapts {
+            return;
+        }
+        let mut state = self.state();
+        state.adapted = (state.adapted * AFTER_REFUSAL).max(self.pace.floor);
+        state.adapted_at = now;
+        drop(state);
+        self.apply();
+    }
+
+    /// A call succeeded.
+    pub(super) fn succeeded(&self, now: Nanos) {
+        if !self.pace.adapts {
+            return;
+        }
+        let Pace { floor, ceiling, .. } = self.pace;
+        let mut state = self.state();
+        // After a time without calls nothing is known of the server.
+        let passed = seconds(now.saturating_since(state.adapted_at)).min(1.0);
+        state.adapted = ((ceiling - floor) / RECOVERY).mul_add(passed, state.adapted).min(ceiling);
+        state.adapted_at = now;
+        drop(state);
+        self.apply();
+    }
+
+    /// Sets the rate if it changed enough.
+    fn apply(&self) {
+        let mut setting = Setting { pacing: self, is_mine: false };
+        while let Some(rate) = self.next(&mut setting) {
+            (self.pace.set)(rate);
+        }
+    }
+
+    /// The rate to set, if it changed and no other thread sees to it.
+    fn next(&self, setting: &mut Setting<'_>) -> Option<Rate> {
+        let Pace { floor, ceiling, ceiling_as_given, .. } = self.pace;
+        let mut state = self.state();
+        if state.is_setting && !setting.is_mine {
+            return None;
+        }
+        let rate = state.learned.min(state.adapted);
+        let is_bound = rate <= floor || rate >= ceiling;
+        let change = (rate - state.applied).abs();
+        let differs = if is_bound { change > 0.0 } else { change > NOTICEABLE * state.applied };
+        let rate_to_set = match Rate::from_per_second(rate) {
+            Ok(_) if rate >= ceiling => Some(ceiling_as_given),
+            Ok(rate) => Some(rate),
+            // A rate of zero would shut the limiter for good.
+            Err(_) => None,
+        };
+        let rate_to_set = rate_to_set.filter(|_| differs);
+        if rate_to_set.is_some() {
+            state.applied = rate;
+        }
+        // Under the lock in which nothing was left to set: a later change finds no setter, and
+        // becomes one.
+        state.is_setting = rate_to_set.is_some();
+        setting.is_mine = rate_to_set.is_some();
+        rate_to_set
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to set the rate. It is given up also where `set` panics.
+struct Setting<'a> {
+    pacing: &'a Pacing,
+    is_mine: bool,
+}
+
+impl Drop for Setting<'_> {
+    fn drop(&mut self) {
+        if self.is_mine {
+            self.pacing.state().is_setting = false;
+        }
+    }
+}
+
+fn seconds(span: Nanos) -> f64 {
+    Duration::from(span).as_secs_f64()
+}
+
+impl fmt::Debug for Pacing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pace.fmt(f)
+    }
+}
