@@ -10,7 +10,6 @@ use tidegate::{AllPermits, AllRefusal, AnyLimiter, Nanos};
 
 use super::call::{Call, Obeyed};
 use super::costs::{Costs, Count, Load};
-use super::keep::KeepAtMost as _;
 use super::options::Options;
 use super::pace::Pacing;
 use super::state::{Orders, State, Terms, Ticket};

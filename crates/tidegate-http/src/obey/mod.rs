@@ -68,7 +68,6 @@
 mod call;
 mod costs;
 mod handle;
-mod keep;
 mod options;
 mod pace;
 mod state;
