@@ -10,7 +10,7 @@ use tidegate::{
     AllOf, AllRefusal, AnyLimiter, FixedWindow, KeyedRateLimiter, ManualClock, OfKey, Rate, RateLimiter,
     TokenBucket,
 };
-use tidegate_http::obey::{Call, Costs, Obey, Obeyed, Options, Pace};
+use tidegate_http::obey::{Call, Costs, Obey, Obeyed, Options, Pace, Scopes};
 use tidegate_http::read::{Reader, Vendor};
 
 const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
@@ -662,4 +662,87 @@ fn a_call_with_permits_of_its_own_counts_as_well() {
     assert_eq!(world.api.in_flight(), 3);
     assert_eq!(world.paused_for(), secs(60));
     drop(calls);
+}
+
+// Scopes.
+
+fn scopes(clock: &ManualClock, most: usize) -> Scopes {
+    let clock = clock.clone();
+    Scopes::new(most, move |_| {
+        let policy = TokenBucket::new(Rate::per_second(10), 10);
+        Obey::with_options(RateLimiter::with_clock(policy, clock.clone()), options(&clock))
+    })
+}
+
+fn by_bucket(clock: &ManualClock) -> Scopes {
+    scopes(clock, 100).by_bucket(|route, headers| {
+        let bucket = headers.get("x-ratelimit-bucket")?.to_str().ok()?;
+        Some(format!("{bucket} {}", route.split('/').nth(2)?))
+    })
+}
+
+fn paused_for(obey: &Obey) -> Duration {
+    obey.limiter().status().paused_for
+}
+
+#[test]
+fn each_scope_obeys_by_itself() {
+    let hosts = scopes(&ManualClock::new(), 100);
+    obey(&mut hosts.of("a").try_acquire().unwrap(), 429, &[("retry-after", "30")]);
+    assert_eq!((paused_for(&hosts.of("a")), paused_for(&hosts.of("b"))), (secs(30), Duration::ZERO));
+}
+
+#[test]
+fn a_route_moves_to_its_bucket_when_it_is_learnt() {
+    let routes = by_bucket(&ManualClock::new());
+    let (a, b) = ("GET /channels/7/messages", "GET /channels/7/pins");
+    let (mut first, mut second) = (routes.of(a).try_acquire().unwrap(), routes.of(b).try_acquire().unwrap());
+    obey(&mut first, 200, &[("x-ratelimit-bucket", "x")]);
+    // The second route joins the bucket of the first, and its refusal pauses both.
+    obey(&mut second, 429, &[("x-ratelimit-bucket", "x"), ("retry-after", "30")]);
+    assert_eq!((paused_for(&routes.of(a)), paused_for(&routes.of(b))), (secs(30), secs(30)));
+    assert_eq!((routes.of(a).in_flight(), routes.of(b).in_flight()), (0, 0));
+
+    // Another channel has the bucket by itself.
+    let c = "GET /channels/8/messages";
+    let mut third = routes.of(c).try_acquire().unwrap();
+    obey(&mut third, 200, &[("x-ratelimit-bucket", "x")]);
+    assert_eq!(paused_for(&routes.of(c)), Duration::ZERO);
+}
+
+#[test]
+fn a_global_refusal_pauses_all_scopes_and_those_to_come() {
+    for header in [("x-ratelimit-scope", "global"), ("x-ratelimit-global", "true")] {
+        let clock = ManualClock::new();
+        let routes = by_bucket(&clock);
+        let (mut call, other) = (routes.of("GET /a/1").try_acquire().unwrap(), routes.of("GET /b/1"));
+        obey(&mut call, 429, &[("x-ratelimit-bucket", "x"), header, ("retry-after", "30")]);
+        assert_eq!(paused_for(&other), secs(30));
+        clock.advance(secs(10));
+        assert_eq!(paused_for(&routes.of("GET /c/1")), secs(20));
+        clock.advance(secs(20));
+        assert_eq!(paused_for(&routes.of("GET /d/1")), Duration::ZERO);
+    }
+}
+
+#[test]
+fn a_shared_or_user_scope_pauses_its_own_scope_only() {
+    let routes = by_bucket(&ManualClock::new());
+    let mut call = routes.of("GET /a/1").try_acquire().unwrap();
+    obey(&mut call, 429, &[("x-ratelimit-scope", "shared"), ("retry-after", "30")]);
+    assert_eq!(paused_for(&routes.of("GET /b/1")), Duration::ZERO);
+}
+
+#[test]
+fn scopes_are_bounded_and_those_with_calls_in_flight_stay() {
+    let hosts = scopes(&ManualClock::new(), 100);
+    let call = hosts.of("busy").try_acquire().unwrap();
+    for host in 0..10_000 {
+        let _ = hosts.of(&host.to_string());
+        assert!(hosts.len() <= 100);
+    }
+    assert_eq!(hosts.of("busy").in_flight(), 1);
+    drop(call);
+    let none = scopes(&ManualClock::new(), 0);
+    assert!(none.of("a").try_acquire().is_ok());
 }

@@ -12,6 +12,7 @@ use super::call::{Call, Obeyed};
 use super::costs::{Costs, Count, Load};
 use super::options::Options;
 use super::pace::Pacing;
+use super::scopes::Home;
 use super::state::{Orders, State, Terms, Ticket};
 use crate::When;
 use crate::read::Answer;
@@ -28,6 +29,8 @@ use crate::read::Answer;
 #[derive(Clone)]
 pub struct Obey {
     shared: Arc<Shared>,
+    /// The scope of the calls of this handle, if it is one of several.
+    home: Option<Home>,
 }
 
 struct Shared {
@@ -60,7 +63,8 @@ impl Obey {
         let now = options.clock.now();
         let paces = options.paces.iter().map(|pace| Pacing::new(pace.clone(), now)).collect();
         let (state, random) = (Mutex::new(State::new()), RandomState::new());
-        Self { shared: Arc::new(Shared { limiter, options, members, state, paces, random }) }
+        let shared = Shared { limiter, options, members, state, paces, random };
+        Self { shared: Arc::new(shared), home: None }
     }
 
     /// Waits for one permit of each limit, and begins a call.
@@ -181,7 +185,7 @@ impl Obey {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pause_until(&self, until: Option<Nanos>, now: Nanos) {
+    pub(super) fn pause_until(&self, until: Option<Nanos>, now: Nanos) {
         if let Some(until) = until {
             // A key without room for a pause has no permits either.
             let _ = self.pause_for(until.saturating_since(now).into());
@@ -207,7 +211,35 @@ impl Obey {
         let options = &self.shared.options;
         let mut answer = options.reader.read(status, headers);
         answer.refused |= options.is_refusal(status, headers);
-        self.obey_answer(ticket, answer, !status.is_server_error())
+        let is_success = !status.is_server_error();
+        let obeyed = match self.home.as_ref().and_then(|home| home.bucket(headers, self)) {
+            // The call began at the limiter that its route leaves.
+            Some(bucket) => {
+                self.state().lose(ticket);
+                let ticket = bucket.state().moved(bucket.now(), ticket);
+                bucket.obey_answer(&ticket, answer, is_success)
+            }
+            None => self.obey_answer(ticket, answer, is_success),
+        };
+        if let (Some(home), Some(wait)) = (&self.home, obeyed.paused_for)
+            && obeyed.answer.is_global()
+        {
+            let now = self.now();
+            home.pause_all(&self.shared.options.clock, now, now.saturating_add(wait.into()));
+        }
+        obeyed
+    }
+
+    pub(super) fn at_home(self, home: Home) -> Self {
+        Self { home: Some(home), ..self }
+    }
+
+    pub(super) fn away(self) -> Self {
+        Self { home: None, ..self }
+    }
+
+    pub(super) fn is_same(&self, other: &Obey) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     pub(super) fn obey_answer(&self, ticket: &Ticket, mut answer: Answer, is_success: bool) -> Obeyed {

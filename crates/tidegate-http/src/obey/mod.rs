@@ -70,6 +70,7 @@ mod costs;
 mod handle;
 mod options;
 mod pace;
+mod scopes;
 mod state;
 mod window;
 
@@ -78,3 +79,4 @@ pub use costs::Costs;
 pub use handle::Obey;
 pub use options::Options;
 pub use pace::Pace;
+pub use scopes::Scopes;

@@ -100,6 +100,13 @@ impl State {
         Ticket { costs, answers: self.answers, pauses: self.pauses, lost: self.lost.clone() }
     }
 
+    /// The ticket of a call that began elsewhere and has its answer.
+    pub(super) fn moved(&mut self, now: Nanos, ticket: &Ticket) -> Ticket {
+        let ticket = self.begin_any(now, ticket.costs.clone());
+        self.end(&ticket);
+        ticket
+    }
+
     /// How often the server said stop.
     pub(super) fn pauses(&self) -> u64 {
         self.pauses

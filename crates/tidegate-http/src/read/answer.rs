@@ -87,6 +87,12 @@ pub enum Advice {
 }
 
 impl Answer {
+    /// Whether a limit of all routes of the server refused the request.
+    #[must_use]
+    pub fn is_global(&self) -> bool {
+        self.refused && self.scope.as_deref().is_some_and(|scope| scope.eq_ignore_ascii_case("global"))
+    }
+
     /// Returns what a client should do. `now` is the time at which the answer came; it
     /// counts only if the answer has no `Date`. No pause is longer than `cap`.
     ///

@@ -101,6 +101,9 @@ impl Reader {
                 }
                 Field::Mark if is_true(value) => {
                     marked = true;
+                    if header.as_str().ends_with("-global") {
+                        scope = Some("global".to_owned());
+                    }
                     reason =
                         reason.or_else(|| Some(value.to_owned()).filter(|v| v != "true" && v.len() <= 128));
                 }

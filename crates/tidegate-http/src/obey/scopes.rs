@@ -1,0 +1,249 @@
+//! [`Scopes`]: a limiter for each host, route or bucket.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use http::HeaderMap;
+use tidegate::{Clock, Nanos};
+
+use super::handle::Obey;
+
+/// Limiters that obey, one for each scope: a host, a route, or what else a server limits by itself.
+/// Clones share them.
+///
+/// A scope is made when it is first asked for. If there are too many, those without calls in flight
+/// that were not asked for longest are forgotten.
+///
+/// # Buckets
+///
+/// Some servers tell by which bucket they count a route, and several routes can share a bucket. With
+/// [`by_bucket`](Scopes::by_bucket), a route begins with a limiter of its own. When an answer tells
+/// its bucket, the limiter becomes that of the bucket, or the route moves to the limiter that the
+/// bucket has already. Calls that wait at the limiter that a route leaves go on there.
+///
+/// # Examples
+///
+/// A limit for each host:
+///
+/// ```
+/// use tidegate::{Rate, RateLimiter, TokenBucket};
+/// use tidegate_http::obey::{Obey, Scopes};
+///
+/// let hosts = Scopes::new(1000, |_host| {
+///     Obey::new(RateLimiter::new(TokenBucket::new(Rate::per_second(10), 10)))
+/// });
+/// let call = hosts.of("api.example").try_acquire()?;
+/// # drop(call);
+/// # Ok::<(), tidegate::AllRefusal>(())
+/// ```
+///
+/// Buckets of Discord. They count each channel by itself:
+///
+/// ```
+/// use http::HeaderMap;
+/// use tidegate::{Rate, RateLimiter, TokenBucket};
+/// use tidegate_http::obey::{Obey, Scopes};
+///
+/// fn limiter(_route: &str) -> Obey {
+///     Obey::new(RateLimiter::new(TokenBucket::new(Rate::per_second(50), 50)))
+/// }
+///
+/// let routes = Scopes::new(10_000, limiter).by_bucket(|route, headers| {
+///     let bucket = headers.get("x-ratelimit-bucket")?.to_str().ok()?;
+///     // "POST /channels/7/messages"
+///     let channel = route.split('/').nth(2)?;
+///     Some(format!("{bucket} {channel}"))
+/// });
+/// let call = routes.of("POST /channels/7/messages").try_acquire()?;
+/// # drop(call);
+/// # Ok::<(), tidegate::AllRefusal>(())
+/// ```
+#[derive(Clone)]
+pub struct Scopes {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    most: usize,
+    make: Arc<dyn Fn(&str) -> Obey + Send + Sync>,
+    bucket: Option<Arc<Buckets>>,
+    state: Mutex<State>,
+}
+
+type Buckets = dyn Fn(&str, &HeaderMap) -> Option<String> + Send + Sync;
+
+#[derive(Default)]
+struct State {
+    scopes: HashMap<String, Scope>,
+    /// Limiters by the buckets of the server.
+    buckets: HashMap<String, Scope>,
+    /// How often a scope was asked for.
+    asked: u64,
+    /// Until when the server wants no calls at all.
+    paused: Option<(Arc<dyn Clock>, Nanos)>,
+}
+
+struct Scope {
+    obey: Obey,
+    asked: u64,
+}
+
+/// The scope that an [`Obey`] was asked for by.
+#[derive(Clone)]
+pub(super) struct Home {
+    scopes: Weak<Shared>,
+    route: Arc<str>,
+}
+
+impl Scopes {
+    /// No scope yet, and at most so many; `make` makes the limiter of each.
+    #[must_use]
+    pub fn new(most: usize, make: impl Fn(&str) -> Obey + Send + Sync + 'static) -> Self {
+        Self::with(most, Arc::new(make), None)
+    }
+
+    /// Tells the bucket that an answer to a call of a route is counted by. See
+    /// [above](Scopes#buckets). Scopes made before are forgotten.
+    #[must_use]
+    pub fn by_bucket(
+        self,
+        bucket: impl Fn(&str, &HeaderMap) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self::with(self.shared.most, self.shared.make.clone(), Some(Arc::new(bucket)))
+    }
+
+    fn with(
+        most: usize,
+        make: Arc<dyn Fn(&str) -> Obey + Send + Sync>,
+        bucket: Option<Arc<Buckets>>,
+    ) -> Self {
+        Self { shared: Arc::new(Shared { most: most.max(1), make, bucket, state: Mutex::default() }) }
+    }
+
+    /// The limiter of this scope.
+    #[must_use]
+    pub fn of(&self, scope: &str) -> Obey {
+        let found = self.shared.find(scope).unwrap_or_else(|| {
+            // Without the lock: `make` is foreign code.
+            let new = (self.shared.make)(scope);
+            self.shared.insert(scope, new)
+        });
+        found.at_home(Home { scopes: Arc::downgrade(&self.shared), route: scope.into() })
+    }
+
+    /// How many scopes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shared.state().scopes.len()
+    }
+
+    /// Whether there is no scope.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No foreign code runs under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, scope: &str) -> Option<Obey> {
+        let mut state = self.state();
+        state.asked += 1;
+        let asked = state.asked;
+        let found = state.scopes.get_mut(scope)?;
+        found.asked = asked;
+        Some(found.obey.clone())
+    }
+
+    /// Adds a scope, unless another thread did so meanwhile.
+    fn insert(&self, scope: &str, new: Obey) -> Obey {
+        let mut state = self.state();
+        if let Some(found) = state.scopes.get(scope) {
+            return found.obey.clone();
+        }
+        let (obey, asked) = (new.clone(), state.asked);
+        state.scopes.insert(scope.to_owned(), Scope { obey: new, asked });
+        let forgotten = forget_idle(&mut state.scopes, self.most);
+        let paused = state.paused.clone();
+        drop(state);
+        drop(forgotten);
+        if let Some((clock, until)) = paused {
+            obey.pause_until(Some(until), clock.now());
+        }
+        obey
+    }
+
+    /// Moves a route to the limiter of its bucket, and returns that limiter.
+    fn move_to(&self, route: &str, bucket: String, from: &Obey) -> Obey {
+        let mut state = self.state();
+        let asked = state.asked;
+        let known = state.buckets.entry(bucket);
+        let known = known.or_insert_with(|| Scope { obey: from.clone().away(), asked });
+        known.asked = asked;
+        let to = known.obey.clone();
+        let left = state.scopes.get_mut(route).map(|scope| std::mem::replace(&mut scope.obey, to.clone()));
+        let forgotten = forget_idle(&mut state.buckets, self.most);
+        drop(state);
+        drop((left, forgotten));
+        to
+    }
+
+    fn pause_all(&self, clock: &Arc<dyn Clock>, now: Nanos, until: Nanos) {
+        let mut state = self.state();
+        let longer = state.paused.as_ref().is_none_or(|(_, before)| *before < until);
+        if longer {
+            state.paused = Some((clock.clone(), until));
+        }
+        let all: Vec<_> = state.scopes.values().map(|scope| scope.obey.clone()).collect();
+        drop(state);
+        for obey in all {
+            obey.pause_until(Some(until), now);
+        }
+    }
+}
+
+impl Home {
+    /// The limiter of the bucket that an answer tells; `None` if that is the limiter asked.
+    pub(super) fn bucket(&self, headers: &HeaderMap, from: &Obey) -> Option<Obey> {
+        let scopes = self.scopes.upgrade()?;
+        let bucket = scopes.bucket.as_ref()?(&self.route, headers)?;
+        let to = scopes.move_to(&self.route, bucket, from);
+        (!to.is_same(from)).then_some(to)
+    }
+
+    /// Pauses all scopes.
+    pub(super) fn pause_all(&self, clock: &Arc<dyn Clock>, now: Nanos, until: Nanos) {
+        if let Some(scopes) = self.scopes.upgrade() {
+            scopes.pause_all(clock, now, until);
+        }
+    }
+}
+
+/// Forgets half of the scopes if there are more than `most`: those without calls in flight first,
+/// and of these the ones that were not asked for longest. So it is rare, and a scope costs little
+/// when it is spread over all that come in.
+fn forget_idle(scopes: &mut HashMap<String, Scope>, most: usize) -> Vec<Scope> {
+    if scopes.len() <= most {
+        return Vec::new();
+    }
+    let rank = |scope: &Scope| (scope.obey.in_flight() == 0, u64::MAX - scope.asked);
+    let mut ranks: Vec<_> = scopes.iter().map(|(name, scope)| (rank(scope), name.clone())).collect();
+    ranks.sort_unstable();
+    let forgotten = ranks.split_off(most.div_ceil(2));
+    // Dropped without the lock: a limiter may run foreign code.
+    forgotten.iter().filter_map(|(_, name)| scopes.remove(name)).collect()
+}
+
+impl fmt::Debug for Scopes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scopes")
+            .field("most", &self.shared.most)
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
