@@ -49,7 +49,14 @@ impl Call {
     /// no longer in flight.
     pub fn obey(&mut self, status: StatusCode, headers: &HeaderMap) -> Obeyed {
         self.end();
-        self.obey.obey(&self.ticket, status, headers)
+        self.obey.obey(&self.ticket, status, headers, None)
+    }
+
+    /// Obeys the answer of a server that tells limits in the body, too. See
+    /// [`Reader::read_with_body`](crate::read::Reader::read_with_body).
+    pub fn obey_with_body(&mut self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Obeyed {
+        self.end();
+        self.obey.obey(&self.ticket, status, headers, Some(body))
     }
 
     /// Obeys an answer that was read elsewhere, for example from a body.

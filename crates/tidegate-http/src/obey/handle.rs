@@ -207,9 +207,18 @@ impl Obey {
     }
 
     /// Obeys the answer of a call.
-    pub(super) fn obey(&self, ticket: &Ticket, status: StatusCode, headers: &HeaderMap) -> Obeyed {
+    pub(super) fn obey(
+        &self,
+        ticket: &Ticket,
+        status: StatusCode,
+        headers: &HeaderMap,
+        body: Option<&[u8]>,
+    ) -> Obeyed {
         let options = &self.shared.options;
-        let mut answer = options.reader.read(status, headers);
+        let mut answer = match body {
+            Some(body) => options.reader.read_with_body(status, headers, body),
+            None => options.reader.read(status, headers),
+        };
         answer.refused |= options.is_refusal(status, headers);
         let is_success = !status.is_server_error();
         let obeyed = match self.home.as_ref().and_then(|home| home.bucket(headers, self)) {

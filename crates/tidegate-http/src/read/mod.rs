@@ -11,7 +11,8 @@
 //!   `x-ratelimit-remaining-tokens`, `anthropic-ratelimit-requests-reset`,
 //!   `x-rate-limit-limit-minute`;
 //! - headers of vendors with names of their own, such as Shopify's call limit;
-//! - `Retry-After` in seconds or as a date, and headers of this meaning in milliseconds.
+//! - `Retry-After` in seconds or as a date, and headers of this meaning in milliseconds;
+//! - if asked, the limits in bodies of the GraphQL APIs of GitHub, Shopify and Linear.
 //!
 //! # How times are read
 //!
@@ -55,6 +56,7 @@
 
 mod answer;
 mod draft;
+mod graphql;
 mod group;
 mod limit;
 mod merge;

@@ -6,6 +6,7 @@ use http::header::{AGE, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::answer::Answer;
+use super::graphql;
 use super::group::Groups;
 use super::limit::later;
 use super::name::{Field, Name};
@@ -67,6 +68,36 @@ impl Reader {
     pub fn back_off(mut self, at_least: Duration) -> Self {
         self.back_off = Some(at_least);
         self
+    }
+
+    /// Reads an answer and its body, of an API that tells limits in GraphQL: those of GitHub, Shopify
+    /// and Linear. An error in the body is a refusal if it says that a limit was exceeded.
+    ///
+    /// A body that is longer than 16 MiB or no JSON tells nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::{HeaderMap, StatusCode};
+    /// use std::time::{Duration, SystemTime};
+    /// use tidegate_http::read::{Advice, CAP, Reader};
+    ///
+    /// let body = br#"{
+    ///     "errors": [{ "message": "Throttled", "extensions": { "code": "THROTTLED" } }],
+    ///     "extensions": { "cost": { "requestedQueryCost": 202, "throttleStatus": {
+    ///         "maximumAvailable": 1000.0, "currentlyAvailable": 102, "restoreRate": 50.0
+    ///     } } }
+    /// }"#;
+    /// let answer = Reader::auto().read_with_body(StatusCode::OK, &HeaderMap::new(), body);
+    /// let wait = Duration::from_secs(2);
+    /// assert_eq!(answer.advice(SystemTime::now(), CAP), Advice::Pause { wait, asked: wait });
+    /// ```
+    #[must_use]
+    pub fn read_with_body(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
+        let mut answer = self.read(status, headers);
+        let clock = Clock::of(headers.get(DATE).and_then(text_of));
+        graphql::add(body, clock, &mut answer);
+        answer
     }
 
     /// Reads an answer.

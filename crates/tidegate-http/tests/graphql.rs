@@ -1,0 +1,66 @@
+//! Limits that bodies of GraphQL APIs tell.
+
+use std::time::{Duration, SystemTime};
+
+use http::StatusCode;
+use http::header::{DATE, HeaderMap, HeaderValue};
+use tidegate_http::read::{Advice, Answer, CAP, Reader};
+use tidegate_http::{Unit, When};
+
+fn read(status: u16, body: &str) -> Answer {
+    let mut headers = HeaderMap::new();
+    headers.insert(DATE, HeaderValue::from_static("Wed, 21 Oct 2026 07:28:00 GMT"));
+    let status = StatusCode::from_u16(status).unwrap_or_default();
+    Reader::auto().read_with_body(status, &headers, body.as_bytes())
+}
+
+#[test]
+fn github_tells_points_and_a_date() {
+    let body = r#"{"data":{"viewer":{},"rateLimit":{"limit":5000,"cost":1,"remaining":0,"resetAt":"2026-10-21T07:29:00Z"}}}"#;
+    let answer = read(200, body);
+    let limit = &answer.limits[0];
+    assert_eq!((limit.unit, limit.limit, limit.remaining), (Some(Unit::Points), Some(5000.0), Some(0.0)));
+    assert_eq!(limit.reset, Some(When::In(Duration::from_secs(60))));
+    assert!(!answer.refused);
+}
+
+#[test]
+fn errors_of_limits_are_refusals() {
+    let refusals = [
+        (200, r#"{"errors":[{"type":"RATE_LIMITED","message":"API rate limit exceeded"}]}"#),
+        (200, r#"{"errors":[{"message":"Throttled","extensions":{"code":"THROTTLED"}}]}"#),
+        (400, r#"{"errors":[{"message":"Rate limit exceeded","extensions":{"code":"RATELIMITED"}}]}"#),
+    ];
+    for (status, body) in refusals {
+        assert!(read(status, body).refused, "{body}");
+    }
+    for body in
+        [r#"{"errors":[{"type":"NOT_FOUND"}]}"#, r#"{"errors":"RATE_LIMITED"}"#, "{}", "", "[", "\u{feff}{}"]
+    {
+        let answer = read(200, body);
+        assert!(!answer.refused && answer.limits.is_empty(), "{body}");
+    }
+}
+
+#[test]
+fn shopify_tells_a_bucket_and_when_a_query_is_restored() {
+    let cost = |requested: &str, available: &str, rate: &str| {
+        format!(
+            r#"{{"errors":[{{"extensions":{{"code":"THROTTLED"}}}}],"extensions":{{"cost":{{"requestedQueryCost":{requested},"throttleStatus":{{"maximumAvailable":1000.0,"currentlyAvailable":{available},"restoreRate":{rate}}}}}}}}}"#
+        )
+    };
+    let answer = read(200, &cost("202", "102", "50.0"));
+    assert_eq!(answer.limits[0].remaining, Some(102.0));
+    assert_eq!(answer.retry_after, Some(When::In(Duration::from_secs(2))));
+    for (requested, available, rate) in [
+        ("202", "102", "0"),
+        ("1e300", "102", "50"),
+        ("202", "-1", "50"),
+        ("1", "1", "0"),
+        ("1", "102", "50"),
+    ] {
+        let answer = read(200, &cost(requested, available, rate));
+        let advice = answer.advice(SystemTime::now(), CAP);
+        assert_eq!(advice, Advice::BackOff { at_least: Duration::ZERO }, "{requested} {available} {rate}");
+    }
+}

@@ -1,0 +1,72 @@
+//! Whatever a server sends, a client that obeys neither panics nor pauses absurdly, and nothing that
+//! it is told raises what it may send.
+//!
+//! `TIDEGATE_HTTP_FUZZ=1000000 cargo test --release --all-features --test obey_any_bytes` obeys so
+//! many answers; a plain run obeys a few.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "any_bytes/mutated.rs"]
+mod mutated;
+
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use tidegate::{AllOf, FixedWindow, ManualClock, Rate, RateLimiter, TokenBucket};
+use tidegate_http::obey::{Obey, Options};
+
+#[test]
+fn no_answer_makes_a_client_pause_absurdly_or_send_more() {
+    let answers = std::env::var("TIDEGATE_HTTP_FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000_u64);
+    let mut rng = SmallRng::seed_from_u64(answers);
+    let clock = ManualClock::new();
+    let requests = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(1000)), clock.clone());
+    let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 1000), clock.clone());
+    let all = AllOf::new("requests", &requests).with("tokens", &tokens);
+    let options = || Options::new().clock(clock.clone());
+    let mut api = Obey::with_options(all.clone(), options());
+    let cap = Duration::from_secs(600);
+    let mut calls = Vec::new();
+    for answer in 0..answers {
+        if answer % 1000 == 0 {
+            // Names that were told are not forgotten before they are over.
+            calls.clear();
+            api = Obey::with_options(all.clone(), options());
+        }
+        // `begin` goes also while the server allows no more.
+        calls.push(api.begin([("tokens", rng.random_range(0..3000))]));
+        if rng.random_bool(0.6) {
+            let at = rng.random_range(0..calls.len());
+            let mut call = calls.swap_remove(at);
+            let (status, headers) = mutated::answer(&mut rng);
+            let before = (requests.status().available, tokens.status().available);
+            let body = mutated::body(&mut rng);
+            let obeyed = match rng.random_bool(0.1) {
+                true => call.obey_with_body(status, &headers, &body),
+                false => call.obey(status, &headers),
+            };
+            let say = || format!("{status} {headers:?}: {obeyed:?}");
+            assert!(obeyed.error.is_none(), "{}", say());
+            assert!(obeyed.paused_for.is_none_or(|wait| wait <= cap + cap / 10), "{}", say());
+            assert!(api.limiter().status().paused_for <= cap + cap / 10, "{}", say());
+            let after = (requests.status().available, tokens.status().available);
+            assert!(after.0 <= before.0 && after.1 <= before.1, "{}", say());
+            let wait = api.try_acquire().map(drop).err().and_then(|refusal| refusal.retry_after());
+            // The longest pause, and the window of the minute.
+            assert!(wait.is_none_or(|wait| wait <= cap + cap / 10 + Duration::from_secs(61)), "{}", say());
+        }
+        if calls.len() > 50 {
+            calls.truncate(10);
+        }
+        let step = [0, 1, 100, 10_000, 700_000].choose(&mut rng).copied().unwrap();
+        clock.advance(Duration::from_millis(rng.random_range(0..=step)));
+    }
+    drop(calls);
+    assert_eq!(api.in_flight(), 0);
+    // After the longest pause, calls go on.
+    clock.advance(cap + cap / 5);
+    clock.advance(Duration::from_secs(60));
+    assert!(api.try_acquire().is_ok());
+}
