@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use tidegate::{Rate, RateLimiter, TokenBucket};
+use tidegate::{Rate, RateLimiter, Request, TokenBucket};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -28,11 +28,9 @@ async fn transfer(
             return Ok(to.flush().await?);
         }
         while !rest.is_empty() {
-            // Another transfer may take them meanwhile; then this one waits for as many.
-            let there = bandwidth.status().available;
-            let n = u32::try_from(there.max(LEAST.into()).min(rest.len() as u64))?;
-            bandwidth.acquire_many(n).await?;
-            let (now, later) = rest.split_at(n as usize);
+            let most = u32::try_from(rest.len())?;
+            let grant = bandwidth.acquire_many(Request::permits(most).at_least(LEAST.min(most))).await?;
+            let (now, later) = rest.split_at(grant.permits() as usize);
             to.write_all(now).await?;
             rest = later;
         }

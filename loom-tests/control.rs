@@ -288,6 +288,7 @@ fn broken_a_bound_is_never_exceeded() {
         let mut deferred = Deferred::new();
         let new_waiter = NewWaiter {
             ask: 1,
+            most: 0,
             priority: 0,
             droppable: true,
             woken_by: WokenBy::Nobody,
@@ -380,7 +381,7 @@ impl Joining {
     /// The answer that is in the line already, without serving the line.
     fn claimed(&mut self) -> Poll<Result<Nanos, Refusal>> {
         let Stage::Queued(key) = self.wait.stage else { return Poll::Pending };
-        match lock(&self.limiter.line).collect(key, self.wait.kind) {
+        match lock(&self.limiter.line).collect(key, self.wait.kind, &mut self.wait.ask) {
             Some(answer) => {
                 self.wait.stage = Stage::Done;
                 Poll::Ready(answer.map(|_| Nanos::ZERO))

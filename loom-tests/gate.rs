@@ -10,7 +10,7 @@ use loom::thread;
 use super::support::{LoomClock, ONE, Woken, model, model_of_three};
 use crate::error::Refusal;
 use crate::limiter::blocking;
-use crate::limiter::pending::{Poller, Stage, Waiting};
+use crate::limiter::pending::{Pending, Poller, Stage, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
@@ -178,6 +178,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let waker = Some(request.waker.clone());
         let new_waiter = NewWaiter {
             ask: 1,
+            most: 0,
             priority: 0,
             droppable: false,
             woken_by,
@@ -308,7 +309,7 @@ fn a_blocked_thread_is_unparked() {
         let (limiter, _clock) = limiter();
         let blocked = {
             let limiter = limiter.clone();
-            thread::spawn(move || blocking::acquire(&limiter, Waiting::new(1)))
+            thread::spawn(move || blocking::acquire(&mut Pending { shared: limiter, wait: Waiting::new(1) }))
         };
         limiter.refund(1);
         assert!(blocked.join().expect("no panic").is_ok());

@@ -21,4 +21,5 @@ mod published;
 mod sliding_log;
 mod sliding_window;
 mod support;
+mod up_to;
 mod windows;

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// What a call asks for: the number of permits, a priority, and a maximum wait.
+/// What a call asks for: the number of permits, or as many as there are, a priority, and a maximum
+/// wait.
 ///
 /// Every call that takes a number of permits takes a request as well: `acquire_many(3)` is
 /// `acquire_many(Request::permits(3))`.
@@ -31,7 +32,10 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a request does nothing unless it is given to a limiter"]
 pub struct Request {
+    /// The fewest permits that the request takes: what it waits for.
     pub(crate) permits: u32,
+    /// The most permits that it takes. Not less.
+    pub(crate) most: u32,
     pub(crate) priority: i8,
     pub(crate) within: Option<Duration>,
     pub(crate) exempt: bool,
@@ -41,7 +45,66 @@ pub struct Request {
 impl Request {
     /// Asks for `n` permits at once, at priority 0, without a maximum wait.
     pub const fn permits(n: u32) -> Request {
-        Request { permits: n, priority: 0, within: None, exempt: false, tells_left: false }
+        Request { permits: n, most: n, priority: 0, within: None, exempt: false, tells_left: false }
+    }
+
+    /// Asks for as many permits as are available, at least one and at most `n`, at priority 0,
+    /// without a maximum wait. [`Grant::permits`](crate::Grant::permits) tells how many it got.
+    ///
+    /// The request never gets more permits than there are, and is never refused where one permit
+    /// is there. If there is none, it waits, or is refused, as a request for one permit. At its turn
+    /// it takes what is there by then. If other requests wait, it leaves them the permits that they
+    /// wait for. If composites wait for the limiter, it takes one permit.
+    ///
+    /// Available are the permits that single requests could take, one after the other, as a
+    /// [`Status`](crate::Status) tells. So with Guava's two policies it takes what is saved and one
+    /// permit on credit, where a request for `n` permits gets them all on credit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(500_000), 16_384);
+    /// let bandwidth = RateLimiter::with_clock(policy, ManualClock::new());
+    /// bandwidth.try_acquire_many(10_000)?;
+    /// let buffer = [0; 65_536];
+    /// let grant = bandwidth.try_acquire_many(Request::up_to(65_536))?;
+    /// assert_eq!(grant.permits(), 6_384);
+    /// let (_now, _later) = buffer.split_at(grant.permits() as usize);
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub const fn up_to(n: u32) -> Request {
+        Request::permits(n).at_least(if n > 1 { 1 } else { n })
+    }
+
+    /// Lets the request take fewer permits than it asks for, but not fewer than `n`: it waits for
+    /// `n` permits, and takes more if they are there. `Request::up_to(10)` is
+    /// `Request::permits(10).at_least(1)`. Where it asks for fewer than `n` permits, it asks for
+    /// `n`. A request for at least 0 permits is refused, as one for 0 permits.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(500_000), 1_000);
+    /// let bandwidth = RateLimiter::with_clock(policy, ManualClock::new());
+    /// // No packet of less than 512 bytes.
+    /// let packet = Request::permits(1_500).at_least(512);
+    /// assert_eq!(bandwidth.try_acquire_many(packet)?.permits(), 1_000);
+    /// assert!(bandwidth.try_acquire_many(packet).is_err());
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub const fn at_least(self, n: u32) -> Request {
+        let most = if self.most > n { self.most } else { n };
+        Request { permits: n, most, ..self }
+    }
+
+    /// The most permits that it takes, if that is more than what it waits for.
+    #[inline]
+    pub(crate) fn more(&self) -> Option<u32> {
+        (self.most > self.permits && self.permits > 0).then_some(self.most)
     }
 
     /// Sets the priority. A request of higher priority is served sooner. The default is 0.

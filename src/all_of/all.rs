@@ -18,7 +18,7 @@ use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::pause::Pausing;
 use crate::line::recheck::Recheck;
-use crate::line::rule::Rule;
+use crate::line::rule::{InLine, Rule};
 use crate::line::seats::UNSURE;
 use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, limited};
@@ -355,6 +355,10 @@ impl<C: Timer> Rule<C> for All<C> {
         // The next one of this priority sits down behind others.
         self.nobody_waits(ask.priority, deferred);
         Ok(AllCharge { taken, permits })
+    }
+
+    fn as_many(&self, _at: Nanos, ask: &Weights, _most: u32, _line: InLine) -> Weights {
+        ask.clone()
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {

@@ -257,7 +257,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             charge.map(|charge| Undoable::Since(charge, refunds))
         } else {
             shared.visit(|line, visit| {
-                let charge = line.try_take(visit, Demand { ask: &n, priority })?;
+                let (_, charge) = line.try_take(visit, Demand { ask: &n, priority }, 0)?;
                 Ok(Undoable::Tracked(line.track(visit.rule, charge)))
             })
         };

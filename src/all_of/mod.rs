@@ -605,9 +605,10 @@ impl<C: Timer> AllOf<C> {
     ) -> Result<AllPermits, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
-        match blocking::acquire(&self.shared, Waiting::with(ask.clone(), &request.request)) {
+        let mut pending = Pending { shared: &self.shared, wait: Waiting::with(ask, &request.request) };
+        match blocking::acquire(&mut pending) {
             Ok(answer) => Ok(permits(&self.shared, answer)),
-            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
+            Err(refusal) => Err(self.shared.rule.blame(pending.ask(), refusal)),
         }
     }
 

@@ -119,8 +119,7 @@ impl<C: Timer> AllReservation<C> {
         if self.claimed.is_some() {
             return Ok(Duration::ZERO);
         }
-        let wait = self.pending.release();
-        match blocking::acquire(&self.pending.shared, wait) {
+        match blocking::acquire(&mut self.pending) {
             Ok(Answer { waited, granted }) => {
                 self.keep(granted);
                 Ok(waited.as_duration())

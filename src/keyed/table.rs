@@ -88,12 +88,13 @@ use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
 use crate::line::crowd::Crowd;
+use crate::line::rule::InLine;
 use crate::policy::part::take_all;
 use crate::policy::{Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
-use crate::sync::{AtomicUsize, Mutex, Ordering, ShardLock, read, write};
+use crate::sync::{AtomicUsize, LOOKS, Mutex, Ordering, ShardLock, read, write};
 use crate::time::Nanos;
 
 /// The least number of places of a full shard. A table of this size grows without blocking requests
@@ -293,7 +294,7 @@ where
         }
         match self.try_known(hash, key, request) {
             Some(answer) if self.events.is_none() => answer,
-            Some(answer) => self.tell(key, n, answer),
+            Some(answer) => self.tell_grant(key, n, answer),
             None => self.try_slow(hash, key, request),
         }
     }
@@ -324,7 +325,7 @@ where
     {
         match self.ask(hash, key, request) {
             Ok(Taken::Line(line)) => line.try_acquire_many(*request),
-            Ok(Taken::Granted(grant)) => self.tell(key, request.permits, Ok(grant)),
+            Ok(Taken::Granted(grant)) => self.tell_grant(key, request.permits, Ok(grant)),
             Err(refusal) => self.tell(key, request.permits, Err(refusal)),
         }
     }
@@ -351,7 +352,7 @@ where
             Ok(Taken::Line(line)) => Ok(Taken::Line(line)),
             // Not reported: the line reports when the request is served or refused.
             Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Taken::Line),
-            Ok(Taken::Granted(grant)) => self.tell(key, n, Ok(grant)).map(Taken::Granted),
+            Ok(Taken::Granted(grant)) => self.tell_grant(key, n, Ok(grant)).map(Taken::Granted),
             Err(refusal) => self.tell(key, n, Err(refusal)).map(Taken::Granted),
         }
     }
@@ -368,6 +369,15 @@ where
         }
         self.report(key, |events| events.exempted(request.permits.into()));
         Ok(Grant::at_once(0))
+    }
+
+    /// Reports a request for at least `n` permits that was decided without a line.
+    #[cold]
+    fn tell_grant<Q>(&self, key: &Q, n: u32, answer: Result<Grant, Refusal>) -> Result<Grant, Refusal>
+    where
+        Q: ToOwned<Owned = K> + ?Sized,
+    {
+        self.tell(key, answer.map_or(n, Grant::permits), answer)
     }
 
     /// Reports a request that was decided without a line. A line reports for itself.
@@ -654,6 +664,42 @@ where
 /// Takes what a request asks for from a state.
 #[inline]
 fn take<P: Policy, C: Clock>(
+    policy: &P,
+    state: &P::State,
+    now: (Nanos, &C),
+    request: &Request,
+) -> Result<Grant, Refusal> {
+    match request.more() {
+        None => take_all_of(policy, state, now, request),
+        Some(most) => take_as_many(policy, state, now, (request, most)),
+    }
+}
+
+/// Takes as many permits from a state as there are, as a line does without its lock.
+#[cold]
+fn take_as_many<P: Policy, C: Clock>(
+    policy: &P,
+    state: &P::State,
+    now: (Nanos, &C),
+    (request, most): (&Request, u32),
+) -> Result<Grant, Refusal> {
+    // Another request may take some of the permits between the look and the take.
+    for _ in 0..=LOOKS {
+        let available = policy.status(state, now.0).available;
+        let permits = InLine::FREE.more_of(available, request.permits, most);
+        if permits == request.permits {
+            break;
+        }
+        if let Ok(grant) = take_all_of(policy, state, now, &Request { permits, ..*request }) {
+            return Ok(grant);
+        }
+    }
+    take_all_of(policy, state, now, request)
+}
+
+/// Takes all permits that a request asks for at least from a state.
+#[inline]
+fn take_all_of<P: Policy, C: Clock>(
     policy: &P,
     state: &P::State,
     (now, clock): (Nanos, &C),

@@ -136,33 +136,15 @@ impl<P: Policy, C: Timer> Batch<P, C> {
     fn refill(&mut self) -> Result<(), Refusal> {
         // All permits of the last grant were handed out.
         self.grant = None;
-        // No more than that: a policy that grants on credit would grant any number.
-        let mut size = self.available().clamp(1, self.size);
-        loop {
-            match self.take(size) {
-                Ok(()) => return Ok(()),
-                Err(refusal) if size == 1 => return Err(refusal),
-                // Another request took what the status told, so each round asks for less.
-                Err(_) => size /= 2,
-            }
-        }
-    }
-
-    /// Takes so many permits and hands out one of them.
-    fn take(&mut self, size: u32) -> Result<(), Refusal> {
         let shared = &self.limiter.shared;
-        let demand = Demand { ask: &size, priority: 0 };
-        let granted = shared.try_slowly(demand, GrantKind::Tracked)?;
+        let demand = Demand { ask: &1, priority: 0 };
+        let (n, granted) = shared.try_as_many(demand, self.size, GrantKind::Tracked)?;
         // In shadow mode the request passes and takes nothing.
         if let Some(grant) = granted.and_then(Granted::tracked) {
-            self.left = size - 1;
-            self.grant = Some(Share { shared: shared.clone(), n: size, grant: Some(grant) });
+            self.left = n - 1;
+            self.grant = Some(Share { shared: shared.clone(), n, grant: Some(grant) });
         }
         Ok(())
-    }
-
-    fn available(&self) -> u32 {
-        u32::try_from(self.limiter.status().available).unwrap_or(u32::MAX)
     }
 }
 

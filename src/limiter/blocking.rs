@@ -1,10 +1,11 @@
 //! Waiting in a plain thread: poll, park, poll again.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 
 use crate::clock::Timer;
-use crate::limiter::pending::{Answered, Pending, Poller, Waiting};
+use crate::limiter::pending::{Answered, Pending, Poller};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Rule;
 use crate::sync::{Thread, current_thread};
@@ -23,16 +24,17 @@ impl Wake for Unpark {
 /// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so
 /// it is not lost. Parking may end early for no reason; then the poll finds nothing and the thread
 /// parks again.
-pub(crate) fn acquire<R: Rule<C>, C: Timer>(
-    shared: &Arc<Shared<R, C>>,
-    wait: Waiting<R::Ask>,
+pub(crate) fn acquire<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
+    pending: &mut Pending<R, C, G>,
 ) -> Answered<R::Charge> {
-    let mut this = Pending { shared, wait };
     let waker = Waker::from(Arc::new(Unpark(current_thread())));
     loop {
-        match this.poll(Poller::Thread(&waker)) {
+        match pending.poll(Poller::Thread(&waker)) {
             Poll::Ready(answer) => return answer,
-            Poll::Pending => shared.clock.park_until(shared.looks_at(&this.wait)),
+            Poll::Pending => {
+                let shared = pending.shared.borrow();
+                shared.clock.park_until(shared.looks_at(&pending.wait));
+            }
         }
     }
 }

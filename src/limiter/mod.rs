@@ -29,7 +29,7 @@ use std::time::Duration;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
 use crate::grant::Grant;
-use crate::limiter::pending::Waiting;
+use crate::limiter::pending::{Pending, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::lateness::CATCH_UP;
 use crate::line::outcome::Outcome;
@@ -400,11 +400,15 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// ```
     #[inline]
     pub fn try_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
-        let Request { ref permits, priority, exempt, tells_left, .. } = request.into();
+        let request = request.into();
+        let Request { ref permits, priority, exempt, tells_left, .. } = request;
         if exempt {
             return self.shared.tell(permits, Nanos::ZERO, Ok(Outcome::Exempt)).map(|_| Grant::at_once(0));
         }
         let demand = Demand { ask: permits, priority };
+        if let Some(most) = request.more() {
+            return self.shared.try_up_to(demand, most, tells_left);
+        }
         if tells_left { self.shared.try_telling(demand) } else { self.shared.try_acquire(demand) }
     }
 
@@ -440,8 +444,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let request = request.into();
         let wait = Waiting::with(request.permits, &request);
-        blocking::acquire(&self.shared, wait)
-            .map(|answer| self.shared.grant(&answer, request.permits, request.tells_left))
+        let mut pending = Pending { shared: &self.shared, wait };
+        blocking::acquire(&mut pending).map(|answer| pending.grant(&answer))
     }
 
     /// Takes a place in the queue now for what a [`Request`] asks for, and tells when it is due.

@@ -19,6 +19,7 @@ use crate::time::Nanos;
 /// A request on its way: what a future keeps.
 #[derive(Debug)]
 pub(crate) struct Waiting<Ask> {
+    /// The permits that it waits for, and from its grant on, those that it got.
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
     pub(crate) stage: Stage,
@@ -36,6 +37,8 @@ pub(crate) struct Waiting<Ask> {
 pub(crate) enum Stage {
     /// Not polled yet.
     New,
+    /// Not polled yet. The request takes up to so many permits, and what it asks for is the least.
+    UpTo(u32),
     /// Not polled yet, and exempt: it passes without a permit.
     Exempt,
     /// The next poll joins the line. The policy refused the request for now, or could not be asked
@@ -132,7 +135,11 @@ impl<Ask> Waiting<Ask> {
     pub(crate) fn with(ask: Ask, request: &Request) -> Waiting<Ask> {
         let most = Nanos::new(u64::MAX - 1);
         let within = request.within.map_or(Nanos::MAX, |within| Nanos::from_duration(within).min(most));
-        let stage = if request.exempt { Stage::Exempt } else { Stage::New };
+        let stage = match request.more() {
+            _ if request.exempt => Stage::Exempt,
+            Some(most) => Stage::UpTo(most),
+            None => Stage::New,
+        };
         let Request { priority, tells_left, .. } = *request;
         Waiting { within, priority, stage, tells_left, ..Waiting::new(ask) }
     }
@@ -166,7 +173,7 @@ impl<Ask> Waiting<Ask> {
     pub(crate) fn take_key(&mut self) -> Option<u32> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Queued(key) => Some(key),
-            Stage::New | Stage::Exempt | Stage::Joining | Stage::Done => None,
+            Stage::New | Stage::UpTo(_) | Stage::Exempt | Stage::Joining | Stage::Done => None,
         }
     }
 

@@ -148,8 +148,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         if let Some((grant, _)) = self.claimed {
             return Ok(grant);
         }
-        let wait = self.pending.release();
-        let answer = blocking::acquire(&self.pending.shared, wait)?;
+        let answer = blocking::acquire(&mut self.pending)?;
         Ok(self.keep(answer))
     }
 
@@ -184,7 +183,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// does.
     pub fn cancel(self) {}
 
-    /// The number of permits reserved.
+    /// The number of permits reserved: of a request for [up to](crate::Request::up_to) a number,
+    /// what it waits for, and once it is claimed, what it got.
     #[must_use]
     pub fn permits(&self) -> u32 {
         *self.pending.ask()

@@ -30,7 +30,7 @@ use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
-use crate::line::rule::{OneRule, Rule, Single};
+use crate::line::rule::{InLine, OneRule, Rule, Single};
 use crate::line::undoable::{Answer, GrantKind, Granted, Undoable, counts, part_counts};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::{Change, Policy, PolicyStatus};
@@ -122,9 +122,57 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             GrantKind::Final if word.needs_no_lock() => {
                 self.take_without_lock(word, self.clock.now(), demand.ask).map(Granted::Final)
             }
-            _ => self.try_in_line(demand, kind),
+            _ => self.try_in_line(demand, 0, kind).map(|(_, granted)| granted),
         };
         self.tell(demand.ask, Nanos::ZERO, answer.map(Outcome::Granted))
+    }
+
+    /// Takes as many permits as there are, at most `most`, or none where there are fewer than it
+    /// asks for. Returns what it took, with `None` in shadow.
+    pub(crate) fn try_as_many(
+        &self,
+        demand: Demand<'_, R::Ask>,
+        most: u32,
+        kind: GrantKind,
+    ) -> Result<(R::Ask, Option<Granted<R::Charge>>), Refusal> {
+        let word = self.gate_word.load();
+        let taken = match kind {
+            GrantKind::Final if word.needs_no_lock() => self
+                .take_as_many(word, self.clock.now(), demand.ask, most)
+                .map(|(ask, charge)| (ask, Granted::Final(charge))),
+            _ => self.try_in_line(demand, most, kind),
+        };
+        let (ask, answer) = match taken {
+            Ok((ask, granted)) => (ask, Ok(Outcome::Granted(granted))),
+            Err(refusal) => (demand.ask.clone(), Err(refusal)),
+        };
+        let granted = self.tell(&ask, Nanos::ZERO, answer)?;
+        Ok((ask, granted))
+    }
+
+    /// Takes as many permits as there are without the lock, at most `most`, or none where there are
+    /// fewer than `ask`. Called where the gate word [lets](Word::needs_no_lock) it.
+    ///
+    /// The take is one decision of the policy: all permits that the look has found, or none. If
+    /// another request took some of them in between, this one looks again, and at last it takes
+    /// what it asks for at least. So it is refused only where these were not there.
+    pub(crate) fn take_as_many(
+        &self,
+        word: Word,
+        now: Nanos,
+        ask: &R::Ask,
+        most: u32,
+    ) -> Result<(R::Ask, R::Charge), Refusal> {
+        for _ in 0..=LOOKS {
+            let more = self.rule.as_many(now, ask, most, InLine::FREE);
+            if more == *ask {
+                break;
+            }
+            if let Ok(charge) = self.take_without_lock(word, now, &more) {
+                return Ok((more, charge));
+            }
+        }
+        self.take_without_lock(word, now, ask).map(|charge| (ask.clone(), charge))
     }
 
     /// Takes permits without the lock, now or as of when they were due, or not at all: the one
@@ -182,17 +230,18 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Serves the waiters that are due, then takes permits only if no waiter goes before this
-    /// request.
+    /// request. With a `most` that is not zero, takes as many as there are.
     fn try_in_line(
         &self,
         demand: Demand<'_, R::Ask>,
+        most: u32,
         kind: GrantKind,
-    ) -> Result<Granted<R::Charge>, Refusal> {
+    ) -> Result<(R::Ask, Granted<R::Charge>), Refusal> {
         let held = self.visit(|line, visit| {
-            let charge = line.try_take(visit, demand)?;
-            Ok(Held::new(self, line.undoable(visit.rule, charge, kind)))
+            let (ask, charge) = line.try_take(visit, demand, most)?;
+            Ok((ask, Held::new(self, line.undoable(visit.rule, charge, kind))))
         });
-        held.map(Held::keep)
+        held.map(|(ask, held)| (ask, held.keep()))
     }
 
     /// Tells the observers how a call ended, and turns a refusal into a pass in shadow.
@@ -489,6 +538,18 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         }
         let granted = self.try_slowly(demand, GrantKind::Final)?;
         Ok(Grant::at_once(if granted.is_some() { *demand.ask } else { 0 }))
+    }
+
+    /// Takes as many permits as there are now, at most `most`, or refuses.
+    #[cold]
+    pub(crate) fn try_up_to(
+        &self,
+        demand: Demand<'_, u32>,
+        most: u32,
+        tells_left: bool,
+    ) -> Result<Grant, Refusal> {
+        let (n, granted) = self.try_as_many(demand, most, GrantKind::Final)?;
+        Ok(self.grant(&Answer { waited: Nanos::ZERO, granted }, n, tells_left))
     }
 
     /// Takes permits now or not at all, and tells what that left.

@@ -90,8 +90,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
         let (answer, waited) = match wait.stage {
             Stage::Exempt => (Ok(Outcome::Exempt), Nanos::ZERO),
+            Stage::UpTo(most) => {
+                wait.since = self.clock.now();
+                (ready!(self.join_for(wait, most, poller)), Nanos::ZERO)
+            }
             // `New` became `Joining` above.
-            Stage::New | Stage::Joining => (ready!(self.join(wait, poller)), Nanos::ZERO),
+            Stage::New | Stage::Joining => (ready!(self.join(wait, 0, poller)), Nanos::ZERO),
             Stage::Queued(key) => {
                 let (answer, now) = ready!(self.look(wait, key, poller));
                 (answer, now.saturating_since(wait.since))
@@ -116,10 +120,33 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.tell(&wait.ask, waited, answer).map(|granted| Answer { waited, granted })
     }
 
-    /// Joins the line, unless a permit is there by now.
+    /// Takes up to `most` permits, or joins the line.
+    fn join_for(
+        self: &Arc<Self>,
+        wait: &mut Waiting<R::Ask>,
+        most: u32,
+        poller: Poller<'_>,
+    ) -> Poll<Decision<Granted<R::Charge>>> {
+        let word = self.gate_word.load();
+        if word.needs_no_lock() && wait.kind == GrantKind::Final {
+            match self.take_as_many(word, wait.since, &wait.ask, most) {
+                Err(refusal) if refusal.may_retry() => {}
+                Err(refusal) => return Poll::Ready(Err(refusal)),
+                Ok((ask, charge)) => {
+                    wait.ask = ask;
+                    return Poll::Ready(Ok(Outcome::Granted(Granted::Final(charge))));
+                }
+            }
+        }
+        self.join(wait, most, poller)
+    }
+
+    /// Joins the line, unless a permit is there by now. With a `most` that is not zero, takes as
+    /// many as there are.
     fn join(
         self: &Arc<Self>,
         wait: &mut Waiting<R::Ask>,
+        most: u32,
         poller: Poller<'_>,
     ) -> Poll<Decision<Granted<R::Charge>>> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
@@ -133,10 +160,11 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             // of the lock learns of later ones. In a full queue the request cannot wait, so it
             // takes an available permit even before woken waiters have collected theirs.
             if (line.uncollected() == 0 || no_room) && line.is_open(visit, demand) {
-                match line.take(visit, demand) {
+                match line.take_as_many(visit, demand, most) {
                     Err(refusal) if refusal.may_retry() => {}
                     Err(refusal) => return Err(refusal),
-                    Ok(charge) => {
+                    Ok((ask, charge)) => {
+                        wait.ask = ask;
                         let grant = line.undoable(visit.rule, charge, wait.kind);
                         return Ok(Some(Outcome::Granted(Held::new(self, grant))));
                     }
@@ -163,7 +191,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             let since = visit.arrival(|| line.due_behind(visit, demand));
             let Demand { ask, priority } = demand;
             let (ask, waker, droppable) = (ask.clone(), waker.take(), true);
-            let new_waiter = NewWaiter { ask, priority, droppable, woken_by, since, deadline, waker };
+            let new_waiter = NewWaiter { ask, most, priority, droppable, woken_by, since, deadline, waker };
             // At once, so that the future knows of its entry also if foreign code panics before
             // this returns.
             wait.stage = Stage::Queued(line.push(visit, new_waiter));
@@ -200,6 +228,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if request.exempt {
             return Ok(this.release());
         }
+        let most = request.more().unwrap_or(0);
         let answer = self.visit(|line, visit| {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
@@ -215,6 +244,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             let Demand { ask, priority } = demand;
             let new_waiter = NewWaiter {
                 ask: ask.clone(),
+                most,
                 priority,
                 // The owner of a reservation counts on its place.
                 droppable: false,
@@ -287,7 +317,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if line.was_granted(key) {
             self.was_late(&line, now);
         }
-        let answer = line.collect(key, wait.kind)?;
+        let answer = line.collect(key, wait.kind, &mut wait.ask)?;
         wait.stage = Stage::Done;
         self.store_gate_word(&line);
         Some(answer)
@@ -364,7 +394,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Takes the answer of a reservation, if it has one.
     pub(crate) fn claim(&self, wait: &mut Waiting<R::Ask>) -> Option<Answered<R::Charge>> {
         let (decision, waited) = match wait.stage {
-            Stage::New | Stage::Joining | Stage::Done => return None,
+            Stage::New | Stage::UpTo(_) | Stage::Joining | Stage::Done => return None,
             Stage::Exempt => {
                 wait.stage = Stage::Done;
                 (Ok(Outcome::Exempt), Nanos::ZERO)

@@ -124,7 +124,10 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
 
 #[derive(Debug)]
 struct Entry<Ask, Charge, RuntimeId> {
+    /// What it waits for; and from its grant on, what it got.
     ask: Ask,
+    /// It takes up to so many permits, or exactly what it asks for if this is zero.
+    most: u32,
     /// Its place among entries and seats.
     place: u64,
     priority: i8,
@@ -143,6 +146,8 @@ struct Entry<Ask, Charge, RuntimeId> {
 /// A request that joins the line.
 pub(crate) struct NewWaiter<Ask, RuntimeId> {
     pub(crate) ask: Ask,
+    /// It takes up to so many permits, or exactly what it asks for if this is zero.
+    pub(crate) most: u32,
     pub(crate) priority: i8,
     /// Whether it may have to make room for others.
     pub(crate) droppable: bool,
@@ -304,7 +309,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         new_waiter: NewWaiter<R::Ask, C::RuntimeId>,
     ) -> u32 {
         let rule = visit.rule;
-        let NewWaiter { ask, priority, droppable, woken_by, since, deadline, waker } = new_waiter;
+        let NewWaiter { ask, most, priority, droppable, woken_by, since, deadline, waker } = new_waiter;
         let previous = self.priorities.last_before(priority);
         let next = self.entries.get(previous as usize).map_or(self.head, |previous| previous.next);
         self.permits += u128::from(rule.permits(&ask));
@@ -317,7 +322,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             self.seats.joined(rule, place, &ask);
         }
         let entry =
-            Entry { ask, place, priority, droppable, previous, next, woken_by, since, deadline, state };
+            Entry { ask, most, place, priority, droppable, previous, next, woken_by, since, deadline, state };
         // Four billion waiters at 64 bytes would not fit in memory.
         let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NONE);
         class.last = key;
@@ -433,11 +438,20 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ///
     /// Another entry may get the key after that, so no foreign code may run before the future has
     /// forgotten it. A grant of the kind `Final` can no longer be undone after that.
-    pub(crate) fn collect(&mut self, key: u32, kind: GrantKind) -> Option<Decision<Granted<R::Charge>>> {
+    /// Tells what it was granted in `ask`.
+    pub(crate) fn collect(
+        &mut self,
+        key: u32,
+        kind: GrantKind,
+        ask: &mut R::Ask,
+    ) -> Option<Decision<Granted<R::Charge>>> {
         if self.waits(key).is_some() {
             return None;
         }
-        let Entry { woken_by, state, .. } = self.entries.remove(key as usize);
+        let Entry { ask: granted, most, woken_by, state, .. } = self.entries.remove(key as usize);
+        if most > 0 {
+            *ask = granted;
+        }
         match state {
             State::Waiting(_) => None,
             State::Granted(Uncollected { grant, epoch }) => {

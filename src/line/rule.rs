@@ -57,6 +57,11 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         deferred: &mut Deferred<C>,
     ) -> Result<Self::Charge, Refusal>;
 
+    /// The request for as many permits as there are at a time, for a request that takes `ask` or
+    /// more: at most `most`, and no more than the line leaves to it. Not less than `ask`. It only
+    /// looks: another request may take some of them before this one does.
+    fn as_many(&self, at: Nanos, ask: &Self::Ask, most: u32, line: InLine) -> Self::Ask;
+
     /// When a request is due behind all that are `ahead`.
     fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
 
@@ -230,6 +235,26 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     fn max_wait(&self) -> Duration;
 }
 
+/// What a line leaves to a request that takes as many permits as there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InLine {
+    /// The most permits that a request may take now.
+    pub(crate) most: u64,
+    /// The permits that are kept for others.
+    pub(crate) kept: u64,
+}
+
+impl InLine {
+    /// Nothing waits, and nothing is kept.
+    pub(crate) const FREE: InLine = InLine { most: u64::MAX, kept: 0 };
+
+    /// How many of the available permits a request takes that asks for `n` or more.
+    pub(crate) fn more_of(self, available: u64, n: u32, most: u32) -> u32 {
+        let there = available.min(self.most).saturating_sub(self.kept);
+        u32::try_from(there).unwrap_or(u32::MAX).min(most).max(n)
+    }
+}
+
 /// One policy and its state.
 #[derive(Debug)]
 pub(crate) struct Single<P: Policy> {
@@ -346,6 +371,10 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         _deferred: &mut Deferred<C>,
     ) -> Result<P::Charge, Refusal> {
         self.policy.try_acquire(&self.state, at, *n)
+    }
+
+    fn as_many(&self, at: Nanos, n: &u32, most: u32, line: InLine) -> u32 {
+        line.more_of(self.policy.status(&self.state, at).available, *n, most)
     }
 
     fn ready_at(&self, now: Nanos, ahead: &u128, n: &u32) -> Nanos {

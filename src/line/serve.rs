@@ -79,7 +79,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let first = self.entries.get(self.head as usize)?;
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
-            let &Entry { place, woken_by, since, deadline, priority, .. } = first;
+            let &Entry { most, place, woken_by, since, deadline, priority, .. } = first;
             // A policy that counts returns "now" for a permit that was available before. Nothing
             // wakes a reservation that is not awaited, so it may have been due long ago. Asked as
             // of the grant before it, the policy returns when the reservation was due.
@@ -102,6 +102,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             if due > now {
                 return Some(due);
             }
+            let demand = Demand { ask: &ask, priority };
+            let (more, due) = match self.as_many(visit, demand, most, rule.permits(&ask)) {
+                more if more != ask => {
+                    // As many were there a moment ago.
+                    let due_all = self.due(rule, now, place, &none, &more);
+                    if due_all <= now { (Some(more), due_all) } else { (None, due) }
+                }
+                _ => (None, due),
+            };
             // The waiter is charged as of when it was due, so that a late timer costs no permits.
             // But not further back than the catch-up, so that a machine that stood still does not
             // grant a burst, and not before the request was made. A reservation that is not awaited
@@ -117,11 +126,20 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
             // The clock may have gone back since the request joined.
             let at = due.max(oldest).min(now);
-            match self.charge_at(visit, at, &ask) {
+            let charge = match &more {
+                Some(more) => self.charge_at(visit, at, more),
+                None => self.charge_at(visit, at, &ask),
+            };
+            match charge {
                 Ok(charge) => {
                     let grant = self.grant(rule, charge, woken_by);
                     self.answer(visit, key, State::Granted(grant));
+                    if let Some(more) = more {
+                        self.entries[key as usize].ask = more;
+                    }
                 }
+                // A request that overlapped with the joining has just taken some of them.
+                Err(_) if more.is_some() => self.takes_least(key),
                 Err(Refusal::Limited { .. }) => {
                     // A request that overlapped with the joining has just taken the permit.
                     if self.due(rule, now, place, &none, &ask) <= due {
@@ -142,6 +160,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             }
         }
         (self.len() > 0).then_some(now)
+    }
+
+    /// A waiter that takes up to a number of permits takes what it asks for at least.
+    fn takes_least(&mut self, key: u32) {
+        self.entries[key as usize].most = 0;
     }
 
     /// Whether a waiter that is found after its deadline may have its permit. A policy that counts

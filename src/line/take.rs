@@ -6,7 +6,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::Line;
 use crate::line::place::end_of;
-use crate::line::rule::Rule;
+use crate::line::rule::{InLine, Rule};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::limited;
 use crate::time::Nanos;
@@ -38,17 +38,61 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         rule.check(demand.ask)
     }
 
-    /// Takes permits if no waiter goes before this request; refuses otherwise.
+    /// Takes permits if no waiter goes before this request; refuses otherwise. With a `most` that is
+    /// not zero, takes as many as there are.
     pub(crate) fn try_take(
         &mut self,
         visit: &mut Visit<'_, R, C>,
         demand: Demand<'_, R::Ask>,
-    ) -> Result<R::Charge, Refusal> {
+        most: u32,
+    ) -> Result<(R::Ask, R::Charge), Refusal> {
         self.check(visit.rule, visit.now, demand)?;
         if self.is_open(visit, demand) {
-            return self.take(visit, demand);
+            return self.take_as_many(visit, demand, most);
         }
         Err(self.too_early(self.due_behind(visit, demand), visit.now))
+    }
+
+    /// The request for as many permits as there are, for a request that takes `most` at most, or
+    /// exactly what it asks for if that is zero. `own` are the permits that it waits for in this
+    /// line.
+    ///
+    /// All other requests in line are left the permits that they wait for, whether or not they are
+    /// due. What composites wait for in their seats depends on their other members, so beside them
+    /// a request takes what it asks for at least.
+    pub(crate) fn as_many(
+        &self,
+        visit: &Visit<'_, R, C>,
+        demand: Demand<'_, R::Ask>,
+        most: u32,
+        own: u64,
+    ) -> R::Ask {
+        let Demand { ask, priority } = demand;
+        if most == 0 || !self.seats.is_empty() {
+            return ask.clone();
+        }
+        let waiting = u64::try_from(self.permits.saturating_sub(own.into())).unwrap_or(u64::MAX);
+        let kept = waiting.saturating_add(self.settings.kept_from(priority).into());
+        let line = InLine { most: self.restraint(visit.rule).0, kept };
+        visit.rule.as_many(visit.now, ask, most, line)
+    }
+
+    /// Takes permits for a request that no waiter goes before: as many as there are, at most
+    /// `most`, or exactly what it asks for if that is zero.
+    pub(crate) fn take_as_many(
+        &mut self,
+        visit: &mut Visit<'_, R, C>,
+        demand: Demand<'_, R::Ask>,
+        most: u32,
+    ) -> Result<(R::Ask, R::Charge), Refusal> {
+        let more = self.as_many(visit, demand, most, 0);
+        // A request without the lock may have taken some of them in between.
+        if more != *demand.ask
+            && let Ok(charge) = self.take(visit, Demand { ask: &more, ..demand })
+        {
+            return Ok((more, charge));
+        }
+        self.take(visit, demand).map(|charge| (demand.ask.clone(), charge))
     }
 
     /// Takes permits for a request that no waiter goes before. The waiters of lower priority move

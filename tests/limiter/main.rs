@@ -31,5 +31,6 @@ mod share;
 mod tokio_clock;
 mod told_times;
 mod undo;
+mod up_to;
 mod waiting;
 mod waker_clones;

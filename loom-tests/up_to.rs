@@ -1,0 +1,101 @@
+//! Models requests that take as many permits as there are, against other requests and a waiter.
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use loom::thread;
+
+use super::support::{LoomClock, Woken, model_up_to};
+use crate::limiter::pending::{Pending, Poller, Waiting};
+use crate::limiter::shared::Shared;
+use crate::line::rule::Single;
+use crate::line::undoable::GrantKind;
+use crate::line::visit::Demand;
+use crate::policy::TokenBucket;
+use crate::rate::Rate;
+
+type Limiter = Arc<Shared<Single<TokenBucket>, LoomClock>>;
+
+/// A limiter with three permits, of which no other comes.
+fn three() -> Limiter {
+    let clock = LoomClock::new();
+    let policy = TokenBucket::new(Rate::per_second(1), 3);
+    Arc::new(Shared::new(Single::new(policy, &clock), clock, Duration::ZERO))
+}
+
+/// Takes as many as there are. Returns how many it got.
+fn up_to(limiter: &Limiter, most: u32) -> u32 {
+    let demand = Demand { ask: &1, priority: 0 };
+    limiter.try_as_many(demand, most, GrantKind::Final).map_or(0, |(n, _)| n)
+}
+
+/// The broken twin: looks, and then takes what it has seen.
+fn look_and_take(limiter: &Limiter, most: u32) -> u32 {
+    let n = u32::try_from(limiter.status().available).expect("three").min(most);
+    limiter.debit(n);
+    n
+}
+
+/// A request for two permits against one for up to three. The sum is never more than three, and
+/// the second one is never refused.
+fn against_a_request(take: fn(&Limiter, u32) -> u32) {
+    model_up_to(3, move || {
+        let limiter = three();
+        let other = {
+            let limiter = limiter.clone();
+            thread::spawn(move || limiter.try_acquire(Demand { ask: &2, priority: 0 }).is_ok())
+        };
+        let seen = (take(&limiter, 3), other.join().expect("no panic"));
+        assert!([(3, false), (1, true)].contains(&seen), "of three permits: {seen:?}");
+    });
+}
+
+#[test]
+fn as_many_as_there_are_is_no_more() {
+    against_a_request(up_to);
+}
+
+#[test]
+#[should_panic(expected = "of three permits")]
+fn broken_as_many_as_there_are_is_no_more() {
+    against_a_request(look_and_take);
+}
+
+/// Two requests for up to two. Each gets one permit at least, and all are taken.
+#[test]
+fn two_requests_share_what_is_there() {
+    model_up_to(3, || {
+        let limiter = three();
+        let other = {
+            let limiter = limiter.clone();
+            thread::spawn(move || up_to(&limiter, 2))
+        };
+        let got = [up_to(&limiter, 2), other.join().expect("no panic")];
+        assert!(got == [2, 1] || got == [1, 2], "{got:?}");
+    });
+}
+
+/// A waiter for four permits joins while a request takes up to three. A request that comes after it
+/// takes none.
+#[test]
+fn a_waiter_that_has_joined_is_not_overtaken() {
+    model_up_to(2, || {
+        let limiter = three();
+        let policy = &limiter.rule.policy;
+        assert_eq!(policy.burst(), 3);
+        let other = {
+            let limiter = limiter.clone();
+            thread::spawn(move || up_to(&limiter, 3))
+        };
+        let woken = std::task::Waker::from(Woken::new());
+        let mut wait = Pending { shared: &limiter, wait: Waiting::new(3) };
+        let first = wait.poll(Poller::Task(&woken));
+        let after = up_to(&limiter, 3);
+        let got = other.join().expect("no panic");
+        match first {
+            Poll::Ready(answer) => assert!(answer.is_ok() && got + after == 0, "all were taken"),
+            Poll::Pending => assert_eq!((got, after), (3, 0), "those came first"),
+        }
+    });
+}

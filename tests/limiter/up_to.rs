@@ -1,0 +1,271 @@
+//! Requests for as many permits as there are.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::{
+    AnyPolicy, FixedWindow, LeakyBucket, ManualClock, Policy, Rate, RateLimiter, Refusal, Request,
+    SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, Statistics, TokenBucket,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready_ok};
+
+use crate::support::MS;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn policies() -> impl Strategy<Value = AnyPolicy> {
+    (0..9_u8, 1..30_u64, 1..20_u32).prop_map(|(kind, permits, burst)| {
+        let rate = Rate::per_second(permits);
+        match kind {
+            0 => TokenBucket::new(rate, burst).into(),
+            1 => LeakyBucket::new(rate).capacity(burst).nodelay(burst).into(),
+            2 => SmoothBursty::new(rate).start_full().into(),
+            3 => SmoothBursty::new(rate).max_burst(Duration::ZERO).into(),
+            4 => SmoothWarmingUp::new(rate, SECOND).into(),
+            5 => FixedWindow::new(rate).into(),
+            6 => SlidingWindow::new(rate, 4).into(),
+            7 => SlidingEstimate::new(rate).into(),
+            _ => SlidingLog::new(rate).into(),
+        }
+    })
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Pass(u32),
+    Take(u32),
+    /// At most, and at least.
+    UpTo(u32, u32),
+    Keep(u32),
+    Pause(u32),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let number = || prop_oneof![4 => 0..8_u32, 1 => Just(u32::MAX)];
+    let act = prop_oneof![
+        3 => (0..900_u32).prop_map(Act::Pass),
+        2 => (1..5_u32).prop_map(Act::Take),
+        4 => (number(), number()).prop_map(|(most, least)| Act::UpTo(most, least)),
+        1 => (0..4_u32).prop_map(Act::Keep),
+        1 => (0..900_u32).prop_map(Act::Pause),
+    ];
+    vec(act, 1..40)
+}
+
+/// The permits that a request for at least so many and at most so many gets: slow, and obvious. It
+/// asks for all numbers, from the largest one on.
+fn by_numbers<P: Policy>(
+    limiter: &RateLimiter<P, ManualClock>,
+    most: u32,
+    least: u32,
+) -> Result<u32, Refusal> {
+    let singles = limiter.status().available.min(most.into());
+    let singles = u32::try_from(singles).expect("at most a u32");
+    let singles = if least == 0 { 0 } else { singles };
+    for n in (least.saturating_add(1)..=singles).rev() {
+        if limiter.try_acquire_many(n).is_ok() {
+            return Ok(n);
+        }
+    }
+    limiter.try_acquire_many(least).map(|grant| grant.permits())
+}
+
+proptest! {
+    /// Without waiters it takes the largest number of permits that a request can have, but not on
+    /// credit.
+    #[test]
+    fn it_takes_what_a_request_for_as_many_would(policy in policies(), acts in acts(), tracked in any::<bool>()) {
+        let (clock, other) = (ManualClock::new(), ManualClock::new());
+        let limiter = RateLimiter::with_clock(policy.clone(), clock.clone());
+        let twin = RateLimiter::with_clock(policy, other.clone());
+        for act in acts {
+            match act {
+                Act::Pass(span) => {
+                    clock.advance(MS * span);
+                    other.advance(MS * span);
+                }
+                Act::Take(n) => {
+                    let answers = [&limiter, &twin].map(|limiter| limiter.try_acquire_many(n));
+                    prop_assert_eq!(answers[0], answers[1]);
+                }
+                Act::UpTo(most, least) => {
+                    let request = Request::permits(most).at_least(least);
+                    let got = if tracked {
+                        limiter.reserve(request.within(Duration::ZERO)).map(|mut place| {
+                            assert!(place.claim());
+                            place.permits()
+                        })
+                    } else {
+                        limiter.try_acquire_many(request).map(|grant| grant.permits())
+                    };
+                    let expected = by_numbers(&twin, most, least);
+                    prop_assert_eq!(got.map_err(drop), expected.map_err(drop));
+                }
+                Act::Keep(permits) => {
+                    for limiter in [&limiter, &twin] {
+                        limiter.keep_for_priority(permits, 1);
+                    }
+                }
+                Act::Pause(span) => {
+                    for limiter in [&limiter, &twin] {
+                        limiter.pause_for(MS * span);
+                    }
+                }
+            }
+            prop_assert_eq!(limiter.status(), twin.status());
+        }
+    }
+}
+
+fn bucket(rate: u64, burst: u32) -> (RateLimiter<TokenBucket, ManualClock>, ManualClock) {
+    let clock = ManualClock::new();
+    (RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone()), clock)
+}
+
+#[test]
+fn a_waiter_takes_what_is_there_at_its_turn() {
+    for (late, got) in [(0, 5), (300, 8), (1500, 20), (20_000, 50)] {
+        let (limiter, clock) = bucket(10, 100);
+        limiter.drain();
+        let mut wait = spawn(limiter.acquire_many(Request::permits(50).at_least(5)));
+        assert_pending!(wait.poll());
+        assert!(!wait.is_woken());
+        clock.jump((500 + late) * MS);
+        let grant = assert_ready_ok!(wait.poll());
+        assert_eq!(grant.permits(), got, "{late} ms late");
+        assert_eq!(limiter.status().available + u64::from(got), 100.min(5 + u64::from(late) / 100));
+    }
+}
+
+#[test]
+fn a_waiter_leaves_the_others_what_they_wait_for() {
+    let (limiter, clock) = bucket(10, 100);
+    limiter.drain();
+    let mut waits = [
+        spawn(limiter.acquire_many(Request::up_to(50))),
+        spawn(limiter.acquire_many(Request::permits(8))),
+        spawn(limiter.acquire_many(Request::up_to(50))),
+    ];
+    waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+    clock.jump(2 * SECOND);
+    let got = waits.map(|mut wait| assert_ready_ok!(wait.poll()).permits());
+    // Of twenty permits. The last one finds no other request in line.
+    assert_eq!(got, [11, 8, 1]);
+}
+
+#[test]
+fn a_request_of_higher_priority_leaves_waiters_what_they_wait_for() {
+    let (limiter, clock) = bucket(10, 100);
+    limiter.drain();
+    let place = limiter.reserve(40).expect("a place");
+    clock.advance(3 * SECOND);
+    let important = Request::up_to(50).priority(1);
+    assert_eq!(limiter.try_acquire_many(important).map(|grant| grant.permits()), Ok(1));
+    assert_eq!(place.due_in(), 1100 * MS);
+    clock.advance(1000 * MS);
+    // No newcomer overtakes.
+    assert!(limiter.try_acquire_many(Request::up_to(50)).is_err());
+    drop(place);
+    assert_eq!(limiter.try_acquire_many(Request::up_to(50)).map(|grant| grant.permits()), Ok(39));
+}
+
+#[test]
+fn a_dropped_grant_leaves_no_trace() {
+    let (limiter, clock) = bucket(10, 100);
+    limiter.drain();
+    let mut wait = spawn(limiter.acquire_many(Request::up_to(30)));
+    assert_pending!(wait.poll());
+    clock.jump(2 * SECOND);
+    assert_eq!(limiter.status().available, 0, "it was granted all that was there");
+    drop(wait);
+    assert_eq!(limiter.status().available, 20);
+}
+
+#[test]
+fn an_estimate_of_what_is_there_is_settled() {
+    let (limiter, _clock) = bucket(10, 100);
+    let mut place = limiter.reserve(Request::up_to(300)).expect("a place");
+    assert_eq!(place.permits(), 1);
+    assert!(place.claim());
+    assert_eq!((place.permits(), limiter.status().available), (100, 0));
+    place.settle(30);
+    assert_eq!(limiter.status().available, 70);
+}
+
+#[test]
+fn every_way_to_ask_gets_what_is_there() {
+    let (limiter, _clock) = bucket(10, 100);
+    let statistics = Arc::new(Statistics::new());
+    limiter.observe(statistics.clone());
+    let request = Request::up_to(60).with_left();
+    let grant = limiter.try_acquire_many(request).expect("there");
+    assert_eq!((grant.permits(), grant.left().map(|left| left.available)), (60, Some(40)));
+    limiter.refund(60);
+    assert_eq!(limiter.blocking_acquire_many(request).map(|grant| grant.permits()), Ok(60));
+    limiter.refund(60);
+    let mut wait = spawn(limiter.acquire_owned(request));
+    assert_eq!(assert_ready_ok!(wait.poll()).permits(), 60);
+    assert_eq!(assert_ready_ok!(spawn(limiter.acquire_many(request)).poll()).permits(), 40);
+    assert_eq!(statistics.snapshot().permits, 220);
+    assert!(limiter.try_acquire_many(request).is_err());
+    limiter.set_shadow(true);
+    assert_eq!(limiter.try_acquire_many(request).map(|grant| grant.permits()), Ok(0));
+    assert_eq!(limiter.try_acquire_many(request.exempt()).map(|grant| grant.permits()), Ok(0));
+}
+
+#[test]
+fn numbers_of_any_size_are_requests() {
+    let (limiter, _clock) = bucket(10, 100);
+    let asked = |request: Request| limiter.try_acquire_many(request).map(|grant| grant.permits());
+    assert_eq!(asked(Request::up_to(0)), Err(Refusal::ZeroPermits));
+    assert_eq!(asked(Request::permits(5).at_least(0)), Err(Refusal::ZeroPermits));
+    assert_eq!(
+        asked(Request::up_to(500).at_least(101)),
+        Err(Refusal::ExceedsLimit { requested: 101, limit: 100 })
+    );
+    assert_eq!(asked(Request::up_to(1)), Ok(1));
+    assert_eq!(asked(Request::permits(3).at_least(7)), Ok(7));
+    assert_eq!(asked(Request::up_to(u32::MAX).at_least(92)), Ok(92));
+    assert!(matches!(asked(Request::up_to(u32::MAX)), Err(Refusal::Limited { .. })));
+}
+
+/// A policy on credit grants any number to one request, and the next one pays.
+#[test]
+fn it_takes_one_permit_on_credit() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), clock.clone());
+    assert_eq!(limiter.try_acquire_many(Request::up_to(100)).map(|grant| grant.permits()), Ok(1));
+    clock.advance(800 * MS);
+    assert_eq!(limiter.try_acquire_many(Request::up_to(100)).map(|grant| grant.permits()), Ok(4));
+    assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(200 * MS));
+}
+
+/// No permit is taken twice, none is left, and a request is refused only when there is none.
+#[test]
+fn threads_share_all_permits_and_no_more() {
+    for policy in [
+        AnyPolicy::from(TokenBucket::new(Rate::ZERO, 100_000)),
+        FixedWindow::new(Rate::per_hour(100_000)).into(),
+        SlidingLog::new(Rate::per_hour(100_000)).into(),
+    ] {
+        let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+        let take = |most| {
+            let limiter = limiter.clone();
+            move || {
+                let mut got = 0;
+                while let Ok(grant) = limiter.try_acquire_many(Request::up_to(most)) {
+                    assert!((1..=most).contains(&grant.permits()));
+                    got += u64::from(grant.permits());
+                }
+                got
+            }
+        };
+        let threads = [3, 50, 1000].map(|most| thread::spawn(take(most)));
+        let got: u64 = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
+        assert_eq!((got, limiter.status().available), (100_000, 0));
+    }
+}
