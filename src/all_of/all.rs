@@ -357,8 +357,16 @@ impl<C: Timer> Rule<C> for All<C> {
         Ok(AllCharge { taken, permits })
     }
 
-    fn as_many(&self, _at: Nanos, ask: &Weights, _most: u32, _line: InLine) -> Weights {
-        ask.clone()
+    /// An equal number of each member that the request does not name.
+    fn as_many(&self, _at: Nanos, ask: &Weights, most: u32, line: InLine) -> Weights {
+        let Some(as_many) = &ask.as_many else { return ask.clone() };
+        let seats = lock(&self.seats);
+        let there = as_many.members.iter().filter_map(|&index| match &self.members.get(index)?.kind {
+            Kind::Rate(member) => Some(member.leaves(seats.place(index, ask.priority), ask.priority)),
+            Kind::Counting(_) => None,
+        });
+        let n = line.more_of(there.min().unwrap_or(0), ask.others, most);
+        ask.with_others(n, &as_many.members)
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {

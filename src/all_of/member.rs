@@ -82,6 +82,10 @@ pub(crate) trait Member<C: Timer>: Recheck {
     /// Takes the permits that are available beyond so many. Returns how many it took.
     fn keep_at_most(&self, permits: u64) -> u64;
 
+    /// How many permits a request of this priority may take that takes as many as there are, and has
+    /// this seat, or none with place 0. Takes no permits.
+    fn leaves(&self, seat: u64, priority: i8) -> u64;
+
     /// The weight of `n` permits in a sum of requests that go first.
     fn weight(&self, n: u32) -> u128;
 
@@ -206,6 +210,19 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
 
     fn keep_at_most(&self, permits: u64) -> u64 {
         self.0.keep_at_most(permits)
+    }
+
+    fn leaves(&self, seat: u64, priority: i8) -> u64 {
+        let shared = &self.0;
+        if shared.gate_word.load().has_only(OBSERVED | LATE) {
+            return shared.rule.status(shared.clock.now()).available;
+        }
+        let (line, now) = shared.reach();
+        if line.settings.shadow {
+            return u64::MAX;
+        }
+        let left = line.leaves(&shared.rule, priority, 0, usize::from(seat > 0));
+        left.of(shared.rule.status(now).available)
     }
 
     fn weight(&self, n: u32) -> u128 {

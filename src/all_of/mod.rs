@@ -155,7 +155,7 @@ use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
 use crate::limiter::shared::Shared;
 use crate::line::outcome::Outcome;
-use crate::line::undoable::{Answer, Granted};
+use crate::line::undoable::{Answer, GrantKind, Granted};
 use crate::line::visit::Demand;
 use crate::policy::Policy;
 use crate::request::Request;
@@ -274,6 +274,7 @@ pub struct AllOf<C: Timer = DefaultClock> {
 #[must_use = "hold it until the work is done, as `let _permits`: dropping it gives back the permits that are counted while in use"]
 pub struct AllPermits {
     permits: Permits,
+    n: u32,
     waited: Nanos,
     /// What another kind of limiter holds while the permits are in use. Dropped after them.
     held: Option<Box<dyn Send + Sync>>,
@@ -286,6 +287,29 @@ impl AllPermits {
         AllPermits { held: Some(Box::new(held)), ..AllPermits::from(grant) }
     }
 
+    /// How many permits of each rate limiter were taken that the request does not name: as many as
+    /// it asked for, or as there were if it asked for [up to](crate::Request::up_to) a number, or 0
+    /// if it passed without permits.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, Request, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let bucket = |burst| TokenBucket::new(Rate::per_second(1_000), burst);
+    /// let connection = RateLimiter::with_clock(bucket(700), clock.clone());
+    /// let user = RateLimiter::with_clock(bucket(1_500), clock);
+    /// let bytes = AllOf::new("connection", &connection).with("user", &user);
+    /// assert_eq!(bytes.try_acquire_many(Request::up_to(4_096))?.permits(), 700);
+    /// assert_eq!(user.status().available, 800);
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    #[must_use]
+    pub fn permits(&self) -> u32 {
+        self.n
+    }
+
     /// The time waited for them, zero if they were there.
     #[must_use]
     pub fn waited(&self) -> Duration {
@@ -295,7 +319,8 @@ impl AllPermits {
 
 impl From<Grant> for AllPermits {
     fn from(grant: Grant) -> AllPermits {
-        AllPermits { permits: Permits::default(), waited: Nanos::from_duration(grant.waited()), held: None }
+        let (n, waited) = (grant.permits(), Nanos::from_duration(grant.waited()));
+        AllPermits { permits: Permits::default(), n, waited, held: None }
     }
 }
 
@@ -477,6 +502,14 @@ impl<C: Timer + Clone> AllOf<C> {
     }
 }
 
+/// The members with a rate.
+fn rates<'a, C: Timer>(
+    kinds: impl Iterator<Item = &'a Kind<C>> + Clone,
+) -> impl Iterator<Item = usize> + Clone {
+    let rates = kinds.enumerate().filter(|(_, kind)| matches!(kind, Kind::Rate(_)));
+    rates.map(|(index, _)| index)
+}
+
 fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind<C> {
     Kind::Rate(Arc::new(Handle(limiter.shared().clone())) as Arc<dyn Member<C>>)
 }
@@ -607,7 +640,7 @@ impl<C: Timer> AllOf<C> {
         let ask = self.ask(&request)?;
         let mut pending = Pending { shared: &self.shared, wait: Waiting::with(ask, &request.request) };
         match blocking::acquire(&mut pending) {
-            Ok(answer) => Ok(permits(&self.shared, answer)),
+            Ok(answer) => Ok(permits(&self.shared, pending.ask(), answer)),
             Err(refusal) => Err(self.shared.rule.blame(pending.ask(), refusal)),
         }
     }
@@ -681,29 +714,42 @@ impl<C: Timer> AllOf<C> {
     fn exempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
         let passed = self.shared.tell(ask, Nanos::ZERO, Ok(Outcome::Exempt));
         passed
-            .map(|granted| permits(&self.shared, Answer { waited: Nanos::ZERO, granted }))
+            .map(|granted| permits(&self.shared, ask, Answer { waited: Nanos::ZERO, granted }))
             .map_err(AllRefusal::from)
     }
 
     fn attempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
+        if let Some(as_many) = &ask.as_many {
+            return self.attempt_as_many(ask, as_many.most);
+        }
         match self.shared.try_grant(Demand { ask, priority: ask.priority }) {
-            Ok(granted) => Ok(permits(&self.shared, Answer { waited: Nanos::ZERO, granted })),
+            Ok(granted) => Ok(permits(&self.shared, ask, Answer { waited: Nanos::ZERO, granted })),
+            Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
+        }
+    }
+
+    #[cold]
+    fn attempt_as_many(&self, ask: &Weights, most: u32) -> Result<AllPermits, AllRefusal> {
+        let demand = Demand { ask, priority: ask.priority };
+        match self.shared.try_as_many(demand, most, GrantKind::Final) {
+            Ok((ask, granted)) => Ok(permits(&self.shared, &ask, Answer { waited: Nanos::ZERO, granted })),
             Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
         }
     }
 }
 
-fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, answer: Answer<AllCharge<C>>) -> AllPermits {
+fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, answer: Answer<AllCharge<C>>) -> AllPermits {
     let Answer { waited, granted } = answer;
+    let n = if granted.is_some() { ask.others } else { 0 };
     let AllCharge { taken, permits } = granted.map(Granted::into_charge).unwrap_or_default();
     // From here on the grant cannot be undone.
     drop(taken);
     #[cfg(feature = "keyed")]
     if of.rule.is_kept() {
-        return AllPermits { permits, waited, held: Some(Box::new(of.clone())) };
+        return AllPermits { permits, n, waited, held: Some(Box::new(of.clone())) };
     }
     let _ = of;
-    AllPermits { permits, waited, held: None }
+    AllPermits { permits, n, waited, held: None }
 }
 
 impl<C: Timer> All<C> {
@@ -740,14 +786,7 @@ impl<C: Timer> All<C> {
 
     /// Sets the costs to the costs of a request.
     fn set_costs(&self, ask: &mut Weights, request: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        if let Some(n) = request.others() {
-            for (index, entry) in self.members.iter().enumerate() {
-                if let Kind::Rate(_) = entry.kind {
-                    ask.set(index, n);
-                }
-            }
-        }
-        request.costs().try_for_each(|(name, n)| self.find(name).map(|index| ask.set(index, n)))
+        ask.set_costs(request, rates(self.members.iter().map(|entry| &entry.kind)), |name| self.find(name))
     }
 
     /// The member with this name.
@@ -814,7 +853,7 @@ impl<C: Timer> Future for AcquireAll<C> {
             Err(refusal) => return Poll::Ready(Err(refusal.clone())),
         };
         Poll::Ready(match ready!(waiting.poll(Poller::Task(context.waker()))) {
-            Ok(answer) => Ok(permits(&waiting.shared, answer)),
+            Ok(answer) => Ok(permits(&waiting.shared, waiting.ask(), answer)),
             Err(refusal) => Err(waiting.shared.rule.blame(waiting.ask(), refusal)),
         })
     }

@@ -92,6 +92,11 @@ impl<'a> AllRequest<'a> {
         self.others
     }
 
+    /// What it asks of a limiter that has no members, or of each member that is not named.
+    pub(crate) fn as_request(&self) -> Request {
+        Request { permits: self.others.unwrap_or(1), ..self.request }
+    }
+
     /// The costs that were named, in order.
     pub(crate) fn costs(&self) -> impl Iterator<Item = (&'a str, u32)> {
         self.few[..self.len].iter().chain(&self.more).copied()
@@ -139,6 +144,10 @@ impl From<u32> for AllRequest<'_> {
 
 /// Asks for as many permits of each rate limiter as the request says, with its priority, its
 /// maximum wait and its exemption.
+///
+/// A request for [up to](Request::up_to) a number takes an equal number of each rate limiter that
+/// no cost names: as many as all of them have.
+/// [`AllPermits::permits`](crate::AllPermits::permits) tells how many.
 impl From<Request> for AllRequest<'_> {
     fn from(request: Request) -> Self {
         AllRequest { request, ..AllRequest::from(request.permits) }

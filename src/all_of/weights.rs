@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::all_of::{AllRefusal, AllRequest};
+
 /// So many are kept without allocating.
 const FEW: usize = 6;
 
@@ -15,6 +17,18 @@ pub(crate) struct Weights {
     len: usize,
     /// All of them, if they are more than a few.
     more: Option<Arc<[u32]>>,
+    /// The number of each member with a rate that the request does not name.
+    pub(crate) others: u32,
+    /// Where the request takes as many of these members as there are.
+    pub(crate) as_many: Option<Arc<AsMany>>,
+}
+
+/// A request that takes an equal number of these members: as many as all of them have.
+pub(crate) struct AsMany {
+    /// At most so many.
+    pub(crate) most: u32,
+    /// Members with a rate that the request does not name.
+    pub(crate) members: Vec<usize>,
 }
 
 impl Weights {
@@ -28,19 +42,49 @@ impl Weights {
             }
             None => Some(weights.into()),
         };
-        Weights { priority: 0, few, len: weights.len(), more }
+        Weights { priority: 0, few, len: weights.len(), more, others: 1, as_many: None }
     }
 
     /// One of each member, at priority 0.
     pub(crate) fn ones(members: usize) -> Weights {
         match members {
-            0..=FEW => Weights { priority: 0, few: [1; FEW], len: members, more: None },
+            0..=FEW => Weights { few: [1; FEW], len: members, ..Weights::new(&[]) },
             _ => Weights::new(&vec![1; members]),
         }
     }
 
     pub(crate) fn of_priority(self, priority: i8) -> Weights {
         Weights { priority, ..self }
+    }
+
+    /// Sets the numbers to the costs of a request. `rates` are the members with a rate.
+    pub(super) fn set_costs(
+        &mut self,
+        request: &AllRequest<'_>,
+        rates: impl Iterator<Item = usize> + Clone,
+        find: impl Fn(&str) -> Result<usize, AllRefusal>,
+    ) -> Result<(), AllRefusal> {
+        if let Some(n) = request.others() {
+            rates.clone().for_each(|index| self.set(index, n));
+            self.others = n;
+        }
+        request.costs().try_for_each(|(name, n)| find(name).map(|index| self.set(index, n)))?;
+        if let Some(most) = request.as_request().more() {
+            let mut members: Vec<_> = rates.collect();
+            for (name, _) in request.costs() {
+                let named = find(name)?;
+                members.retain(|index| *index != named);
+            }
+            self.as_many = Some(Arc::new(AsMany { most, members }));
+        }
+        Ok(())
+    }
+
+    /// These numbers, with another number of each of some members that the request does not name.
+    pub(super) fn with_others(&self, n: u32, members: &[usize]) -> Weights {
+        let mut weights = Weights { others: n, ..self.clone() };
+        members.iter().for_each(|index| weights.set(*index, n));
+        weights
     }
 
     /// Sets the number of one member.

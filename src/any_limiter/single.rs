@@ -20,7 +20,7 @@ const NAME: &str = "limit";
 pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     match request.costs().next() {
         Some((name, _)) => Err(AllRefusal::NoMember { name: name.into(), members: Box::default() }),
-        None => Ok(Request { permits: request.others().unwrap_or(1), ..request.request }),
+        None => Ok(request.as_request()),
     }
 }
 

@@ -41,6 +41,9 @@ use crate::time::Nanos;
 /// How many limiters were made so far.
 static LIMITERS_MADE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
+/// How much a request took, and its grant; `None` in shadow.
+type Took<R, C> = (<R as Rule<C>>::Ask, Option<Granted<<R as Rule<C>>::Charge>>);
+
 /// What a limiter and its futures share.
 pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     pub(crate) rule: R,
@@ -134,7 +137,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         demand: Demand<'_, R::Ask>,
         most: u32,
         kind: GrantKind,
-    ) -> Result<(R::Ask, Option<Granted<R::Charge>>), Refusal> {
+    ) -> Result<Took<R, C>, Refusal> {
         let word = self.gate_word.load();
         let taken = match kind {
             GrantKind::Final if word.needs_no_lock() => self

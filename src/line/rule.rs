@@ -248,10 +248,14 @@ impl InLine {
     /// Nothing waits, and nothing is kept.
     pub(crate) const FREE: InLine = InLine { most: u64::MAX, kept: 0 };
 
+    /// How many of the available permits are left to a request.
+    pub(crate) fn of(self, available: u64) -> u64 {
+        available.min(self.most).saturating_sub(self.kept)
+    }
+
     /// How many of the available permits a request takes that asks for `n` or more.
     pub(crate) fn more_of(self, available: u64, n: u32, most: u32) -> u32 {
-        let there = available.min(self.most).saturating_sub(self.kept);
-        u32::try_from(there).unwrap_or(u32::MAX).min(most).max(n)
+        u32::try_from(self.of(available)).unwrap_or(u32::MAX).min(most).max(n)
     }
 }
 

@@ -56,10 +56,6 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// The request for as many permits as there are, for a request that takes `most` at most, or
     /// exactly what it asks for if that is zero. `own` are the permits that it waits for in this
     /// line.
-    ///
-    /// All other requests in line are left the permits that they wait for, whether or not they are
-    /// due. What composites wait for in their seats depends on their other members, so beside them
-    /// a request takes what it asks for at least.
     pub(crate) fn as_many(
         &self,
         visit: &Visit<'_, R, C>,
@@ -68,13 +64,25 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         own: u64,
     ) -> R::Ask {
         let Demand { ask, priority } = demand;
-        if most == 0 || !self.seats.is_empty() {
+        if most == 0 {
             return ask.clone();
+        }
+        visit.rule.as_many(visit.now, ask, most, self.leaves(visit.rule, priority, own, 0))
+    }
+
+    /// What this line leaves to a request that takes as many permits as there are, and waits in
+    /// this line for so many permits, and in so many seats.
+    ///
+    /// All other requests in line are left the permits that they wait for, whether or not they are
+    /// due. What composites wait for in their seats depends on their other members, so beside them
+    /// a request takes what it asks for at least.
+    pub(crate) fn leaves(&self, rule: &R, priority: i8, own: u64, seats: usize) -> InLine {
+        if self.is_paused() || self.seats.len() > seats {
+            return InLine { most: 0, kept: 0 };
         }
         let waiting = u64::try_from(self.permits.saturating_sub(own.into())).unwrap_or(u64::MAX);
         let kept = waiting.saturating_add(self.settings.kept_from(priority).into());
-        let line = InLine { most: self.restraint(visit.rule).0, kept };
-        visit.rule.as_many(visit.now, ask, most, line)
+        InLine { most: self.restraint(rule).0, kept }
     }
 
     /// Takes permits for a request that no waiter goes before: as many as there are, at most

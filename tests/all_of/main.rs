@@ -14,3 +14,4 @@ mod properties;
 #[cfg(feature = "keyed")]
 mod same_word;
 mod stress;
+mod up_to;

@@ -241,7 +241,7 @@ fn it_takes_one_permit_on_credit() {
     assert_eq!(limiter.try_acquire_many(Request::up_to(100)).map(|grant| grant.permits()), Ok(1));
     clock.advance(800 * MS);
     assert_eq!(limiter.try_acquire_many(Request::up_to(100)).map(|grant| grant.permits()), Ok(4));
-    assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(200 * MS));
+    assert_eq!(limiter.try_acquire().map_err(Refusal::retry_after).map(drop), Err(Some(200 * MS)));
 }
 
 /// No permit is taken twice, none is left, and a request is refused only when there is none.

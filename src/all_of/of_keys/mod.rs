@@ -34,7 +34,9 @@ use self::member::{ByKey, CountedByKey, InTable, KeyedMember, Lease};
 use crate::all_of::all::{Entry, Kind, Permits};
 use crate::all_of::name::Name;
 use crate::all_of::weights::Weights;
-use crate::all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus, rate};
+use crate::all_of::{
+    AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus, rate, rates,
+};
 use crate::clock::{DefaultClock, Timer};
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
@@ -595,6 +597,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     /// Takes without a composite, now or not at all. `None` if that is not possible.
     fn take_now(&self, key: &Q, ask: &Weights) -> Option<Result<AllPermits, AllRefusal>> {
+        if ask.as_many.is_some() {
+            return None;
+        }
         let rule = &self.common.shared.rule;
         let asked = self.keyed.iter().zip(&ask[rule.members.len()..]).filter(|(_, n)| **n > 0);
         let mut asked = asked.map(|(entry, n)| (entry, *n));
@@ -614,7 +619,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             let Some(OfKey { name, member, n }) = &of_key else { return Ok(()) };
             member.take(key, *n, ask.priority).inspect_err(|_| by_key = Some(*name))
         });
-        Some(took.map(|()| AllPermits { permits, ..Grant::at_once(0).into() }).map_err(|refusal| {
+        Some(took.map(|()| AllPermits { permits, ..Grant::at_once(ask.others).into() }).map_err(|refusal| {
             // Another request took the permits just now, or there is no room for the key. If an
             // equal call would be granted, this refusal counts.
             self.look(key, ask, of_key.as_ref()).err().unwrap_or_else(|| match by_key {
@@ -680,12 +685,16 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
         let mut ask = self.ones.clone().of_priority(request.request.priority);
-        for (name, n) in request.costs() {
+        let common = &self.common.shared.rule.members;
+        let keyed = self.keyed.iter().enumerate().filter(|(_, entry)| entry.member.in_table().is_some());
+        let keyed = keyed.map(|(index, _)| common.len() + index);
+        let find = |name: &str| {
             let index = self.entries().position(|of| *of == *name);
             let unknown =
                 || AllRefusal::NoMember { name: name.into(), members: self.entries().cloned().collect() };
-            ask.set(index.ok_or_else(unknown)?, n);
-        }
+            index.ok_or_else(unknown)
+        };
+        ask.set_costs(request, rates(common.iter().map(|entry| &entry.kind)).chain(keyed), find)?;
         Ok(ask)
     }
 }
