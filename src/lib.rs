@@ -279,7 +279,7 @@
 //! | `tokio`, on by default | waits in a tokio runtime use its timer; [`TokioClock`] | tokio with `rt` and `time` |
 //! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits of all keys | hashbrown, crossbeam-utils |
 //! | `stream` | [`LimitStream`]: a stream whose items wait for permits | futures-core, pin-project-lite |
-//! | `io` | [`Throttled`]: a reader or writer of tokio whose bytes wait for permits | tokio without features, pin-project-lite |
+//! | `io`, on by default | [`Throttled`]: a reader or writer of tokio whose bytes wait for permits | nothing beside `tokio` |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
