@@ -117,6 +117,11 @@ impl Load {
         self.0.get(count.0).copied().unwrap_or(0)
     }
 
+    /// What it counts in these units.
+    pub(super) fn only(&self, is: impl Fn(Count) -> bool) -> Load {
+        Load(self.0.iter().enumerate().map(|(at, n)| if is(Count(at)) { *n } else { 0 }).collect())
+    }
+
     pub(super) fn add(&mut self, more: &Load) {
         self.0.resize(self.0.len().max(more.0.len()), 0);
         for (sum, n) in self.0.iter_mut().zip(&more.0) {

@@ -224,7 +224,7 @@ impl Obey {
         let obeyed = match self.home.as_ref().and_then(|home| home.bucket(headers, self)) {
             // The call began at the limiter that its route leaves.
             Some(bucket) => {
-                self.state().lose(ticket);
+                self.state().lose(ticket, |_| true);
                 let ticket = bucket.state().moved(bucket.now(), ticket);
                 bucket.obey_answer(&ticket, answer, is_success)
             }
@@ -310,7 +310,7 @@ impl Obey {
     pub(super) fn lose(&self, ticket: &Ticket) {
         let mut state = self.state();
         state.end(ticket);
-        state.lose(ticket);
+        state.lose(ticket, |_| true);
     }
 
     /// The limiter.

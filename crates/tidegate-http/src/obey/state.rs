@@ -38,6 +38,7 @@ pub(super) struct State {
 #[derive(Debug, Clone)]
 pub(super) struct Ticket {
     costs: Load,
+    began: Nanos,
     answers: u64,
     pauses: u64,
     lost: Load,
@@ -84,7 +85,7 @@ impl State {
     /// The server allows no more. Returns the time until which the call has to wait.
     pub(super) fn begin(&mut self, now: Nanos, costs: Load) -> Result<Ticket, Nanos> {
         self.windows.take(now, &costs)?;
-        Ok(self.open(costs))
+        Ok(self.open(now, costs))
     }
 
     /// Begins a call also if the server allows no more.
@@ -92,12 +93,12 @@ impl State {
         if self.windows.take(now, &costs).is_err() {
             self.windows.take_any(&costs);
         }
-        self.open(costs)
+        self.open(now, costs)
     }
 
-    fn open(&mut self, costs: Load) -> Ticket {
+    fn open(&mut self, now: Nanos, costs: Load) -> Ticket {
         self.open.add(&costs);
-        Ticket { costs, answers: self.answers, pauses: self.pauses, lost: self.lost.clone() }
+        Ticket { costs, began: now, answers: self.answers, pauses: self.pauses, lost: self.lost.clone() }
     }
 
     /// The ticket of a call that began elsewhere and has its answer.
@@ -133,9 +134,9 @@ impl State {
         self.open.subtract(&ticket.costs);
     }
 
-    /// A call ended without an answer, or its answer tells nothing of limits.
-    pub(super) fn lose(&mut self, ticket: &Ticket) {
-        self.lost.add(&ticket.costs);
+    /// A call ended, and there is no word on limits in these units.
+    pub(super) fn lose(&mut self, ticket: &Ticket, is_lost: impl Fn(Count) -> bool) {
+        self.lost.add(&ticket.costs.only(is_lost));
     }
 
     /// Learns from an answer. `counts` tells in which unit calls cost of each limit.
@@ -149,10 +150,9 @@ impl State {
         terms: Terms,
     ) -> Orders {
         let mut orders = Orders::default();
-        let tells = answer.limits.iter().any(|limit| limit.remaining.is_some());
-        if !answer.trusted || !tells {
-            self.lose(ticket);
-        }
+        let told = answer.limits.iter().zip(counts).filter(|(limit, _)| limit.remaining.is_some());
+        let told: Vec<_> = told.filter_map(|(_, count)| *count).collect();
+        self.lose(ticket, |count| !answer.trusted || !told.contains(&count));
         if !answer.trusted && !answer.refused {
             return orders;
         }
@@ -190,12 +190,14 @@ impl State {
             // A reset that is not ahead is over: the limit has units again.
             Some(Duration::ZERO) => return,
             Some(asked) => {
-                let until = now.saturating_add(asked.min(terms.cap).into());
-                let (answer, began) = (self.answers, ticket.answers);
-                let allowed = Allowed { limit, count, left, until, answer, began };
+                let asked_within = asked.min(terms.cap);
+                let until = now.saturating_add(asked_within.into());
+                let not_before = ticket.began.saturating_add(asked_within.into());
+                let (answer, seen) = (self.answers, ticket.answers);
+                let allowed = Allowed { limit, count, left, not_before, until, answer, seen };
                 let Some(left) = self.windows.tell(now, allowed) else { return };
                 if left == 0 {
-                    orders.pause(asked.min(terms.cap), asked);
+                    orders.pause(asked_within, asked);
                 }
                 left
             }

@@ -6,14 +6,16 @@
 //! round trip later.
 //!
 //! An answer brings the allowance `remaining - uncounted`, where `uncounted` are the units that the
-//! server may not have counted when it wrote the answer. What becomes of it:
+//! server may not have counted when it wrote the answer. The server wrote it at some time between the
+//! beginning of the call and the arrival of the answer, and a reset that counts from that time is as
+//! uncertain. What becomes of the window:
 //!
 //! | the answer's reset is | the window becomes |
 //! |---|---|
-//! | about that of the window | lower, if the answer allows less; never higher |
-//! | later | a new window: the limit was reset |
-//! | earlier, of a call that began after the window was told | a new window: the server changed its mind |
-//! | earlier, of a call that began before | as it was: the answer is of a window that is over |
+//! | later for certain | a new window: the limit was reset |
+//! | earlier for certain, of a call that began after the window was told | a new window: the server changed its mind |
+//! | earlier for certain, of a call that began before | as it was: the answer is of a window that is over |
+//! | neither | lower, if the answer allows less; never higher |
 
 use tidegate::Nanos;
 
@@ -58,11 +60,14 @@ pub(super) struct Allowed<'a> {
     pub(super) limit: &'a ServerLimit,
     pub(super) count: Option<Count>,
     pub(super) left: u64,
+    /// The reset, if the server wrote the answer when the call began.
+    pub(super) not_before: Nanos,
+    /// The reset, if the server wrote the answer when it arrived.
     pub(super) until: Nanos,
     /// The number of the answer.
     pub(super) answer: u64,
     /// The number of answers that had come when the call of this answer began.
-    pub(super) began: u64,
+    pub(super) seen: u64,
 }
 
 /// All windows that are not over.
@@ -106,7 +111,7 @@ impl Windows {
     /// Learns what an answer allows. Returns how much is left now; `None` if the answer is of a
     /// window that is over.
     pub(super) fn tell(&mut self, now: Nanos, allowed: Allowed<'_>) -> Option<u64> {
-        let Allowed { limit, count, left, until, answer, began } = allowed;
+        let Allowed { limit, count, left, not_before, until, answer, seen } = allowed;
         let ServerLimit { name, unit, window, partition_key, .. } = limit.clone();
         let key = Key { name, unit, window, partition_key };
         self.0.retain(|window| window.until > now);
@@ -118,15 +123,17 @@ impl Windows {
             self.0.push(new(key));
             return Some(left);
         };
-        let later = until > window.anchor.saturating_add(SLACK);
+        let latest = window.anchor.saturating_add(SLACK);
+        let later = not_before > latest;
         let earlier = until.saturating_add(SLACK) < window.anchor;
-        if later || (earlier && began >= window.told_by) {
+        if later || (earlier && seen >= window.told_by) {
             *window = new(key);
         } else if earlier {
             return None;
         } else {
             window.left = window.left.min(left);
-            window.until = window.until.max(until);
+            // An answer that was long on its way tells its reset too late.
+            window.until = window.until.max(until.min(latest));
         }
         Some(window.left)
     }
