@@ -142,14 +142,33 @@ fn server<P: Policy>(clock: &ManualClock, policy: P, tells: bool) -> Server<P> {
 
 #[test]
 fn a_server_that_tells_what_remains_refuses_nothing() {
-    for seed in 0..6 {
+    // Tasks, the longest way of a call in milliseconds, the rate and burst of the client's own limiter,
+    // which allows more than the server, and the calls of a minute at least. The server allows 600.
+    let clients =
+        [(20, 200, 30, 30, 500), (50, 2000, 60, 60, 400), (5, 20, 1000, 60, 540), (90, 5000, 100, 90, 300)];
+    for (tasks, latency, rate, burst, least) in clients {
+        for seed in 0..2 {
+            let clock = ManualClock::new();
+            let window = FixedWindow::new(Rate::new(100, Duration::from_secs(10)).unwrap());
+            let server = server(&clock, window, true);
+            let client = client(&clock, TokenBucket::new(Rate::per_second(rate), burst), 0.1);
+            let minute = Duration::from_secs(60);
+            let outcome = simulate((&clock, &server), &[client], (tasks, latency), minute, seed);
+            assert_eq!(outcome.refused, 0, "{tasks} tasks, seed {seed}: {outcome:?}");
+            assert!(outcome.granted >= least, "{tasks} tasks, seed {seed}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn a_server_with_a_bucket_that_tells_what_remains_refuses_nothing() {
+    for seed in 0..2 {
         let clock = ManualClock::new();
-        let server = server(&clock, FixedWindow::new(Rate::new(100, Duration::from_secs(10)).unwrap()), true);
-        // The client is allowed three times as much by its own limiter.
+        let server = server(&clock, TokenBucket::new(Rate::per_second(10), 50), true);
         let client = client(&clock, TokenBucket::new(Rate::per_second(30), 30), 0.1);
-        let outcome = simulate((&clock, &server), &[client], (20, 200), Duration::from_secs(60), seed);
-        assert_eq!(outcome.refused, 0, "{seed}: {outcome:?}");
-        assert!(outcome.granted >= 500, "{seed}: {outcome:?}");
+        let minute = Duration::from_secs(60);
+        let outcome = simulate((&clock, &server), &[client], (10, 200), minute, seed);
+        assert!(outcome.refused == 0 && outcome.granted >= 500, "{seed}: {outcome:?}");
     }
 }
 
