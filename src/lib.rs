@@ -280,6 +280,7 @@
 //! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits of all keys | hashbrown, crossbeam-utils |
 //! | `stream` | [`LimitStream`]: a stream whose items wait for permits | futures-core, pin-project-lite |
 //! | `io`, on by default | [`Throttled`]: a reader or writer of tokio whose bytes wait for permits | nothing beside `tokio` |
+//! | `config`, on by default | [`AnyPolicy`] and [`PolicyConfig`]: policies from text, which can be replaced in a limiter that runs | arc-swap |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
@@ -308,8 +309,12 @@
 #![cfg_attr(not(feature = "stream"), doc = "[`LimitStream`]: https://docs.rs/tidegate")]
 #![cfg_attr(feature = "io", doc = "[`Throttled`]: crate::io::Throttled")]
 #![cfg_attr(not(feature = "io"), doc = "[`Throttled`]: https://docs.rs/tidegate")]
+#![cfg_attr(not(feature = "config"), doc = "[`AnyPolicy`]: https://docs.rs/tidegate")]
+#![cfg_attr(not(feature = "config"), doc = "[`PolicyConfig`]: https://docs.rs/tidegate")]
 #![cfg_attr(not(feature = "tokio"), doc = "[`TokioClock`]: https://docs.rs/tidegate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// What policies tell a configuration, and what they leave to a policy that replaces them.
+#![cfg_attr(not(feature = "config"), allow(dead_code))]
 
 /// Which algorithm, at what price: all of them side by side.
 ///
@@ -360,9 +365,11 @@ pub use limiter::{
     Acquire, AcquireOwned, Batch, Events, Pause, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
     WaitHistogram,
 };
+#[cfg(feature = "config")]
+pub use policy::{AnyPolicy, ConfigError, PolicyConfig};
 pub use policy::{
-    AnyPolicy, Both, Change, ConfigError, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, PolicyConfig,
-    SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
+    Both, Change, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, SlidingEstimate, SlidingLog,
+    SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
 };
 pub use rate::{Rate, RateError};
 pub use request::{QueueBounds, Request, WhenFull};

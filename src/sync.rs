@@ -18,10 +18,12 @@ pub(crate) use twin::{AtomicU128, Swap};
 pub(crate) use portable_atomic::AtomicU128;
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::hint::spin_loop;
+#[cfg(all(feature = "config", not(all(test, tidegate_loom))))]
+pub(crate) use std::sync::atomic::fence;
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread::{Thread, current as current_thread};
@@ -32,11 +34,11 @@ use std::sync::TryLockError;
 
 /// A place for a value that is replaced while threads read it, and empty at first. A reader takes
 /// no lock.
-#[cfg(not(all(test, tidegate_loom)))]
+#[cfg(all(feature = "config", not(all(test, tidegate_loom))))]
 #[derive(Debug)]
 pub(crate) struct Swap<T>(arc_swap::ArcSwapOption<T>);
 
-#[cfg(not(all(test, tidegate_loom)))]
+#[cfg(all(feature = "config", not(all(test, tidegate_loom))))]
 impl<T> Swap<T> {
     pub(crate) fn empty() -> Self {
         Swap(arc_swap::ArcSwapOption::empty())

@@ -1,5 +1,6 @@
 //! One limit for each key, in bounded memory.
 
+#[cfg(feature = "config")]
 mod apply;
 mod change;
 mod close;

@@ -1,5 +1,6 @@
 //! [`RateLimiter`]: a policy, a clock and a queue behind a few calls.
 
+#[cfg(feature = "config")]
 mod apply;
 mod batch;
 pub(crate) mod blocking;

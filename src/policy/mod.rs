@@ -35,16 +35,19 @@
 //! # Ok::<(), tidegate::Refusal>(())
 //! ```
 
+#[cfg(feature = "config")]
 mod any;
 mod both;
 mod bucket;
 pub(crate) mod cell;
 mod change;
+#[cfg(feature = "config")]
 mod config;
 mod deny_all;
 mod forecast;
 mod guava;
 pub(crate) mod interval;
+#[cfg(feature = "config")]
 mod kinds;
 pub(crate) mod part;
 pub(crate) mod published;
@@ -53,11 +56,14 @@ pub(crate) mod ticks;
 mod unlimited;
 pub(crate) mod window;
 
+#[cfg(feature = "config")]
 pub use any::AnyPolicy;
+#[cfg(feature = "config")]
 pub(crate) use any::Step;
 pub use both::Both;
 pub use bucket::{LeakyBucket, TokenBucket};
 pub use change::{Change, Keep};
+#[cfg(feature = "config")]
 pub use config::{ConfigError, PolicyConfig};
 pub use deny_all::DenyAll;
 pub use forecast::{Crowd, Forecast};
@@ -68,6 +74,7 @@ pub use window::{FixedWindow, SlidingEstimate, SlidingLog, SlidingWindow};
 
 /// The types of [`Policy::State`] and [`Policy::Charge`].
 pub mod state {
+    #[cfg(feature = "config")]
     pub use super::any::{AnyCharge, AnyState};
     pub use super::both::{BothCharge, BothState};
     pub use super::bucket::{BucketCharge, BucketState};
