@@ -64,11 +64,11 @@ pub struct Pass {
 
 /// The state of the limits after a decision.
 #[derive(Debug)]
-pub(crate) enum State {
-    /// Of the decision itself.
-    Left(Left),
+pub(crate) struct State {
     /// A snapshot right after the decision.
-    Snapshot(AllStatus),
+    pub(crate) snapshot: AllStatus,
+    /// What the decision itself left in a single limiter.
+    pub(crate) left: Option<Left>,
 }
 
 /// What a request needs beside permits.
@@ -85,7 +85,7 @@ pub(crate) struct Needs {
 #[derive(Debug)]
 pub struct Denial {
     pub(crate) refused: Refused,
-    pub(crate) state: Option<AllStatus>,
+    pub(crate) state: Option<State>,
 }
 
 pub(crate) enum Admission<L: Limit> {
@@ -199,26 +199,23 @@ impl<L: Limit> Admission<L> {
 }
 
 impl<L: Limit, V> Gate<L, V> {
+    #[expect(clippy::result_large_err, reason = "it is moved once, and becomes the answer")]
     fn decide(
         &self,
         needs: Needs,
         key: &L::Key,
         answer: Result<(Hold, Option<Left>), AllRefusal>,
     ) -> Result<Pass, Denial> {
+        let state = |left| needs.state.then(|| State { snapshot: self.limit.status(key), left });
         match answer {
-            Ok((hold, left)) => {
-                let snapshot = || needs.state.then(|| State::Snapshot(self.limit.status(key)));
-                let told = left.filter(|_| needs.state).map(State::Left).or_else(snapshot);
-                Ok(Pass { hold, told, shadowed: None })
-            }
+            Ok((hold, left)) => Ok(Pass { hold, told: state(left), shadowed: None }),
             Err(refusal) if asked_for_none(&refusal) => Ok(Pass::default()),
             Err(refusal) => {
                 let refused = Refused::by_limit(refusal, &self.name);
                 if needs.mode == Mode::Shadow {
                     return Ok(Pass { shadowed: Some(refused), ..Pass::default() });
                 }
-                let state = needs.state.then(|| self.limit.status(key));
-                Err(Denial { refused, state })
+                Err(Denial { refused, state: state(None) })
             }
         }
     }

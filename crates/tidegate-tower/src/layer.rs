@@ -28,7 +28,7 @@ use crate::service::RateLimit;
 /// | [`cost`](RateLimitLayer::cost), [`exempt`](RateLimitLayer::exempt) | what a request asks for |
 /// | [`refuse`](RateLimitLayer::refuse), [`wait`](RateLimitLayer::wait), [`wait_at_most`](RateLimitLayer::wait_at_most), [`shadow`](RateLimitLayer::shadow) | what happens to a request whose permits are not there |
 /// | [`settle`](RateLimitLayer::settle), [`refund_if`](RateLimitLayer::refund_if) | what a request really cost, by its response |
-/// | [`refuse_with`](RateLimitLayer::refuse_with), [`named`](RateLimitLayer::named), [`window`](RateLimitLayer::window), [`format`](RateLimitLayer::format), [`no_headers`](RateLimitLayer::no_headers) | what a server tells |
+/// | [`refuse_with`](RateLimitLayer::refuse_with), [`named`](RateLimitLayer::named), [`format`](RateLimitLayer::format), [`no_headers`](RateLimitLayer::no_headers) | what a server tells |
 ///
 /// # When permits are taken
 ///
@@ -215,19 +215,12 @@ impl<L: Limit> RateLimitLayer<L> {
         self
     }
 
-    /// Tells the window of a limit, for the parameter `w` of `RateLimit-Policy`. `name` is the
-    /// [name](RateLimitLayer::named) of the layer, or of a member of an `AllOf`.
-    #[must_use]
-    pub fn window(mut self, name: &str, window: Duration) -> Self {
-        self.kind.tell.windows.push((name.into(), window));
-        self
-    }
-
     /// Sets the headers that tell the state of the limits. The default is
     /// [`Format::Draft`]. The time in [`Format::XRateLimitUnix`] is set anew for each answer.
     ///
     /// Granted requests are told the limits, too. A single limiter tells the state that the request
-    /// itself left. Several limits tell a snapshot.
+    /// itself left. Several limits tell a snapshot. The window of a limit is the time in which a whole
+    /// quota comes in.
     #[must_use]
     pub fn format(mut self, format: Format) -> Self {
         self.kind.tell.format = Some(format);

@@ -1,10 +1,9 @@
 //! [`Tell`]: the state of limits as headers of an answer.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::header::{HeaderMap, RETRY_AFTER};
-use tidegate::{AllStatus, Left};
+use tidegate::AllStatus;
 use tidegate_http::tell::{self, Format, Limit};
 
 use crate::gate::State;
@@ -15,12 +14,11 @@ use crate::refused::Refused;
 pub(crate) struct Tell {
     /// `None` tells nothing but `Retry-After`.
     pub(crate) format: Option<Format>,
-    pub(crate) windows: Vec<(Arc<str>, Duration)>,
 }
 
 impl Default for Tell {
     fn default() -> Self {
-        Tell { format: Some(Format::Draft), windows: Vec::new() }
+        Tell { format: Some(Format::Draft) }
     }
 }
 
@@ -29,7 +27,7 @@ impl Tell {
     pub(crate) fn granted(&self, state: &State, name: &str, headers: &mut HeaderMap) {
         let Some(format) = self.format() else { return };
         let mut told = HeaderMap::new();
-        tell::granted(&self.limits(state, name), format, &mut told);
+        tell::granted(&Self::limits(state, name), format, &mut told);
         add(told, headers);
     }
 
@@ -37,15 +35,15 @@ impl Tell {
     pub(crate) fn refused(
         &self,
         refused: &Refused,
-        state: Option<AllStatus>,
+        state: Option<State>,
         name: &str,
         headers: &mut HeaderMap,
     ) {
         let mut told = HeaderMap::new();
         let wait = refused.retry_after();
-        match (self.format(), state.map(State::Snapshot)) {
+        match (self.format(), state) {
             (Some(format), Some(state)) => {
-                let limits = self.limits(&state, name);
+                let limits = Self::limits(&state, name);
                 match wait {
                     Some(wait) => {
                         let limits: Vec<_> =
@@ -71,42 +69,19 @@ impl Tell {
         }
     }
 
-    fn limits<'a>(&self, state: &'a State, name: &'a str) -> Vec<Limit<'a>> {
-        match state {
-            State::Left(Left { limit, available, next_in, full_in, .. }) => {
-                self.limit(name, *limit, *available, *next_in, *full_in).into_iter().collect()
-            }
-            State::Snapshot(AllStatus { members, .. }) => {
-                let alone = members.len() == 1;
-                let told = members.iter().filter_map(|(member, status)| {
-                    let name = if alone { name } else { member.as_str() };
-                    self.limit(name, status.limit, status.available, status.next_in, status.full_in)
-                });
-                told.collect()
-            }
-        }
-    }
-
-    /// `None` if there is no limit, or its name does not fit into a header.
-    fn limit<'a>(
-        &self,
-        name: &'a str,
-        quota: u64,
-        available: u64,
-        next_in: Duration,
-        full_in: Duration,
-    ) -> Option<Limit<'a>> {
-        let limited = quota < u64::MAX;
-        let mut limit = limited.then(|| Limit::new(name, quota).ok())??.remaining(available);
-        // With permits left, the time in which no more than these are granted for sure.
-        let reset = if available > 0 { full_in } else { next_in };
-        if reset < Duration::MAX {
-            limit = limit.reset(reset);
-        }
-        match self.windows.iter().find(|(of, _)| **of == *name) {
-            Some((_, window)) => Some(limit.window(*window)),
-            None => Some(limit),
-        }
+    fn limits<'a>(state: &'a State, name: &'a str) -> Vec<Limit<'a>> {
+        let AllStatus { members, .. } = &state.snapshot;
+        let alone = members.len() == 1;
+        // A member that never refuses is no limit. A name may not fit into a header.
+        let limits = members.iter().filter(|(_, member)| member.limit < u64::MAX);
+        let limits = limits.filter_map(|(member, status)| {
+            let limit = Limit::of(if alone { name } else { member.as_str() }, status).ok()?;
+            Some(match state.left {
+                Some(left) => limit.left(left),
+                None => limit,
+            })
+        });
+        limits.collect()
     }
 }
 

@@ -84,7 +84,7 @@ fn of(user: &str) -> Request<String> {
 
 #[tokio::test]
 async fn a_refusal_has_all_headers_and_problem_details() {
-    let layer = RateLimitLayer::new(limiter(1)).named("api").window("api", Duration::from_secs(1));
+    let layer = RateLimitLayer::new(limiter(1)).named("api");
     assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
     let refused = send(&layer, get("/")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
