@@ -1,0 +1,12 @@
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod body;
+mod error;
+mod limit;
+#[cfg(feature = "middleware")]
+mod middleware;
+
+pub use error::Error;
+pub use limit::RateLimit;

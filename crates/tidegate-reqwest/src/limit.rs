@@ -1,0 +1,260 @@
+//! [`RateLimit`]: a limit of the requests of a client.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::{Client, Request, RequestBuilder, Response, Url};
+use tidegate::{AllRefusal, AnyLimiter};
+use tidegate_http::obey::{Call, Costs, Obey, Scopes};
+
+use crate::body::keep_until_end;
+use crate::error::Error;
+
+type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
+
+/// A limit of the requests of a client. Clones share it.
+///
+/// It is a middleware of `reqwest-middleware`, and it [sends](RateLimit::send) requests without one.
+/// A request waits until its permits are there. The answer is obeyed: `Retry-After` and the headers
+/// of many vendors pause the limiter or lower what is available, for all requests that wait. See
+/// [`obey`](tidegate_http::obey).
+///
+/// | call | limits |
+/// |---|---|
+/// | [`new`](RateLimit::new), [`obeying`](RateLimit::obeying) | all requests together |
+/// | [`per_host`](RateLimit::per_host) | the requests to each host |
+/// | [`per`](RateLimit::per) | the requests of each route, token, or what else a server counts by |
+///
+/// A redirect that reqwest follows is part of its request, and costs nothing. An answer of another
+/// host is not obeyed. To repeat a request is a new request: it waits its turn, and costs again.
+///
+/// # When a call is over
+///
+/// A call ends with the body of its response. Then permits of a
+/// [`CountingLimit`](tidegate::CountingLimit) go back. A request that is dropped while it waits costs
+/// nothing. A request that failed has used its permits.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tidegate::{Rate, RateLimiter};
+/// use tidegate_reqwest::{Error, RateLimit};
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Error> {
+/// let limit = RateLimit::new(RateLimiter::paced(Rate::per_second(10)));
+/// let limit = limit.wait_at_most(Duration::from_secs(30));
+/// let client = reqwest::Client::new();
+/// let response = limit.send(client.get("https://api.example/items")).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RateLimit {
+    limit: Limit,
+    costs: Option<Function<Costs<'static>>>,
+    within: Option<Duration>,
+    timeout_counts_wait: bool,
+}
+
+#[derive(Clone)]
+enum Limit {
+    One(Obey),
+    /// Each request is in a scope; without one it is not limited.
+    Scopes(Scopes, Function<Option<String>>),
+}
+
+impl RateLimit {
+    /// One limit for all requests.
+    #[must_use]
+    pub fn new(limiter: impl Into<AnyLimiter>) -> RateLimit {
+        RateLimit::obeying(Obey::new(limiter))
+    }
+
+    /// One limit for all requests, which obeys answers by options of its own.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, Rate, RateLimiter, TokenBucket};
+    /// use tidegate_http::obey::{Obey, Options};
+    /// use tidegate_http::read::{Reader, Vendor};
+    /// use tidegate_reqwest::RateLimit;
+    ///
+    /// let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(60), 10));
+    /// let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(10_000), 10_000));
+    /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
+    /// let options = Options::new().reader(Reader::of(Vendor::OpenAi));
+    /// let limit = RateLimit::obeying(Obey::with_options(api, options)).cost(|_| [("tokens", 4000)]);
+    /// ```
+    #[must_use]
+    pub fn obeying(obey: Obey) -> RateLimit {
+        RateLimit::of(Limit::One(obey))
+    }
+
+    /// A limit for each host: for `https://api.example` it is named `api.example`, for
+    /// `http://localhost:3000` it is named `localhost:3000`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{Rate, RateLimiter};
+    /// use tidegate_http::obey::{Obey, Scopes};
+    /// use tidegate_reqwest::RateLimit;
+    ///
+    /// let limit = RateLimit::per_host(Scopes::new(1000, |host| {
+    ///     let rate = if host == "slow.example" { Rate::per_minute(30) } else { Rate::per_second(10) };
+    ///     Obey::new(RateLimiter::paced(rate))
+    /// }));
+    /// ```
+    #[must_use]
+    pub fn per_host(scopes: Scopes) -> RateLimit {
+        RateLimit::per(scopes, |request| Some(host(request.url())))
+    }
+
+    /// A limit for each scope that this function names. A request without a scope is not limited.
+    #[must_use]
+    pub fn per(
+        scopes: Scopes,
+        scope: impl Fn(&Request) -> Option<String> + Send + Sync + 'static,
+    ) -> RateLimit {
+        RateLimit::of(Limit::Scopes(scopes, Arc::new(scope)))
+    }
+
+    fn of(limit: Limit) -> RateLimit {
+        RateLimit { limit, costs: None, within: None, timeout_counts_wait: false }
+    }
+
+    /// Sets what a request costs: a number of permits, costs by the names of an
+    /// [`AllOf`](tidegate::AllOf), or [`Costs`] with a priority. Without this it costs one permit of
+    /// each limit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use tidegate::{Rate, RateLimiter};
+    /// # use tidegate_reqwest::RateLimit;
+    /// # let limit = RateLimit::new(RateLimiter::paced(Rate::per_second(10)));
+    /// use reqwest::Method;
+    ///
+    /// let limit = limit.cost(|request| if request.method() == Method::GET { 1 } else { 5 });
+    /// ```
+    #[must_use]
+    pub fn cost<C>(mut self, cost: impl Fn(&Request) -> C + Send + Sync + 'static) -> RateLimit
+    where
+        C: Into<Costs<'static>>,
+    {
+        self.costs = Some(Arc::new(move |request| cost(request).into()));
+        self
+    }
+
+    /// Refuses a request at once if its permits are due later than this. Without it a request waits
+    /// as long as it takes.
+    #[must_use]
+    pub fn wait_at_most(mut self, within: Duration) -> RateLimit {
+        self.within = Some(within);
+        self
+    }
+
+    /// Counts the wait for permits as a part of the
+    /// [timeout](reqwest::RequestBuilder::timeout) of each request. A request whose permits are due
+    /// after its timeout is refused at once. reqwest itself counts from the time at which the request
+    /// is sent. The timeout of a whole client is not known here.
+    #[must_use]
+    pub fn timeout_counts_wait(mut self) -> RateLimit {
+        self.timeout_counts_wait = true;
+        self
+    }
+
+    /// Waits for the permits of a request, sends it, and obeys the answer.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Refused`] if the limit refused it, for example because its permits are due too late.
+    /// - [`Error::Reqwest`] if it failed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future while it waits costs no permits.
+    pub async fn send(&self, request: RequestBuilder) -> Result<Response, Error> {
+        let (client, request) = request.build_split();
+        self.execute(&client, request?).await
+    }
+
+    /// As [`send`](RateLimit::send), for a request that was built before.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](RateLimit::send).
+    pub async fn execute(&self, client: &Client, mut request: Request) -> Result<Response, Error> {
+        let ticket = self.begin(&mut request).await?;
+        let response = client.execute(request).await?;
+        Ok(ticket.end(response))
+    }
+
+    /// Waits for the permits of a request.
+    pub(crate) async fn begin(&self, request: &mut Request) -> Result<Ticket, AllRefusal> {
+        let host = host(request.url());
+        let scope;
+        let obey = match &self.limit {
+            Limit::One(obey) => obey,
+            Limit::Scopes(scopes, name) => match name(request) {
+                Some(name) => {
+                    scope = scopes.of(&name);
+                    &scope
+                }
+                None => return Ok(Ticket { call: None, host }),
+            },
+        };
+        let mut costs = self.costs.as_ref().map(|costs| costs(request)).unwrap_or_default();
+        let timeout = request.timeout().copied().filter(|_| self.timeout_counts_wait);
+        if let Some(within) = self.within.into_iter().chain(timeout).min() {
+            costs = costs.within(within);
+        }
+        let call = obey.acquire_many(costs).await?;
+        if let Some(timeout) = timeout {
+            *request.timeout_mut() = Some(timeout.saturating_sub(call.waited()));
+        }
+        Ok(Ticket { call: Some(call), host })
+    }
+}
+
+/// A request that may be sent.
+pub(crate) struct Ticket {
+    /// `None` if the request is not limited.
+    call: Option<Call>,
+    host: String,
+}
+
+impl Ticket {
+    /// Obeys the answer.
+    pub(crate) fn end(self, response: Response) -> Response {
+        // What another host tells is not about this limit.
+        let call = self.call.filter(|_| host(response.url()) == self.host);
+        let Some(mut call) = call else { return response };
+        call.obey(response.status(), response.headers());
+        keep_until_end(response, call)
+    }
+}
+
+/// The host, with its port unless it is that of the scheme.
+fn host(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    match url.port() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
+    }
+}
+
+impl fmt::Debug for RateLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RateLimit");
+        match &self.limit {
+            Limit::One(obey) => shown.field("limit", obey),
+            Limit::Scopes(scopes, _) => shown.field("limit", scopes),
+        };
+        shown.field("within", &self.within).finish_non_exhaustive()
+    }
+}
