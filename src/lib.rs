@@ -174,12 +174,13 @@
 //! | to | call |
 //! |---|---|
 //! | set a priority or a longest wait, or exempt a call | any call with a [`Request`] in place of a number |
+//! | take as many permits as there are | any call with [`Request::up_to`] |
 //! | keep a share of the burst for a priority | [`keep_for_priority`](RateLimiter::keep_for_priority) |
 //! | bound the queue | [`set_queue_bounds`](RateLimiter::set_queue_bounds) |
 //! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause`](RateLimiter::pause) with a [`Pause`], [`resume`](RateLimiter::resume) |
 //! | end tasks and threads that wait | [`close`](RateLimiter::close) |
 //! | tell a caller what is left | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
-//! | match the limiter to a server's count | [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
+//! | match the limiter to a server's count | [`keep_at_most`](RateLimiter::keep_at_most), [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
 //! | change the rate, the burst or the window | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change) |
 //! | see what a limit would refuse | [`set_shadow`](RateLimiter::set_shadow) |
 //! | count or log calls | [`observe`](RateLimiter::observe) with [`Statistics`] or your own [`Events`] |

@@ -188,21 +188,39 @@ impl Pool {
         self.take_if(n, |word| word & LINE == 0)
     }
 
+    /// Takes as many permits as are free, at most `n`, unless requests are in line. Returns how many
+    /// it took.
+    pub(super) fn try_take_up_to(&self, n: u32) -> u32 {
+        self.take(|word| match word & LINE {
+            0 => u32::try_from(free(word).clamp(0, n.into())).unwrap_or(0),
+            _ => 0,
+        })
+    }
+
     /// Takes permits if they are free and `may` accepts the word.
     #[inline]
     fn take_if(&self, n: u32, may: impl Fn(u64) -> bool) -> bool {
+        n == self.take(|word| if may(word) && free(word) >= i64::from(n) { n } else { 0 })
+    }
+
+    /// Takes as many permits as `choose` says by the word, which are free. Returns how many.
+    #[inline]
+    fn take(&self, choose: impl Fn(u64) -> u32) -> u32 {
         // Relaxed: the exchange checks the value.
         let mut word = self.word.load(Ordering::Relaxed);
-        while may(word) && free(word) >= i64::from(n) {
+        loop {
+            let n = choose(word);
+            if n == 0 {
+                return 0;
+            }
             let less = word.wrapping_sub(weight(n));
             // Acquire pairs with the Release of `give_back`. On failure nothing is taken, so
             // Relaxed is enough.
             match self.word.compare_exchange_weak(word, less, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
+                Ok(_) => return n,
                 Err(now) => word = now,
             }
         }
-        false
     }
 
     /// Gives permits back. Takes no lock unless other requests wait for them.

@@ -203,6 +203,39 @@ impl CountingLimit {
         }
     }
 
+    /// Takes as many permits as are free now, at least one and at most `n`, or refuses.
+    /// [`CountingPermit::permits`] tells how many.
+    ///
+    /// There is no call that waits for this: a permit comes back alone when it is dropped, so a
+    /// waiter would nearly always get one. [Wait](CountingLimit::acquire) for one permit, and then
+    /// take more by this call. Each of them is given back by itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::InUse`] if no permit is free, or other requests wait; [`Refusal::ZeroPermits`] for
+    /// up to none; and [`Refusal::Closed`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::CountingLimit;
+    ///
+    /// let workers = CountingLimit::new(8);
+    /// let busy = workers.try_acquire_many(3)?;
+    /// let batch = workers.try_acquire_up_to(100)?;
+    /// assert_eq!(batch.permits(), 5);
+    /// drop((busy, batch));
+    /// assert_eq!(workers.available(), 8);
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn try_acquire_up_to(&self, n: u32) -> Result<CountingPermit, Refusal> {
+        self.check(n.min(1))?;
+        match self.pool.try_take_up_to(n) {
+            0 => Err(Refusal::InUse { limit: self.limit() }),
+            n => Ok(self.permit(n)),
+        }
+    }
+
     /// Waits for one permit, but no longer than `within`.
     ///
     /// The time at which a permit is given back is unknown, so unlike a rate limiter this cannot

@@ -438,3 +438,29 @@ proptest! {
         }
     }
 }
+
+/// Known or not, waiting or not, with one policy or two: a key does as a limiter of its own.
+#[test]
+fn a_key_is_lowered_and_gives_what_is_there() {
+    use tidegate::{FixedWindow, Policy, Statistics};
+
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(10), 20).and(FixedWindow::new(Rate::per_minute(50)));
+    let statistics = std::sync::Arc::new(Statistics::new());
+    let keys = KeyedRateLimiter::with_clock(policy, 2, clock.clone()).observed_by(statistics.clone());
+    let up_to = |key, most| keys.try_acquire_many(&key, Request::up_to(most)).map(Grant::permits);
+    // A new key is added.
+    assert_eq!(keys.keep_at_most(&1, 12), Ok(8));
+    assert_eq!((up_to(1, 5), up_to(1, 100), up_to(1, 100).is_err()), (Ok(5), Ok(7), true));
+    assert_eq!((up_to(2, 100), keys.keep_at_most(&2, 0)), (Ok(20), Ok(0)));
+    assert_eq!(statistics.snapshot().permits, 32);
+    assert_eq!(keys.keep_at_most(&3, 1), Err(Refusal::TooManyKeys { limit: 2 }));
+    // A key for which requests wait.
+    let mut wait = spawn(keys.acquire_many(&1, Request::permits(15).at_least(10)));
+    assert_pending!(wait.poll());
+    clock.advance(Duration::from_millis(800));
+    assert_eq!(keys.keep_at_most(&1, 3), Ok(5));
+    clock.jump(Duration::from_millis(900));
+    assert_eq!(assert_ready!(wait.poll()).map(Grant::permits), Ok(12));
+    assert_eq!(keys.blocking_acquire_many(&2, Request::up_to(100)).map(Grant::permits), Ok(17));
+}

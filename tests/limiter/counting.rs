@@ -35,6 +35,46 @@ fn a_waiter_is_served_when_a_permit_is_dropped_in_order() {
 }
 
 #[test]
+fn a_request_takes_as_many_as_are_free() {
+    let limit = CountingLimit::new(10);
+    let held = limit.try_acquire_up_to(7).expect("seven");
+    let rest = limit.try_acquire_up_to(u32::MAX).expect("three");
+    assert_eq!((held.permits(), rest.permits(), limit.available()), (7, 3, 0));
+    assert_eq!(limit.try_acquire_up_to(1).expect_err("none"), Refusal::InUse { limit: 10 });
+    assert_eq!(limit.try_acquire_up_to(0).expect_err("none"), Refusal::ZeroPermits);
+    let mut waiter = spawn(limit.acquire_many(8));
+    assert_pending!(waiter.poll());
+    drop(rest);
+    // They are left to the request in line.
+    assert_eq!(limit.try_acquire_up_to(3).expect_err("refused"), Refusal::InUse { limit: 10 });
+    drop(held);
+    assert_eq!(assert_ready_ok!(waiter.poll()).permits(), 8);
+    limit.set_limit(1);
+    assert_eq!(limit.try_acquire_up_to(3).map(|permit| permit.permits()), Ok(1));
+    limit.close();
+    assert_eq!(limit.try_acquire_up_to(3).expect_err("closed"), Refusal::Closed);
+}
+
+#[test]
+fn threads_that_take_what_is_free_hold_no_more_than_the_limit() {
+    let (limit, out) = (CountingLimit::new(10), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for most in [1, 4, 20] {
+            let (limit, out) = (&limit, &out);
+            scope.spawn(move || {
+                for _ in 0..5_000 {
+                    let Ok(permit) = limit.try_acquire_up_to(most) else { continue };
+                    let n = permit.permits();
+                    assert!(n <= most && out.fetch_add(n, Ordering::Relaxed) + n <= 10);
+                    out.fetch_sub(n, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(limit.available(), 10);
+}
+
+#[test]
 fn a_dropped_wait_leaves_no_trace() {
     let limit = CountingLimit::new(1);
     let held = limit.try_acquire().expect("one");

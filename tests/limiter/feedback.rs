@@ -101,6 +101,60 @@ fn draining_takes_the_permits_that_a_request_waits_for() {
 }
 
 #[test]
+fn lowering_takes_permits_that_a_request_saves_up_for() {
+    let clock = ManualClock::new();
+    let limiter =
+        RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
+    let mut soon = spawn(limiter.acquire_many(Request::permits(5).within(5 * SECOND)));
+    assert_pending!(soon.poll());
+    let reservation = limiter.reserve(1).expect("a place");
+    clock.advance(3 * SECOND);
+    assert_eq!(limiter.keep_at_most(3), 0);
+    assert_eq!(reservation.due_in(), 3 * SECOND);
+    assert_eq!(limiter.keep_at_most(1), 2);
+    // The first waiter would be late, and the other one moves up.
+    assert!(assert_ready!(soon.poll()).is_err());
+    assert_eq!(reservation.due_in(), Duration::ZERO);
+}
+
+/// A permit that a waiter was granted is taken, also before its task has run.
+#[test]
+fn lowering_leaves_granted_permits_alone() {
+    let clock = ManualClock::new();
+    let limiter =
+        RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 5).start_empty(), clock.clone());
+    let mut wait = spawn(limiter.acquire_many(2));
+    assert_pending!(wait.poll());
+    clock.advance(5 * SECOND);
+    assert_eq!(limiter.keep_at_most(1), 2);
+    drop(wait);
+    // What is undone comes on top.
+    assert_eq!(limiter.status().available, 3);
+    let mut estimate = limiter.reserve(3).expect("a place");
+    assert!(estimate.claim());
+    assert_eq!(limiter.keep_at_most(1), 0);
+    estimate.settle(1);
+    assert_eq!(limiter.status().available, 2);
+}
+
+#[test]
+fn a_pause_goes_on_with_the_lowered_permits() {
+    for text in
+        ["token_bucket 1/s burst 10", "smooth_bursty 1/s max_burst 9s start_full", "sliding_log 10/10s"]
+    {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(text.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+        assert_eq!(limiter.status().available, 10, "{text}");
+        limiter.pause_for(100 * SECOND);
+        assert_eq!(limiter.keep_at_most(4), 6, "{text}");
+        clock.advance(50 * SECOND);
+        assert_eq!(limiter.status().available, 0, "{text}");
+        assert!(limiter.resume());
+        assert_eq!(limiter.status().available, 4, "{text}");
+    }
+}
+
+#[test]
 fn a_reset_ends_a_pause_and_serves_waiters() {
     let (limiter, _clock) = without_burst(Rate::per_second(1));
     limiter.debit(100);
