@@ -1,4 +1,5 @@
-#![doc = include_str!("../README.md")]
+// The examples need all features.
+#![cfg_attr(any(feature = "obey", not(doctest)), doc = include_str!("../README.md"))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "obey")]

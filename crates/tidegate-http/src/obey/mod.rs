@@ -53,7 +53,37 @@
 //! - Names of limits are mapped to members of an [`AllOf`](tidegate::AllOf): a limit of `tokens`
 //!   lowers the member `tokens` only. See [`Options::member`].
 //!
-//! What it does not do: it repeats no call. A call that is repeated begins with another `acquire`,
+//! # Costs that are known later
+//!
+//! A call with a reservation of its own begins by [`Obey::begin`], so that its answer counts:
+//!
+//! ```
+//! use http::{HeaderMap, StatusCode};
+//! use tidegate::{AllOf, AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+//! use tidegate_http::obey::Obey;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tidegate::AllRefusal> {
+//! let clock = ManualClock::new();
+//! let requests = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(60), 60), clock.clone());
+//! let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(6000), 6000), clock);
+//! let limiter = AnyLimiter::from(AllOf::new("requests", &requests).with("tokens", &tokens));
+//! let api = Obey::new(limiter.clone());
+//!
+//! let mut place = limiter.reserve([("tokens", 800)])?;
+//! (&mut place).await?;
+//! let mut call = api.begin([("tokens", 800)]);
+//! // ... send, and read the answer
+//! call.obey(StatusCode::OK, &HeaderMap::new());
+//! place.settle([("tokens", 300)])?;
+//! assert_eq!(tokens.status().available, 5700);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Retries
+//!
+//! It repeats no call. A call that is repeated begins with another `acquire`,
 //! and waits its turn.
 //!
 //! # In flight

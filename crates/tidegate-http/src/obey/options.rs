@@ -90,7 +90,8 @@ impl Options {
     ///
     /// Without this, a limit belongs to the member of its name, or else to the member that is named
     /// as its unit: `requests`, `tokens`, `bytes`, `points`. Requests also belong to a single
-    /// limiter. Other limits lower no member. Upper and lower case do not matter.
+    /// limiter. Other limits lower no member, and neither do those of a part of the tokens, such as
+    /// `input-tokens`, without a mapping. Upper and lower case do not matter.
     pub fn member(mut self, server: impl Into<String>, member: impl Into<String>) -> Self {
         self.names.push((server.into(), member.into()));
         self
@@ -140,6 +141,8 @@ impl Options {
             }
             Unit::Bytes => place("bytes").or_else(|| place(Unit::Bytes.as_str())),
             Unit::Concurrency => None,
+            // `input-tokens` are a part of the tokens that a call costs.
+            Unit::Tokens if limit.name.as_ref().is_some_and(|name| name.ends_with("-tokens")) => None,
             unit @ (Unit::Tokens | Unit::Points) => place(unit.as_str()),
         }
     }
