@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tidegate::{
     AllOf, AllRefusal, AnyLimiter, FixedWindow, KeyedRateLimiter, ManualClock, OfKey, Rate, RateLimiter,
-    TokenBucket,
+    TokenBucket, Unlimited,
 };
 use tidegate_http::obey::{Call, Costs, Obey, Obeyed, Options, Pace, Scopes};
 use tidegate_http::read::{Reader, Vendor};
@@ -405,6 +406,73 @@ fn calls_in_flight_that_a_limit_counts_are_not_used_up() {
         &[("ratelimit-policy", "\"a\";q=4;qu=\"concurrent-requests\""), ("ratelimit", "\"a\";r=0;t=9")],
     );
     assert_eq!((world.paused_for(), world.available()), (Duration::ZERO, 99));
+}
+
+#[test]
+fn calls_granted_together_do_not_exceed_what_the_server_allows() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1000), 10), clock.clone());
+    let api = Obey::with_options(limiter.clone(), options(&clock));
+    obey(&mut api.try_acquire().unwrap(), 200, &[("ratelimit", "\"a\";r=2;t=60")]);
+    limiter.drain();
+    let wait = || {
+        let api = api.clone();
+        Box::pin(async move { api.acquire().await })
+    };
+    let mut waits: Vec<_> = (0..5).map(|_| Some(wait())).collect();
+    let mut calls = Vec::new();
+    let mut poll = || {
+        for slot in &mut waits {
+            let Some(wait) = slot else { continue };
+            if let Poll::Ready(call) = wait.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                calls.push(call.unwrap());
+                *slot = None;
+            }
+        }
+        calls.len()
+    };
+    poll();
+    // All are due, and the limiter grants them at one time.
+    clock.jump(Duration::from_millis(10));
+    assert_eq!(poll(), 2);
+    clock.advance(secs(59));
+    assert_eq!(poll(), 2);
+    clock.advance(secs(2));
+    assert_eq!(poll(), 5);
+}
+
+#[test]
+fn a_limiter_that_does_not_pause_is_not_asked_for_ever() {
+    let world = world();
+    world.answer(200, &[("ratelimit", "\"a\";r=0;t=60")]);
+    assert!(world.api.try_acquire().is_err());
+    // In shadow mode it grants all requests.
+    world.limiter.set_shadow(true);
+    assert!(world.api.try_acquire().is_ok());
+    assert!(world.api.blocking_acquire_many(1).is_ok());
+}
+
+#[test]
+fn threads_leave_nothing_in_flight() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(Unlimited, clock.clone());
+    let api = Obey::with_options(limiter, options(&clock));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let api = &api;
+            scope.spawn(move || {
+                for i in 0..500 {
+                    let mut call = api.begin(1);
+                    match (i + thread) % 3 {
+                        0 => drop(call),
+                        1 => drop(obey(&mut call, 200, &[("ratelimit", "\"a\";r=5;t=1")])),
+                        _ => drop(obey(&mut call, 429, &[("retry-after", "1")])),
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(api.in_flight(), 0);
 }
 
 // Times.
