@@ -12,6 +12,7 @@ use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
 use crate::keyed::plan::{Plan, Plans};
 use crate::keyed::table::{Found, Line, Table};
+use crate::limiter::Pause;
 use crate::line::deferred::Deferred;
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
@@ -117,7 +118,7 @@ fn two_first_takes_find_one_key() {
 fn broken_two_first_takes_find_one_key() {
     two_first_takes(|keys| {
         let take = |policy: &TokenBucket, state: &_| policy.try_acquire(state, Nanos::ZERO, 1).is_ok();
-        if let Found::Known(taken) = keys.find(&1, take) {
+        if let Found::Known(taken) = keys.find(&1, |policy, state, _| take(policy, state)) {
             return taken;
         }
         let policy = Arc::new(keys.policy());
@@ -127,6 +128,47 @@ fn broken_two_first_takes_find_one_key() {
         shard.known.reserve(|_| 1);
         shard.known.insert(1, 1, state);
         taken
+    });
+}
+
+/// All keys are paused while a request takes from a key. The state has the grant, if it was granted.
+fn pausing_against_a_take(pause: fn(&Keys)) {
+    model(move || {
+        let keys = with_a_fresh_key(2);
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || keys.try_acquire(&1, &Request::permits(1)).is_ok())
+        };
+        pause(&keys);
+        let granted = other.join().expect("no panic");
+        let refusal = keys.try_acquire(&1, &Request::permits(1)).expect_err("in the pause");
+        let wait = if granted { 2 } else { 1 };
+        assert_eq!(refusal.retry_after(), Some(Duration::from_secs(wait)), "the state that was paused");
+    });
+}
+
+/// A pause of a second, after which the keys go on with their permits.
+fn pause(keys: &Keys) {
+    keys.pause(Pause::lasting(Duration::from_secs(1)).keep_stock());
+}
+
+#[test]
+fn a_pause_of_all_keys_leaves_each_permit_where_it_is() {
+    pausing_against_a_take(pause);
+}
+
+/// The broken twin: puts aside what it read in another section.
+#[test]
+#[should_panic = "the state that was paused"]
+fn broken_a_pause_of_all_keys_leaves_each_permit_where_it_is() {
+    pausing_against_a_take(|keys| {
+        let policy = keys.policy();
+        let is_fresh = |state| policy.is_fresh(state, SECOND);
+        let fresh = read(&keys.shards[0]).known.iter().any(|(_, state)| is_fresh(state));
+        if fresh {
+            keys.remove(&1);
+        }
+        pause(keys);
     });
 }
 

@@ -45,8 +45,10 @@ use super::table::Table;
 use crate::clock::Timer;
 use crate::error::PolicyError;
 use crate::limiter::shared::Shared;
+use crate::line::Line;
 use crate::line::deferred::Deferred;
-use crate::line::rule::Single;
+use crate::line::rule::{Rule, Single};
+use crate::line::visit::Visit;
 use crate::policy::{Change, Policy};
 use crate::sync::{ShardLock, lock, write};
 use crate::time::Nanos;
@@ -81,6 +83,8 @@ where
     fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, deferred: &mut Deferred<C>) {
         let shard = &mut *write(lock);
         let (at, old) = (self.clock.now(), shard.policy.clone());
+        self.advance(shard, at, deferred);
+        deferred.run(|| shard.forget_emptied(at));
         // `Policy::change` changes a policy and one state together, so each state needs a clone of
         // the unchanged policy. The trial in `change_all` showed that the change is no error.
         let changed = |state: &P::State| {
@@ -111,6 +115,7 @@ where
             }
         }
         shard.policy = Arc::new(new);
+        shard.recheck_hold();
         deferred.drops.push(Box::new(old));
     }
 }
@@ -144,23 +149,40 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         change: impl FnOnce(&P::State) -> Result<u64, PolicyError>,
     ) -> bool {
         let Single { policy, state } = &self.rule;
+        self.with_all(deferred, |line, visit| {
+            if policy.is_own() {
+                return true;
+            }
+            let changed = line.change(visit.rule, only, || change(state)).is_ok();
+            if changed {
+                self.retime(line, visit);
+            }
+            changed
+        })
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Shared<R, C> {
+    /// Changes a line with all keys.
+    ///
+    /// Like [`visit`](Shared::visit), but the caller holds the lock of a shard: foreign code is left
+    /// in `deferred`.
+    pub(super) fn with_all<T>(
+        self: &Arc<Self>,
+        deferred: &mut Deferred<C>,
+        work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T,
+    ) -> T {
         let mut line = lock(&self.line);
-        if policy.is_own() {
-            return true;
-        }
         let now = self.clock.now();
         line.arrive(&self.rule, now, deferred);
         let visit = &mut self.visit_at(now, deferred);
         line.serve(visit);
-        let changed = line.change(&self.rule, only, || change(state)).is_ok();
-        if changed {
-            self.retime(&mut line, visit);
-        }
+        let done = work(&mut line, visit);
         if line.serve(visit).is_some() {
             // A request waits, and its alarm is not yet set to its new time.
             deferred.rechecks.push(self.clone());
         }
         self.publish(&line);
-        changed
+        done
     }
 }

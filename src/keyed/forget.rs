@@ -23,6 +23,7 @@
 //! - Each call that used a line looks at it when the call ends. A call first gives up its handle,
 //!   then looks. The handles share one reference count, so the call that gives up its handle last
 //!   finds that only the table holds the line.
+//! - While all keys are paused, no line is settled: `keyed/pause.rs`.
 //! - A handle or a reservation that a user keeps ends without a look. Its line is settled by a
 //!   later call for its key, or by a new key or new line of its shard: each looks at [`SWEEP`]
 //!   lines.
@@ -35,6 +36,7 @@
 use std::hash::Hash;
 
 use super::WhenKeysFull;
+use super::pause::may_forget;
 use super::removed::Removed;
 use super::shard::{Locked, Shard};
 use super::slots::Slots;
@@ -69,9 +71,11 @@ where
         removed: &mut Removed<K, P, C>,
     ) -> bool {
         let mut forgot = false;
+        let at = shard.hold().map_or(at, |hold| at.min(hold.begin));
+        let emptied = shard.emptied();
         for place in places {
             if let Some((policy, state)) = shard.entries().at(place)
-                && policy.is_fresh(state, at)
+                && may_forget(policy, state, at, emptied)
                 && let Some(entry) = shard.entries_mut().remove_at(place)
             {
                 self.uncount();
@@ -113,10 +117,10 @@ where
     }
 
     /// Returns whether a line can become a known key again, or be forgotten.
-    fn can_settle(line: &Line<P, C>, now: Nanos) -> bool {
+    fn can_settle(line: &Line<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
         line.is_idle()
             && !line.policy().is_own()
-            && (line.policy().shares_states() || line.policy().is_fresh(line.state(), now))
+            && (line.policy().shares_states() || may_forget(line.policy(), line.state(), now, emptied))
     }
 
     /// Settles the idle lines at some places. Returns whether a key was forgotten.
@@ -127,14 +131,19 @@ where
         now: Nanos,
         removed: &mut Removed<K, P, C>,
     ) -> bool {
+        // The states of a hold are as of another time.
+        if shard.hold().is_some() {
+            return false;
+        }
+        let emptied = shard.emptied();
         let (mut entries, Some(lines)) = shard.parts() else { return false };
         let mut forgot = false;
         for place in places {
             let Some((key, line)) = lines.at(place) else { continue };
-            if !Self::can_settle(line, now) {
+            if !Self::can_settle(line, now, emptied) {
                 continue;
             }
-            if line.policy().is_fresh(line.state(), now) {
+            if may_forget(line.policy(), line.state(), now, emptied) {
                 if let Some(entry) = lines.remove_at(place) {
                     self.uncount();
                     removed.lines.push(entry);
@@ -164,9 +173,9 @@ where
     pub(crate) fn leave(&self, hash: u64, number: u64) {
         let lock = self.shard(hash);
         let place = |shard: &Shard<K, P, C>, now| {
-            let lines = shard.lines()?;
+            let lines = shard.lines().filter(|_| shard.hold().is_none())?;
             let place = lines.place_of(hash, |line| line.shared().number == number)?;
-            Self::can_settle(&lines.at(place)?.1, now).then_some(place)
+            Self::can_settle(&lines.at(place)?.1, now, shard.emptied()).then_some(place)
         };
         let now = self.clock.now();
         // The shared lock comes first: most lines are still in use, and then no exclusive lock is
@@ -200,12 +209,16 @@ where
     /// Returns whether a search can free a place in this shard.
     fn may_have_room(&self, shard: &Shard<K, P, C>, first: usize, now: Nanos) -> bool {
         let entries = shard.entries();
-        let fresh = |place| entries.at(place).is_some_and(|(policy, state)| policy.is_fresh(state, now));
+        let now = shard.hold().map_or(now, |hold| now.min(hold.begin));
+        let emptied = shard.emptied();
+        let fresh =
+            |place| entries.at(place).is_some_and(|(policy, state)| may_forget(policy, state, now, emptied));
         let idle = |lines: &Slots<K, Line<P, C>>| {
-            let idle = |place| lines.at(place).is_some_and(|(_, line)| Self::can_settle(line, now));
+            let idle = |place| lines.at(place).is_some_and(|(_, line)| Self::can_settle(line, now, emptied));
             lines.places_from(first, self.search).any(idle)
         };
-        entries.places_from(first, self.search).any(fresh) || shard.lines().is_some_and(idle)
+        entries.places_from(first, self.search).any(fresh)
+            || shard.hold().is_none() && shard.lines().is_some_and(idle)
     }
 
     /// Returns whether the next new key would find room by forgetting others. Changes nothing.

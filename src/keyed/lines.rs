@@ -16,7 +16,6 @@ use crate::limiter::events::Events;
 use crate::line::crowd::Crowd;
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
-use crate::sync::read;
 
 /// A line that a call uses. When the call ends and the line is idle, its key becomes a known key
 /// again.
@@ -89,7 +88,7 @@ where
         // A block, so that the shard's lock is released before a line is made, which needs it
         // exclusively.
         let found = {
-            let shard = read(self.shard(hash));
+            let shard = self.read_current(hash);
             match (shard.line(hash, key), shard.entries().find(hash, key)) {
                 (Some(line), _) => Ok(Some(line.clone())),
                 (None, Some((policy, _))) => policy.check(n).map(|()| None),
@@ -116,7 +115,7 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hash_of(key);
-        let is_known = match self.find_hashed(hash, key, |_, _| ()) {
+        let is_known = match self.find_hashed(hash, key, |_, _, _| ()) {
             Found::Line(line) => return Ok(line),
             Found::Known(()) => true,
             Found::Nowhere => false,
@@ -131,14 +130,16 @@ where
             self.settle_some(shard, hash, now, removed);
             let known = shard.entries().place(hash, key);
             // Foreign code that may panic runs before the state moves.
-            let (policy, counted) = match known.and_then(|place| shard.entries().at(place)) {
-                Some((policy, _)) => (P::clone(policy), None),
+            let (policy, hold, counted) = match known.and_then(|place| shard.entries().at(place)) {
+                Some((policy, _)) => (P::clone(policy), shard.hold().copied(), None),
                 None => {
                     let Some(counted) = self.count_one() else { return Step::Room };
                     let found = new.as_ref().filter(|new| !new.is_outdated(shard));
                     let Some(found) = found else { return Step::Key };
                     let policy = shard.policy_of(&found.terms);
-                    (P::clone(policy), Some((counted, policy.start_again(now))))
+                    let hold = shard.hold_of_new(policy, now);
+                    let state = shard.start(policy, hold.map_or(now, |hold| hold.begin));
+                    (P::clone(policy), hold, Some((counted, state)))
                 }
             };
             let clock = self.clock.clone();
@@ -152,6 +153,9 @@ where
             };
             let Some((key, terms, state)) = moved else { return Step::Room };
             let line = new_line(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.crowd);
+            if let Some(hold) = hold {
+                line.shared().begin_in_hold(hold);
+            }
             lines.insert(hash, key, line.clone());
             Step::Done(line)
         })

@@ -10,6 +10,7 @@ pub(crate) mod events;
 mod forget;
 mod key_policy;
 mod lines;
+pub(crate) mod pause;
 pub(crate) mod plan;
 mod removed;
 mod shard;
@@ -34,8 +35,8 @@ use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
 use crate::grant::Grant;
 use crate::limiter::RateLimiter;
-use crate::limiter::Reservation;
 use crate::limiter::events::Events;
+use crate::limiter::{Pause, Reservation};
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
 use crate::request::Request;
@@ -69,6 +70,7 @@ use crate::status::Status;
 /// | [`change_all`](KeyedRateLimiter::change_all), [`set_rate_all`](KeyedRateLimiter::set_rate_all) | the rate or burst of all keys without a plan |
 /// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which then keeps it |
 /// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | the permits of one key |
+/// | [`pause_all`](KeyedRateLimiter::pause_all), [`resume_all`](KeyedRateLimiter::resume_all) | whether any key gets permits |
 /// | [`remove`](KeyedRateLimiter::remove) | one key, which starts anew |
 ///
 /// An observer can [watch](KeyedRateLimiter::observed_by) the calls for all keys, and be
@@ -719,8 +721,11 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let now = self.table.clock.now();
-        let known = self.table.find(key, |policy, state| policy.keep_at_most(state, now, permits));
-        if let Found::Known(taken) = known {
+        // In a pause by the key's limiter, which counts what is taken.
+        let known = self.table.find(key, |policy, state, hold| {
+            hold.is_none().then(|| policy.keep_at_most(state, now, permits))
+        });
+        if let Found::Known(Some(taken)) = known {
             return Ok(taken);
         }
         drop(known);
@@ -735,7 +740,10 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        match self.table.find(key, |policy, state| policy.refund(state, self.table.clock.now(), n)) {
+        match self.table.find(key, |policy, state, hold| {
+            let now = self.table.clock.now();
+            policy.refund(state, hold.map_or(now, |hold| hold.time_of(policy, state, now)), n)
+        }) {
             Found::Known(_) => {}
             Found::Line(line) => line.refund(n),
             Found::Nowhere => {
@@ -786,6 +794,63 @@ where
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.table.is_closed()
+    }
+
+    /// Pauses all keys for at least this long, as [`pause_all`](KeyedRateLimiter::pause_all).
+    pub fn pause_all_for(&self, span: Duration) {
+        self.pause_all(Pause::lasting(span));
+    }
+
+    /// Pauses all keys: known keys, keys that come later, and the [`limiter`](KeyedRateLimiter::limiter)
+    /// of each key. No key gets a permit before the end, and no permit comes in. A request that
+    /// waits is granted later, and a try is refused with [`Refusal::Paused`]. A second pause never
+    /// shortens the first.
+    ///
+    /// Afterwards each key goes on as if it were empty, unless the pause is to
+    /// [keep the stock](Pause::keep_stock). That is so for keys that were unknown, too: a key that
+    /// comes after the pause has the permits that came in since.
+    ///
+    /// An observer of all keys is told once. An observer that is told the keys, and an observer of
+    /// one key, are not told. A [`KeyedAllOf`](crate::KeyedAllOf) of these keys waits as well.
+    ///
+    /// # Cost
+    ///
+    /// Outside of a pause nothing. In a pause a request takes about twice as long, and a key costs
+    /// a whole limiter from the first request that waits for it until the pause is over. At the end
+    /// each known key takes as long as a [change](KeyedRateLimiter::change_all) of all keys does.
+    /// With a policy that counts, and unless the stock is kept, each key that gets a permit within a
+    /// window after the end costs a whole limiter until then, and requests for the keys of its part
+    /// of the table take longer.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Pause, Rate, Refusal, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_second(10), 5);
+    /// let users = KeyedRateLimiter::with_clock(policy, 1000, clock.clone());
+    /// users.try_acquire(&"alice")?;
+    /// // The server behind all of them was restarted.
+    /// users.pause_all(Pause::lasting(Duration::from_secs(3)));
+    /// for user in ["alice", "bob"] {
+    ///     let refusal = users.try_acquire(&user).unwrap_err();
+    ///     assert_eq!(refusal.retry_after(), Some(Duration::from_millis(3100)));
+    /// }
+    /// clock.advance(Duration::from_millis(3100));
+    /// users.try_acquire(&"bob")?;
+    /// assert!(users.try_acquire(&"bob").is_err());
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn pause_all(&self, pause: Pause) {
+        self.table.pause(pause);
+    }
+
+    /// Ends the pause of all keys, and the pauses of single keys: each key goes on with the permits
+    /// that it had when the pause began. Returns whether all keys were paused.
+    pub fn resume_all(&self) -> bool {
+        self.table.resume()
     }
 
     /// Forgets a key, its debt and a rate of its own. Returns whether the key was known.

@@ -248,6 +248,7 @@ where
         deferred: &mut Deferred<C>,
     ) -> usize {
         let at = self.clock.now();
+        self.advance(shard, at, deferred);
         let mut kept = 0;
         let mut converted = Converted::new();
         for (key, hash, terms) in slice {
@@ -267,6 +268,7 @@ where
                 deferred.drops.append(&mut drops);
             }
         }
+        shard.recheck_hold();
         kept
     }
 }

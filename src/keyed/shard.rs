@@ -5,12 +5,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::entries::{Entries, EntriesMut};
+use super::pause::Hold;
 use super::plan::{Planned, Terms};
 use super::slots::Slots;
 use super::table::Line;
 use crate::clock::Timer;
 use crate::policy::Policy;
 use crate::sync::ShardLock;
+use crate::time::Nanos;
 
 /// Fits in one cache line together with the pointers of its lock, because each request reads it.
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
@@ -19,17 +21,23 @@ pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
     pub(crate) policy: Arc<P>,
     /// The known keys, where keys have no plans.
     pub(crate) known: Slots<K, P::State>,
-    /// `None` if there are no lines and no plans, which most shards do not have.
+    /// `None` if there are no lines, no plans and no pause, which most shards do not have.
     pub(super) more: Option<Box<More<K, P, C>>>,
 }
 
-/// The lines of a shard, and its known keys with plans.
+/// The lines of a shard, its known keys with plans, and its pause.
 pub(crate) struct More<K, P: Policy + Clone, C: Timer> {
     pub(super) lines: Lines<K, P, C>,
     /// The known keys, where keys have plans.
     pub(super) planned: Option<Slots<K, Planned<P>>>,
     /// How often the plans of these keys were asked for anew.
     version: u64,
+    /// The pause of all keys.
+    hold: Option<Hold>,
+    /// When a pause left all keys empty, if one did.
+    pub(super) emptied: Option<Nanos>,
+    /// The known keys during the pause, where keys have no plans.
+    held: Slots<K, P::State>,
 }
 
 pub(crate) type Lines<K, P, C> = Slots<K, Line<P, C>>;
@@ -52,7 +60,7 @@ impl<K, P: Policy + Clone, C: Timer> Deref for Locked<K, P, C> {
 
 impl<K, P: Policy + Clone, C: Timer> More<K, P, C> {
     fn new() -> Self {
-        More { lines: Slots::new(), planned: None, version: 0 }
+        More { lines: Slots::new(), planned: None, version: 0, hold: None, emptied: None, held: Slots::new() }
     }
 }
 
@@ -77,9 +85,10 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
 
     /// Returns the known keys.
     pub(super) fn entries(&self) -> Entries<'_, K, P> {
-        match self.more.as_ref().and_then(|more| more.planned.as_ref()) {
-            None => Entries::Plain(&self.policy, &self.known),
-            Some(planned) => Entries::Planned(&self.policy, planned),
+        match self.more.as_deref() {
+            Some(More { planned: Some(planned), .. }) => Entries::Planned(&self.policy, planned),
+            Some(More { hold: Some(_), held, .. }) => Entries::Plain(&self.policy, held),
+            Some(_) | None => Entries::Plain(&self.policy, &self.known),
         }
     }
 
@@ -92,7 +101,8 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     pub(super) fn parts(&mut self) -> Parts<'_, K, P, C> {
         match self.more.as_deref_mut() {
             Some(More { lines, planned: Some(planned), .. }) => (EntriesMut::Planned(planned), Some(lines)),
-            Some(More { lines, planned: None, .. }) => (EntriesMut::Plain(&mut self.known), Some(lines)),
+            Some(More { lines, hold: Some(_), held, .. }) => (EntriesMut::Plain(held), Some(lines)),
+            Some(More { lines, .. }) => (EntriesMut::Plain(&mut self.known), Some(lines)),
             None => (EntriesMut::Plain(&mut self.known), None),
         }
     }
@@ -102,12 +112,38 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         &mut self,
         hash_of: impl Fn(&K) -> u64,
     ) -> (EntriesMut<'_, K, P>, &mut Lines<K, P, C>) {
-        let More { lines, planned, .. } = &mut **self.more.get_or_insert_with(|| Box::new(More::new()));
+        let More { lines, planned, hold, held, .. } = Self::more(&mut self.more);
         lines.reserve(hash_of);
         match planned {
             Some(planned) => (EntriesMut::Planned(planned), lines),
+            None if hold.is_some() => (EntriesMut::Plain(held), lines),
             None => (EntriesMut::Plain(&mut self.known), lines),
         }
+    }
+
+    fn more(more: &mut Option<Box<More<K, P, C>>>) -> &mut More<K, P, C> {
+        more.get_or_insert_with(|| Box::new(More::new()))
+    }
+
+    /// Returns the pause of these keys.
+    pub(crate) fn hold(&self) -> Option<&Hold> {
+        self.more.as_ref()?.hold.as_ref()
+    }
+
+    pub(super) fn hold_mut(&mut self) -> Option<&mut Hold> {
+        self.more.as_mut()?.hold.as_mut()
+    }
+
+    /// Begins, changes or ends the pause of these keys.
+    pub(super) fn set_hold(&mut self, new: Option<Hold>) {
+        if new.is_none() && self.hold().is_none() {
+            return;
+        }
+        let More { hold, held, .. } = Self::more(&mut self.more);
+        if new.is_some() != hold.is_some() {
+            std::mem::swap(&mut self.known, held);
+        }
+        *hold = new;
     }
 
     pub(super) fn line<Q>(&self, hash: u64, key: &Q) -> Option<&Line<P, C>>
@@ -146,8 +182,10 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
 
     /// Frees memory if few lines or none are left.
     pub(super) fn shrink_lines(&mut self, hash_of: impl Fn(&K) -> u64) {
-        match &mut self.more {
-            Some(more) if more.lines.is_empty() && more.planned.is_none() => self.more = None,
+        match self.more.as_deref_mut() {
+            Some(More { lines, planned: None, hold: None, emptied: None, .. }) if lines.is_empty() => {
+                self.more = None;
+            }
             Some(more) => more.lines.shrink(hash_of),
             None => {}
         }

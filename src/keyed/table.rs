@@ -79,6 +79,7 @@ use super::WhenKeysFull;
 use super::events::Watch;
 use super::key_policy::KeyPolicy;
 use super::lines::{Visit, new_line};
+use super::pause::Hold;
 use super::plan::{NewKey, Plans};
 use super::removed::Removed;
 use super::shard::{Locked, Shard};
@@ -133,8 +134,8 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(super) hand: AtomicUsize,
     /// The limiter that all keys without room share, with `ShareOne`.
     pub(super) overflow: Line<P, C>,
-    /// Held while the policy of all keys changes, so that each shard goes through all changes in
-    /// one order.
+    /// Held while all keys change or are paused, so that each shard goes through all changes in one
+    /// order.
     pub(super) changing: Mutex<()>,
     /// The observer of all calls, if there is one.
     pub(crate) events: Option<Watch<K>>,
@@ -351,7 +352,7 @@ where
         match answer {
             Ok(Taken::Line(line)) => Ok(Taken::Line(line)),
             // Not reported: the line reports when the request is served or refused.
-            Err(Refusal::Limited { .. }) => self.line_for(key, n).map(Taken::Line),
+            Err(Refusal::Limited { .. } | Refusal::Paused { .. }) => self.line_for(key, n).map(Taken::Line),
             Ok(Taken::Granted(grant)) => self.tell_grant(key, n, Ok(grant)).map(Taken::Granted),
             Err(refusal) => self.tell(key, n, Err(refusal)).map(Taken::Granted),
         }
@@ -364,7 +365,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        if let Found::Line(line) = self.find_hashed(hash, key, |_, _| ()) {
+        if let Found::Line(line) = self.find_hashed(hash, key, |_, _, _| ()) {
             return self.visit(hash, line).try_acquire_many(*request);
         }
         self.report(key, |events| events.exempted(request.permits.into()));
@@ -422,22 +423,30 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let found = match self.find_hashed(hash, key, |policy, state| {
-            take(policy, state, (self.clock.now(), &self.clock), request)
+        let found = match self.find_hashed(hash, key, |policy, state, hold| match hold {
+            None => Ok(Some(take(policy, state, (self.clock.now(), &self.clock), request))),
+            Some(hold) => hold.refuse(policy, state, self.clock.now(), request.permits).map(|()| None),
         }) {
             Found::Nowhere => self.add(hash, key, request)?,
-            found => found,
+            Found::Known(Ok(Some(answer))) => Found::Known(answer),
+            Found::Known(Err(refusal)) => Found::Known(Err(refusal)),
+            Found::Known(Ok(None)) => Found::Nowhere,
+            Found::Line(line) => Found::Line(line),
         };
         match found {
             Found::Known(answer) => answer.map(Taken::Granted),
             Found::Line(line) => Ok(Taken::Line(self.visit(hash, line))),
-            // Unreachable: `add` never returns `Nowhere`.
-            Found::Nowhere => Err(self.no_room()),
+            // Its grants are spaced after a pause, which its limiter does.
+            Found::Nowhere => Ok(Taken::Line(self.visit(hash, self.line(key)?))),
         }
     }
 
-    /// Looks a key up. If it is known, runs `work` on its state.
-    pub(crate) fn find<Q, T>(&self, key: &Q, work: impl FnOnce(&P, &P::State) -> T) -> Found<T, Line<P, C>>
+    /// Looks a key up. If it is known, runs `work` on its state, with the pause of all keys.
+    pub(crate) fn find<Q, T>(
+        &self,
+        key: &Q,
+        work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
+    ) -> Found<T, Line<P, C>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -449,18 +458,18 @@ where
         &self,
         hash: u64,
         key: &Q,
-        work: impl FnOnce(&P, &P::State) -> T,
+        work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
     ) -> Found<T, Line<P, C>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let shard = read(self.shard(hash));
+        let shard = self.read_current(hash);
         if let Some(line) = shard.line(hash, key) {
             return Found::Line(line.clone());
         }
         match shard.entries().find(hash, key) {
-            Some((policy, state)) => Found::Known(work(policy, state)),
+            Some((policy, state)) => Found::Known(work(policy, state, shard.hold())),
             None => Found::Nowhere,
         }
     }
@@ -473,27 +482,32 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hash_of(key);
-        match self.find_hashed(hash, key, |policy, state| status(policy, state, self.clock.now())) {
+        let status =
+            |policy: &P, state: &P::State, hold: Option<&Hold>| status(policy, state, hold, self.clock.now());
+        match self.find_hashed(hash, key, status) {
             Found::Known(status) => status,
             Found::Line(line) => line.status(),
             Found::Nowhere if self.is_closed() => Status::new(PolicyStatus::NOTHING, Rate::ZERO, Nanos::ZERO),
             Found::Nowhere => match self.shared() {
                 Some(shared) => shared.status(),
-                None => self.unknown(key, |policy, state, now| status(policy, state, now)),
+                None => self.unknown(key, status),
             },
         }
     }
 
     /// Runs `work` with the policy and the state that a key would have if it were added now.
-    pub(crate) fn unknown<Q, T>(&self, key: &Q, work: impl FnOnce(&P, &P::State, Nanos) -> T) -> T
+    pub(crate) fn unknown<Q, T>(&self, key: &Q, work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T) -> T
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let terms = self.terms_of_unknown(key);
-        let (shard, now) = (read(self.shard(self.hash_of(key))), self.clock.now());
+        let (shard, now) = (self.read_current(self.hash_of(key)), self.clock.now());
         let policy = shard.policy_of(&terms);
-        work(policy, &policy.start_again(now), now)
+        match shard.hold_of_new(policy, now) {
+            Some(hold) => work(policy, &shard.start(policy, hold.begin), Some(&hold)),
+            None => work(policy, &shard.start(policy, now), None),
+        }
     }
 
     /// Adds a key, unless another request has added it meanwhile, and takes what the request asks
@@ -508,7 +522,9 @@ where
             if let Some(line) = shard.line(hash, key) {
                 return Step::Done(Found::Line(line.clone()));
             }
-            if let Some((policy, state)) = shard.entries().find(hash, key) {
+            if shard.hold().is_none()
+                && let Some((policy, state)) = shard.entries().find(hash, key)
+            {
                 return Step::Done(Found::Known(take(
                     policy,
                     state,
@@ -531,7 +547,14 @@ where
                 *new = Some(found);
                 return Step::Done(Found::Known(Err(never)));
             }
-            let state = policy.start_again(now);
+            if let Some(hold) = shard.hold_of_new(policy, now) {
+                let answer = hold.refuse(policy, &shard.start(policy, hold.begin), now, request.permits);
+                *new = Some(found);
+                return Step::Done(
+                    answer.map_or_else(|refusal| Found::Known(Err(refusal)), |()| Found::Nowhere),
+                );
+            }
+            let state = shard.start(policy, now);
             let answer = take(policy, &state, (self.clock.now(), &self.clock), request);
             let mut entries = shard.entries_mut();
             entries.reserve(|known| self.hash_of(known));
@@ -577,6 +600,8 @@ where
         let mut tries = 0;
         while tries < TRIES {
             let now = self.clock.now();
+            // Ends a pause that is over.
+            drop(self.read_current(hash));
             let step = work(&mut write(self.shard(hash)), now, &mut new, &mut removed);
             match step {
                 Step::Done(done) => {
@@ -656,7 +681,7 @@ where
     P: Policy + Clone,
     C: Timer,
 {
-    let planned = shard.more.as_ref()?.planned.as_ref()?;
+    let planned = shard.more.as_ref()?.planned.as_ref().filter(|_| shard.hold().is_none())?;
     let (policy, state) = planned.find(hash, key)?.read(&shard.policy);
     Some(take(policy, state, now, request))
 }
@@ -724,8 +749,11 @@ fn take_all_of<P: Policy, C: Clock>(
 }
 
 /// Returns the status of a state for which no request waits.
-fn status<P: Policy>(policy: &P, state: &P::State, now: Nanos) -> Status {
-    Status::new(policy.status(state, now), policy.rate(), now)
+fn status<P: Policy>(policy: &P, state: &P::State, hold: Option<&Hold>, now: Nanos) -> Status {
+    match hold {
+        None => Status::new(policy.status(state, now), policy.rate(), now),
+        Some(hold) => hold.status(policy, state, now),
+    }
 }
 
 /// Guards a counted key until it is added. If foreign code panics before that, the drop uncounts
@@ -764,10 +792,11 @@ where
     /// Returns the keys, one shard after the other.
     pub(crate) fn shards(&self) -> impl Iterator<Item = Vec<Snapshot<K, P, C>>> {
         self.shards.iter().map(|lock| {
-            let (shard, now) = (read(lock), self.clock.now());
+            let (shard, now) = (self.current(lock), self.clock.now());
             let known = shard.entries().iter();
-            let known =
-                known.map(|(key, policy, state)| (key.clone(), Found::Known(status(policy, state, now))));
+            let known = known.map(|(key, policy, state)| {
+                (key.clone(), Found::Known(status(policy, state, shard.hold(), now)))
+            });
             let lines = shard.all_lines().map(|(key, line)| (key.clone(), Found::Line(line.clone())));
             known.chain(lines).collect()
         })

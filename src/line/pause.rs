@@ -151,6 +151,21 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         (before != (self.settings.opens, self.settings.pause), self.settings.opens > before.0)
     }
 
+    /// Begins a new line with a pause that began earlier, in a time in which grants were spaced if
+    /// there is a `pace`. The pause may be over.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn was_paused(
+        &mut self,
+        (begin, since, opens): (Nanos, Nanos, Nanos),
+        keeps_stock: bool,
+        pace: Option<Nanos>,
+        rule: &R,
+    ) {
+        self.settings.opens = opens;
+        self.settings.pace = pace.map(Pace::new);
+        self.settings.pause = Some(Pausing { since, keeps_stock, stock: rule.available(begin) });
+    }
+
     /// Ends a pause with the stock there is, unless the limiter is closed. Returns whether there
     /// was one.
     pub(crate) fn resume(&mut self, rule: &R) -> bool {

@@ -14,5 +14,6 @@ mod counting;
 mod events;
 mod foreign;
 mod fresh;
+mod pause;
 mod plans;
 mod table;

@@ -13,6 +13,7 @@ use crate::all_of::member::{Handle, Member};
 use crate::clock::Timer;
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
+use crate::keyed::pause::Hold;
 use crate::keyed::table::{Found, Line, Table, Taken};
 use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
 use crate::line::deferred::run_in_drop;
@@ -121,7 +122,7 @@ where
 
     fn number(&self, key: &Q) -> Option<u64> {
         let table = self.limiter.table();
-        match table.find((self.part)(key), |_, _| ()) {
+        match table.find((self.part)(key), |_, _, _| ()) {
             Found::Line(line) => Some(line.shared().number),
             Found::Known(()) => None,
             Found::Nowhere => table.shared().map(|line| line.shared().number),
@@ -144,16 +145,21 @@ where
 {
     fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Nanos, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
-        let look = |policy: &P, state: &P::State, now: Nanos| {
+        let look = |policy: &P, state: &P::State, hold: Option<&Hold>| {
             policy.check(n)?;
-            Ok(policy.ready_at(state, now, 0, n).saturating_since(now))
+            let now = table.clock.now();
+            let due = match hold {
+                Some(hold) => hold.due(policy, state, n),
+                None => policy.ready_at(state, now, 0, n),
+            };
+            Ok(due.saturating_since(now))
         };
         let look_at = |line: &Line<P, C>| {
             let member = handle(line);
             member.check(n, priority)?;
             Ok(member.look(n, priority))
         };
-        match table.find(key, |policy, state| look(policy, state, table.clock.now())) {
+        match table.find(key, look) {
             Found::Known(answer) => answer,
             Found::Line(line) => look_at(&line),
             Found::Nowhere if table.is_closed() => Err(Refusal::Closed),

@@ -1,0 +1,422 @@
+//! A pause of all keys.
+//!
+//! # How
+//!
+//! A shard whose keys are paused has a [`Hold`]. Its known keys lie in another table meanwhile, so
+//! that a request does not find its key where it looks first: requests outside of a pause look at
+//! nothing more.
+//!
+//! | time | a known or new key | a key with a line |
+//! |---|---|---|
+//! | before the pause ends | a try is refused, and told when the key has its permits; a request that waits makes a line | the line is paused |
+//! | from then on | the next call for the shard ends the pause: each known state is left empty as of its end, and the known keys lie in their table again | the line ends its pause |
+//!
+//! **A policy that counts** has no state that is empty and lets permits come in one by one. The
+//! line of such a key spaces its grants (`line/pause.rs`). So the hold goes on until a window has
+//! passed, and until then a key whose permits are due gets a line.
+//!
+//! **A line that is made during the hold** begins with the pause of its shard, as if it had been
+//! there before. No line is settled during a hold, since a state that a line leaves is as of
+//! another time than those in the table.
+//!
+//! **A key that is unknown when the pause ends** is new, and would be full: a flood of new keys
+//! would be the burst that the pause prevents. So a shard remembers the end. A key that is added
+//! later starts empty as of that time, if that leaves it less than a new key has.
+//!
+//! **Time stands still** in the states of a hold: they are as of `since`. [`Table::advance`] moves
+//! them on, before a change of all keys and at the end.
+//!
+//! A pause, a resume and a change of all keys hold one mutex, so they pass through the shards in one
+//! order. `keyed/change.rs` has the order of locks, and what happens to wakers and panics.
+//!
+//! **Checked by** `tests/keyed/pause.rs`, against a plain limiter for each key, and by
+//! `loom-tests/keyed.rs`.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use super::shard::{Locked, Shard};
+use super::table::Table;
+use crate::clock::Timer;
+use crate::error::Refusal;
+use crate::limiter::Pause;
+use crate::limiter::events::report;
+use crate::limiter::shared::Shared;
+use crate::line::deferred::Deferred;
+use crate::line::rule::{Rule, Single};
+use crate::policy::interval::Interval;
+use crate::policy::{Policy, PolicyStatus, limited, ticks};
+use crate::status::Status;
+use crate::sync::{ShardedLockReadGuard, lock, read, write};
+use crate::time::Nanos;
+
+/// The pause of a shard.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    /// When the pause began.
+    pub(crate) begin: Nanos,
+    /// The states are as of this time, where they can stand still.
+    pub(crate) since: Nanos,
+    pub(crate) opens: Nanos,
+    pub(crate) keeps_stock: bool,
+    /// The pause was ended. The hold goes on for policies that count.
+    ended: bool,
+    /// The end of an earlier pause, after which grants may have been spaced when this one began.
+    spaced_from: Option<Nanos>,
+    /// When to look whether the hold is over.
+    over: Nanos,
+}
+
+impl Hold {
+    fn new(begin: Nanos) -> Hold {
+        let (since, opens, over) = (begin, begin, begin);
+        Hold { begin, since, opens, keeps_stock: true, ended: false, spaced_from: None, over }
+    }
+
+    /// A pause that left all keys empty at a time.
+    fn emptied_at(at: Nanos) -> Hold {
+        Hold { keeps_stock: false, ended: true, ..Hold::new(at) }
+    }
+
+    /// From when on grants are spaced after the pause, if it ends at `end` and leaves no key empty.
+    pub(crate) fn spaced_from(&self, end: Nanos) -> Option<Nanos> {
+        Some(self.spaced_from?.saturating_add(end.saturating_since(self.begin)))
+    }
+
+    /// When a request for `n` permits is due.
+    pub(crate) fn due<P: Policy>(&self, policy: &P, state: &P::State, n: u32) -> Nanos {
+        let Hold { since, opens, keeps_stock, .. } = *self;
+        if self.is_over_for(policy, state) {
+            return policy.ready_at(state, opens, 0, n);
+        }
+        match policy.forecast_pause(state, since, opens, keeps_stock) {
+            Some(mut forecast) => policy.foresee(state, &mut forecast, n),
+            None => {
+                let from = if keeps_stock { self.spaces(policy, state, opens) } else { Some(opens) };
+                let at = from.map_or(opens, |from| paced(policy, state, from, n.into()).max(opens));
+                policy.ready_at(state, at, 0, n).max(at)
+            }
+        }
+    }
+
+    /// Whether the pause is over for a state. It was left empty.
+    fn is_over_for<P: Policy>(&self, policy: &P, state: &P::State) -> bool {
+        self.ended && stands_still(policy, state)
+    }
+
+    /// As [`spaced_from`](Hold::spaced_from), for one state.
+    fn spaces<P: Policy>(&self, policy: &P, state: &P::State, end: Nanos) -> Option<Nanos> {
+        let from = self.spaced_from.filter(|from| spaced_until(policy, state, *from) > self.begin);
+        from.and_then(|_| self.spaced_from(end))
+    }
+
+    /// The refusal of a request that is not due.
+    pub(crate) fn refuse<P: Policy>(
+        &self,
+        policy: &P,
+        state: &P::State,
+        now: Nanos,
+        n: u32,
+    ) -> Result<(), Refusal> {
+        policy.check(n)?;
+        let retry_after = self.due(policy, state, n).saturating_since(now);
+        match retry_after {
+            Nanos::ZERO => Ok(()),
+            _ if now < self.opens => Err(Refusal::Paused { retry_after }),
+            _ => Err(limited(retry_after, Nanos::ZERO)),
+        }
+    }
+
+    /// The status of a state.
+    pub(super) fn status<P: Policy>(&self, policy: &P, state: &P::State, now: Nanos) -> Status {
+        if self.is_over_for(policy, state) {
+            return Status::new(policy.status(state, now), policy.rate(), now);
+        }
+        let at = self.time_of(policy, state, now);
+        let (next_at, status) = (self.due(policy, state, 1), policy.status(state, at));
+        let full_at = status.full_at.saturating_add(now.saturating_since(at));
+        let emptied = if self.keeps_stock { self.opens } else { paced(policy, state, self.opens, u64::MAX) };
+        let most = if now < self.opens { 0 } else { came_in(policy, self.opens, now) };
+        let status = PolicyStatus {
+            available: status.available.min(most),
+            next_at,
+            full_at: full_at.max(emptied),
+            ..status
+        };
+        let paused_for = self.opens.saturating_since(now).as_duration();
+        Status { paused_for, ..Status::new(status, policy.rate(), now) }
+    }
+
+    /// The time that a state is read at.
+    pub(super) fn time_of<P: Policy>(&self, policy: &P, state: &P::State, now: Nanos) -> Nanos {
+        if !self.ended && stands_still(policy, state) { self.since } else { now }
+    }
+}
+
+/// Whether a state can stand still, as in a pause. A policy that counts in real time cannot.
+fn stands_still<P: Policy>(policy: &P, state: &P::State) -> bool {
+    policy.forecast_pause(state, Nanos::ZERO, Nanos::ZERO, true).is_some()
+}
+
+/// When so many permits have come in since `from`, one interval apart, but no more than the limit.
+fn paced<P: Policy>(policy: &P, state: &P::State, from: Nanos, permits: u64) -> Nanos {
+    let permits = u32::try_from(permits.min(policy.status(state, from).limit)).unwrap_or(u32::MAX);
+    let price = Interval::new(policy.rate()).price(permits);
+    ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
+}
+
+/// The state at `at` of a key that was empty at `empty`, if it has less than a new key.
+fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::State> {
+    let (emptied, new) = (policy.start_again(empty), policy.start_again(at));
+    let available = |state| policy.status(state, at).available;
+    let is_less = empty <= at
+        && policy.pause(&emptied, empty, empty, false).is_some()
+        && available(&emptied) < available(&new);
+    is_less.then_some(emptied)
+}
+
+/// Whether a key may be forgotten, where a pause left all keys empty at `empty`: a new key would
+/// have no more, and also no less after a pause.
+pub(super) fn may_forget<P: Policy>(policy: &P, state: &P::State, at: Nanos, empty: Option<Nanos>) -> bool {
+    policy.is_fresh(state, at) && empty.is_none_or(|empty| less_than_new(policy, empty, at).is_none())
+}
+
+/// Until when grants are spaced after a pause that ended at `from`.
+fn spaced_until<P: Policy>(policy: &P, state: &P::State, from: Nanos) -> Nanos {
+    if stands_still(policy, state) { from } else { paced(policy, state, from, u64::MAX) }
+}
+
+fn came_in<P: Policy>(policy: &P, from: Nanos, to: Nanos) -> u64 {
+    let span = ticks::from_nanos(to).saturating_sub(ticks::from_nanos(from));
+    Interval::new(policy.rate()).permits_in(span)
+}
+
+impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
+    /// Locks a shard for reading, after a pause that is over has ended there.
+    pub(super) fn current<'a>(&self, lock: &'a Locked<K, P, C>) -> ShardedLockReadGuard<'a, Shard<K, P, C>> {
+        let shard = read(lock);
+        if shard.hold().is_none_or(|hold| hold.over > self.clock.now()) {
+            return shard;
+        }
+        drop(shard);
+        self.end_hold(lock);
+        read(lock)
+    }
+
+    #[cold]
+    fn end_hold(&self, lock: &Locked<K, P, C>) {
+        let mut deferred = Deferred::<C>::new();
+        self.advance(&mut write(lock), self.clock.now(), &mut deferred);
+        drop(deferred);
+    }
+
+    /// Moves the states of a hold on to `now`, and ends the hold if it is over.
+    pub(super) fn advance(&self, shard: &mut Shard<K, P, C>, now: Nanos, deferred: &mut Deferred<C>) {
+        let Some(&hold) = shard.hold() else { return };
+        let Hold { begin, since, opens, keeps_stock, .. } = hold;
+        let (to, ends) = (now.min(opens).max(since), opens <= now && !hold.ended);
+        if to > since || ends {
+            for (_, policy, state) in shard.entries().iter() {
+                deferred.run(|| policy.pause(state, since, to, keeps_stock || !ends));
+            }
+        }
+        let mut next = Some(Hold { since: to, ..hold });
+        if ends {
+            shard.resumes_at(begin, opens, !keeps_stock);
+            let from = if keeps_stock { hold.spaced_from(opens) } else { Some(opens) };
+            next = from.map(Hold::emptied_at);
+        }
+        if let Some(spaced) = next.as_mut().filter(|hold| hold.ended && hold.over <= now) {
+            let from = spaced.opens;
+            let over = deferred.run(|| {
+                let unknown = spaced_until(&*shard.policy, &shard.policy.start_again(from), from);
+                let known =
+                    shard.entries().iter().map(|(_, policy, state)| spaced_until(policy, state, from));
+                known.fold(unknown, Nanos::max)
+            });
+            spaced.over = over.unwrap_or(from);
+        }
+        shard.set_hold(next.filter(|hold| !hold.ended || hold.over > now));
+    }
+}
+
+impl<K, P, C> Table<K, P, C>
+where
+    K: Hash + Eq,
+    P: Policy + Clone,
+    C: Timer + Clone,
+{
+    /// Locks the shard of a hash for reading, as [`current`](Table::current).
+    pub(super) fn read_current(&self, hash: u64) -> ShardedLockReadGuard<'_, Shard<K, P, C>> {
+        self.current(self.shard(hash))
+    }
+
+    /// Pauses all keys.
+    pub(crate) fn pause(&self, pause: Pause) {
+        let until = pause.end(self.clock.now());
+        let mut deferred = Deferred::new();
+        let remaining = {
+            let _one_at_a_time = lock(&self.changing);
+            let now = self.clock.now();
+            if until <= now {
+                return;
+            }
+            let mut later = false;
+            for lock in &self.shards {
+                let shard = &mut *write(lock);
+                let now = self.clock.now();
+                self.advance(shard, now, &mut deferred);
+                let new = Hold { spaced_from: shard.emptied(), ..Hold::new(now) };
+                let mut hold = shard.hold().copied().filter(|hold| !hold.ended).unwrap_or(new);
+                later |= hold.opens < until;
+                hold.opens = hold.opens.max(until);
+                hold.keeps_stock &= pause.keeps_stock;
+                hold.over = hold.opens;
+                shard.set_hold(Some(hold));
+                for (_, line) in shard.all_lines() {
+                    deferred.run_with(|deferred| {
+                        line.shared().pause_with_all(until, pause.keeps_stock, deferred)
+                    });
+                }
+            }
+            self.overflow.shared().pause_with_all(until, pause.keeps_stock, &mut deferred);
+            later.then(|| until.saturating_since(now).as_duration())
+        };
+        drop(deferred);
+        if let (Some(remaining), Some(super::events::Watch::All(events))) = (remaining, &self.events) {
+            report(&**events, |events| events.paused(remaining));
+        }
+    }
+
+    /// Ends the pauses of all keys. Returns whether all keys were paused.
+    pub(crate) fn resume(&self) -> bool {
+        let mut deferred = Deferred::new();
+        let mut paused = false;
+        {
+            let _one_at_a_time = lock(&self.changing);
+            for lock in &self.shards {
+                let shard = &mut *write(lock);
+                let now = self.clock.now();
+                self.advance(shard, now, &mut deferred);
+                if let Some(&hold) = shard.hold().filter(|hold| !hold.ended) {
+                    paused = true;
+                    // What came back in real time did not come in.
+                    for (_, policy, state) in shard.entries().iter().filter(|_| !hold.keeps_stock) {
+                        deferred.run(|| {
+                            if !stands_still(policy, state) {
+                                let stock = policy.status(state, hold.begin).available;
+                                policy.keep_at_most(state, now, stock);
+                            }
+                        });
+                    }
+                    shard.resumes_at(hold.begin, now, false);
+                    shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
+                }
+                for (_, line) in shard.all_lines() {
+                    deferred.run_with(|deferred| line.shared().resume_with_all(deferred));
+                }
+            }
+            self.overflow.shared().resume_with_all(&mut deferred);
+        }
+        drop(deferred);
+        if let (true, Some(super::events::Watch::All(events))) = (paused, &self.events) {
+            report(&**events, |events| events.resumed());
+        }
+        paused
+    }
+}
+
+impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
+    /// When a pause left all keys empty, if one did.
+    pub(super) fn emptied(&self) -> Option<Nanos> {
+        self.more.as_ref()?.emptied
+    }
+
+    /// Notes that a pause has ended by which time stood still since `begin`.
+    fn resumes_at(&mut self, begin: Nanos, at: Nanos, emptied: bool) {
+        if let Some(more) = &mut self.more {
+            let later = |empty: Nanos| empty.saturating_add(at.saturating_since(begin));
+            more.emptied = if emptied { Some(at) } else { more.emptied.map(later) };
+        }
+    }
+
+    /// The pause with which a new key begins that is asked now.
+    pub(super) fn hold_of_new(&self, policy: &P, now: Nanos) -> Option<Hold> {
+        if let Some(&hold) = self.hold() {
+            // Its state is made as of the beginning.
+            return Some(Hold { since: hold.begin, ..hold });
+        }
+        let at = self.emptied()?;
+        let state = policy.start_again(at);
+        let counts = !stands_still(policy, &state);
+        (counts && now < paced(policy, &state, at, u64::MAX)).then_some(Hold::emptied_at(at))
+    }
+
+    /// The state of a key that is added at a time at which no pause holds.
+    pub(super) fn start(&self, policy: &P, at: Nanos) -> P::State {
+        self.emptied().and_then(|empty| less_than_new(policy, empty, at)).unwrap_or(policy.start_again(at))
+    }
+
+    /// Forgets when a pause left all keys empty, if a new key is full by now. Called before the
+    /// rate changes, at which it would be full later. Keys with plans may not be full yet.
+    pub(super) fn forget_emptied(&mut self, at: Nanos) {
+        let is_full = |empty| {
+            let state = self.policy.start_again(empty);
+            less_than_new(&*self.policy, empty, at).is_none()
+                && spaced_until(&*self.policy, &state, empty) <= at
+        };
+        if self.hold().is_none()
+            && self.emptied().is_some_and(is_full)
+            && let Some(more) = &mut self.more
+            && more.planned.is_none()
+        {
+            more.emptied = None;
+        }
+    }
+
+    /// Lets the next call look whether the hold is over: the rate has changed.
+    pub(super) fn recheck_hold(&mut self) {
+        if let Some(hold) = self.hold_mut() {
+            hold.over = hold.opens;
+        }
+    }
+}
+
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
+    /// Begins with the pause of all keys, as if the limiter had been there before. Runs no waker,
+    /// since no request waits yet.
+    pub(crate) fn begin_in_hold(&self, hold: Hold) {
+        let Hold { begin, since, opens, keeps_stock, .. } = hold;
+        let Single { policy, state } = &self.rule;
+        if hold.is_over_for(policy, state) {
+            return;
+        }
+        let pace = hold.spaces(policy, state, since);
+        let mut line = lock(&self.line);
+        line.was_paused((begin, since, opens), keeps_stock, pace, &self.rule);
+        self.store_gate_word(&line);
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Shared<R, C> {
+    /// Pauses with all keys. The caller holds the lock of a shard: foreign code is left in
+    /// `deferred`.
+    fn pause_with_all(self: &Arc<Self>, until: Nanos, keeps_stock: bool, deferred: &mut Deferred<C>) {
+        self.with_all(deferred, |line, visit| {
+            let (changed, _) = line.pause(visit.rule, until, keeps_stock);
+            if changed {
+                self.lateness.clear();
+                self.retime(line, visit);
+            }
+        });
+    }
+
+    /// Resumes with all keys, as [`pause_with_all`](Shared::pause_with_all).
+    fn resume_with_all(self: &Arc<Self>, deferred: &mut Deferred<C>) {
+        self.with_all(deferred, |line, visit| {
+            if line.resume(visit.rule) {
+                self.retime(line, visit);
+            }
+        });
+    }
+}

@@ -1,0 +1,299 @@
+//! A pause of all keys is a pause of the limiter of each, also of keys that come later.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidegate::policy::{AnyPolicy, Change};
+use tidegate::{
+    KeyedAllOf, KeyedRateLimiter, ManualClock, Nanos, Pause, Plan, Rate, RateLimiter, Refusal, Request,
+    Statistics, TokenBucket, WhenKeysFull,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+type Keys = KeyedRateLimiter<u32, AnyPolicy, ManualClock>;
+
+fn any(text: &str) -> AnyPolicy {
+    text.parse().expect("a policy")
+}
+
+fn keys(text: &str) -> (Keys, ManualClock) {
+    let clock = ManualClock::new();
+    (KeyedRateLimiter::with_clock(any(text), 1000, clock.clone()), clock)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Advance(u64),
+    Take(u32, u32),
+    Refund(u32, u32),
+    Pause(u64),
+    Resume,
+    Limiter(u32),
+    Remove(u32),
+    Rate(u64),
+    Sweep,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u64..700).prop_map(Step::Advance),
+        6 => (0u32..4, 1u32..4).prop_map(|(key, n)| Step::Take(key, n)),
+        1 => (0u32..4, 1u32..4).prop_map(|(key, n)| Step::Refund(key, n)),
+        2 => (0u64..900).prop_map(Step::Pause),
+        1 => Just(Step::Resume),
+        1 => (0u32..4).prop_map(Step::Limiter),
+        1 => (4u32..6).prop_map(Step::Remove),
+        1 => prop_oneof![Just(5u64), Just(20)].prop_map(Step::Rate),
+        1 => Just(Step::Sweep),
+    ]
+}
+
+/// Runs the steps with all keys and with a plain limiter for each key.
+fn agree(keys: &Keys, clock: &ManualClock, of: impl Fn(u32) -> AnyPolicy, keeps: bool, steps: &[Step]) {
+    let plain = |key| RateLimiter::with_clock(of(key), clock.clone());
+    let limiters: HashMap<u32, _> = (0..4).map(|key| (key, plain(key))).collect();
+    for (index, step) in steps.iter().enumerate() {
+        let context = format!("step {index}: {step:?}");
+        match *step {
+            Step::Advance(ms) => clock.advance(Duration::from_millis(ms)),
+            Step::Take(key, n) => {
+                let expected = limiters[&key].try_acquire_many(n);
+                assert_eq!(keys.try_acquire_many(&key, n), expected, "{context}");
+            }
+            // An unknown key takes nothing back. What a window takes back in a pause is rounded in
+            // another way than that of a plain limiter.
+            Step::Refund(key, n)
+                if keys.iter().any(|(known, status)| {
+                    known == key && (status.paused_for.is_zero() || of(key).to_string().contains("bucket"))
+                }) =>
+            {
+                keys.refund(&key, n);
+                limiters[&key].refund(n);
+            }
+            Step::Refund(..) => {}
+            Step::Pause(ms) => {
+                let pause = Pause::lasting(Duration::from_millis(ms));
+                let pause = if keeps { pause.keep_stock() } else { pause };
+                keys.pause_all(pause);
+                limiters.values().for_each(|limiter| limiter.pause(pause));
+            }
+            Step::Resume => {
+                keys.resume_all();
+                for limiter in limiters.values() {
+                    limiter.resume();
+                }
+            }
+            Step::Limiter(key) => drop(keys.limiter(&key)),
+            // Keys that no model has.
+            Step::Remove(key) => {
+                let _ = keys.try_acquire(&key);
+                keys.remove(&key);
+            }
+            Step::Rate(rate) => {
+                // A key that is unknown takes the new rate for what came in before.
+                (0..4).for_each(|key| drop(keys.limiter(&key)));
+                keys.set_rate_all(Rate::per_second(rate));
+                let common = limiters.values().filter(|limiter| !limiter.policy().to_string().contains("7"));
+                common.for_each(|limiter| limiter.set_rate(Rate::per_second(rate)));
+            }
+            Step::Sweep => keys.sweep(),
+        }
+        for key in 0..4 {
+            assert_eq!(keys.status(&key), limiters[&key].status(), "{context}: {key}");
+        }
+        for (key, status) in keys.iter().filter(|(key, _)| *key < 4) {
+            assert_eq!(status, limiters[&key].status(), "{context}: {key}, of all");
+        }
+    }
+}
+
+/// Policies of ten permits, of which a new state is full.
+const FULL: [&str; 7] = [
+    "token_bucket 10/s burst 10",
+    "token_bucket 10/s burst 1",
+    "leaky_bucket 10/s nodelay 5",
+    "fixed_window 10/s",
+    "sliding_window 10/s cells 5",
+    "sliding_estimate 10/s",
+    "sliding_log 10/s with_capacity 20",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_key_does_what_a_paused_limiter_does(
+        policy in 0..FULL.len(),
+        keeps: bool,
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        let (keys, clock) = keys(FULL[policy]);
+        agree(&keys, &clock, |_| any(FULL[policy]), keeps, &steps);
+    }
+
+    #[test]
+    fn a_key_with_a_plan_does_what_a_paused_limiter_does(
+        common in 0..FULL.len(),
+        planned in prop::sample::select(vec!["token_bucket 7/s burst 7", "sliding_log 7/s"]),
+        keeps: bool,
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        let clock = ManualClock::new();
+        let plan = Plan::new(any(planned));
+        // Where keys have plans, a new rate does not make a new key full earlier.
+        let pauses = steps.iter().any(|step| matches!(step, Step::Pause(_)));
+        let changes = |step: &Step| matches!(step, Step::Rate(_));
+        let steps: Vec<_> = steps.into_iter().filter(|step| !(pauses && changes(step))).collect();
+        let keys = KeyedRateLimiter::with_clock(any(FULL[common]), 1000, clock.clone())
+            .with_plans(move |key: &u32| (key % 2 == 1).then(|| plan.clone()));
+        let of = |key: u32| any(if key % 2 == 1 { planned } else { FULL[common] });
+        agree(&keys, &clock, of, keeps, &steps);
+    }
+}
+
+#[test]
+fn waiters_of_all_keys_are_granted_after_the_pause() -> Result<(), Refusal> {
+    for text in FULL {
+        let (keys, clock) = keys(text);
+        let wait = |key: u32| {
+            let keys = keys.clone();
+            spawn(Box::pin(async move { keys.acquire(&key).await }))
+        };
+        keys.debit(&0, 1)?;
+        keys.limiter(&0)?.drain();
+        let mut before = wait(0);
+        assert_pending!(before.poll());
+        keys.pause_all_for(SECOND);
+        let mut during = [0, 1, 2].map(wait);
+        during.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+        clock.advance(SECOND + 100 * MS - Duration::from_nanos(1));
+        assert!(!before.is_woken() && during.iter().all(|wait| !wait.is_woken()), "{text}");
+        clock.advance(Duration::from_nanos(1) + 100 * MS);
+        for wait in &mut during {
+            assert!(assert_ready!(wait.poll()).is_ok(), "{text}");
+        }
+        assert!(assert_ready!(before.poll()).is_ok());
+        // A key that was not known.
+        assert!(keys.try_acquire_many(&7, if text.ends_with("burst 1") { 1 } else { 2 }).is_ok(), "{text}");
+        assert!(keys.try_acquire_many(&7, 1).is_err(), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn keys_are_no_limiters_again_when_the_pause_is_over() -> Result<(), Refusal> {
+    for text in FULL {
+        let (keys, clock) = keys(text);
+        keys.try_acquire(&0)?;
+        keys.pause_all_for(SECOND);
+        let mut wait = spawn(keys.acquire(&0));
+        assert_pending!(wait.poll());
+        clock.advance(3 * SECOND);
+        let _ = wait.poll();
+        drop(wait);
+        for key in 0..50 {
+            keys.try_acquire(&key)?;
+        }
+        clock.advance(100 * SECOND);
+        keys.sweep();
+        assert!(keys.is_empty(), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_try_in_a_pause_adds_no_key() {
+    let (keys, clock) = keys("token_bucket 10/s burst 10");
+    keys.pause_all_for(SECOND);
+    let refusal = keys.try_acquire_many(&1, 2).expect_err("paused");
+    assert_eq!(refusal, Refusal::Paused { retry_after: Nanos::from(SECOND + 200 * MS) });
+    assert_eq!(keys.try_acquire_many(&1, 11), Err(Refusal::ExceedsLimit { requested: 11, limit: 10 }));
+    assert_eq!(keys.try_acquire_many(&1, 0), Err(Refusal::ZeroPermits));
+    assert!(keys.is_empty());
+    // An exempt request needs no permit.
+    assert!(keys.try_acquire_many(&1, Request::permits(1).exempt()).is_ok());
+    clock.advance(SECOND + 200 * MS);
+    assert!(keys.try_acquire_many(&1, 2).is_ok());
+}
+
+#[test]
+fn the_limiter_that_keys_share_is_paused_too() -> Result<(), Refusal> {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(10), 2);
+    let keys = KeyedRateLimiter::with_clock(policy, 1, clock.clone()).when_full(WhenKeysFull::ShareOne);
+    keys.try_acquire(&1)?;
+    keys.try_acquire(&2)?;
+    keys.pause_all_for(SECOND);
+    for key in [1, 2, 3] {
+        assert!(matches!(keys.try_acquire(&key), Err(Refusal::Paused { .. })), "{key}");
+    }
+    assert!(keys.resume_all() && !keys.resume_all());
+    keys.try_acquire(&1)?;
+    keys.try_acquire(&3)?;
+    assert!(keys.try_acquire(&3).is_err());
+    Ok(())
+}
+
+#[test]
+fn a_composite_of_paused_keys_waits() -> Result<(), tidegate::AllRefusal> {
+    for text in FULL {
+        let (keys, clock) = keys(text);
+        let all = RateLimiter::with_clock(any("token_bucket 100/s burst 100"), clock.clone());
+        let api = KeyedAllOf::<u32, _>::new("user", &keys).with("all", &all);
+        drop(api.try_acquire(&1)?);
+        keys.pause_all_for(SECOND);
+        for key in [1, 2] {
+            let refusal = api.try_acquire(&key).expect_err("paused");
+            assert_eq!(refusal.member(), Some("user"), "{text}");
+            assert_eq!(refusal.retry_after(), Some(SECOND + 100 * MS), "{text} {key}");
+        }
+        clock.advance(SECOND + 100 * MS);
+        for key in [1, 2] {
+            drop(api.try_acquire(&key)?);
+            assert!(api.try_acquire(&key).is_err(), "{text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_observer_of_all_keys_is_told_once() {
+    let statistics = Arc::new(Statistics::new());
+    let (keys, _) = keys("token_bucket 10/s burst 10");
+    let keys = keys.observed_by(statistics.clone());
+    let _held = (keys.limiter(&1), keys.limiter(&2));
+    keys.pause_all_for(SECOND);
+    keys.pause_all_for(SECOND);
+    keys.resume_all();
+    keys.resume_all();
+    assert_eq!(statistics.snapshot().pauses, 1);
+}
+
+#[test]
+fn a_changed_kind_of_plan_starts_anew_in_a_pause() -> Result<(), Refusal> {
+    let clock = ManualClock::new();
+    let text = Arc::new(std::sync::Mutex::new("token_bucket 10/s burst 10"));
+    let keys =
+        KeyedRateLimiter::with_clock(any("token_bucket 1/s burst 1"), 1000, clock.clone()).with_plans({
+            let text = text.clone();
+            move |_: &u32| Some(Plan::new(any(*text.lock().expect("no panic"))))
+        });
+    keys.try_acquire(&1)?;
+    keys.pause_all_for(SECOND);
+    *text.lock().expect("no panic") = "sliding_log 10/s";
+    keys.replan();
+    keys.change_all(Change::rate(Rate::per_second(2))).expect("a rate");
+    clock.advance(SECOND + 50 * MS);
+    assert!(keys.try_acquire(&1).is_err() && keys.try_acquire(&2).is_err());
+    clock.advance(50 * MS);
+    keys.try_acquire(&1)?;
+    keys.try_acquire(&2)?;
+    assert!(keys.try_acquire(&1).is_err() && keys.try_acquire(&2).is_err());
+    Ok(())
+}
