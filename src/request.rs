@@ -97,14 +97,14 @@ impl Request {
     /// # Ok::<(), Refusal>(())
     /// ```
     pub const fn at_least(self, n: u32) -> Request {
-        let most = if self.most > n { self.most } else { n };
+        let most = if n > 0 && self.most > n { self.most } else { n };
         Request { permits: n, most, ..self }
     }
 
     /// The most permits that it takes, if that is more than what it waits for.
     #[inline]
     pub(crate) fn more(&self) -> Option<u32> {
-        (self.most > self.permits && self.permits > 0).then_some(self.most)
+        (self.most > self.permits).then_some(self.most)
     }
 
     /// Sets the priority. A request of higher priority is served sooner. The default is 0.
