@@ -438,6 +438,22 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
+/// A settled cost is reserved, and a reservation could wait.
+#[tokio::test]
+async fn a_settled_request_is_refused_at_once_if_all_calls_are_in_use() {
+    let in_flight = CountingLimit::new(1);
+    let rate = limiter(5);
+    let limit = AllOf::new("rate", &rate).with_counting("calls", &in_flight);
+    let layer = RateLimitLayer::new(limit).refund_if(|_| false);
+    let permit = in_flight.try_acquire().unwrap();
+    let mut call = std::pin::pin!(send(&layer, get("/")));
+    let Poll::Ready(refused) = futures_poll(call.as_mut()) else { panic!("it waits") };
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    drop(permit);
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
+    assert_eq!((rate.status().available, in_flight.available()), (4, 1));
+}
+
 /// A body that a server drops after its last frame, without asking for one more.
 #[tokio::test]
 async fn a_counted_permit_goes_back_with_the_last_frame() {
