@@ -47,7 +47,7 @@ use crate::service::RateLimit;
 ///
 /// # Cost
 ///
-/// Without waiting and without headers, a layer allocates nothing. See the README for figures.
+/// Without waiting, headers and settling, a layer allocates nothing. See the README for figures.
 ///
 /// # Examples
 ///

@@ -26,8 +26,13 @@ impl Tell {
     /// Adds the headers of a request that was granted. `name` is that of a limit without a name.
     pub(crate) fn granted(&self, state: &State, name: &str, headers: &mut HeaderMap) {
         let Some(format) = self.format() else { return };
+        let limits = Self::limits(state, name);
+        if !headers.keys().any(|name| name.as_str().contains("ratelimit")) {
+            return tell::granted(&limits, format, headers);
+        }
+        // Beside the headers of an inner layer.
         let mut told = HeaderMap::new();
-        tell::granted(&Self::limits(state, name), format, &mut told);
+        tell::granted(&limits, format, &mut told);
         add(told, headers);
     }
 
