@@ -47,6 +47,8 @@ enum Act {
     Within(u32, i8, u64),
     Cancel(usize),
     Advance(u64),
+    /// The clock goes back.
+    Back(u64),
     Pause(u64),
     /// The stock is kept.
     Rest(u64),
@@ -152,6 +154,10 @@ impl Line {
                 self.clock.advance(Duration::from_nanos(span));
                 self.waiting.retain_mut(|waiting| waiting.look().is_none());
             }
+            Act::Back(span) => {
+                let now = self.clock.now().as_u64();
+                self.clock.set(Nanos::new(now.saturating_sub(span)));
+            }
             Act::Pause(span) => self.limiter.pause_for(Duration::from_nanos(span)),
             Act::Rest(span) => {
                 self.limiter.pause(Pause::lasting(Duration::from_nanos(span)).keep_stock());
@@ -218,6 +224,30 @@ fn check(line: &mut Line, mut told: Vec<(Nanos, Waiting)>) {
     }
 }
 
+/// Runs some acts, then joins with the times that are told, and runs on.
+fn serves_as_told(policy: &str, acts: Vec<Act>, sizes: Vec<u32>) {
+    let mut line = Line::new(policy);
+    acts.into_iter().for_each(|act| line.act(act));
+    let mut told = Vec::new();
+    // The important first, so that none of them goes before another.
+    for (n, priority) in sizes.into_iter().zip([1, 0, -1]) {
+        if let Some(due) = line.join_just(Request::permits(n).priority(priority)) {
+            told.push((due, line.waiting.pop().expect("it waits")));
+        }
+    }
+    let now = line.clock.now();
+    let (reservations, others): (Vec<_>, Vec<_>) = std::mem::take(&mut line.waiting)
+        .into_iter()
+        .partition(|waiting| matches!(waiting, Waiting::Reservation(_)));
+    line.waiting = others;
+    for waiting in reservations {
+        let Waiting::Reservation(reservation) = &waiting else { continue };
+        let due = now.saturating_add(Nanos::from_duration(reservation.due_in()));
+        told.push((due, waiting));
+    }
+    check(&mut line, told);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
@@ -227,27 +257,49 @@ proptest! {
         acts in some_acts(),
         sizes in vec(1u32..6, 3),
     ) {
-        let mut line = Line::new(policy);
-        acts.into_iter().for_each(|act| line.act(act));
-        let mut told = Vec::new();
-        // The important first, so that none of them goes before another.
-        for (n, priority) in sizes.into_iter().zip([1, 0, -1]) {
-            if let Some(due) = line.join_just(Request::permits(n).priority(priority)) {
-                told.push((due, line.waiting.pop().expect("it waits")));
-            }
-        }
-        let now = line.clock.now();
-        let (reservations, others): (Vec<_>, Vec<_>) = std::mem::take(&mut line.waiting)
-            .into_iter()
-            .partition(|waiting| matches!(waiting, Waiting::Reservation(_)));
-        line.waiting = others;
-        for waiting in reservations {
-            let Waiting::Reservation(reservation) = &waiting else { continue };
-            let due = now.saturating_add(Nanos::from_duration(reservation.due_in()));
-            told.push((due, waiting));
-        }
-        check(&mut line, told);
+        serves_as_told(policy, acts, sizes);
     }
+
+    /// A bucket judges by the time of each call, also if an earlier call came at a later time. A
+    /// pause that has ended lasts again while the clock is behind its end, so there is none here.
+    #[test]
+    fn a_leaky_bucket_whose_clock_went_back_serves_at_the_time_that_it_told(
+        policy in prop::sample::select(&["leaky_bucket 5/s", "leaky_bucket 7/s nodelay 3"][..]),
+        acts in acts_of_a_clock_that_goes_back(),
+        sizes in vec(1u32..6, 0..3),
+    ) {
+        serves_as_told(policy, acts, sizes);
+    }
+
+    /// A sliding window once told 7 available permits after overlapping pauses, and granted 8.
+    #[test]
+    fn as_many_permits_are_granted_as_the_status_tells(
+        policy in prop::sample::select(&POLICIES[..]),
+        acts in some_acts(),
+    ) {
+        let mut line = Line::new(policy);
+        // The status does not know which share is kept from a request.
+        acts.into_iter().filter(|act| !matches!(act, Act::Keep(_))).for_each(|act| line.act(act));
+        line.waiting.clear();
+        let told = line.limiter.status();
+        let granted = (0..100).take_while(|_| line.limiter.try_acquire().is_ok()).count();
+        prop_assert_eq!(told.available.min(100), granted as u64);
+        prop_assert_eq!(told.next_in == Duration::ZERO, granted > 0);
+    }
+}
+
+fn acts_of_a_clock_that_goes_back() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        2 => (1u32..6).prop_map(Act::Try),
+        3 => (1u32..6).prop_map(Act::Reserve),
+        1 => any::<usize>().prop_map(Act::Cancel),
+        4 => (0..2 * SECOND).prop_map(Act::Advance),
+        3 => (0..3 * SECOND).prop_map(Act::Back),
+        2 => (1u32..13).prop_map(Act::SetRate),
+        1 => (1u32..8).prop_map(Act::Debit),
+        1 => (1u32..8).prop_map(Act::Refund),
+    ];
+    vec(act, 1..20)
 }
 
 fn limiter(policy: &str) -> (Line, ManualClock) {
