@@ -342,11 +342,16 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     ) -> (u64, Span) {
         let shared = &self.0;
         let (mut line, now) = shared.reach();
-        let seat = if seat > 0 {
-            seat
-        } else {
-            line.sit(&shared.rule, Demand { ask: &n, priority }, waiter.clone())
+        let is_new = seat == 0;
+        let seat = match is_new {
+            true => line.sit(&shared.rule, Demand { ask: &n, priority }, waiter.clone()),
+            false => seat,
         };
+        if is_new && line.settings.shadow {
+            // The composite may have asked for its time before shadow mode began, which rang the
+            // seats that there were.
+            deferred.rechecks.extend(waiter.upgrade());
+        }
         let (news, due) = line.tell_seat(&shared.rule, now, seat, &n, time(now, at));
         let due = if line.settings.shadow { Span::MIN } else { span(due, now) };
         shared.let_go(line, news, 1, deferred);

@@ -77,7 +77,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Turns shadow mode on or off. When it is turned on, the waiters in line pass at once.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        self.visit(|line, _| line.settings.shadow = shadow);
+        let mut next = self.visit(|line, _| {
+            let begins = shadow && !line.settings.shadow;
+            line.settings.shadow = shadow;
+            begins.then_some(0)
+        });
+        // The composites that wait here look for a time without this limiter. Few at a time, so
+        // that other calls can have the lock.
+        while let Some(place) = next {
+            next = self.visit(|line, visit| line.seats.ring_from(place, visit.deferred));
+        }
     }
 
     /// Whether the limiter is in shadow mode.

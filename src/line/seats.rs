@@ -38,8 +38,9 @@
 //! If permits come earlier here, the first seat that is here is rung: its composite finds its time
 //! anew. The next one is rung when that one has left or waits for another limiter. If permits come
 //! later, a composite finds its later time at its former one. A change also rings the first
-//! [`RUNG`] seats at once, so that their composites refuse the waiters that it makes too late. So
-//! no event rings all seats.
+//! [`RUNG`] seats at once, so that their composites refuse the waiters that it makes too late. Only
+//! shadow mode rings all seats, once when it begins, so many at a time: each composite finds a time
+//! without this limiter. Later seats are told that it is due at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -361,9 +362,13 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         deferred.rechecks.extend(first.filter_map(|seat| seat.shared.upgrade()));
     }
 
-    /// Rings all seats.
-    pub(crate) fn ring_all(&self, deferred: &mut Deferred<C>) {
-        deferred.rechecks.extend(self.list.values().filter_map(|seat| seat.shared.upgrade()));
+    /// Rings the first seats from a place on. Returns the place from which to go on, if there are
+    /// more.
+    pub(crate) fn ring_from(&self, place: u64, deferred: &mut Deferred<C>) -> Option<u64> {
+        let mut seats = self.list.range(place..);
+        let first = seats.by_ref().take(RUNG).filter_map(|(_, seat)| seat.shared.upgrade());
+        deferred.rechecks.extend(first);
+        seats.next().map(|(place, _)| *place)
     }
 
     /// Takes a seat at this place, behind `entries` of the line.

@@ -37,9 +37,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             self.pass_all(visit);
             due = (self.len() > 0).then_some(now);
         }
-        if self.settings.shadow {
-            self.seats.ring_all(visit.deferred);
-        } else if !self.seats.is_empty() {
+        if !self.seats.is_empty() {
             let terms = Terms { rule: visit.rule, settings: &self.settings, emptied: None };
             self.seats.ring(&terms, now, visit.deferred);
         }

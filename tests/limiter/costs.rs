@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidegate::{ManualClock, Rate, RateLimiter, Request, SmoothBursty};
+use tidegate::{AllOf, ManualClock, Rate, RateLimiter, Request, SmoothBursty};
 use tokio_test::assert_pending;
 use tokio_test::task::spawn;
 
@@ -29,4 +29,36 @@ fn asked_before(waiters: usize) -> usize {
 #[test]
 fn a_request_before_others_without_a_deadline_asks_the_policy_as_often_whatever_their_number() {
     assert_eq!(asked_before(500), asked_before(5));
+}
+
+/// How often the policy of a limiter is asked when its shadow mode begins, while so many composites
+/// of it and of another limiter each wait for both.
+fn asked_by_shadow(composites: usize) -> usize {
+    let clock = ManualClock::new();
+    let policy = || SmoothBursty::new(Rate::per_hour(1));
+    let shared = RateLimiter::with_clock(Asked::new(policy()), clock.clone());
+    assert!(shared.try_acquire().is_ok());
+    let composites = (0..composites).map(|_| {
+        let other = RateLimiter::with_clock(policy(), clock.clone());
+        assert!(other.try_acquire().is_ok());
+        AllOf::new("other", &other).with("shared", &shared)
+    });
+    let composites: Vec<_> = composites.collect();
+    let mut line: Vec<_> = composites.iter().map(|all| spawn(all.acquire())).collect();
+    line.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+    let before = shared.policy().times.load(Ordering::Relaxed);
+    shared.set_shadow(true);
+    let asked = shared.policy().times.load(Ordering::Relaxed) - before;
+    // Each waits for its other limiter alone.
+    clock.advance(Duration::from_secs(3600));
+    line.iter_mut().for_each(|wait| assert!(wait.poll().is_ready()));
+    asked
+}
+
+/// Each look at the line rang all composites, and each of them looked at the line again: with 2,000
+/// composites it took a minute.
+#[test]
+fn shadow_mode_rings_each_composite_once() {
+    let (few, many) = (asked_by_shadow(100), asked_by_shadow(400));
+    assert!(many <= few * 5, "{few} and {many}");
 }
