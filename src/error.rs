@@ -208,6 +208,8 @@ pub enum PolicyError {
     NoBurst {
         /// The burst given.
         burst: u32,
+        /// The policy, as a configuration names it.
+        policy: &'static str,
     },
     /// A capacity was given to a policy without a bucket that can overflow.
     NoCapacity {
@@ -275,8 +277,8 @@ impl fmt::Display for PolicyError {
             PolicyError::WarmUp { warm_up, limit } => {
                 write!(f, "a warm-up of {} is longer than the limit of {}", Years(*warm_up), Years(*limit))
             }
-            PolicyError::NoBurst { burst } => {
-                write!(f, "a burst of {burst} was given to a policy that has no burst in permits")
+            PolicyError::NoBurst { burst, policy } => {
+                write!(f, "a burst of {burst} was given to {policy}, which has no burst in permits")
             }
             PolicyError::NoCapacity { capacity } => {
                 write!(f, "a capacity of {capacity} was given to a policy whose bucket cannot overflow")

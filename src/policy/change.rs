@@ -156,10 +156,10 @@ impl Change {
     }
 
     /// For policies without a burst in permits, and without a bucket that can overflow.
-    pub(crate) fn without_burst(self) -> Result<Change, PolicyError> {
+    pub(crate) fn without_burst(self, policy: &'static str) -> Result<Change, PolicyError> {
         match self.burst {
             None => self.without_height(),
-            Some(burst) => Err(PolicyError::NoBurst { burst }),
+            Some(burst) => Err(PolicyError::NoBurst { burst, policy }),
         }
     }
 

@@ -78,7 +78,7 @@ impl Policy for DenyAll {
 
     /// Changes nothing.
     fn change(&self, _state: &(), _at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        change.without_burst().map(|_| u64::MAX)
+        change.without_burst("deny_all").map(|_| u64::MAX)
     }
 
     fn rate(&self) -> Rate {

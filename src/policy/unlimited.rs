@@ -77,7 +77,7 @@ impl Policy for Unlimited {
 
     /// Changes nothing.
     fn change(&self, _state: &(), _at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        change.without_burst().map(|_| u64::MAX)
+        change.without_burst("unlimited").map(|_| u64::MAX)
     }
 
     fn rate(&self) -> Rate {

@@ -63,9 +63,12 @@ fn an_error_changes_nothing() -> Result<(), Refusal> {
     let keys = KeyedRateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1)), 10, ManualClock::new());
     keys.try_acquire(&1)?;
     let change = Change::rate(Rate::per_second(10)).burst(5);
-    assert_eq!(keys.change_all(change), Err(PolicyError::NoBurst { burst: 5 }));
+    assert_eq!(keys.change_all(change), Err(PolicyError::NoBurst { burst: 5, policy: "smooth_bursty" }));
     assert_eq!(keys.try_acquire(&1).map(drop), limited(SECOND));
-    assert_eq!(keys.limiter(&1)?.change(change), Err(PolicyError::NoBurst { burst: 5 }));
+    assert_eq!(
+        keys.limiter(&1)?.change(change),
+        Err(PolicyError::NoBurst { burst: 5, policy: "smooth_bursty" })
+    );
     assert!(!keys.limiter(&1)?.policy().is_own(), "nothing was changed for this key");
     Ok(())
 }

@@ -315,7 +315,10 @@ fn a_change_is_for_the_first_policy() -> Result<(), PolicyError> {
     policy.change(&state, Nanos::ZERO, Change::only_burst(15))?;
     assert_eq!(policy.status(&state, Nanos::ZERO).limit, 15);
     let refused = policy.change(&state, Nanos::ZERO, Change::only_burst(5).part(1));
-    assert_eq!(refused, Err(PolicyError::NoBurst { burst: 5 }));
+    let error = PolicyError::NoBurst { burst: 5, policy: "fixed_window" };
+    assert_eq!(refused, Err(error));
+    let told = "a burst of 5 was given to fixed_window, which has no burst in permits";
+    assert_eq!(error.to_string(), told);
     policy.set_rate(&state, Nanos::ZERO, Rate::per_second(2));
     assert_eq!((policy.rate(), policy.second().rate()), (Rate::per_second(2), Rate::per_minute(20)));
     let refilled = Change::default().keep(Keep::Nothing).part(0);

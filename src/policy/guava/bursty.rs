@@ -435,7 +435,7 @@ impl Policy for SmoothBursty {
     }
 
     fn change(&self, state: &BurstyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        let change = change.without_burst()?;
+        let change = change.without_burst("smooth_bursty")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
         let new = Interval::new(rate);
         let at = ticks::from_nanos(at);

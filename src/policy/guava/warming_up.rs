@@ -642,7 +642,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        let change = change.without_burst()?;
+        let change = change.without_burst("smooth_warming_up")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
         let new = Interval::new(rate);
         let at = ticks::from_nanos(at);

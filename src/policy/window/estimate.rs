@@ -507,7 +507,7 @@ impl Policy for SlidingEstimate {
     }
 
     fn change(&self, state: &EstimateState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        let change = change.without_burst()?;
+        let change = change.without_burst("sliding_estimate")?;
         let keep = change.keep.unwrap_or(Keep::Count);
         self.window.change(&state.word, change.rate, |content, old, new| {
             Self::converted(content, stamp(at), old, new, keep)

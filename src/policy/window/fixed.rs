@@ -430,7 +430,7 @@ impl Policy for FixedWindow {
     }
 
     fn change(&self, state: &FixedState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        let change = change.without_burst()?;
+        let change = change.without_burst("fixed_window")?;
         let keep = change.keep.unwrap_or(Keep::Count);
         self.window.change(&state.word, change.rate, |content, old, new| {
             self.converted(content, stamp(at), old, new, keep)

@@ -403,7 +403,7 @@ impl Policy for SlidingWindow {
     }
 
     fn change(&self, state: &SlidingState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        let change = change.without_burst()?;
+        let change = change.without_burst("sliding_window")?;
         let (keep, at) = (change.keep.unwrap_or(Keep::Count), stamp(at));
         let _giving = state.cells.giving();
         self.window.change(&state.cells.head, change.rate, |content, old, new| {

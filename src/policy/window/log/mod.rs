@@ -356,7 +356,7 @@ impl Policy for SlidingLog {
     }
 
     fn change(&self, state: &LogState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        let change = change.without_burst()?;
+        let change = change.without_burst("sliding_log")?;
         if change.keep == Some(Keep::Nothing) {
             state.reset();
         }
