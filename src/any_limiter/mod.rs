@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
 use crate::grant::Grant;
+use crate::limiter::Pause;
 
 /// A handle to a limiter of any kind: any policy, clock and key, several limits at once, or a
 /// limiter of another crate.
@@ -101,12 +102,12 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// A snapshot of the limiter. A single limiter is its own only member, with the name `limit`.
     fn status(&self) -> AllStatus;
 
-    /// Grants nothing for the time `span` from now.
+    /// Grants nothing until the [end](Pause::end) of the pause.
     ///
     /// # Errors
     ///
     /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room.
-    fn pause_for(&self, span: Duration) -> Result<(), AllRefusal>;
+    fn pause(&self, pause: Pause) -> Result<(), AllRefusal>;
 
     /// Ends a pause. Returns whether there was one.
     fn resume(&self) -> bool;
@@ -278,7 +279,33 @@ impl AnyLimiter {
     /// An [`AllRefusal`] if the limiter is a key for which there is no room. Then nothing is
     /// paused.
     pub fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
-        self.0.pause_for(span)
+        self.pause(Pause::lasting(span))
+    }
+
+    /// Grants nothing until the end of the pause, which says what the limiter has afterwards. See
+    /// [`RateLimiter::pause`](crate::RateLimiter::pause).
+    ///
+    /// # Errors
+    ///
+    /// As [`pause_for`](AnyLimiter::pause_for).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{AnyLimiter, ManualClock, Pause, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let any = AnyLimiter::from(RateLimiter::with_clock(policy, clock.clone()));
+    /// any.pause(Pause::lasting(Duration::from_secs(1)).keep_stock())?;
+    /// assert!(any.try_acquire().is_err());
+    /// clock.advance(Duration::from_secs(1));
+    /// assert!(any.try_acquire_many(10).is_ok());
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        self.0.pause(pause)
     }
 
     /// Ends a pause. Returns whether there was one.

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::hash::Hash;
-use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
 use crate::any_limiter::single::{Single, alone, charged, check_name, status_of};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
 use crate::clock::{DefaultClock, Timer};
 use crate::keyed::KeyedRateLimiter;
+use crate::limiter::Pause;
 use crate::policy::{Policy, TokenBucket};
 
 /// One key of a [`KeyedRateLimiter`] as a [`Limiter`]: each call looks the key up, so that a key
@@ -66,8 +66,8 @@ where
         status_of(self.keys.status(&self.key))
     }
 
-    fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
-        self.keys.limiter(&self.key)?.pause_for(span);
+    fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        self.keys.limiter(&self.key)?.pause(pause);
         Ok(())
     }
 

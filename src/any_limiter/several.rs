@@ -8,6 +8,7 @@ use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, A
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
 use crate::clock::Timer;
 use crate::grant::Grant;
+use crate::limiter::Pause;
 use crate::time::Nanos;
 
 impl<C: Timer> Limiter for AllOf<C> {
@@ -31,8 +32,8 @@ impl<C: Timer> Limiter for AllOf<C> {
         AllOf::status(self)
     }
 
-    fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
-        AllOf::pause_for(self, span);
+    fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        AllOf::pause(self, pause);
         Ok(())
     }
 

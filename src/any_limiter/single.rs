@@ -8,7 +8,7 @@ use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
 use crate::clock::Timer;
 use crate::grant::Grant;
-use crate::limiter::{RateLimiter, Reservation};
+use crate::limiter::{Pause, RateLimiter, Reservation};
 use crate::policy::Policy;
 use crate::request::Request;
 use crate::status::Status;
@@ -66,8 +66,8 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
         status_of(RateLimiter::status(self))
     }
 
-    fn pause_for(&self, span: Duration) -> Result<(), AllRefusal> {
-        RateLimiter::pause_for(self, span);
+    fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        RateLimiter::pause(self, pause);
         Ok(())
     }
 

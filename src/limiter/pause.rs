@@ -76,8 +76,16 @@ impl Pause {
         Pause { keeps_stock: true, ..self }
     }
 
-    /// The end, by a clock that shows `now`.
-    pub(crate) fn end(&self, now: Nanos) -> Nanos {
+    /// Tells whether the pause [keeps the stock](Pause::keep_stock).
+    #[must_use]
+    pub fn keeps_stock(&self) -> bool {
+        self.keeps_stock
+    }
+
+    /// Tells the end, by a clock that shows `now`, for a [`Limiter`](crate::Limiter) of another
+    /// crate. Each call draws the [jitter](Pause::jitter) anew.
+    #[must_use]
+    pub fn end(&self, now: Nanos) -> Nanos {
         let end = match self.end {
             End::After(span) => now.saturating_add(Nanos::from_duration(span)),
             End::At(time) => time,

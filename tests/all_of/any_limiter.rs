@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate::{
     AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation,
-    CountingLimit, Limiter, ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket,
+    CountingLimit, Limiter, ManualClock, Pause, Rate, RateLimiter, Refusal, Request, TokenBucket,
 };
 
 fn bucket(rate: u64, burst: u32, clock: &ManualClock) -> RateLimiter<TokenBucket, ManualClock> {
@@ -289,7 +289,7 @@ impl Limiter for Foreign {
         AnyLimiter::from(bucket(1, 1, &ManualClock::new())).status()
     }
 
-    fn pause_for(&self, _: Duration) -> Result<(), AllRefusal> {
+    fn pause(&self, _: Pause) -> Result<(), AllRefusal> {
         Ok(())
     }
 
