@@ -111,7 +111,7 @@ impl Reader {
         let mut groups = Groups::new(numbers, clock);
         let mut limits = Vec::new();
         let mut retry_after: Option<When> = None;
-        let mut marked = false;
+        let (mut marked, mut is_global) = (false, false);
         let (mut reason, mut scope) = (None, None);
         let mut names = 0;
         for (header, value) in headers {
@@ -132,9 +132,7 @@ impl Reader {
                 }
                 Field::Mark if is_true(value) => {
                     marked = true;
-                    if header.as_str().ends_with("-global") {
-                        scope = Some("global".to_owned());
-                    }
+                    is_global |= header.as_str().ends_with("-global");
                     reason =
                         reason.or_else(|| Some(value.to_owned()).filter(|v| v != "true" && v.len() <= 128));
                 }
@@ -150,6 +148,8 @@ impl Reader {
         limits.append(&mut groups.finish(retry_after));
         limits.truncate(MOST_LIMITS);
 
+        // A scope that is told by its name counts more.
+        let scope = scope.or_else(|| is_global.then(|| "global".to_owned()));
         let exhausted = limits.iter().any(super::ServerLimit::is_exhausted);
         let refused = match status.as_u16() {
             420 | 429 => true,
