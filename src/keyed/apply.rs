@@ -14,7 +14,8 @@ impl<K: Hash + Eq, C: Timer + Clone> KeyedRateLimiter<K, AnyPolicy, C> {
     /// All of the configuration is applied, or nothing: a configuration that no
     /// [`Change`](crate::Change) [leads to](PolicyConfig::change_to) is an error. In contrast to
     /// [`RateLimiter::apply`](crate::RateLimiter::apply), keys do not change the kind of their
-    /// policy.
+    /// policy. To change the kind, give all keys one [plan](KeyedRateLimiter::with_plans) and
+    /// [replan](KeyedRateLimiter::replan).
     ///
     /// # Errors
     ///
