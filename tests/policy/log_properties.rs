@@ -242,3 +242,74 @@ proptest! {
         }
     }
 }
+
+/// A log of eight permits in 100 ns after some takes, of which some are undone, and the time.
+fn log_with(acts: &[(u64, u32, bool)]) -> (SlidingLog, <SlidingLog as Policy>::State, u64) {
+    let policy = SlidingLog::new(Rate::new(8, Duration::from_nanos(100)).expect("whole"));
+    let (state, mut now) = (policy.start(Nanos::ZERO), 1000);
+    for &(passed, n, is_undone) in acts {
+        now += passed;
+        let at = Nanos::new(now);
+        if let Ok(charge) = policy.try_acquire(&state, at, n)
+            && is_undone
+        {
+            policy.undo(&state, at, charge, u64::MAX);
+        }
+    }
+    (policy, state, now)
+}
+
+fn some_takes() -> impl Strategy<Value = Vec<(u64, u32, bool)>> {
+    vec((0..40u64, 1..9u32, prop::bool::weighted(0.3)), 0..30)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn each_of_several_requests_is_granted_when_a_log_foresees_it(
+        acts in some_takes(), sizes in vec(1..9u32, 1..8),
+    ) {
+        let (policy, state, now) = log_with(&acts);
+        let mut forecast = policy.forecast(&state, Nanos::new(now));
+        let dues: Vec<_> = sizes.iter().map(|n| policy.foresee(&state, &mut forecast, *n)).collect();
+        let mut before = Nanos::new(now);
+        for (n, due) in sizes.into_iter().zip(dues) {
+            if due > before {
+                let early = policy.try_acquire(&state, Nanos::new(due.as_u64() - 1), n);
+                prop_assert_eq!(early.map(drop), Err(Refusal::Limited { retry_after: Nanos::new(1) }));
+            }
+            prop_assert!(policy.try_acquire(&state, due, n).is_ok(), "{n} at {due}");
+            before = due;
+        }
+    }
+
+    #[test]
+    fn what_a_grant_left_is_the_status_before_the_grants_after_it(
+        acts in some_takes(), later in vec(1..5u32, 0..6),
+    ) {
+        let (policy, state, now) = log_with(&acts);
+        let at = Nanos::new(now);
+        if let Ok(charge) = policy.try_acquire(&state, at, 1) {
+            let then = policy.status(&state, at);
+            for n in later {
+                let _ = policy.try_acquire(&state, at, n);
+            }
+            let left = policy.left(&state, charge, at);
+            prop_assert_eq!((left.limit, left.available), (then.limit, then.available));
+            prop_assert_eq!(left.next_at, then.next_at);
+        }
+    }
+}
+
+#[test]
+fn a_limit_is_cut_to_the_room_of_a_log() {
+    let policy = SlidingLog::new(Rate::per_second(8)).with_capacity(12).expect("few");
+    let state = policy.start(Nanos::ZERO);
+    policy.set_rate(&state, Nanos::ZERO, Rate::per_second(20));
+    assert_eq!(policy.status(&state, Nanos::ZERO).available, 12);
+    assert_eq!(policy.check(13), Err(Refusal::ExceedsLimit { requested: 13, limit: 12 }));
+    assert!(policy.try_acquire(&state, Nanos::ZERO, 12).is_ok());
+    assert!(policy.try_acquire(&state, Nanos::ZERO, 1).is_err());
+    assert_eq!([1, 5].map(|n| policy.weight(n)), [1, 5]);
+}
