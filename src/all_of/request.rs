@@ -94,7 +94,8 @@ impl<'a> AllRequest<'a> {
 
     /// What it asks of a limiter that has no members, or of each member that is not named.
     pub(crate) fn as_request(&self) -> Request {
-        Request { permits: self.others.unwrap_or(1), ..self.request }
+        // Not a request for up to one where it asks for none.
+        self.request.at_least(self.others.unwrap_or(1))
     }
 
     /// The costs that were named, in order.
