@@ -257,12 +257,25 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             entered.into_iter().for_each(Entered::keep);
             Ok(())
         });
-        if let Err(refusal) = answer {
+        if let Err(refusal) = answer.and_then(|()| self.kept(&mut this.wait)) {
             // In shadow mode the request passes, and has nothing to claim.
             this.wait.stage = Stage::Done;
             self.tell(&this.wait.ask, Nanos::ZERO, Err(refusal))?;
         }
         Ok(this.release())
+    }
+
+    /// Refuses a new place that can no longer be served in time: another request took the permits
+    /// without the lock, between the look and the charge.
+    fn kept(&self, wait: &mut Waiting<R::Ask>) -> Result<(), Refusal> {
+        let Stage::Queued(key) = wait.stage else { return Ok(()) };
+        if !lock(&self.line).was_refused(key) {
+            return Ok(());
+        }
+        match self.collect(wait, key, self.clock.now()) {
+            Some(Err(refusal)) => Err(self.refused_now(wait, refusal)),
+            _ => Ok(()),
+        }
     }
 
     /// Makes a waiter rely on the alarm of its event loop, of which it has `lost` so many before.

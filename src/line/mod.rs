@@ -434,6 +434,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         matches!(state, State::Granted(_)) && !matches!(woken_by, WokenBy::Nobody)
     }
 
+    /// Whether an entry was refused, and its request has still to learn it.
+    pub(crate) fn was_refused(&self, key: u32) -> bool {
+        matches!(self.entries[key as usize].state, State::Refused(_))
+    }
+
     /// Takes the answer out of an entry and removes it, if its wait is over.
     ///
     /// Another entry may get the key after that, so no foreign code may run before the future has
