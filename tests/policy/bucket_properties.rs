@@ -261,6 +261,8 @@ struct Pair<'a, P: Policy<State = BucketState>> {
     came_in: i128,
     /// The largest that the bucket was.
     fullest: i128,
+    /// What it may have more by documented rounding, in parts.
+    rounded: i128,
 }
 
 fn exact(at: Nanos) -> i128 {
@@ -272,8 +274,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         let now = Nanos::new(u64::try_from(model.at)?);
         let mut model = model;
         model.at = model.clock(exact(now));
-        let fullest = model.full() + model.more;
-        Ok(Pair { policy, state: policy.start(now), model, now, log: Vec::new(), came_in: 0, fullest })
+        let (state, fullest, rounded) = (policy.start(now), model.full(), model.more);
+        Ok(Pair { policy, state, model, now, log: Vec::new(), came_in: 0, fullest, rounded })
     }
 
     fn go_to(&mut self, now: Nanos) {
@@ -449,15 +451,15 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 let change = Change::rate(flow.rate()?).burst(burst).keep(keep);
                 self.policy.change(&self.state, self.now, change)?;
                 self.model.change(at, flow, burst, keep);
-                self.fullest = self.fullest.max(self.model.full() + self.model.more);
+                self.fullest = self.fullest.max(self.model.full());
                 // Whole permits in stock are kept whole, so each may be rounded up by a tick.
-                self.fullest += i128::from(burst) * self.model.kept.tick();
+                self.rounded = self.rounded.max(self.model.more) + i128::from(burst) * self.model.kept.tick();
                 prop_assert_eq!(self.policy.rate(), flow.rate()?);
                 // A share of more, or a new bucket, is a new beginning.
                 if keep != Keep::Count {
                     self.bounded()?;
                     self.log.clear();
-                    self.fullest = self.model.full() + self.model.more;
+                    (self.fullest, self.rounded) = (self.model.full(), self.model.more);
                 }
             }
         }
@@ -475,7 +477,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                     true => self.fullest.max(first.permits * PARTS),
                     false => self.fullest,
                 };
-                let most = fullest + last.came_in - first.came_in;
+                let most = fullest + self.rounded + last.came_in - first.came_in;
                 prop_assert!(permits * PARTS <= most || last.permits < 0, "{permits} permits, {most} parts");
             }
         }
