@@ -50,6 +50,7 @@ pub trait LimitStream: Stream + Sized {
             inner: self,
             ended: false,
             item: None,
+            asked: false,
             wait: None,
             limiter: limiter.into(),
             cost: |_| Request::permits(1),
@@ -87,8 +88,9 @@ pin_project! {
         inner: S,
         // The inner stream has ended. It is not polled again.
         ended: bool,
-        // The item that waits, and its wait.
+        // The item that waits, whether its cost is known, and its wait.
         item: Option<S::Item>,
+        asked: bool,
         wait: Option<AcquireAny>,
         limiter: AnyLimiter,
         cost: F,
@@ -97,7 +99,7 @@ pin_project! {
 
 impl<S: Stream, F> LimitedStream<S, F> {
     /// Asks for this cost of each item: a number of permits, or a [`Request`]. An item of cost 0 is
-    /// yielded at once.
+    /// yielded at once. If the function panics, the next poll asks it again for the same item.
     ///
     /// Call it before the stream is polled: an item that waits keeps its cost.
     ///
@@ -126,8 +128,8 @@ impl<S: Stream, F> LimitedStream<S, F> {
         G: FnMut(&S::Item) -> R,
         R: Into<Request>,
     {
-        let LimitedStream { inner, ended, item, wait, limiter, .. } = self;
-        LimitedStream { inner, ended, item, wait, limiter, cost }
+        let LimitedStream { inner, ended, item, asked, wait, limiter, .. } = self;
+        LimitedStream { inner, ended, item, asked, wait, limiter, cost }
     }
 
     /// The inner stream.
@@ -169,11 +171,15 @@ where
                 *this.ended = true;
                 return Poll::Ready(None);
             };
-            let request: Request = (this.cost)(&item).into();
+            // Kept before its cost is known, so that a cost that panics loses no item.
+            (*this.item, *this.asked) = (Some(item), false);
+        }
+        if let (Some(item), false) = (&this.item, *this.asked) {
+            let request: Request = (this.cost)(item).into();
             if request.permits > 0 {
                 *this.wait = Some(this.limiter.acquire_many(AllRequest::from(request)));
             }
-            *this.item = Some(item);
+            *this.asked = true;
         }
         let answer = match this.wait {
             Some(wait) => ready!(Pin::new(wait).poll(context)).map(drop),

@@ -11,7 +11,7 @@
 //! | then | pays for what came | writes it |
 //! | waits | before the next read | before the write |
 //! | peer is silent, or takes less | holds no permits | gives back what the peer did not take |
-//! | bytes in any span | what the policy states, and a chunk | what the policy states |
+//! | bytes in any span | what the policy states, and a chunk of each reader | what the policy states, and a chunk of each writer whose task runs late |
 
 mod read;
 mod write;

@@ -88,6 +88,13 @@ use crate::time::Nanos;
 /// [reset](Change::reset) is for both. [`Policy::rate`] is that of the first one. Refunds and
 /// debits are for both.
 ///
+/// # Pauses
+///
+/// In a pause nothing passes, but both policies go on in real time. At its end the grants are spaced
+/// by the rate of the *first* policy, until that one would be full. So give the policy with the lower
+/// rate first: with the other order, permits of the second one that came in during the pause may pass
+/// at the rate of the first. With [`keep_stock`](crate::Pause::keep_stock), what came in is kept, too.
+///
 /// # Costs
 ///
 /// A decision costs a look at both policies and what it costs to take from both. It takes no lock,

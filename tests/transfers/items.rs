@@ -200,3 +200,19 @@ fn several_limits_count_each_item() {
     assert_eq!(items.count().now_or_never(), Some(2));
     assert_eq!((second.status().available, minute.status().available), (0, 1));
 }
+
+#[test]
+fn a_cost_that_panics_loses_no_item() {
+    let (limiter, _) = bucket(10, 2);
+    let mut asked = 0;
+    let cost = |_: &i32| {
+        asked += 1;
+        assert!(asked != 2, "a foreign panic");
+        1
+    };
+    let mut items = spawn(stream::iter([1, 2]).rate_limited(limiter).cost(cost));
+    assert_eq!(item(items.poll_next()), Some(1));
+    let poll = std::panic::AssertUnwindSafe(|| items.poll_next());
+    assert!(std::panic::catch_unwind(poll).is_err());
+    assert_eq!(item(items.poll_next()), Some(2));
+}
