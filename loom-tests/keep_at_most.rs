@@ -127,7 +127,8 @@ fn a_log_is_lowered_in_one_step() {
 /// the first stays.
 #[test]
 fn two_policies_are_lowered_by_as_much() {
-    fn check(act: fn(&Both<TokenBucket, TokenBucket>, &<Both<TokenBucket, TokenBucket> as Policy>::State)) {
+    type Two = Both<TokenBucket, TokenBucket>;
+    fn check(act: fn(&Two, &<Two as Policy>::State)) {
         model_up_to(3, move || {
             let policy = Arc::new(token_bucket().and(TokenBucket::new(five(), 8)));
             let state = Arc::new(policy.start(Nanos::ZERO));
