@@ -52,3 +52,36 @@ fn broken_a_key_is_not_forgotten_under_a_permit() {
         }
     });
 }
+
+/// A new key comes while the limit is closed: it is not added, or its limit is closed, too.
+fn closing_against_a_new_key(close: fn(&Keys)) {
+    model(move || {
+        let keys = keys();
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || keys.limit(&1))
+        };
+        close(&keys);
+        let limit = other.join().expect("no panic");
+        assert!(limit.is_err() || limit.is_ok_and(|limit| limit.is_closed()), "an open key stays");
+    });
+}
+
+#[test]
+fn no_key_stays_open() {
+    closing_against_a_new_key(|keys| assert!(keys.close()));
+}
+
+/// The broken twin: raises the flag after it has looked at the keys.
+#[test]
+#[should_panic = "an open key stays"]
+fn broken_no_key_stays_open() {
+    closing_against_a_new_key(|keys| {
+        let table = keys.table();
+        let limits: Vec<_> = lock(&table.shards[0]).keys.iter().map(|(_, limit)| limit.clone()).collect();
+        for limit in limits {
+            limit.close();
+        }
+        table.raise_closed();
+    });
+}

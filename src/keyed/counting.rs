@@ -46,7 +46,7 @@ use super::table::{Counted, SEARCH, SMALL};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::line::deferred::{go_on, run, run_in_drop};
-use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
 /// The most shards.
 const MOST_SHARDS: usize = 64;
@@ -117,6 +117,8 @@ pub(crate) struct Limits<K> {
     /// The number of keys, including keys that are being added.
     count: AtomicUsize,
     max_keys: usize,
+    /// Raised before the locks of all shards are taken, and read under the lock of one.
+    closed: AtomicBool,
     /// The number of searches for room so far. Each search starts at another place.
     hand: AtomicUsize,
     of: Arc<LimitOf<K>>,
@@ -405,6 +407,34 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.limits.replan();
     }
 
+    /// Ends this limit: it grants no more permits of any key. All requests that wait, and all later
+    /// ones, are refused at once with [`Refusal::Closed`]. Permits that are out stay out. Returns
+    /// whether the limit was open.
+    ///
+    /// A request that overlaps with this call may be granted: it came first.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{KeyedCountingLimit, Refusal};
+    ///
+    /// let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(2, 1000);
+    /// let permit = calls.try_acquire("alice")?;
+    /// assert!(calls.close());
+    /// assert_eq!(calls.try_acquire("alice").unwrap_err(), Refusal::Closed);
+    /// assert_eq!(calls.try_acquire("bob").unwrap_err(), Refusal::Closed);
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn close(&self) -> bool {
+        self.limits.close()
+    }
+
+    /// Whether the limit was [closed](KeyedCountingLimit::close).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.limits.is_closed()
+    }
+
     /// Returns how many permits of a key a request would find now: 0 while other requests wait for
     /// it. This call does not add the key.
     #[must_use]
@@ -415,6 +445,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     {
         let hash = self.limits.hash_of(key);
         let found = lock(self.limits.shard(hash)).keys.find(hash, key).map(CountingLimit::available);
+        let found = found.or(self.is_closed().then_some(0));
         found.unwrap_or_else(|| (self.limits.of)(&key.to_owned()))
     }
 
@@ -474,6 +505,7 @@ enum Step {
     Key(u64),
     /// The table is full.
     Room,
+    Closed,
 }
 
 impl<K: Hash + Eq> Limits<K> {
@@ -484,6 +516,7 @@ impl<K: Hash + Eq> Limits<K> {
             shards: (0..shards).map(|_| shard()).collect(),
             count: AtomicUsize::new(0),
             max_keys,
+            closed: AtomicBool::new(false),
             hand: AtomicUsize::new(0),
             of,
         }
@@ -517,6 +550,7 @@ impl<K: Hash + Eq> Limits<K> {
                     let limit = CountingLimit::new((self.of)(&key));
                     new = Some(NewKey { key, limit, version });
                 }
+                Step::Closed => break Err(Refusal::Closed),
                 Step::Room => {
                     tries += 1;
                     if tries > TRIES || !self.make_room(&mut removed) {
@@ -543,6 +577,10 @@ impl<K: Hash + Eq> Limits<K> {
         let mut shard = lock(self.shard(hash));
         if let Some(limit) = shard.keys.find(hash, key) {
             return Step::Done(limit.clone());
+        }
+        // A call that closes looks at this shard later, or the flag is seen here.
+        if self.is_closed() {
+            return Step::Closed;
         }
         // Truncation is harmless: any place will do.
         #[allow(clippy::cast_possible_truncation)]
@@ -609,6 +647,35 @@ impl<K: Hash + Eq> Limits<K> {
             self.count.fetch_sub(1, Ordering::Relaxed);
             shard.keys.shrink(|key| self.hash_of(key));
         }
+    }
+
+    fn is_closed(&self) -> bool {
+        // Relaxed: where it decides, the lock of a shard orders it.
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Lets no new key in. Returns whether one could come in before.
+    pub(crate) fn raise_closed(&self) -> bool {
+        !self.closed.swap(true, Ordering::Relaxed)
+    }
+
+    /// Refuses all keys from now on. Returns whether the limit was open.
+    fn close(&self) -> bool {
+        let was_open = self.raise_closed();
+        let mut panic = None;
+        for shard in &self.shards {
+            // Closed without the lock, since that wakes tasks.
+            let limits: Vec<_> = lock(shard).keys.iter().map(|(_, limit)| limit.clone()).collect();
+            for limit in limits {
+                run(&mut panic, || limit.close());
+            }
+            // A last user that left meanwhile has found a reference of this call.
+            let mut removed = Vec::new();
+            self.forget(&mut lock(shard), 0, usize::MAX, &mut removed);
+            run(&mut panic, || drop_all(removed));
+        }
+        go_on(panic);
+        was_open
     }
 
     /// See [`KeyedCountingLimit::replan`].

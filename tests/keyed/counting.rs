@@ -137,6 +137,49 @@ fn a_handle_keeps_its_key_until_it_is_gone() -> Result<(), Refusal> {
 }
 
 #[test]
+fn a_closed_limit_refuses_all_keys_and_forgets_them() -> Result<(), Refusal> {
+    let keys = Keys::new(1, 10);
+    let held = (keys.try_acquire(&1)?, keys.limit(&2)?);
+    let mut wait = spawn(keys.acquire(&1));
+    assert_pending!(wait.poll());
+    assert!(keys.close() && keys.is_closed());
+    assert!(wait.is_woken());
+    assert_eq!(assert_ready!(wait.poll()).err(), Some(Refusal::Closed));
+    for key in [1, 2, 3] {
+        assert_eq!(keys.try_acquire(&key).err(), Some(Refusal::Closed));
+        assert_eq!(keys.available(&key), 0);
+    }
+    assert_eq!(held.1.try_acquire().err(), Some(Refusal::Closed), "a handle from before");
+    drop((held, wait));
+    assert_eq!(keys.len(), 1, "a handle leaves its key until there is no room");
+    assert!(!keys.close(), "it was closed before");
+    Ok(())
+}
+
+#[test]
+fn no_thread_waits_for_a_closed_limit() {
+    for round in 0..100 {
+        let keys = Keys::new(1, 10);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let keys = keys.clone();
+                scope.spawn(move || {
+                    for key in (0..3).cycle().skip(thread + round) {
+                        match keys.blocking_acquire(&key) {
+                            Ok(permit) => drop(permit),
+                            Err(refusal) => return assert_eq!(refusal, Refusal::Closed),
+                        }
+                    }
+                });
+            }
+            keys.close();
+            assert_eq!(keys.try_acquire(&7).err(), Some(Refusal::Closed));
+        });
+        assert!(keys.is_empty());
+    }
+}
+
+#[test]
 fn replan_changes_the_limits_of_keys_in_use() -> Result<(), Refusal> {
     let limit = Arc::new(AtomicU32::new(1));
     let of = limit.clone();
