@@ -36,6 +36,29 @@ fn users_and_all() -> (Users, Bucket, KeyedAllOf<str, ManualClock>, ManualClock)
 }
 
 #[test]
+fn once_closed_it_refuses_all_keys() {
+    let (users, all, api, clock) = users_and_all();
+    let other = api.clone();
+    assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
+    let mut wait = spawn(api.acquire("alice"));
+    assert_pending!(wait.poll());
+    assert!(other.close() && !api.close() && api.is_closed());
+    assert!(wait.is_woken());
+    let closed = |refusal: AllRefusal| refusal.refusal() == Some(Refusal::Closed);
+    assert!(closed(assert_ready_err!(wait.poll())));
+    for user in ["alice", "bob"] {
+        assert!(closed(api.try_acquire(user).expect_err("closed")));
+        assert!(closed(api.reserve(user, 1).expect_err("closed")));
+        assert!(closed(assert_ready_err!(spawn(api.acquire(user)).poll())));
+        assert!(closed(assert_ready_err!(spawn(api.acquire_within(user, SECOND)).poll())));
+    }
+    drop(wait);
+    clock.advance(10 * SECOND);
+    assert!(users.try_acquire("alice").is_ok() && all.try_acquire().is_ok(), "members stay open");
+    assert!(closed(api.try_acquire("alice").expect_err("closed")));
+}
+
+#[test]
 fn users_do_not_hold_each_other_up_and_one_user_is_served_in_order() {
     let (users, all, api, clock) = users_and_all();
     assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());

@@ -12,7 +12,8 @@ use std::sync::{Arc, Weak};
 use crate::all_of::all::All;
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
-use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+use crate::line::deferred::{go_on, run};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
 /// The numbers of the limiters that a key has.
 pub(crate) type Numbers = Box<[u64]>;
@@ -25,11 +26,36 @@ pub(crate) struct Composites<C: Timer> {
     table: Mutex<BTreeMap<Numbers, Weak<Composite<C>>>>,
     /// How many are in the table, or about to be.
     len: AtomicUsize,
+    /// Raised before the lock of the table is taken, and read under it by a call that adds.
+    closed: AtomicBool,
 }
 
 impl<C: Timer> Composites<C> {
     pub(crate) fn new() -> Composites<C> {
-        Composites { table: Mutex::new(BTreeMap::new()), len: AtomicUsize::new(0) }
+        Composites {
+            table: Mutex::new(BTreeMap::new()),
+            len: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Closes all composites, also those to come. Returns whether they were open.
+    pub(crate) fn close(&self) -> bool {
+        let was_open = !self.closed.swap(true, Ordering::Relaxed);
+        let composites: Vec<_> = lock(&self.table).values().filter_map(Weak::upgrade).collect();
+        // Without the lock, since closing wakes tasks, and dropping the last handle takes the lock.
+        let mut panic = None;
+        for composite in composites {
+            run(&mut panic, || composite.close());
+            run(&mut panic, || drop(composite));
+        }
+        go_on(panic);
+        was_open
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        // Relaxed: where it decides, the lock of the table orders it.
+        self.closed.load(Ordering::Relaxed)
     }
 
     /// Whether no key is in use.
@@ -56,6 +82,12 @@ impl<C: Timer> Composites<C> {
         }
         if table.insert(numbers, Arc::downgrade(&new)).is_none() {
             self.len.fetch_add(1, Ordering::Relaxed);
+        }
+        // A call that closes finds the composite in the table, or the flag is seen here.
+        let is_closed = self.is_closed();
+        drop(table);
+        if is_closed {
+            new.close();
         }
         new
     }

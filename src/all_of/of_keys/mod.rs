@@ -559,6 +559,35 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         Ok(of(self.composites.add(numbers, all.shared)))
     }
 
+    /// Closes the composite of each key, also of those to come: all requests that wait, and all later
+    /// ones, are refused at once with [`Refusal::Closed`]. The members stay open. Returns whether it
+    /// was open.
+    ///
+    /// A request that overlaps with this call may be granted: it came first.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{KeyedAllOf, KeyedRateLimiter, Rate, Refusal, TokenBucket};
+    ///
+    /// let users: KeyedRateLimiter<String> =
+    ///     KeyedRateLimiter::new(TokenBucket::new(Rate::per_second(1), 5), 1000);
+    /// let limits: KeyedAllOf<str> = KeyedAllOf::new("user", &users);
+    /// assert!(limits.try_acquire("alice").is_ok());
+    /// limits.close();
+    /// let refusal = limits.try_acquire("alice").unwrap_err();
+    /// assert_eq!(refusal.refusal(), Some(Refusal::Closed));
+    /// ```
+    pub fn close(&self) -> bool {
+        self.composites.close()
+    }
+
+    /// Whether it was [closed](KeyedAllOf::close) itself.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.composites.is_closed()
+    }
+
     /// How many requests wait for a key, and the status of each member for this key. See
     /// [`AllOf::status`].
     #[must_use]
@@ -597,7 +626,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     /// Takes without a composite, now or not at all. `None` if that is not possible.
     fn take_now(&self, key: &Q, ask: &Weights) -> Option<Result<AllPermits, AllRefusal>> {
-        if ask.as_many.is_some() {
+        // Once all are closed, the composite of the key refuses.
+        if ask.as_many.is_some() || self.is_closed() {
             return None;
         }
         let rule = &self.common.shared.rule;
