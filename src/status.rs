@@ -15,7 +15,8 @@ pub struct Status {
     /// The most permits that can ever be available; `u64::MAX` if there is no limit.
     pub limit: u64,
     /// How many requests for one permit would succeed right now, one after the other; 0 while
-    /// requests wait, and in a pause.
+    /// requests wait in the line, and in a pause. While a request waits in an
+    /// [`AllOf`](crate::AllOf), the permits that would not delay it.
     pub available: u64,
     /// How long until a request for one permit would be granted, behind the waiters and the pause:
     /// zero if one is available, and [`Duration::MAX`] for never.

@@ -517,8 +517,12 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
                 ..status
             };
             let status = Status::new(status, self.rule.rate(), now);
+            let available = match line.len() {
+                0 if opens <= now => line.beside_seats(visit, status.available),
+                _ => 0,
+            };
             Status {
-                available: if line.len() == 0 && opens <= now { status.available } else { 0 },
+                available,
                 waiting: line.len() + line.seats.len(),
                 paused_for: opens.saturating_since(now).as_duration(),
                 ..status

@@ -15,7 +15,7 @@ use crate::line::index::block_of;
 use crate::line::pause::{Pace, Pausing};
 use crate::line::place::{end_of, priority_of};
 use crate::line::priorities::{Class, NONE};
-use crate::line::rule::Rule;
+use crate::line::rule::{OneRule, Rule};
 use crate::line::settings::{KeptShare, Settings};
 use crate::line::sizes::Sizes;
 use crate::line::visit::{Demand, Visit};
@@ -347,6 +347,29 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         };
         self.memo.set(Some(aside.unwrap_or(memo)));
         due
+    }
+}
+
+impl<R: OneRule<C>, C: Timer> Line<R, C> {
+    /// How many requests for one permit would get one now, one after the other, where so many are
+    /// available, no request is in line and composites may hold seats.
+    pub(crate) fn beside_seats(&self, visit: &Visit<'_, R, C>, available: u64) -> u64 {
+        if self.seats.is_empty() {
+            return available;
+        }
+        let (&Visit { rule, now, .. }, mut one) = (visit, 0);
+        rule.add(&mut one, &1);
+        // If the last of some requests gets a permit, so do those before it.
+        let (mut least, mut most) = (0, available);
+        while least < most {
+            let n = most - (most - least) / 2;
+            let ahead = one.saturating_mul(u128::from(n - 1));
+            match self.due(rule, now, end_of(0), &ahead, &1) <= now {
+                true => least = n,
+                false => most = n - 1,
+            }
+        }
+        least
     }
 }
 

@@ -450,3 +450,35 @@ fn a_change_refuses_plain_requests_that_are_too_late_behind_composites() {
     assert_eq!(granted.count(), 50);
     assert_eq!(composites.iter().filter(|wait| wait.is_woken()).count(), 50);
 }
+
+#[test]
+fn a_member_tells_what_a_request_beside_a_seat_would_get() {
+    let clock = ManualClock::new();
+    let limiter =
+        |burst| RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), burst), clock.clone());
+    for (n, other) in [(4, 0), (4, 9), (2, 9), (3, 1), (1, 2)] {
+        let (a, b) = (limiter(4), limiter(20));
+        b.debit(20);
+        a.debit(1);
+        let both = AllOf::new("a", &a).with("b", &b);
+        let place = both.reserve([("a", n), ("b", other)]).expect("a place");
+        loop {
+            let status = a.status();
+            assert_eq!(status.waiting, 1);
+            let mut taken = 0;
+            while a.try_acquire().is_ok() {
+                taken += 1;
+                if taken == 1 {
+                    assert_eq!(status.next_in, Duration::ZERO);
+                }
+            }
+            assert_eq!(status.available, taken, "{n} {other} {status:?}");
+            if taken == 0 {
+                let refusal = a.try_acquire().expect_err("none is available");
+                assert_eq!(refusal.retry_after(), Some(status.next_in), "{n} {other} {status:?}");
+                break;
+            }
+        }
+        drop(place);
+    }
+}
