@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::all_of::counting::Counting;
-use crate::all_of::member::{Member, Span, Taken, span, time};
+use crate::all_of::member::{Member, Span, Taken, Wait, span, time};
 use crate::all_of::name::Name;
 #[cfg(feature = "keyed")]
 use crate::all_of::of_keys::Home;
@@ -207,9 +207,20 @@ impl<C: Timer> All<C> {
             }
         }
         match self.rates(ask).map(|(_, member, n)| member.look(n, ask.priority)).max() {
-            None | Some(Nanos::ZERO) => Ok(()),
-            Some(wait) => Err(limited(wait, Nanos::ZERO)),
+            None | Some(Wait { time: Nanos::ZERO, .. }) => Ok(()),
+            Some(wait) => Err(wait.refusal()),
         }
+    }
+
+    /// The member with a rate that has the permits of a request last, and how long that takes.
+    pub(super) fn last(&self, ask: &Weights) -> Option<(Wait, &Entry<C>)> {
+        let asked = self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
+        let waits = asked.filter_map(|(entry, n)| match &entry.kind {
+            Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
+            Kind::Counting(_) => None,
+        });
+        // The first of those that are ready last.
+        waits.reduce(|last, other| if other.0 > last.0 { other } else { last })
     }
 
     /// Takes from all members in their order, one inside the other, and lets the `rest` take
@@ -274,6 +285,17 @@ impl<C: Timer> Rule<C> for All<C> {
             return Err(Refusal::ZeroPermits);
         }
         self.members.iter().zip(ask.iter()).try_for_each(|(entry, n)| entry.check(*n, ask.priority))
+    }
+
+    /// A request waits for the end of a pause if the member that it waits for is paused.
+    fn told(&self, ask: &Weights, refusal: Refusal) -> Refusal {
+        match refusal {
+            Refusal::Limited { retry_after } => match self.last(ask) {
+                Some((Wait { paused: true, .. }, _)) => Refusal::Paused { retry_after },
+                Some(_) | None => refusal,
+            },
+            refusal => refusal,
+        }
     }
 
     fn permits(&self, ask: &Weights) -> u64 {

@@ -68,6 +68,24 @@ pub(crate) fn time(now: Nanos, span: Span) -> Nanos {
     Nanos::new(u64::try_from(at).unwrap_or(u64::MAX))
 }
 
+/// How long until permits are due, and whether the limiter is paused. The longer wait is the
+/// greater one; of two that are equally long, that of a paused limiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Wait {
+    pub(crate) time: Nanos,
+    pub(crate) paused: bool,
+}
+
+impl Wait {
+    pub(crate) const NONE: Wait = Wait { time: Nanos::ZERO, paused: false };
+
+    /// The refusal of a request that waits so long.
+    pub(crate) fn refusal(self) -> Refusal {
+        let retry_after = self.time;
+        if self.paused { Refusal::Paused { retry_after } } else { Refusal::Limited { retry_after } }
+    }
+}
+
 /// A limiter among several.
 pub(crate) trait Member<C: Timer>: Recheck {
     /// Whether `n` permits can ever be granted to a request of this priority.
@@ -99,7 +117,7 @@ pub(crate) trait Member<C: Timer>: Recheck {
 
     /// How long until `n` permits are due, behind all waiters. Takes no permits, and writes nothing
     /// while no request waits.
-    fn look(&self, n: u32, priority: i8) -> Nanos;
+    fn look(&self, n: u32, priority: i8) -> Wait;
 
     /// Takes so many permits for a request of this priority now, then lets the `rest` take; puts
     /// them back if it fails.
@@ -243,22 +261,20 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         self.0.number
     }
 
-    fn look(&self, n: u32, priority: i8) -> Nanos {
+    fn look(&self, n: u32, priority: i8) -> Wait {
         let shared = &self.0;
         let word = shared.gate_word.load();
         if word.has(SHADOW) {
-            return Nanos::ZERO;
+            return Wait::NONE;
         }
-        let (due, now) = if word.has_only(OBSERVED | LATE) {
+        if word.has_only(OBSERVED | LATE) {
             let now = shared.clock.now();
-            (shared.rule.ready_at(now, &0, &n), now)
-        } else {
-            shared.visit(|line, visit| {
-                let demand = Demand { ask: &n, priority };
-                (line.due_behind(visit, demand), visit.now)
-            })
-        };
-        due.saturating_since(now)
+            return Wait { time: shared.rule.ready_at(now, &0, &n).saturating_since(now), paused: false };
+        }
+        shared.visit(|line, visit| {
+            let due = line.due_behind(visit, Demand { ask: &n, priority });
+            Wait { time: due.saturating_since(visit.now), paused: line.is_paused() }
+        })
     }
 
     fn take_then(

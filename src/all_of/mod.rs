@@ -761,14 +761,9 @@ impl<C: Timer> All<C> {
         let asked = || self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
         let paused_for = self.paused_for();
         let named = match refusal {
-            Refusal::Limited { .. } | Refusal::Paused { .. } => asked()
-                .filter_map(|(entry, n)| match &entry.kind {
-                    Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
-                    Kind::Counting(_) => None,
-                })
-                // The first of the members that are ready last.
-                .reduce(|tightest, other| if other.0 > tightest.0 { other } else { tightest })
-                .filter(|(wait, _)| wait.as_duration() >= paused_for)
+            Refusal::Limited { .. } | Refusal::Paused { .. } => self
+                .last(ask)
+                .filter(|(wait, _)| wait.time.as_duration() >= paused_for)
                 .map(|(_, entry)| entry),
             Refusal::InUse { .. } => asked()
                 .find(|(entry, n)| matches!(&entry.kind, Kind::Counting(limit) if limit.available() < **n))

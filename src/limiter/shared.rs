@@ -254,12 +254,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         waited: Nanos,
         answer: Decision<Granted<R::Charge>>,
     ) -> Result<Option<Granted<R::Charge>>, Refusal> {
+        let told = |refusal| self.rule.told(ask, refusal);
         let answer = match answer {
+            Ok(Outcome::Shadow(refusal)) => Ok(Outcome::Shadow(told(refusal))),
             // Also in shadow a closed limiter refuses: what it guards has ended.
             Err(refusal) if refusal != Refusal::Closed && self.gate_word.load().has(SHADOW) => {
-                Ok(Outcome::Shadow(refusal))
+                Ok(Outcome::Shadow(told(refusal)))
             }
-            answer => answer,
+            answer => answer.map_err(told),
         };
         self.report(|events| {
             let permits = self.rule.permits(ask);

@@ -32,6 +32,12 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// Whether such a request can ever be granted.
     fn check(&self, ask: &Self::Ask) -> Result<(), Refusal>;
 
+    /// The refusal that a request is told, of the refusal by the line. Called without any lock.
+    fn told(&self, ask: &Self::Ask, refusal: Refusal) -> Refusal {
+        let _ = ask;
+        refusal
+    }
+
     /// How many permits a request asks for, to count them.
     fn permits(&self, ask: &Self::Ask) -> u64;
 

@@ -30,11 +30,47 @@ fn limited(name: &'static str, retry_after: Duration) -> AllRefusal {
     AllRefusal::Member { name: name.into(), refusal: Refusal::Limited { retry_after: retry_after.into() } }
 }
 
+fn paused(name: &'static str, retry_after: Duration) -> AllRefusal {
+    AllRefusal::Member { name: name.into(), refusal: Refusal::Paused { retry_after: retry_after.into() } }
+}
+
+#[test]
+fn the_pause_of_a_member_is_told_where_a_request_waits_for_it() {
+    let (a, b, both, _clock) = two();
+    let handle = tidegate::AnyLimiter::new(both.clone());
+    assert!(both.try_acquire().is_ok());
+    // The first one waits for `a`, which is due after the pause of `b`.
+    b.pause_for(SECOND / 2);
+    assert_eq!(both.try_acquire().err(), Some(limited("a", SECOND)));
+    b.pause_for(3 * SECOND);
+    let told = paused("b", 3 * SECOND + 100 * MS);
+    assert_eq!(both.try_acquire().err(), Some(told.clone()));
+    assert_eq!(handle.try_acquire().map(drop), Err(told.clone()));
+    assert_eq!(both.reserve(AllRequest::new().within(Duration::ZERO)).err(), Some(told.clone()));
+    assert_eq!(assert_ready!(spawn(both.acquire_within(SECOND)).poll()).err(), Some(paused("b", 2100 * MS)));
+
+    // Behind a waiter, too, and for a waiter that the pause makes too late.
+    let _place = both.reserve([]).expect("a place");
+    assert!(matches!(
+        both.try_acquire().err().and_then(|refusal| refusal.refusal()),
+        Some(Refusal::Paused { .. })
+    ));
+    let mut waiter = spawn(both.acquire_within(5 * SECOND));
+    assert_pending!(waiter.poll());
+    b.pause_for(60 * SECOND);
+    let refusal = assert_ready!(waiter.poll()).expect_err("too late").refusal();
+    assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
+    a.pause_for(70 * SECOND);
+    let refusal = both.try_acquire().expect_err("paused");
+    assert!(matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal:?}");
+    assert_eq!(refusal.member(), Some("a"));
+}
+
 #[test]
 fn a_paused_member_is_the_tightest() {
     let (a, b, both, clock) = two();
     b.pause_for(3 * SECOND);
-    assert_eq!(both.try_acquire().err(), Some(limited("b", 3 * SECOND + 100 * MS)));
+    assert_eq!(both.try_acquire().err(), Some(paused("b", 3 * SECOND + 100 * MS)));
     assert_eq!((a.status().available, b.status().paused_for), (1, 3 * SECOND));
     clock.advance(3 * SECOND + 100 * MS - Duration::from_nanos(1));
     assert_eq!(both.try_acquire().err(), Some(limited("b", Duration::from_nanos(1))));
@@ -477,7 +513,11 @@ fn a_waiter_too_late_after_a_change_of_a_member_is_refused_at_once() {
         for wait in &mut waits {
             assert!(wait.is_woken(), "{name}");
             let refusal = assert_ready!(wait.poll()).err().and_then(|refusal| refusal.refusal());
-            assert!(matches!(refusal, Some(Refusal::Limited { .. })), "{name}: {refusal:?}");
+            match refusal {
+                Some(Refusal::Paused { .. }) => assert_eq!(name, "pause"),
+                Some(Refusal::Limited { .. }) => assert_ne!(name, "pause"),
+                refusal => panic!("{name}: {refusal:?}"),
+            }
         }
     }
 }

@@ -59,6 +59,29 @@ fn once_closed_it_refuses_all_keys() {
 }
 
 #[test]
+fn the_pause_of_a_key_and_that_of_a_common_limiter_are_told() {
+    let (users, all, api, clock) = users_and_all();
+    let told = |name: &'static str, retry_after: Duration| {
+        let refusal = Refusal::Paused { retry_after: retry_after.into() };
+        Some(AllRefusal::Member { name: name.into(), refusal })
+    };
+    assert!(api.try_acquire("alice").is_ok());
+    all.pause_for(2 * SECOND);
+    // A known key, and a new one.
+    assert_eq!(api.try_acquire("alice").err(), told("all", 2100 * MS));
+    assert_eq!(api.try_acquire("bob").err(), told("all", 2100 * MS));
+    users.pause_all_for(5 * SECOND);
+    assert_eq!(api.try_acquire("alice").err(), told("user", 5500 * MS));
+    assert_eq!(api.try_acquire("bob").err(), told("user", 5500 * MS));
+    // A key with a line.
+    let _place = api.reserve("bob", []).expect("a place");
+    assert!(matches!(api.try_acquire("bob").err().and_then(|r| r.refusal()), Some(Refusal::Paused { .. })));
+    clock.advance(5 * SECOND);
+    let refusal = api.try_acquire("alice").err().and_then(|refusal| refusal.refusal());
+    assert_eq!(refusal, Some(Refusal::Limited { retry_after: (500 * MS).into() }));
+}
+
+#[test]
 fn users_do_not_hold_each_other_up_and_one_user_is_served_in_order() {
     let (users, all, api, clock) = users_and_all();
     assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());

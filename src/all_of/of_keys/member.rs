@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::all_of::all::Kind;
-use crate::all_of::member::{Handle, Member};
+use crate::all_of::member::{Handle, Member, Wait};
 use crate::clock::Timer;
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
@@ -20,7 +20,6 @@ use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::request::Request;
 use crate::status::Status;
-use crate::time::Nanos;
 
 /// A limiter of keys, of whatever policy.
 pub(crate) trait KeyedMember<Q: ?Sized, C: Timer>: Send + Sync {
@@ -44,7 +43,7 @@ pub(crate) trait KeyedMember<Q: ?Sized, C: Timer>: Send + Sync {
 pub(crate) trait InTable<Q: ?Sized> {
     /// How long until `n` permits are due, behind all waiters; or why never. Takes no permits, and
     /// adds no key.
-    fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Nanos, Refusal>;
+    fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
 
     /// Takes `n` permits now, or none. Tells no observer.
     fn take(&self, key: &Q, n: u32, priority: i8) -> Result<(), Refusal>;
@@ -143,7 +142,7 @@ where
     R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     F: Fn(&Q) -> &R + Send + Sync,
 {
-    fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Nanos, Refusal> {
+    fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let look = |policy: &P, state: &P::State, hold: Option<&Hold>| {
             policy.check(n)?;
@@ -152,7 +151,8 @@ where
                 Some(hold) => hold.due(policy, state, n),
                 None => policy.ready_at(state, now, 0, n),
             };
-            Ok(due.saturating_since(now))
+            let paused = hold.is_some_and(|hold| now < hold.opens);
+            Ok(Wait { time: due.saturating_since(now), paused })
         };
         let look_at = |line: &Line<P, C>| {
             let member = handle(line);

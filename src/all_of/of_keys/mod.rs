@@ -32,6 +32,7 @@ use std::time::Duration;
 use self::composites::{Composites, Numbers};
 use self::member::{ByKey, CountedByKey, InTable, KeyedMember, Lease};
 use crate::all_of::all::{Entry, Kind, Permits};
+use crate::all_of::member::Wait;
 use crate::all_of::name::Name;
 use crate::all_of::weights::Weights;
 use crate::all_of::{
@@ -45,7 +46,7 @@ use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::pending::Waiting;
-use crate::policy::{Policy, limited};
+use crate::policy::Policy;
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
@@ -676,22 +677,25 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             }
             None => None,
         };
-        let (mut last, mut name) = (Nanos::ZERO, None);
+        let (mut last, mut name) = (Wait::NONE, None);
         for (entry, n) in common() {
             let wait = match &entry.kind {
                 Kind::Counting(limit) if limit.available() < *n => {
                     return Err(refused(&entry.name, Refusal::InUse { limit: limit.limit() }));
                 }
-                Kind::Counting(_) => Nanos::ZERO,
+                Kind::Counting(_) => Wait::NONE,
                 Kind::Rate(member) => member.look(*n, ask.priority),
             };
-            if wait > last {
+            if wait.time > Nanos::ZERO && wait > last {
                 (last, name) = (wait, Some(&entry.name));
             }
         }
-        match of_key.filter(|(wait, _)| *wait > last).or(name.map(|name| (last, name))) {
+        match of_key
+            .filter(|(wait, _)| wait.time > Nanos::ZERO && *wait > last)
+            .or(name.map(|name| (last, name)))
+        {
             None => Ok(()),
-            Some((wait, name)) => Err(refused(name, limited(wait, Nanos::ZERO))),
+            Some((wait, name)) => Err(refused(name, wait.refusal())),
         }
     }
 
