@@ -22,7 +22,7 @@ pub struct Status {
     /// zero if one is available, and [`Duration::MAX`] for never.
     pub next_in: Duration,
     /// How long until the limiter is full, if no request takes permits and all waiters leave. In a
-    /// pause not before its end.
+    /// pause not before its end, since no permit comes in until then.
     pub full_in: Duration,
     /// How fast permits come in; [`Rate::UNLIMITED`] where it is not a rate that limits. Of two
     /// policies in one limiter, that of the first one.

@@ -134,15 +134,14 @@ impl Hold {
         }
         let at = self.time_of(policy, state, now);
         let (next_at, status) = (self.due(policy, state, 1), policy.status(state, at));
-        let full_at = status.full_at.saturating_add(now.saturating_since(at));
-        let emptied = if self.keeps_stock { self.opens } else { paced(policy, state, self.opens, u64::MAX) };
+        let (since, opens, keeps_stock) = (self.since, self.opens, self.keeps_stock);
+        let full_at = policy.full_after_pause(state, since, opens, keeps_stock).unwrap_or_else(|| {
+            let from = if keeps_stock { self.spaces(policy, state, opens) } else { Some(opens) };
+            let spaced = from.map_or(opens, |from| paced(policy, state, from, u64::MAX));
+            status.full_at.max(spaced).max(opens)
+        });
         let most = if now < self.opens { 0 } else { came_in(policy, self.opens, now) };
-        let status = PolicyStatus {
-            available: status.available.min(most),
-            next_at,
-            full_at: full_at.max(emptied),
-            ..status
-        };
+        let status = PolicyStatus { available: status.available.min(most), next_at, full_at, ..status };
         let paused_for = self.opens.saturating_since(now).as_duration();
         Status { paused_for, ..Status::new(status, policy.rate(), now) }
     }

@@ -511,11 +511,11 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
             let (now, opens) = (visit.now, line.settings.opens);
             let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
             let status = self.rule.status(now);
-            let (most, full_at) = line.restraint(visit.rule);
+            let most = line.restraint(visit.rule).0;
             let status = PolicyStatus {
                 available: status.available.min(most),
                 next_at,
-                full_at: status.full_at.max(full_at),
+                full_at: line.terms(visit.rule).full_at(now),
                 ..status
             };
             let status = Status::new(status, self.rule.rate(), now);

@@ -571,6 +571,9 @@ pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
 
     fn rate(&self) -> Rate;
 
+    /// See [`Policy::full_after_pause`].
+    fn full_after_pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Nanos>;
+
     /// See [`Policy::unspent`].
     fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
 
@@ -588,6 +591,10 @@ impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
 
     fn rate(&self) -> Rate {
         self.policy.rate()
+    }
+
+    fn full_after_pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Nanos> {
+        self.policy.full_after_pause(&self.state, from, to, keeps_stock)
     }
 
     fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {

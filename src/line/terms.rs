@@ -2,7 +2,7 @@
 
 use crate::clock::Timer;
 use crate::line::pause::{Pace, Pausing};
-use crate::line::rule::Rule;
+use crate::line::rule::{OneRule, Rule};
 use crate::line::settings::Settings;
 use crate::time::Nanos;
 
@@ -15,6 +15,21 @@ pub(crate) struct Terms<'a, R> {
 }
 
 impl<R> Terms<'_, R> {
+    /// When the limiter is full if no request takes permits: not before the end of a pause, in
+    /// which no permit comes in, and not while grants are spaced after it.
+    pub(crate) fn full_at<C: Timer>(&self, now: Nanos) -> Nanos
+    where
+        R: OneRule<C>,
+    {
+        let &Terms { rule, settings, .. } = self;
+        let stands_still = settings
+            .pause
+            .and_then(|pause| rule.full_after_pause(pause.since, settings.opens, pause.keeps_stock));
+        let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
+        let paced = settings.pace_to_come(rule).map_or(Nanos::ZERO, |pace| rule.pace_is_over(pace.from));
+        full_at.max(paced).max(settings.opens)
+    }
+
     /// When a request of this priority is due behind all that are `ahead`.
     pub(crate) fn due<C: Timer>(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos
     where

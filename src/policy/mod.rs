@@ -90,6 +90,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::grant::Left;
+use crate::policy::interval::Interval;
 use crate::policy::part::Whole;
 use crate::rate::Rate;
 use crate::time::Nanos;
@@ -320,6 +321,28 @@ pub trait Policy: Debug + Send + Sync + 'static {
     ) -> Option<Forecast> {
         let _ = (state, from, to, keeps_stock);
         None
+    }
+
+    /// When a limiter is full again, at `to` or later, of the state that [`pause`](Policy::pause)
+    /// would leave. `None` where that does nothing.
+    ///
+    /// The default takes it that a kept state fills up as if the whole time had moved on, and an
+    /// empty one at the [`rate`](Policy::rate).
+    fn full_after_pause(
+        &self,
+        state: &Self::State,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Nanos> {
+        self.forecast_pause(state, from, to, keeps_stock)?;
+        let PolicyStatus { limit, full_at, .. } = self.status(state, from);
+        let held = to.saturating_add(full_at.saturating_since(from));
+        if keeps_stock || full_at == Nanos::MAX {
+            return Some(held.max(full_at));
+        }
+        let price = Interval::new(self.rate()).price(u32::try_from(limit).unwrap_or(u32::MAX));
+        Some(held.max(ticks::to_nanos(ticks::from_nanos(to).saturating_add(price))))
     }
 
     /// How many permits a grant took, or the part of it that is to be put back. Asked only where

@@ -445,3 +445,69 @@ fn a_grant_that_is_spaced_after_a_pause_tells_what_can_be_had() {
         }
     }
 }
+
+/// A policy of each kind.
+const KINDS: &[&str] = &[
+    "smooth_bursty 3/s max_burst 2s start_full",
+    "smooth_bursty 7/s max_burst 0s",
+    "smooth_warming_up 3/s warm_up 2s",
+    "token_bucket 10/s burst 10",
+    "token_bucket 7/s burst 2000 tolerance 100ms",
+    "token_bucket 4/s burst 6 interval_refill",
+    "leaky_bucket 3/s nodelay 2",
+    "fixed_window 5/s",
+    "fixed_window 5/s from_first_grant",
+    "sliding_window 5/s cells 4",
+    "sliding_estimate 5/s",
+    "sliding_log 5/s",
+    "unlimited",
+];
+
+/// The told time, against the state that is left if no call is made until then.
+#[test]
+fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
+    let play = |text: &str, stock: bool, (taken, owed, passed, second): (u32, u32, u64, u64)| {
+        let clock = ManualClock::new();
+        let limiter = RateLimiter::with_clock(text.parse::<AnyPolicy>().expect("a policy"), clock.clone());
+        let pause = |millis| {
+            let pause = Pause::lasting(Duration::from_millis(millis));
+            limiter.pause(if stock { pause.keep_stock() } else { pause });
+        };
+        for _ in 0..taken {
+            let _ = limiter.try_acquire();
+        }
+        limiter.debit(owed);
+        clock.advance(Duration::from_millis(passed));
+        pause(1_370);
+        clock.advance(Duration::from_millis(second));
+        if second > 0 {
+            // Prolongs it, or pauses anew while grants may be spaced.
+            pause(700);
+        }
+        (limiter, clock)
+    };
+    for text in KINDS {
+        for stock in [false, true] {
+            for passed in [0, 90, 333] {
+                for (taken, owed, second) in
+                    [(0, 0, 0), (1, 0, 0), (2, 0, 1_000), (4, 0, 0), (4, 9, 450), (4, 0, 1_500), (0, 3, 0)]
+                {
+                    let acts = (taken, owed, passed, second);
+                    let full_in = play(text, stock, acts).0.status().full_in;
+                    let left = |after: Duration| {
+                        let (limiter, clock) = play(text, stock, acts);
+                        clock.advance(after);
+                        limiter.status()
+                    };
+                    let context = format!("{text} {stock} {acts:?} {full_in:?}");
+                    let full = left(full_in);
+                    assert!(full.full_in.is_zero() && full.paused_for.is_zero(), "{context} {full:?}");
+                    if !full_in.is_zero() {
+                        let before = left(full_in - NANO);
+                        assert!(!before.full_in.is_zero(), "{context} {before:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -209,6 +209,17 @@ impl Policy for Kind {
             => policy.forecast_pause(state, from, to, keeps_stock), else None])
     }
 
+    fn full_after_pause(
+        &self,
+        state: &KindState,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Nanos> {
+        kinds!(each [self, policy, KindState(state)
+            => policy.full_after_pause(state, from, to, keeps_stock), else None])
+    }
+
     fn permits(&self, charge: KindCharge) -> u32 {
         kinds!(each [self, policy, KindCharge(charge) => policy.permits(*charge), else 0])
     }

@@ -366,6 +366,10 @@ impl Policy for AnyPolicy {
         self.era(state, |ruled, state| ruled.kind.forecast_pause(state, from, to, keeps_stock))
     }
 
+    fn full_after_pause(&self, state: &AnyState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Nanos> {
+        self.era(state, |ruled, state| ruled.kind.full_after_pause(state, from, to, keeps_stock))
+    }
+
     fn permits(&self, AnyCharge { era, charge }: AnyCharge) -> u32 {
         self.rule(|ruled| if era == ruled.era { ruled.kind.permits(charge) } else { 0 })
     }

@@ -164,6 +164,18 @@ macro_rules! passed_on_to_bucket {
             Some(self.bucket.forecast_pause(state, from, to, keeps_stock))
         }
 
+        fn full_after_pause(
+            &self,
+            state: &BucketState,
+            from: Nanos,
+            to: Nanos,
+            keeps_stock: bool,
+        ) -> Option<Nanos> {
+            let Forecast { numbers: [word, ..], .. } =
+                self.bucket.forecast_pause(state, from, to, keeps_stock);
+            Some(self.bucket.status(word, to).full_at.max(to))
+        }
+
         fn rate(&self) -> Rate {
             self.bucket.terms().rate
         }

@@ -434,6 +434,17 @@ impl Policy for SmoothBursty {
         Some(Forecast::with(to, [zero, 0, 0]))
     }
 
+    fn full_after_pause(
+        &self,
+        state: &BurstyState,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Nanos> {
+        let zero = self.paused(Cell::load(&state.zero), from, to, keeps_stock);
+        Some(self.status_of(zero, to).full_at.max(to))
+    }
+
     fn change(&self, state: &BurstyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst("smooth_bursty")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));

@@ -641,6 +641,17 @@ impl Policy for SmoothWarmingUp {
         Some(Forecast::with(to, [coldness, next, 0]))
     }
 
+    fn full_after_pause(
+        &self,
+        state: &WarmingUpState,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Nanos> {
+        let word = Word::decode(Cell::load(&state.word));
+        Some(self.status_of(self.paused(word, from, to, keeps_stock), to).full_at.max(to))
+    }
+
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.without_burst("smooth_warming_up")?;
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
