@@ -24,9 +24,9 @@ fn bucket(per_second: u64, burst: u32) -> (Manual, ManualClock) {
     (RateLimiter::with_clock(policy, clock.clone()), clock)
 }
 
-fn in_tokio(per_second: u64, burst: u32) -> RateLimiter<TokenBucket> {
+fn in_tokio(per_second: u64, burst: u32) -> RateLimiter<TokenBucket, TokioClock> {
     let policy = TokenBucket::new(Rate::per_second(per_second), burst);
-    RateLimiter::new(policy)
+    RateLimiter::with_clock(policy, TokioClock::new())
 }
 
 fn refusal(error: &io::Error) -> Option<Refusal> {
@@ -285,7 +285,7 @@ fn each_of_several_limits_is_charged() {
 }
 
 /// Reads with a buffer of this size for this long, and returns how many bytes came.
-async fn greedy(limiter: RateLimiter<TokenBucket>, size: usize, span: Duration) -> u64 {
+async fn greedy(limiter: RateLimiter<TokenBucket, TokioClock>, size: usize, span: Duration) -> u64 {
     let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter);
     let (mut buffer, mut bytes) = (vec![0; size], 0);
     let end = Instant::now() + span;
@@ -345,7 +345,7 @@ async fn both_ways_share_a_limit_and_the_bytes_arrive() -> io::Result<()> {
 
 /// A clock for reads that come at any time: what a reader had by when.
 async fn read_all(
-    limiter: RateLimiter<TokenBucket>,
+    limiter: RateLimiter<TokenBucket, TokioClock>,
     sizes: &[usize],
     pauses: &[u64],
 ) -> Vec<(Duration, u64)> {
@@ -374,9 +374,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
         let came = runtime.block_on(async {
-            let policy = TokenBucket::new(Rate::per_second(per_second), burst);
-            let limiter = RateLimiter::with_clock(policy, TokioClock::new());
-            read_all(limiter, &sizes, &pauses).await
+            read_all(in_tokio(per_second, burst), &sizes, &pauses).await
         });
         let chunk = (per_second / 100).clamp(512, 65_536).min(burst.into());
         for (index, (begin, _)) in came.iter().enumerate() {

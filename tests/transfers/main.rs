@@ -1,6 +1,6 @@
 //! Tests of streams, readers and writers that wait for permits, on paused time.
 
-#[cfg(feature = "io")]
+#[cfg(all(feature = "io", feature = "tokio"))]
 mod bytes;
-#[cfg(feature = "stream")]
+#[cfg(all(feature = "stream", feature = "tokio"))]
 mod items;
