@@ -9,13 +9,18 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncSeek, ReadBuf};
 use crate::io::{Direction, Throttled};
 
 impl Direction {
-    /// Waits until what was read before is paid for.
+    /// Waits until what was read before is paid for. After a refusal the next read asks again.
     fn poll_paid(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.owed > 0 {
-            self.join(self.owed)?;
+            // A smaller burst may have come since.
+            self.join(self.owed.min(self.chunk))?;
             self.owed = 0;
         }
-        ready!(self.poll_due(context))?;
+        let read = self.place.as_ref().map_or(0, |(bytes, _)| *bytes);
+        if let Err(refusal) = ready!(self.poll_due(context)) {
+            self.owed = read;
+            return Poll::Ready(Err(refusal));
+        }
         self.place = None;
         Poll::Ready(Ok(()))
     }

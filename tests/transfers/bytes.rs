@@ -183,6 +183,22 @@ fn a_refused_read_reads_nothing_for_nothing() {
 }
 
 #[test]
+fn a_refusal_of_bytes_that_wait_to_be_paid_lets_no_more_be_read() {
+    let (limiter, _) = bucket(1000, 64);
+    let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter.clone());
+    let mut buffer = [0; 64];
+    for _ in 0..2 {
+        assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 64);
+    }
+    assert_pending!(spawn(reader.read(&mut buffer)).poll());
+    limiter.close();
+    for _ in 0..4 {
+        let error = assert_ready_err!(spawn(reader.read(&mut buffer)).poll());
+        assert_eq!(refusal(&error), Some(Refusal::Closed));
+    }
+}
+
+#[test]
 fn lines_are_charged_as_they_are_consumed() {
     let (limiter, _) = bucket(1000, 1000);
     let text: &[u8] = b"one\nthree\n";
