@@ -511,7 +511,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
             let (now, opens) = (visit.now, line.settings.opens);
             let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
             let status = self.rule.status(now);
-            let most = line.restraint(visit.rule).0;
+            let most = line.restraint(visit.rule);
             let status = PolicyStatus {
                 available: status.available.min(most),
                 next_at,

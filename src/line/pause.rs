@@ -246,18 +246,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// The most permits that are available, and the earliest time at which the limiter is full, by
-    /// a pause and what follows from it.
-    pub(crate) fn restraint(&self, rule: &R) -> (u64, Nanos) {
-        let opens = self.settings.opens;
+    /// The most permits that are available, by a pause and the pace that follows it.
+    pub(crate) fn restraint(&self, rule: &R) -> u64 {
         match (self.settings.pause, self.settings.pace) {
-            (Some(pause), _) if pause.keeps_stock => (0, opens),
-            (Some(_), _) => (0, rule.pace_is_over(opens)),
-            (None, Some(pace)) => {
-                let came_in = rule.came_in(pace.from, self.latest);
-                (came_in.saturating_sub(pace.granted), rule.pace_is_over(pace.from))
-            }
-            (None, None) => (u64::MAX, opens),
+            (Some(_), _) => 0,
+            (None, Some(pace)) => rule.came_in(pace.from, self.latest).saturating_sub(pace.granted),
+            (None, None) => u64::MAX,
         }
     }
 

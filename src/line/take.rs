@@ -82,7 +82,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         let waiting = u64::try_from(self.permits.saturating_sub(own.into())).unwrap_or(u64::MAX);
         let kept = waiting.saturating_add(self.settings.kept_from(priority).into());
-        InLine { most: self.restraint(rule).0, kept }
+        InLine { most: self.restraint(rule), kept }
     }
 
     /// Takes permits for a request that no waiter goes before: as many as there are, at most
