@@ -14,7 +14,8 @@ use tokio_test::{assert_pending, assert_ready_ok};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-const POLICIES: &[&str] = &[
+/// A policy of each kind.
+pub(crate) const POLICIES: &[&str] = &[
     "smooth_bursty 3/s max_burst 2s start_full",
     "smooth_bursty 7/s max_burst 0s",
     "smooth_bursty 2000000000/s max_burst 0s",

@@ -446,23 +446,6 @@ fn a_grant_that_is_spaced_after_a_pause_tells_what_can_be_had() {
     }
 }
 
-/// A policy of each kind.
-const KINDS: &[&str] = &[
-    "smooth_bursty 3/s max_burst 2s start_full",
-    "smooth_bursty 7/s max_burst 0s",
-    "smooth_warming_up 3/s warm_up 2s",
-    "token_bucket 10/s burst 10",
-    "token_bucket 7/s burst 2000 tolerance 100ms",
-    "token_bucket 4/s burst 6 interval_refill",
-    "leaky_bucket 3/s nodelay 2",
-    "fixed_window 5/s",
-    "fixed_window 5/s from_first_grant",
-    "sliding_window 5/s cells 4",
-    "sliding_estimate 5/s",
-    "sliding_log 5/s",
-    "unlimited",
-];
-
 /// The told time, against the state that is left if no call is made until then.
 #[test]
 fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
@@ -486,7 +469,7 @@ fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
         }
         (limiter, clock)
     };
-    for text in KINDS {
+    for text in crate::left::POLICIES {
         for stock in [false, true] {
             for passed in [0, 90, 333] {
                 for (taken, owed, second) in

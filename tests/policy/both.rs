@@ -44,6 +44,18 @@ fn nanos(nanos: u64) -> Nanos {
     Nanos::new(nanos)
 }
 
+/// Two policies that granted what they could of these requests, and the time after the last.
+fn used(pair: [usize; 2], taken: Vec<(u32, u64)>) -> (Two, <Two as Policy>::State, Nanos) {
+    let policy = kind(pair[0]).and(kind(pair[1]));
+    let mut now = nanos(SECOND);
+    let state = policy.start(now);
+    for (n, pass) in taken {
+        let _ = policy.try_acquire(&state, now, n);
+        now = now.saturating_add(nanos(pass));
+    }
+    (policy, state, now)
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Pass(u64),
@@ -208,13 +220,7 @@ proptest! {
     fn foreseen_times_are_the_times_of_the_grants(
         pair in some_pair(), taken in vec((1u32..6, 0..SECOND), 0..8), sizes in vec(1u32..6, 1..12),
     ) {
-        let policy: Two = kind(pair[0]).and(kind(pair[1]));
-        let mut now = nanos(SECOND);
-        let state = policy.start(now);
-        for (n, pass) in taken {
-            let _ = policy.try_acquire(&state, now, n);
-            now = now.saturating_add(nanos(pass));
-        }
+        let (policy, state, mut now) = used(pair, taken);
         let mut forecast = policy.forecast(&state, now);
         let due: Vec<_> = sizes.iter().map(|n| policy.foresee(&state, &mut forecast, *n)).collect();
         for (n, due) in sizes.into_iter().zip(due) {
@@ -233,13 +239,7 @@ proptest! {
         pair in some_pair(), taken in vec((1u32..6, 0..SECOND), 0..8), sizes in vec(1u32..6, 1..40),
         next in vec(1u32..6, 1..4),
     ) {
-        let policy: Two = kind(pair[0]).and(kind(pair[1]));
-        let mut now = nanos(SECOND);
-        let state = policy.start(now);
-        for (n, pass) in taken {
-            let _ = policy.try_acquire(&state, now, n);
-            now = now.saturating_add(nanos(pass));
-        }
+        let (policy, state, now) = used(pair, taken);
         let mut exact = policy.forecast(&state, now);
         let mut bound = policy.forecast(&state, now);
         let (mut permits, mut largest) = (0, 0);
