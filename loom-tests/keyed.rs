@@ -131,7 +131,8 @@ fn broken_two_first_takes_find_one_key() {
     });
 }
 
-/// All keys are paused while a request takes from a key. The state has the grant, if it was granted.
+/// All keys are paused while a request takes from a key. The state has the grant, if it was
+/// granted.
 fn pausing_against_a_take(pause: fn(&Keys)) {
     model(move || {
         let keys = with_a_fresh_key(2);

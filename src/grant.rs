@@ -94,11 +94,10 @@ impl Grant {
         self.left
     }
 
-    /// Returns how many permits the limiter gave: as many as the request asked for, or as there were
-    /// if it asked for [up to](crate::Request::up_to) a number, or 0 if the request passed without
-    /// permits. A request passes so if it is
-    /// [exempt](crate::Request::exempt), or if the limiter is in
-    /// [shadow mode](crate::RateLimiter::set_shadow) and would have refused it.
+    /// Returns how many permits the limiter gave: as many as the request asked for, or as there
+    /// were if it asked for [up to](crate::Request::up_to) a number, or 0 if the request passed
+    /// without permits. A request passes so if it is [exempt](crate::Request::exempt), or if the
+    /// limiter is in [shadow mode](crate::RateLimiter::set_shadow) and would have refused it.
     #[must_use]
     pub fn permits(self) -> u32 {
         self.permits

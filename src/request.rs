@@ -51,8 +51,8 @@ impl Request {
     /// Asks for as many permits as are available, at least one and at most `n`, at priority 0,
     /// without a maximum wait. [`Grant::permits`](crate::Grant::permits) tells how many it got.
     ///
-    /// The request never gets more permits than there are, and is never refused where one permit
-    /// is there. If there is none, it waits, or is refused, as a request for one permit. At its turn
+    /// The request never gets more permits than there are, and is never refused where one permit is
+    /// there. If there is none, it waits, or is refused, as a request for one permit. At its turn
     /// it takes what is there by then. If other requests wait, it leaves them the permits that they
     /// wait for. If composites wait for the limiter, it takes one permit.
     ///

@@ -117,8 +117,8 @@ impl<S: Stream, F> LimitedStream<S, F> {
     /// let bytes = RateLimiter::with_clock(policy, TokioClock::new());
     /// let begin = Instant::now();
     /// let chunks = stream::iter([vec![0; 800], vec![0; 700]]);
-    /// let chunks: Vec<_> =
-    ///     chunks.rate_limited(bytes).cost(|chunk| chunk.len() as u32).try_collect().await?;
+    /// let cost = |chunk: &Vec<u8>| u32::try_from(chunk.len()).unwrap_or(u32::MAX);
+    /// let chunks: Vec<_> = chunks.rate_limited(bytes).cost(cost).try_collect().await?;
     /// assert_eq!((chunks.len(), begin.elapsed()), (2, Duration::from_millis(500)));
     /// # Ok(())
     /// # }

@@ -36,7 +36,8 @@ pub(crate) fn run(arguments: &Arguments, way: Way) -> std::result::Result<Measur
 async fn transfer(arguments: Arguments, way: Way) -> Result<Measured> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let address = listener.local_addr()?;
-    // No stock, so that the total is the rate from the beginning; what comes in within 20 ms is kept.
+    // No stock, so that the total is the rate from the beginning; what comes in within 20 ms is
+    // kept.
     let policy = TokenBucket::new(Rate::per_second(arguments.rate.into()), arguments.rate / 50).start_empty();
     let tidegate = AnyLimiter::from(RateLimiter::new(policy));
     let speed_limit = <Limiter>::new(f64::from(arguments.rate));

@@ -38,9 +38,9 @@ use server::Server;
 ///
 /// Unless --url is given, the third party is an HTTP server on the loopback. By default it counts
 /// exactly, and answers 429 to a call that would be one too many: in any span of 5 seconds or less
-/// it accepts what LIMIT allows in that time, plus a tolerance of 1 call and of what LIMIT allows in
-/// 100 ms. 50 ms of these are lateness that the limiter makes up for, and 50 ms are jitter of the
-/// network. With 200/s the tolerance is 21 calls. Being 3 % too fast is not tolerated. --server
+/// it accepts what LIMIT allows in that time, plus a tolerance of 1 call and of what LIMIT allows
+/// in 100 ms. 50 ms of these are lateness that the limiter makes up for, and 50 ms are jitter of
+/// the network. With 200/s the tolerance is 21 calls. Being 3 % too fast is not tolerated. --server
 /// chooses another kind of server.
 #[derive(Parser)]
 #[command(name = "outbound")]
@@ -63,7 +63,8 @@ struct Arguments {
     /// What the third party allows; the limiter's rate if not given.
     #[arg(long, value_parser = limited_rate, conflicts_with = "url")]
     limit: Option<Rate>,
-    /// How the third party counts. Unless it is tolerant, the limiter does not make up for lateness.
+    /// How the third party counts. Unless it is tolerant, the limiter does not make up for
+    /// lateness.
     #[arg(long, value_enum, default_value_t = server::Kind::Tolerant, conflicts_with = "url")]
     server: server::Kind,
     /// Calls this instead of starting a server.

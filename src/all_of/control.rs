@@ -76,8 +76,9 @@ impl<C: Timer> AllOf<C> {
         self.shared.is_closed()
     }
 
-    /// Charges permits of the members, also if fewer are available: for a call that was made without
-    /// asking, or that a server counted. See [`RateLimiter::debit`](crate::RateLimiter::debit).
+    /// Charges permits of the members, also if fewer are available: for a call that was made
+    /// without asking, or that a server counted. See
+    /// [`RateLimiter::debit`](crate::RateLimiter::debit).
     ///
     /// As in a request, a number is charged to each member with a rate, and a list of costs to the
     /// members with these names, with one permit for each other member with a rate; a cost of 0

@@ -100,8 +100,8 @@ pub(crate) trait Member<C: Timer>: Recheck {
     /// Takes the permits that are available beyond so many. Returns how many it took.
     fn keep_at_most(&self, permits: u64) -> u64;
 
-    /// How many permits a request of this priority may take that takes as many as there are, and has
-    /// this seat, or none with place 0. Takes no permits.
+    /// How many permits a request of this priority may take that takes as many as there are, and
+    /// has this seat, or none with place 0. Takes no permits.
     fn leaves(&self, seat: u64, priority: i8) -> u64;
 
     /// The weight of `n` permits in a sum of requests that go first.

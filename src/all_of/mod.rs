@@ -347,8 +347,8 @@ pub enum AllRefusal {
         /// succeeds that much later and not before.
         refusal: Refusal,
     },
-    /// The composite itself refused: its queue is full, or it is paused. Or
-    /// there is no limiter to ask, when it is made from the refusal of
+    /// The composite itself refused: its queue is full, or it is paused. Or there is no limiter to
+    /// ask, when it is made from the refusal of
     /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
     /// by `?`.
     Queue {

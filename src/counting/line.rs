@@ -188,8 +188,8 @@ impl Pool {
         self.take_if(n, |word| word & LINE == 0)
     }
 
-    /// Takes as many permits as are free, at most `n`, unless requests are in line. Returns how many
-    /// it took.
+    /// Takes as many permits as are free, at most `n`, unless requests are in line. Returns how
+    /// many it took.
     pub(super) fn try_take_up_to(&self, n: u32) -> u32 {
         self.take(|word| match word & LINE {
             0 => u32::try_from(free(word).clamp(0, n.into())).unwrap_or(0),

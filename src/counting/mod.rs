@@ -212,8 +212,8 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if no permit is free, or other requests wait; [`Refusal::ZeroPermits`] for
-    /// up to none; and [`Refusal::Closed`].
+    /// [`Refusal::InUse`] if no permit is free, or other requests wait; [`Refusal::ZeroPermits`]
+    /// for up to none; and [`Refusal::Closed`].
     ///
     /// # Examples
     ///

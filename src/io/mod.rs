@@ -117,9 +117,9 @@ impl<T> Throttled<T> {
         Throttled { writes: Some(Direction::new(limiter.into(), self.max_chunk)), ..self }
     }
 
-    /// Makes no chunk larger than this, and at least one byte: as small as the smallest buffer among
-    /// the transfers that are to get equal shares, or smaller for a transfer that is to get less
-    /// than the others. More chunks cost more.
+    /// Makes no chunk larger than this, and at least one byte: as small as the smallest buffer
+    /// among the transfers that are to get equal shares, or smaller for a transfer that is to get
+    /// less than the others. More chunks cost more.
     #[must_use]
     pub fn max_chunk(mut self, bytes: u32) -> Throttled<T> {
         self.max_chunk = bytes.clamp(1, MOST);

@@ -165,8 +165,8 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Changes a line with all keys.
     ///
-    /// Like [`visit`](Shared::visit), but the caller holds the lock of a shard: foreign code is left
-    /// in `deferred`.
+    /// Like [`visit`](Shared::visit), but the caller holds the lock of a shard: foreign code is
+    /// left in `deferred`.
     pub(super) fn with_all<T>(
         self: &Arc<Self>,
         deferred: &mut Deferred<C>,

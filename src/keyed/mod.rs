@@ -801,10 +801,10 @@ where
         self.pause_all(Pause::lasting(span));
     }
 
-    /// Pauses all keys: known keys, keys that come later, and the [`limiter`](KeyedRateLimiter::limiter)
-    /// of each key. No key gets a permit before the end, and no permit comes in. A request that
-    /// waits is granted later, and a try is refused with [`Refusal::Paused`]. A second pause never
-    /// shortens the first.
+    /// Pauses all keys: known keys, keys that come later, and the
+    /// [`limiter`](KeyedRateLimiter::limiter) of each key. No key gets a permit before the end, and
+    /// no permit comes in. A request that waits is granted later, and a try is refused with
+    /// [`Refusal::Paused`]. A second pause never shortens the first.
     ///
     /// Afterwards each key goes on as if it were empty, unless the pause is to
     /// [keep the stock](Pause::keep_stock). That is so for keys that were unknown, too: a key that
@@ -818,9 +818,9 @@ where
     /// Outside of a pause nothing. In a pause a request takes about twice as long, and a key costs
     /// a whole limiter from the first request that waits for it until the pause is over. At the end
     /// each known key takes as long as a [change](KeyedRateLimiter::change_all) of all keys does.
-    /// With a policy that counts, and unless the stock is kept, each key that gets a permit within a
-    /// window after the end costs a whole limiter until then, and requests for the keys of its part
-    /// of the table take longer.
+    /// With a policy that counts, and unless the stock is kept, each key that gets a permit within
+    /// a window after the end costs a whole limiter until then, and requests for the keys of its
+    /// part of the table take longer.
     ///
     /// # Examples
     ///

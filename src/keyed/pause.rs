@@ -26,8 +26,8 @@
 //! **Time stands still** in the states of a hold: they are as of `since`. [`Table::advance`] moves
 //! them on, before a change of all keys and at the end.
 //!
-//! A pause, a resume and a change of all keys hold one mutex, so they pass through the shards in one
-//! order. `keyed/change.rs` has the order of locks, and what happens to wakers and panics.
+//! A pause, a resume and a change of all keys hold one mutex, so they pass through the shards in
+//! one order. `keyed/change.rs` has the order of locks, and what happens to wakers and panics.
 //!
 //! **Checked by** `tests/keyed/pause.rs`, against a plain limiter for each key, and by
 //! `loom-tests/keyed.rs`.

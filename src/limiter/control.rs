@@ -419,8 +419,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// It is one step beside requests that take permits at the same time: a permit that such a
     /// request takes is one that this call need not take. New permits accrue as before, and permits
     /// that are [settled](crate::Reservation::settle), [refunded](RateLimiter::refund) or undone
-    /// later come on top. An unlimited policy has no permits to take. In a pause it lowers the permits that the
-    /// limiter goes on with.
+    /// later come on top. An unlimited policy has no permits to take. In a pause it lowers the
+    /// permits that the limiter goes on with.
     ///
     /// A permit that was granted to a waiter is taken, whether or not its task has run. A permit
     /// that the first waiter still saves up for counts as available. So no waiter moves up, and

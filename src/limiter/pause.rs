@@ -8,9 +8,9 @@ use crate::time::Nanos;
 /// How a limiter pauses: until when, by how much more at random, and what it has afterwards.
 ///
 /// During a pause nothing passes and nothing comes in. Afterwards the limiter goes on as if it were
-/// empty: permits come in one interval apart, the first one an interval after the end. A bucket with
-/// a [stepped refill](crate::TokenBucket::interval_refill) gets its permits at the next step, and
-/// [`SmoothWarmingUp`](crate::SmoothWarmingUp) at the intervals of its coldness.
+/// empty: permits come in one interval apart, the first one an interval after the end. A bucket
+/// with a [stepped refill](crate::TokenBucket::interval_refill) gets its permits at the next step,
+/// and [`SmoothWarmingUp`](crate::SmoothWarmingUp) at the intervals of its coldness.
 ///
 /// # Examples
 ///

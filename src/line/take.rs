@@ -38,8 +38,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         rule.check(demand.ask)
     }
 
-    /// Takes permits if no waiter goes before this request; refuses otherwise. With a `most` that is
-    /// not zero, takes as many as there are.
+    /// Takes permits if no waiter goes before this request; refuses otherwise. With a `most` that
+    /// is not zero, takes as many as there are.
     pub(crate) fn try_take(
         &mut self,
         visit: &mut Visit<'_, R, C>,

@@ -90,10 +90,11 @@ use crate::time::Nanos;
 ///
 /// # Pauses
 ///
-/// In a pause nothing passes, but both policies go on in real time. At its end the grants are spaced
-/// by the rate of the *first* policy, until that one would be full. So give the policy with the lower
-/// rate first: with the other order, permits of the second one that came in during the pause may pass
-/// at the rate of the first. With [`keep_stock`](crate::Pause::keep_stock), what came in is kept, too.
+/// In a pause nothing passes, but both policies go on in real time. At its end the grants are
+/// spaced by the rate of the *first* policy, until that one would be full. So give the policy with
+/// the lower rate first: with the other order, permits of the second one that came in during the
+/// pause may pass at the rate of the first. With [`keep_stock`](crate::Pause::keep_stock), what
+/// came in is kept, too.
 ///
 /// # Costs
 ///

@@ -130,9 +130,9 @@ impl Drop for Place {
 impl<S, F> LimitedSink<S, F> {
     /// Charges this cost for each item.
     ///
-    /// The sink learns of an item when it accepts it, with one permit. The rest of the cost is owed:
-    /// later items, of all that share the limiter, wait until it has come in. An item of cost 0
-    /// waits for a permit and gives it back.
+    /// The sink learns of an item when it accepts it, with one permit. The rest of the cost is
+    /// owed: later items, of all that share the limiter, wait until it has come in. An item of cost
+    /// 0 waits for a permit and gives it back.
     ///
     /// # Examples
     ///
@@ -147,7 +147,8 @@ impl<S, F> LimitedSink<S, F> {
     /// let policy = TokenBucket::new(Rate::per_second(1000), 1000);
     /// let bytes = RateLimiter::with_clock(policy, TokioClock::new());
     /// let begin = Instant::now();
-    /// let mut chunks = sink::drain().rate_limited(bytes).cost(|chunk: &Vec<u8>| chunk.len() as u32);
+    /// let cost = |chunk: &Vec<u8>| u32::try_from(chunk.len()).unwrap_or(u32::MAX);
+    /// let mut chunks = sink::drain().rate_limited(bytes).cost(cost);
     /// chunks.send(vec![0; 1499]).await?;
     /// assert_eq!(begin.elapsed(), Duration::ZERO);
     /// chunks.send(vec![0; 10]).await?;

@@ -1,5 +1,5 @@
-//! Whatever a server sends, a client that obeys neither panics nor pauses absurdly, and nothing that
-//! it is told raises what it may send.
+//! Whatever a server sends, a client that obeys neither panics nor pauses absurdly, and nothing
+//! that it is told raises what it may send.
 //!
 //! `TIDEGATE_HTTP_FUZZ=1000000 cargo test --release --all-features --test obey_any_bytes` obeys so
 //! many answers; a plain run obeys a few.

@@ -142,8 +142,9 @@ fn server<P: Policy>(clock: &ManualClock, policy: P, tells: bool) -> Server<P> {
 
 #[test]
 fn a_server_that_tells_what_remains_refuses_nothing() {
-    // Tasks, the longest way of a call in milliseconds, the rate and burst of the client's own limiter,
-    // which allows more than the server, and the calls of a minute at least. The server allows 600.
+    // Tasks, the longest way of a call in milliseconds, the rate and burst of the client's own
+    // limiter, which allows more than the server, and the calls of a minute at least. The server
+    // allows 600.
     let clients =
         [(20, 200, 30, 30, 500), (50, 2000, 60, 60, 400), (5, 20, 1000, 60, 540), (90, 5000, 100, 90, 300)];
     for (tasks, latency, rate, burst, least) in clients {
@@ -194,7 +195,8 @@ fn two_processes_share_the_quota_of_a_server() {
         let policy = || TokenBucket::new(Rate::per_second(30), 10);
         let clients = [client(&clock, policy(), 0.1), client(&clock, policy(), 0.1)];
         let outcome = simulate((&clock, &server), &clients, (5, 100), Duration::from_secs(60), seed);
-        // In each of six windows the calls of one client may meet those that the other has in flight.
+        // In each of six windows the calls of one client may meet those that the other has in
+        // flight.
         assert!(outcome.granted >= 590 && outcome.refused <= 6 * 5, "{seed}: {outcome:?}");
     }
 }

@@ -14,8 +14,8 @@ const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
 
 type Headers<'a> = &'a [(&'a str, &'a str)];
 
-/// An answer, the pause that follows in milliseconds, and the requests and tokens that are left of 999
-/// each.
+/// An answer, the pause that follows in milliseconds, and the requests and tokens that are left of
+/// 999 each.
 struct Row<'a>(&'a str, u16, Headers<'a>, u64, (u64, u64));
 
 const ALL: (u64, u64) = (999, 999);

@@ -7,8 +7,8 @@ use tidegate::AllRefusal;
 
 /// The error of a request: it was refused by its limit, or it failed.
 ///
-/// The refusal is the [source](StdError::source) of the error. So it is found in the chain of an error
-/// that other middlewares wrapped.
+/// The refusal is the [source](StdError::source) of the error. So it is found in the chain of an
+/// error that other middlewares wrapped.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {

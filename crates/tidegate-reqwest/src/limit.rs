@@ -15,10 +15,10 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 
 /// A limit of the requests of a client. Clones share it.
 ///
-/// It is a middleware of `reqwest-middleware`, and it [sends](RateLimit::send) requests without one.
-/// A request waits until its permits are there. The answer is obeyed: `Retry-After` and the headers
-/// of many vendors pause the limiter or lower what is available, for all requests that wait. See
-/// [`obey`](tidegate_http::obey).
+/// It is a middleware of `reqwest-middleware`, and it [sends](RateLimit::send) requests without
+/// one. A request waits until its permits are there. The answer is obeyed: `Retry-After` and the
+/// headers of many vendors pause the limiter or lower what is available, for all requests that
+/// wait. See [`obey`](tidegate_http::obey).
 ///
 /// | call | limits |
 /// |---|---|
@@ -32,8 +32,8 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 /// # When a call is over
 ///
 /// A call ends with the body of its response. Then permits of a
-/// [`CountingLimit`](tidegate::CountingLimit) go back. A request that is dropped while it waits costs
-/// nothing. A request that failed has used its permits.
+/// [`CountingLimit`](tidegate::CountingLimit) go back. A request that is dropped while it waits
+/// costs nothing. A request that failed has used its permits.
 ///
 /// # Examples
 ///
@@ -128,8 +128,8 @@ impl RateLimit {
     }
 
     /// Sets what a request costs: a number of permits, costs by the names of an
-    /// [`AllOf`](tidegate::AllOf), or [`Costs`] with a priority. Without this it costs one permit of
-    /// each limit.
+    /// [`AllOf`](tidegate::AllOf), or [`Costs`] with a priority. Without this it costs one permit
+    /// of each limit.
     ///
     /// # Examples
     ///
@@ -158,10 +158,10 @@ impl RateLimit {
         self
     }
 
-    /// Counts the wait for permits as a part of the
-    /// [timeout](reqwest::RequestBuilder::timeout) of each request. A request whose permits are due
-    /// after its timeout is refused at once. reqwest itself counts from the time at which the request
-    /// is sent. The timeout of a whole client is not known here.
+    /// Counts the wait for permits as a part of the [timeout](reqwest::RequestBuilder::timeout) of
+    /// each request. A request whose permits are due after its timeout is refused at once. reqwest
+    /// itself counts from the time at which the request is sent. The timeout of a whole client is
+    /// not known here.
     #[must_use]
     pub fn timeout_counts_wait(mut self) -> RateLimit {
         self.timeout_counts_wait = true;
@@ -172,7 +172,8 @@ impl RateLimit {
     ///
     /// # Errors
     ///
-    /// - [`Error::Refused`] if the limit refused it, for example because its permits are due too late.
+    /// - [`Error::Refused`] if the limit refused it, for example because its permits are due too
+    ///   late.
     /// - [`Error::Reqwest`] if it failed.
     ///
     /// # Cancel safety

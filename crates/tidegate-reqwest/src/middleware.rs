@@ -9,8 +9,8 @@ use crate::limit::RateLimit;
 
 /// Add it after a middleware that retries: then each try waits its turn and costs its permits.
 ///
-/// A refusal is an error of the middleware. Its reason, an [`AllRefusal`](tidegate::AllRefusal), is in
-/// the chain of the error:
+/// A refusal is an error of the middleware. Its reason, an [`AllRefusal`](tidegate::AllRefusal), is
+/// in the chain of the error:
 ///
 /// ```
 /// use reqwest_middleware::Error;

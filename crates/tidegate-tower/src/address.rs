@@ -21,14 +21,14 @@ use crate::network::{InvalidNetwork, Network};
 /// # Which address
 ///
 /// Each proxy adds the address of its own client to the right of the header. So the addresses are
-/// read from the right: as long as an address is that of a trusted proxy, the address to its left is
-/// what this proxy saw. The first address that is not of a trusted proxy is the client. What stands
-/// to its left was written by the client, and is not read. At an element that is no address, such as
-/// `unknown`, reading stops, and the last proxy counts as the client.
+/// read from the right: as long as an address is that of a trusted proxy, the address to its left
+/// is what this proxy saw. The first address that is not of a trusted proxy is the client. What
+/// stands to its left was written by the client, and is not read. At an element that is no address,
+/// such as `unknown`, reading stops, and the last proxy counts as the client.
 ///
-/// An IPv6 network gives each customer 2<sup>64</sup> addresses or more. So the key of an IPv6 client
-/// is the [prefix](ClientAddress::ipv6_prefix) of its address, 64 bits unless set. An IPv4 address
-/// inside of an IPv6 address is an IPv4 address.
+/// An IPv6 network gives each customer 2<sup>64</sup> addresses or more. So the key of an IPv6
+/// client is the [prefix](ClientAddress::ipv6_prefix) of its address, 64 bits unless set. An IPv4
+/// address inside of an IPv6 address is an IPv4 address.
 ///
 /// # Examples
 ///
@@ -109,8 +109,8 @@ impl ClientAddress {
         Ok(self)
     }
 
-    /// Trusts the last `proxies` hops, whatever their addresses are: 1 if each request comes through
-    /// one proxy. Replaces what was trusted before.
+    /// Trusts the last `proxies` hops, whatever their addresses are: 1 if each request comes
+    /// through one proxy. Replaces what was trusted before.
     ///
     /// Choose this only if no client can reach the server past a proxy.
     #[must_use]
@@ -135,8 +135,8 @@ impl ClientAddress {
         self
     }
 
-    /// The key of a request, for [`RateLimitLayer::keyed`](crate::RateLimitLayer::keyed): the address
-    /// of its client, and of an IPv6 address the prefix.
+    /// The key of a request, for [`RateLimitLayer::keyed`](crate::RateLimitLayer::keyed): the
+    /// address of its client, and of an IPv6 address the prefix.
     ///
     /// # Errors
     ///

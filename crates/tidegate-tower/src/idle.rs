@@ -1,10 +1,10 @@
 //! [`Idle`]: permits of services that are ready and not called go back.
 //!
-//! Each service that is ready has a [`Slot`] with its permits, and the slot stands in a list, sorted
-//! by the time at which the service counts as idle. A service that has to wait looks at the list: it
-//! takes the permits out of the slots whose time has come, and gives them back. While it waits, it
-//! wakes up when the next time comes. So idle permits need no task and no thread, and if no service
-//! waits nothing happens.
+//! Each service that is ready has a [`Slot`] with its permits, and the slot stands in a list,
+//! sorted by the time at which the service counts as idle. A service that has to wait looks at the
+//! list: it takes the permits out of the slots whose time has come, and gives them back. While it
+//! waits, it wakes up when the next time comes. So idle permits need no task and no thread, and if
+//! no service waits nothing happens.
 //!
 //! | a slot | the list | next |
 //! |---|---|---|

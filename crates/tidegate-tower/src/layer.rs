@@ -33,10 +33,10 @@ use crate::service::RateLimit;
 /// # When permits are taken
 ///
 /// A request asks for permits when the future of its answer is first polled. A future that is
-/// dropped before that costs nothing, and neither does a service that is ready and not called. While
-/// a request waits, it keeps the inner service ready: put a limit that waits outside of a
-/// `ConcurrencyLimit` or a `Buffer`. [`ReadyRateLimitLayer`](crate::ReadyRateLimitLayer) waits before
-/// there is a request.
+/// dropped before that costs nothing, and neither does a service that is ready and not called.
+/// While a request waits, it keeps the inner service ready: put a limit that waits outside of a
+/// `ConcurrencyLimit` or a `Buffer`. [`ReadyRateLimitLayer`](crate::ReadyRateLimitLayer) waits
+/// before there is a request.
 ///
 /// # When a call is over
 ///
@@ -92,8 +92,8 @@ impl<L: Limit> RateLimitLayer<L> {
         RateLimitLayer::of(limiter, KeyOf::Now(Arc::new(|_| Key::Of(()))))
     }
 
-    /// A limit for each key of the requests to an HTTP server. See [`Key`] for what the function may
-    /// return.
+    /// A limit for each key of the requests to an HTTP server. See [`Key`] for what the function
+    /// may return.
     ///
     /// # Examples
     ///
@@ -219,8 +219,8 @@ impl<L: Limit> RateLimitLayer<L> {
     /// [`Format::Draft`]. The time in [`Format::XRateLimitUnix`] is set anew for each answer.
     ///
     /// Granted requests are told the limits, too. A single limiter tells the state that the request
-    /// itself left. Several limits tell a snapshot. The window of a limit is the time in which a whole
-    /// quota comes in.
+    /// itself left. Several limits tell a snapshot. The window of a limit is the time in which a
+    /// whole quota comes in.
     #[must_use]
     pub fn format(mut self, format: Format) -> Self {
         self.kind.tell.format = Some(format);
@@ -250,8 +250,9 @@ impl<L: Limit, R: 'static, A: 'static> RateLimitLayer<L, Plain<R, A>> {
     /// # async fn main() -> Result<(), tidegate_tower::Error<std::convert::Infallible>> {
     /// let policy = TokenBucket::new(Rate::per_second(5), 10);
     /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// let cost = |text: &&str| u32::try_from(text.len()).unwrap_or(u32::MAX);
     /// let mut length = ServiceBuilder::new()
-    ///     .layer(RateLimitLayer::plain(limiter).cost(|text: &&str| text.len() as u32).refuse())
+    ///     .layer(RateLimitLayer::plain(limiter).cost(cost).refuse())
     ///     .service(service_fn(async |text: &'static str| Ok(text.len())));
     ///
     /// assert_eq!(length.ready().await?.call("eight by").await?, 8);
@@ -339,7 +340,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Lets a request wait until its permits are there. A client does so unless it is set otherwise.
+    /// Lets a request wait until its permits are there. A client does so unless it is set
+    /// otherwise.
     ///
     /// The number of requests that wait is bounded by the limiter: see
     /// [`QueueBounds`](tidegate::QueueBounds).
@@ -349,7 +351,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Lets a request wait if its permits are due within this time. Otherwise it is refused at once.
+    /// Lets a request wait if its permits are due within this time. Otherwise it is refused at
+    /// once.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> Self {
         self.gate.mode = Some(Mode::WaitAtMost(within));
@@ -416,8 +419,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Gives the permits of a call back if its response is one of these: a call that failed, or that
-    /// was answered from a cache.
+    /// Gives the permits of a call back if its response is one of these: a call that failed, or
+    /// that was answered from a cache.
     ///
     /// # Examples
     ///

@@ -32,8 +32,8 @@ pub struct InvalidNetwork {
 }
 
 impl Network {
-    /// The addresses that have the first `prefix` bits of `address`. A prefix longer than an address
-    /// means that one address.
+    /// The addresses that have the first `prefix` bits of `address`. A prefix longer than an
+    /// address means that one address.
     #[must_use]
     pub fn new(address: IpAddr, prefix: u8) -> Network {
         let address = address.to_canonical();
@@ -42,8 +42,8 @@ impl Network {
         Network { address: masked(address, prefix), prefix }
     }
 
-    /// Returns whether the address is in this range. An IPv4 address inside of an IPv6 address counts
-    /// as the IPv4 address.
+    /// Returns whether the address is in this range. An IPv4 address inside of an IPv6 address
+    /// counts as the IPv4 address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();

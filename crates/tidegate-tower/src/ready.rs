@@ -40,8 +40,8 @@ use crate::refused::{Error, Refused};
 ///
 /// # Cancel safety
 ///
-/// Dropping a service gives up its place in the queue or its permits. Permits that are counted while
-/// in use go back when the future of the answer is ready or dropped.
+/// Dropping a service gives up its place in the queue or its permits. Permits that are counted
+/// while in use go back when the future of the answer is ready or dropped.
 ///
 /// # Examples
 ///

@@ -90,14 +90,14 @@ impl Tell {
     }
 }
 
-/// The limit that refused has enough permits after `wait`, though it may not be full: the draft asks
-/// for a `Retry-After` that is not before the end of the time told with the limit.
+/// The limit that refused has enough permits after `wait`, though it may not be full: the draft
+/// asks for a `Retry-After` that is not before the end of the time told with the limit.
 fn within<'a>(limit: Limit<'a>, refused: &Refused, wait: Duration) -> Limit<'a> {
     if limit.name() == refused.limit() { limit.reset(wait) } else { limit }
 }
 
-/// Adds headers. The fields of the draft are lists, so those of an inner layer stay beside these. Of
-/// all other headers those that are there stay.
+/// Adds headers. The fields of the draft are lists, so those of an inner layer stay beside these.
+/// Of all other headers those that are there stay.
 fn add(told: HeaderMap, headers: &mut HeaderMap) {
     for (name, value) in told {
         let Some(name) = name else { continue };

@@ -45,7 +45,8 @@ async fn served(app: Router) -> SocketAddr {
     address
 }
 
-/// tower's own `RateLimit` behind a `Buffer` limits each connection apart, so that all of these pass.
+/// tower's own `RateLimit` behind a `Buffer` limits each connection apart, so that all of these
+/// pass.
 #[tokio::test]
 async fn five_of_1500_requests_pass_whatever_their_connection() {
     let policy = TokenBucket::new(Rate::per_second(5), 5);

@@ -560,9 +560,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         Ok(of(self.composites.add(numbers, all.shared)))
     }
 
-    /// Closes the composite of each key, also of those to come: all requests that wait, and all later
-    /// ones, are refused at once with [`Refusal::Closed`]. The members stay open. Returns whether it
-    /// was open.
+    /// Closes the composite of each key, also of those to come: all requests that wait, and all
+    /// later ones, are refused at once with [`Refusal::Closed`]. The members stay open. Returns
+    /// whether it was open.
     ///
     /// A request that overlaps with this call may be granted: it came first.
     ///

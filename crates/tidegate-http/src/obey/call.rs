@@ -11,9 +11,9 @@ use crate::read::Answer;
 
 /// A call to a server, from its permits to its answer.
 ///
-/// Until [`obey`](Call::obey) is called, or the call is dropped, it counts as in flight; a call that
-/// is leaked does so for good. Permits
-/// that are counted while in use are given back when it is dropped.
+/// Until [`obey`](Call::obey) is called, or the call is dropped, it counts as in flight; a call
+/// that is leaked does so for good. Permits that are counted while in use are given back when it is
+/// dropped.
 ///
 /// Drop a call that has no answer of its server: a connection that failed, or an answer of another
 /// server after a redirect.

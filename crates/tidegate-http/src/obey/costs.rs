@@ -7,8 +7,8 @@ use tidegate::AllRequest;
 /// What a call asks its limiter for: the cost at each limit by its name, how important it is, and
 /// how long it waits.
 ///
-/// It says what an [`AllRequest`] says, and [`Obey`](super::Obey) remembers the costs while the call
-/// is in flight. Made from a number, or from costs by name.
+/// It says what an [`AllRequest`] says, and [`Obey`](super::Obey) remembers the costs while the
+/// call is in flight. Made from a number, or from costs by name.
 ///
 /// # Examples
 ///

@@ -1,8 +1,8 @@
 //! A server obeyed by a client: one call for each answer.
 //!
 //! An [`Obey`] is a limiter whose calls end with the answer of the server. [`Call::obey`] reads the
-//! answer and does what it asks for. It works with any [`AnyLimiter`](tidegate::AnyLimiter): a plain
-//! limiter, a key of many, or several limits at once.
+//! answer and does what it asks for. It works with any [`AnyLimiter`](tidegate::AnyLimiter): a
+//! plain limiter, a key of many, or several limits at once.
 //!
 //! ```
 //! use http::{HeaderMap, HeaderValue, StatusCode};
@@ -44,8 +44,8 @@
 //!
 //! - One refusal of many calls in flight is one pause, and the longer end counts. After it, calls
 //!   go one interval apart, and no burst follows.
-//! - No pause is longer than [`Options::cap`], whatever the server sends. A tenth of jitter comes on
-//!   top, so that clients do not come back at one time.
+//! - No pause is longer than [`Options::cap`], whatever the server sends. A tenth of jitter comes
+//!   on top, so that clients do not come back at one time.
 //! - Times of the calendar count from the `Date` of the answer, and not from the clock of the
 //!   client. Without a `Date` they are ignored.
 //! - Answers come out of order. Of two answers about one window the lower one counts. A later reset
@@ -89,11 +89,11 @@
 //! # In flight
 //!
 //! A server cannot have counted, in one answer, a call that reaches it later. So calls in flight
-//! count as used. A dropped [`Call`] counts as used as well, for answers to calls that were in flight
-//! with it.
+//! count as used. A dropped [`Call`] counts as used as well, for answers to calls that were in
+//! flight with it.
 //!
-//! Processes that share a quota learn of each other by what remains. At the end of a window, each may
-//! be refused as many calls as the others have in flight.
+//! Processes that share a quota learn of each other by what remains. At the end of a window, each
+//! may be refused as many calls as the others have in flight.
 
 mod call;
 mod costs;

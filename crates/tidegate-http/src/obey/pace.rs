@@ -50,8 +50,8 @@ const NOTICEABLE: f64 = 0.01;
 ///
 /// # Source
 ///
-/// Additive increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and decrease
-/// algorithms for congestion avoidance in computer networks", 1989.
+/// Additive increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and
+/// decrease algorithms for congestion avoidance in computer networks", 1989.
 #[derive(Clone)]
 #[must_use = "a pace does nothing unless it is given to the options"]
 pub struct Pace {

@@ -17,10 +17,10 @@ use super::handle::Obey;
 ///
 /// # Buckets
 ///
-/// Some servers tell by which bucket they count a route, and several routes can share a bucket. With
-/// [`by_bucket`](Scopes::by_bucket), a route begins with a limiter of its own. When an answer tells
-/// its bucket, the limiter becomes that of the bucket, or the route moves to the limiter that the
-/// bucket has already. Calls that wait at the limiter that a route leaves go on there.
+/// Some servers tell by which bucket they count a route, and several routes can share a bucket.
+/// With [`by_bucket`](Scopes::by_bucket), a route begins with a limiter of its own. When an answer
+/// tells its bucket, the limiter becomes that of the bucket, or the route moves to the limiter that
+/// the bucket has already. Calls that wait at the limiter that a route leaves go on there.
 ///
 /// # Examples
 ///

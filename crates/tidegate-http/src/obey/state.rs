@@ -12,8 +12,8 @@
 //! counts as a further refusal, and only its success ends a row of refusals.
 //!
 //! *Uncounted* are the calls that the server may not have counted when it answered a call: the
-//! calls in flight, and those that ended without a word since the call began. Other calls that ended
-//! since then brought an answer with a count of its own, and a count only lowers.
+//! calls in flight, and those that ended without a word since the call began. Other calls that
+//! ended since then brought an answer with a count of its own, and a count only lowers.
 
 use std::time::{Duration, SystemTime};
 

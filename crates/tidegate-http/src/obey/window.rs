@@ -6,9 +6,9 @@
 //! round trip later.
 //!
 //! An answer brings the allowance `remaining - uncounted`, where `uncounted` are the units that the
-//! server may not have counted when it wrote the answer. The server wrote it at some time between the
-//! beginning of the call and the arrival of the answer, and a reset that counts from that time is as
-//! uncertain. What becomes of the window:
+//! server may not have counted when it wrote the answer. The server wrote it at some time between
+//! the beginning of the call and the arrival of the answer, and a reset that counts from that time
+//! is as uncertain. What becomes of the window:
 //!
 //! | the answer's reset is | the window becomes |
 //! |---|---|

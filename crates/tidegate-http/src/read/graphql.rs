@@ -31,8 +31,8 @@ fn is_refusal(error: &Value) -> bool {
     codes.iter().any(code)
 }
 
-/// `{"limit":5000,"cost":1,"remaining":4999,"resetAt":"2026-10-21T08:28:00Z"}`, for a query that asks
-/// for it.
+/// `{"limit":5000,"cost":1,"remaining":4999,"resetAt":"2026-10-21T08:28:00Z"}`, for a query that
+/// asks for it.
 fn github(told: &Value, clock: Clock) -> Option<ServerLimit> {
     let reset = told["resetAt"].as_str().and_then(|at| clock.reset(at, Numbers::UnixSeconds, None));
     let limit = ServerLimit {
@@ -47,8 +47,8 @@ fn github(told: &Value, clock: Clock) -> Option<ServerLimit> {
 }
 
 /// `{"requestedQueryCost":101,"actualQueryCost":46,"throttleStatus":{"maximumAvailable":1000,
-/// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, so no reset. A query that was refused
-/// may come again when its cost is restored.
+/// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, so no reset. A query that was
+/// refused may come again when its cost is restored.
 fn shopify(cost: &Value, answer: &mut Answer) {
     let status = &cost["throttleStatus"];
     let limit = ServerLimit {

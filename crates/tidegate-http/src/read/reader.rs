@@ -70,8 +70,8 @@ impl Reader {
         self
     }
 
-    /// Reads an answer and its body, of an API that tells limits in GraphQL: those of GitHub, Shopify
-    /// and Linear. An error in the body is a refusal if it says that a limit was exceeded.
+    /// Reads an answer and its body, of an API that tells limits in GraphQL: those of GitHub,
+    /// Shopify and Linear. An error in the body is a refusal if it says that a limit was exceeded.
     ///
     /// A body that is longer than 16 MiB or no JSON tells nothing.
     ///

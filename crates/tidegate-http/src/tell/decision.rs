@@ -13,8 +13,8 @@ use crate::Unit;
 /// Tells one decision of a limiter: what a grant left, or when to come again after a refusal.
 ///
 /// The numbers are those of the decision, if the request asked for them by
-/// [`Request::with_left`](tidegate::Request::with_left); otherwise a grant tells the policy alone. A
-/// refusal that waiting does not help tells no `Retry-After`.
+/// [`Request::with_left`](tidegate::Request::with_left); otherwise a grant tells the policy alone.
+/// A refusal that waiting does not help tells no `Retry-After`.
 ///
 /// # Examples
 ///

@@ -39,9 +39,9 @@ impl Plans {
         Ok(Plans { plan_of, limiter })
     }
 
-    /// Replaces all plans, while requests come. Keys keep what they have used. Returns how many keys
-    /// keep their old plan for now, because it cannot be changed while requests wait for it. On an
-    /// error nothing changes.
+    /// Replaces all plans, while requests come. Keys keep what they have used. Returns how many
+    /// keys keep their old plan for now, because it cannot be changed while requests wait for it.
+    /// On an error nothing changes.
     pub(crate) fn change(&self, text: &str) -> Result<usize, String> {
         *self.plan_of.write().unwrap_or_else(PoisonError::into_inner) = parse(text)?;
         Ok(self.limiter.replan())

@@ -17,8 +17,8 @@
 //! takers come to them. It keeps the others, since places that are over count again in a longer
 //! window: as many as the room has, and nearly as many more as there are spare places. If more
 //! permits than that are undone later, a longer window misses permits that were over. A copy is
-//! given up if a place was taken anew while it was read. A refund, a reset and a debit give it up too, since
-//! they change which places count.
+//! given up if a place was taken anew while it was read. A refund, a reset and a debit give it up
+//! too, since they change which places count.
 //!
 //! # Why a copy is ready in time
 //!
