@@ -12,7 +12,7 @@ const OTHER: RGBColor = RGBColor(0x2a, 0x9d, 0x8f);
 const TEXT: RGBColor = RGBColor(0x1d, 0x2d, 0x44);
 const FAINT: RGBColor = RGBColor(0xe6, 0xe6, 0xe6);
 
-/// Draws the courses of all connections: those that are greedy in another colour.
+/// Draws the courses of all connections, and the greedy ones in another colour.
 pub(crate) fn draw(file: &Path, arguments: &Arguments, measured: &Measured) -> Result<(), Box<dyn Error>> {
     let area = SVGBackend::new(file, (960, 420)).into_drawing_area();
     area.fill(&WHITE)?;

@@ -219,7 +219,7 @@ impl<C: Timer> All<C> {
             Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
             Kind::Counting(_) => None,
         });
-        // The first of those that are ready last.
+        // The first of the members that are ready last.
         waits.reduce(|last, other| if other.0 > last.0 { other } else { last })
     }
 

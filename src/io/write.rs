@@ -9,7 +9,8 @@ use tokio::io::AsyncWrite;
 use crate::io::{Direction, Throttled};
 
 impl Direction {
-    /// Pays for a chunk of these bytes and writes it. What is not written is given back.
+    /// Pays for a chunk of these bytes and writes it. The permits of bytes that the inner writer
+    /// did not take are given back.
     fn poll_write(
         &mut self,
         context: &mut Context<'_>,

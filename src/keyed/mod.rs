@@ -721,7 +721,7 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let now = self.table.clock.now();
-        // In a pause by the key's limiter, which counts what is taken.
+        // In a pause by the key's limiter, which counts the permits taken.
         let known = self.table.find(key, |policy, state, hold| {
             hold.is_none().then(|| policy.keep_at_most(state, now, permits))
         });

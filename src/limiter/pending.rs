@@ -19,7 +19,7 @@ use crate::time::Nanos;
 /// A request on its way: what a future keeps.
 #[derive(Debug)]
 pub(crate) struct Waiting<Ask> {
-    /// The permits that it waits for, and from its grant on, those that it got.
+    /// The permits that it waits for, and from its grant on, the permits that it got.
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
     pub(crate) stage: Stage,

@@ -128,7 +128,7 @@ fn lowering_leaves_granted_permits_alone() {
     clock.advance(5 * SECOND);
     assert_eq!(limiter.keep_at_most(1), 2);
     drop(wait);
-    // What is undone comes on top.
+    // Undone permits come on top.
     assert_eq!(limiter.status().available, 3);
     let mut estimate = limiter.reserve(3).expect("a place");
     assert!(estimate.claim());

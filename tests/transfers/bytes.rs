@@ -174,7 +174,7 @@ fn a_refused_read_reads_nothing_for_nothing() {
     let mut buffer = [0; 64];
     assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 64);
     limiter.close();
-    // Those that were read are paid for already.
+    // The bytes of the first read are paid for already.
     assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 64);
     for _ in 0..3 {
         let error = assert_ready_err!(spawn(reader.read(&mut buffer)).poll());

@@ -259,7 +259,7 @@ fn a_jitter_that_is_no_part_is_the_nearest() {
     }
 }
 
-// What is left.
+// The units that remain.
 
 #[test]
 fn remaining_lowers_what_is_available_and_never_raises_it() {

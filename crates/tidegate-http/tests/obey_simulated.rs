@@ -15,7 +15,7 @@ use tidegate::{AllRefusal, Clock, FixedWindow, ManualClock, Policy, Rate, RateLi
 use tidegate::{SmoothBursty, TokenBucket};
 use tidegate_http::obey::{Call, Obey, Options};
 
-/// A server that refuses what is beyond its policy.
+/// A server that refuses all calls beyond its policy.
 struct Server<P: Policy> {
     quota: RateLimiter<P, ManualClock>,
     /// Tells what remains, until when. Otherwise it tells `Retry-After` alone.

@@ -17,7 +17,7 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 ///
 /// It is a middleware of `reqwest-middleware`, and it [sends](RateLimit::send) requests without
 /// one. A request waits until its permits are there. The answer is obeyed: `Retry-After` and the
-/// headers of many vendors pause the limiter or lower what is available, for all requests that
+/// headers of many vendors pause the limiter or lower its available permits, for all requests that
 /// wait. See [`obey`](tidegate_http::obey).
 ///
 /// | call | limits |

@@ -97,7 +97,7 @@ fn within<'a>(limit: Limit<'a>, refused: &Refused, wait: Duration) -> Limit<'a> 
 }
 
 /// Adds headers. The fields of the draft are lists, so those of an inner layer stay beside these.
-/// Of all other headers those that are there stay.
+/// All other headers stay if they are there.
 fn add(told: HeaderMap, headers: &mut HeaderMap) {
     for (name, value) in told {
         let Some(name) = name else { continue };

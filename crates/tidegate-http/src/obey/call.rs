@@ -46,8 +46,8 @@ impl Call {
         Self { obey, ticket, has_answer: false, permits }
     }
 
-    /// Obeys the answer of the server: pauses the limiter, or lowers what is available. The call is
-    /// no longer in flight.
+    /// Obeys the answer of the server: pauses the limiter, or lowers its available permits. The
+    /// call is no longer in flight.
     pub fn obey(&mut self, status: StatusCode, headers: &HeaderMap) -> Obeyed {
         self.end();
         self.obey.obey(&self.ticket, status, headers, None)

@@ -332,8 +332,8 @@ impl Obey {
     }
 }
 
-/// A time of the calendar counts from the `Date` of its answer, and a reader has done so. What is
-/// left has no `Date`: by which clock it is told is not known.
+/// Forgets times of the calendar that a reader could not count from the `Date` of the answer. There
+/// was no `Date`, so it is not known by which clock they are told.
 fn forget_calendar(answer: &mut Answer) {
     let from_now = |when: &When| matches!(when, When::In(_));
     answer.retry_after = answer.retry_after.filter(from_now);

@@ -1,8 +1,8 @@
 //! A server obeyed by a client: one call for each answer.
 //!
 //! An [`Obey`] is a limiter whose calls end with the answer of the server. [`Call::obey`] reads the
-//! answer and does what it asks for. It works with any [`AnyLimiter`](tidegate::AnyLimiter): a
-//! plain limiter, a key of many, or several limits at once.
+//! answer and does what the server asks for. It works with any
+//! [`AnyLimiter`](tidegate::AnyLimiter): a plain limiter, a key of many, or several limits at once.
 //!
 //! ```
 //! use http::{HeaderMap, HeaderValue, StatusCode};
@@ -37,7 +37,7 @@
 //! |---|---|
 //! | 429; 503, 403 or 400 with a header that tells of a limit | pauses the limiter, for `Retry-After`, or else until limits with nothing left are reset |
 //! | such a refusal without a time | pauses for a second, and doubles with each further refusal, until a call succeeds |
-//! | `remaining` | lowers what is available: to `remaining` less the calls in flight. Never raises it |
+//! | `remaining` | lowers the available permits to `remaining` less the calls in flight, and never raises them |
 //! | `remaining` with a reset | also allows no more calls until the reset. The call that takes the last unit pauses the limiter |
 //! | a redirect, or an answer from a cache | nothing, unless it is a refusal |
 //! | `limit`, or a policy | nothing |

@@ -79,8 +79,8 @@ impl Options {
     }
 
     /// Sets the part of a pause by which it is prolonged at most, at random, so that clients do not
-    /// come back at one time. It is drawn once for all answers to calls in flight together. What is
-    /// not a number between 0 and 1 is taken for the nearest, and NaN for 0.
+    /// come back at one time. It is drawn once for all answers to calls in flight together. A
+    /// part below 0 or above 1 is taken for the nearest of the two, and NaN for 0.
     pub fn jitter(self, part: f64) -> Self {
         Self { jitter: if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) }, ..self }
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tidegate::{Nanos, Rate};
 
-/// What is left of the rate after a refusal: as much as TCP's CUBIC and the clients of AWS leave.
+/// The share of the rate that stays after a refusal: as much as TCP's CUBIC and the clients of AWS
+/// leave.
 const AFTER_REFUSAL: f64 = 0.7;
 
 /// A rate that was lowered to the floor is back at the ceiling after so many seconds of success.
@@ -77,7 +78,7 @@ impl Pace {
     }
 
     /// Learns from limits of this member of the limiter only. Without it, from limits of a single
-    /// limiter and from those that count calls.
+    /// limiter and from limits that count calls.
     pub fn of_member(self, member: impl Into<String>) -> Self {
         Self { member: Some(member.into()), ..self }
     }

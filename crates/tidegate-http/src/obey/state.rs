@@ -1,4 +1,4 @@
-//! What is known of a server, as plain data: no clock, no lock, no limiter.
+//! The knowledge of one server, as plain data: no clock, no lock, no limiter.
 //!
 //! | | holds | changed by |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! counts as a further refusal, and only its success ends a row of refusals.
 //!
 //! *Uncounted* are the calls that the server may not have counted when it answered a call: the
-//! calls in flight, and those that ended without a word since the call began. Other calls that
+//! calls in flight, and the calls that ended without a word since the call began. Other calls that
 //! ended since then brought an answer with a count of its own, and a count only lowers.
 
 use std::time::{Duration, SystemTime};

@@ -12,7 +12,7 @@ use crate::{Unit, When};
 /// Longer bodies are not read: what they tell of limits is not worth the work.
 const LONGEST_BODY: usize = 16 << 20;
 
-/// Adds what a body tells to an answer. What is no JSON tells nothing.
+/// Adds the limits of a body to an answer. A body that is no JSON has none.
 pub(super) fn add(body: &[u8], clock: Clock, answer: &mut Answer) {
     if body.len() > LONGEST_BODY {
         return;

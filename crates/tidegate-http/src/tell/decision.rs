@@ -114,7 +114,8 @@ pub fn decision_of_all(
 }
 
 impl<'a> Limit<'a> {
-    /// The limit of a limiter, as its status tells it: its quota, its window, and what is left.
+    /// The limit of a limiter, as its status tells it: its quota, its window, and the units that
+    /// remain.
     ///
     /// The window is the time in which a whole quota comes in. A limit without a rate counts
     /// requests in flight.
@@ -136,7 +137,7 @@ impl<'a> Limit<'a> {
         Ok(limit.state_of(status.available, status.next_in, status.full_in))
     }
 
-    /// Sets what is left after a grant: the remaining units and the reset.
+    /// Sets the units that remain after a grant, and the reset.
     #[must_use]
     pub fn left(self, left: Left) -> Self {
         self.state_of(left.available, left.next_in, left.full_in)

@@ -161,7 +161,7 @@ fn header(rng: &mut SmallRng) -> (HeaderName, HeaderValue) {
     (name, value)
 }
 
-fn pick<'a>(rng: &mut SmallRng, from: &[&'a str]) -> &'a str {
+pub(crate) fn pick<'a>(rng: &mut SmallRng, from: &[&'a str]) -> &'a str {
     from.choose(rng).copied().unwrap_or_default()
 }
 
@@ -171,28 +171,4 @@ pub(crate) fn answer(rng: &mut SmallRng) -> (StatusCode, HeaderMap) {
     let headers = (0..rng.random_range(0..8)).map(|_| header(rng)).collect();
     let status = statuses.choose(rng).and_then(|s| StatusCode::from_u16(*s).ok());
     (status.unwrap_or_default(), headers)
-}
-
-const BODIES: &[&str] = &[
-    r#"{"data":{"rateLimit":{"limit":5000,"cost":1,"remaining":4999,"resetAt":"2026-10-21T08:28:00Z"}}}"#,
-    r#"{"errors":[{"type":"RATE_LIMITED","message":"API rate limit exceeded"}]}"#,
-    r#"{"errors":[{"extensions":{"code":"THROTTLED"}}],"extensions":{"cost":{"requestedQueryCost":101,"actualQueryCost":46,"throttleStatus":{"maximumAvailable":1000.0,"currentlyAvailable":5,"restoreRate":50.0}}}}"#,
-    r#"{"extensions":{"cost":{"requestedQueryCost":1e308,"throttleStatus":{"maximumAvailable":-1,"currentlyAvailable":1e-300,"restoreRate":0}}}}"#,
-    r#"{"errors":[{"extensions":{"code":"RATELIMITED"}}]}"#,
-    "[[[[[[[[[[",
-];
-
-/// A body of GraphQL.
-#[allow(dead_code)] // One of the two tests has no bodies.
-pub(crate) fn body(rng: &mut SmallRng) -> Vec<u8> {
-    let mut body = pick(rng, BODIES).as_bytes().to_vec();
-    for _ in 0..rng.random_range(0..3) {
-        let at = rng.random_range(0..body.len());
-        match rng.random_range(0..3) {
-            0 => body[at] = rng.random_range(32..127),
-            1 => body[at] = b"0123456789-.eE"[rng.random_range(0..14)],
-            _ => drop(body.remove(at)),
-        }
-    }
-    body
 }
