@@ -219,6 +219,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     }
 
     fn changes(&self) -> u64 {
+        // Relaxed: a composite that reads an old number weighs its requests anew a look later.
         self.0.changes.load(Ordering::Relaxed)
     }
 
@@ -285,6 +286,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let shared = &self.0;
         let word = shared.gate_word.load();
         let taken = if word.needs_no_lock() {
+            // Before the take, so that a refund in between counts as after it.
             let refunds = shared.refunds.load(Ordering::Acquire);
             let charge = shared.take_without_lock(word, shared.clock.now(), &n);
             charge.map(|charge| Undoable::Since(charge, refunds))

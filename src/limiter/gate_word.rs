@@ -82,11 +82,13 @@ impl GateWord {
 
     #[inline]
     pub(crate) fn load(&self) -> Word {
+        // Relaxed: see "No overtaking".
         Word(self.0.load(Ordering::Relaxed))
     }
 
     /// Stores the word of the line. Under the lock.
     pub(crate) fn store<R: Rule<C>, C: Timer>(&self, line: &Line<R, C>, late: bool) {
+        // A store, not an exchange: only the holder of the lock writes the word.
         self.0.store(word_of(line).0 | if late { LATE } else { 0 }, Ordering::Relaxed);
     }
 

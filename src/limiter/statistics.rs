@@ -157,6 +157,7 @@ impl Statistics {
     /// [`Status::waiting`](crate::Status::waiting).
     #[must_use]
     pub fn snapshot(&self) -> StatisticsSnapshot {
+        // Relaxed: the counters are read one after another, and promise no order.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StatisticsSnapshot {
             granted: read(&self.granted),

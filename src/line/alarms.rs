@@ -76,6 +76,8 @@ impl Wake for AlarmWaker {
     fn wake(self: Arc<Self>) {
         // Before the lock, so that a thread that holds the lock, or has taken the alarm, finds the
         // ring when it looks again. Release: pairs with the Acquire load in `check`.
+        // As the waker of the alarm does: the holder of the lock that serves next finds the alarm
+        // rung.
         self.rung.store(true, Ordering::Release);
         if let Some(owner) = self.owner.upgrade() {
             owner.recheck();

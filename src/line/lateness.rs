@@ -97,6 +97,7 @@ impl Lateness {
         if !self.is_usable(now) {
             return now;
         }
+        // Relaxed: any number up to the catch-up is within the bound.
         let late = self.late.load(Ordering::Relaxed).min(self.catch_up.load(Ordering::Relaxed));
         let idle = now.saturating_since(due).as_u64();
         if idle > late.saturating_mul(2) { now } else { Nanos::new(now.as_u64().saturating_sub(late)) }
@@ -122,6 +123,7 @@ impl Lateness {
     /// A waiter sees its grant so late. Under the lock.
     pub(crate) fn seen(&self, now: Nanos, late: Nanos) {
         self.noted.store(now.as_u64(), Ordering::Relaxed);
+        // After `noted`: the lateness counts from now on. No permit depends on the order.
         self.late.store(late.as_u64(), Ordering::Relaxed);
     }
 }

@@ -42,10 +42,12 @@ impl Cell for AtomicU64 {
     type Word = u64;
 
     fn load(&self) -> u64 {
+        // Acquire: a word that a conversion stored shows what was written before it.
         self.load(Ordering::Acquire)
     }
 
     fn exchange(&self, current: u64, new: u64, success: Ordering) -> Result<(), u64> {
+        // Weak: the loop goes round anyway. Acquire on failure: the newer word is the next guess.
         self.compare_exchange_weak(current, new, success, Ordering::Acquire).map(drop)
     }
 }

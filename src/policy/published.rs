@@ -55,6 +55,7 @@ impl<const N: usize> Published<N> {
     /// The `M` words from `first` on, of one publication, and its version.
     #[inline]
     pub(crate) fn read_with_version<const M: usize>(&self, first: usize) -> ([u64; M], u64) {
+        // Acquire: shows all words of the slot that this version names.
         let mut version = self.version.load(Ordering::Acquire);
         loop {
             let slot = &self.slots[usize::from(version & 1 == 1)];

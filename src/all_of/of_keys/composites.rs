@@ -41,6 +41,7 @@ impl<C: Timer> Composites<C> {
 
     /// Closes all composites, also those to come. Returns whether they were open.
     pub(crate) fn close(&self) -> bool {
+        // Relaxed: the lock of the table below orders the flag for each call that adds a composite.
         let was_open = !self.closed.swap(true, Ordering::Relaxed);
         let composites: Vec<_> = lock(&self.table).values().filter_map(Weak::upgrade).collect();
         // Without the lock, since closing wakes tasks, and dropping the last handle takes the lock.
@@ -63,6 +64,7 @@ impl<C: Timer> Composites<C> {
     /// A request that has joined a queue is counted before its poll returns. A call that comes
     /// after that sees the count, by the order of changes of one atomic, at any ordering.
     pub(crate) fn is_empty(&self) -> bool {
+        // Relaxed: see above.
         self.len.load(Ordering::Relaxed) == 0
     }
 

@@ -223,6 +223,7 @@ impl AnyPolicy {
 
     /// Looks at the era in force. For an operation that excludes changes, or may find an old era.
     fn era<R>(&self, state: &AnyState, look: impl FnOnce(&Ruled, &KindState) -> R) -> R {
+        // Acquire: a thread that reads this number finds this era or a later one (5).
         self.of_era(state, state.era.load(Ordering::Acquire) / 2, look)
     }
 
@@ -246,6 +247,7 @@ impl AnyPolicy {
     #[inline(never)]
     fn try_acquire_later(&self, state: &AnyState, at: Nanos, n: u32) -> Result<AnyCharge, Refusal> {
         for _ in 0..=LOOKS {
+            // Acquire: as in `era` (5).
             let number = state.era.load(Ordering::Acquire);
             if number % 2 == 1 {
                 spin_loop();

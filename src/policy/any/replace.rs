@@ -55,6 +55,7 @@ impl AnyPolicy {
 
     /// Replaces the policy and the state. See the module's documentation for the protocol.
     fn replace(&self, state: &AnyState, at: Nanos, new: Kind, keep: Keep) {
+        // Relaxed: only a change writes the number, and the caller excludes other changes.
         let era = state.era.load(Ordering::Relaxed);
         state.era.store(era | 1, Ordering::Relaxed);
         // A thread that reads what comes after this fence, and fences, too, finds the era odd (1).
@@ -103,6 +104,7 @@ impl AnyPolicy {
 
     /// A state that begins in the era in force.
     pub(super) fn with_start(&self, start: impl FnOnce(&Kind) -> KindState) -> AnyState {
+        // Acquire: a thread that sees the flag sees the policy.
         if !self.replaced.load(Ordering::Acquire) {
             let first = start(&self.first.kind);
             return AnyState { first, era: AtomicU32::new(0), later: Swap::empty() };

@@ -80,6 +80,7 @@ impl Bucket {
 
     /// See [`Shut`](crate::policy::shut::Shut).
     pub(crate) fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
+        // Relaxed: one exchange, which reads the newest word. The word publishes nothing else.
         let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
         let (numbers, more) = self.numbers_and_more();
         let debt = match numbers.own(zero) {

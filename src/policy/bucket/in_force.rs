@@ -153,6 +153,7 @@ impl Bucket {
     /// The price of `n` permits and the numbers, for a look that decides nothing.
     #[inline]
     pub(super) fn price(&self, n: u32) -> (Numbers, u64) {
+        // Acquire: a bucket that is open by new terms shows the new price (5).
         match self.hot.mode.load(Ordering::Acquire) {
             PLAIN if n == 1 => self.hot.numbers(),
             _ => self.published(n),
@@ -162,6 +163,7 @@ impl Bucket {
     /// The numbers for a word that was loaded before, once the bucket is open. It may wait for a
     /// change, so it is only for calls that cannot be refused.
     pub(super) fn settled(&self) -> (Numbers, More) {
+        // Acquire: an open bucket shows its terms (5).
         if self.hot.mode.load(Ordering::Acquire) == CLOSED {
             // The change that closed the bucket holds the writer's lock until the bucket is open.
             drop(self.words.writer());

@@ -239,6 +239,7 @@ impl Policy for LeakyBucket {
         let cut = Some(most).filter(|most| *most < self.bucket.terms().burst);
         let burst = change.burst.map(|burst| burst.clamp(1, most)).or(cut);
         let level = self.bucket.change(state, at, Change { burst, ..change })?;
+        // Relaxed: the height is a bound of waiting, and whole by itself. No permit depends on it.
         self.height.store(height.to_word(), Ordering::Relaxed);
         Ok(level)
     }

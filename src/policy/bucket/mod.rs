@@ -359,6 +359,7 @@ impl Bucket {
             if self.hot.mode.load(Ordering::Acquire) != PLAIN {
                 return Err(None);
             }
+            // Acquire: a newer price shows the conversion that came before it (5).
             let due = zero.saturating_add(self.hot.one.load(Ordering::Acquire));
             if due > tick {
                 return Err(Some(due));
@@ -370,6 +371,7 @@ impl Bucket {
         match answer {
             Ok(charge) => Ok(charge),
             Err(Some(due)) => Err(Refusal::Limited { retry_after: ticks::between(tick, due) }),
+            // Relaxed: a hint that picks the road. Each road looks at the mode itself.
             Err(None) if self.hot.mode.load(Ordering::Relaxed) == IN_STEPS => {
                 self.try_acquire_stepped(state, at)
             }
@@ -382,6 +384,7 @@ impl Bucket {
     fn try_acquire_stepped(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
+            // After the word, as in `try_acquire_one`.
             if self.hot.mode.load(Ordering::Acquire) != IN_STEPS {
                 return Err(None);
             }
@@ -414,6 +417,7 @@ impl Bucket {
         again: bool,
     ) -> Result<BucketCharge, Refusal> {
         let answer = update(&state.zero, |zero| {
+            // After the word, as in `try_acquire_one`.
             if self.hot.mode.load(Ordering::Acquire) == CLOSED {
                 return Err(Stays::Closed);
             }
@@ -438,6 +442,7 @@ impl Bucket {
     #[cold]
     fn look_again(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
         for _ in 0..LOOKS {
+            // Relaxed: a hint only. The attempt below looks again, after it has loaded the word.
             if self.hot.mode.load(Ordering::Relaxed) != CLOSED {
                 break;
             }

@@ -227,6 +227,7 @@ impl SmoothBursty {
             true => zero,
             false => zero.max(self.floor(from)).saturating_add(to.saturating_sub(from)),
         };
+        // Relaxed: a pause and a change exclude each other, by the lock of the line or the shard.
         let empty = to.min(self.stopped.load(Ordering::Relaxed));
         let empty = if self.rate.is_zero() { empty } else { empty.saturating_add(self.rate.price(1)) };
         if keeps_stock { held } else { held.max(empty) }
@@ -300,6 +301,7 @@ fn move_to(state: &BurstyState, target: impl Fn(u64) -> u64) -> u64 {
 
 impl Shut for SmoothBursty {
     fn shut(&self, state: &BurstyState, at: Nanos) -> Remainder {
+        // Relaxed: one exchange, which reads the newest word. The word publishes nothing else.
         let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
         let status = self.status_of(zero, at);
         // The next permit is granted on credit, so a debt of up to its price is no permit owed.

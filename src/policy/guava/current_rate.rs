@@ -39,6 +39,7 @@ impl CurrentRate {
     /// What `n` permits cost now.
     #[inline]
     pub(crate) fn price(&self, n: u32) -> u64 {
+        // Relaxed: the price of one permit is whole by itself.
         if n == 1 { self.one.load(Ordering::Relaxed) } else { self.interval().price(n) }
     }
 

@@ -217,6 +217,7 @@ impl Cells {
         let place = self.place(number);
         // The mark comes first, since it is stored last: its number vouches for the beginning.
         let there = place.mark.load(Ordering::Acquire);
+        // Acquire, both: if a word belongs to a newer cell, the head that opened it is seen below.
         let beginning = place.beginning.load(Ordering::Acquire);
         (there >> TOTAL == number).then_some(Cell { number, beginning, before: total(there) })
     }
@@ -331,10 +332,12 @@ impl Cells {
             return None;
         }
         let counted = Head { time: view.now, fresh: false, total: total(head.total.wrapping_add(n)), ..head };
+        // The grant (3). It fails if any thread has granted or opened a cell since `seen`.
         if !self.head.replace(seen, counted.encode(), Ordering::Release) {
             return None;
         }
         if view.oldest != view.hint {
+            // Relaxed: a hint, which each reader checks against the ring.
             self.oldest.store(view.oldest, Ordering::Relaxed);
         }
         Some(head.number)
@@ -400,6 +403,7 @@ impl Cells {
                 return self.raise(&head, of, |before| before.wrapping_add(n));
             }
             let total = total(head.total.wrapping_sub(n));
+            // Fails if a request was granted meanwhile: then the next round counts anew (4).
             if self.head.replace(seen, Head { total, ..head }.encode(), Ordering::Release) {
                 return;
             }
@@ -426,6 +430,7 @@ impl Cells {
         let from_older = n.min(older);
         let from_newest = (n - from_older).min(view.sum - older);
         let total_after = total(head.total.wrapping_sub(from_newest));
+        // The head first: the marks of the older cells change only if the view was still right.
         if !self.head.replace(seen, Head { total: total_after, ..head }.encode(), Ordering::Release) {
             return false;
         }
@@ -446,6 +451,7 @@ impl Cells {
         let mut of = from;
         while number(head.number.wrapping_sub(of)) < self.ring.len() as u64 {
             let place = self.place(of);
+            // Acquire: a newer number comes with the head that opened its cell.
             let mut there = place.mark.load(Ordering::Acquire);
             loop {
                 // The place shows a newer cell, or a cell of older terms. All older cells are over.

@@ -40,6 +40,7 @@ impl Chunks {
     pub(super) fn load(&self, place: u32) -> u64 {
         let chunk = self.chunks.get((place / CHUNK) as usize).and_then(OnceLock::get);
         let word = chunk.and_then(|chunk| chunk.get((place % CHUNK) as usize));
+        // Acquire: a newer link comes with a newer head, which the taker then sees.
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 }

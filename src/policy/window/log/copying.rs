@@ -68,6 +68,7 @@ impl Copying {
         let (mut low, mut high) = (0, self.copied);
         while low < high {
             let middle = low.midpoint(high);
+            // Only the holder of the books writes the second ring, so it does not change meanwhile.
             let there = state.place(ring, state.before(self.to, middle + 1)).load(Ordering::Acquire);
             if there >= time { low = middle + 1 } else { high = middle }
         }
@@ -146,6 +147,7 @@ impl LogState {
         while copying.unfilled > 0 && places > 0 {
             copying.unfilled -= 1;
             places -= 1;
+            // Release, as each store here: the switch publishes the ring as a whole.
             self.place(!ring, copying.unfilled).store(books.copies, Ordering::Release);
         }
         if !self.catch_up(copying, most, window) {
@@ -162,6 +164,7 @@ impl LogState {
         while copying.pending > 0 && places > 0 {
             places -= 1;
             let place = self.before(copying.seen.place, copying.pending);
+            // A taker may take this place anew meanwhile: `taken_since` below tells.
             let time = self.place(ring, place).load(Ordering::Acquire);
             if time > copying.time {
                 copying.time = time;

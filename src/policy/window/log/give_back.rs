@@ -171,6 +171,7 @@ impl GiveBack {
 
     /// The first place that counts in a version.
     pub(super) fn floor(&self, version: u16) -> u32 {
+        // Acquire, as for the credits: a newer slot comes with a newer head, which 3 or 6 sees.
         u32::try_from(self.slot(version).floor.load(Ordering::Acquire)).unwrap_or(0)
     }
 
@@ -183,6 +184,7 @@ impl GiveBack {
         let Credits { first, sum, version, word, .. } = *credits;
         let new = encode(version, first, sum);
         let slot = &self.slot(version).credits;
+        // Fails if another taker has made them known, or if the slot has a newer version.
         slot.compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -200,6 +202,7 @@ fn link(links: &Chunks, place: u32) -> (u32, u32) {
 }
 
 fn set_link(links: &Chunks, place: u32, n: u32, next: u32) {
+    // Release: a taker of an older head that reads this link sees that its head is outdated.
     links.word(place).store(u64::from(n) << 25 | u64::from(next), Ordering::Release);
 }
 

@@ -133,6 +133,7 @@ impl LogState {
 
     #[inline]
     pub(crate) fn head(&self) -> Head {
+        // Acquire: shows the slot of its version, and the times of all grants but the last (1).
         Head::decode(self.head.load(Ordering::Acquire))
     }
 
@@ -144,6 +145,7 @@ impl LogState {
 
     #[inline]
     fn exchange_word(&self, word: u128, new: Head) -> Result<u128, u128> {
+        // Release: publishes the credits and the times that this thread made sure of (4, 5).
         self.head.compare_exchange_weak(word, new.encode(), Ordering::AcqRel, Ordering::Acquire)
     }
 
@@ -200,6 +202,7 @@ impl LogState {
             return view.head.time;
         }
         let place = self.before(view.head.place, steps);
+        // Acquire: a newer time comes with a newer head, which steps 3 and 6 then see (2).
         self.place(view.head.ring, place).load(Ordering::Acquire)
     }
 
@@ -273,6 +276,7 @@ impl LogState {
     fn take_seen(&self, word: u128, view: &View, time: Stamp, n: u32) -> Result<LogCharge, u128> {
         let head = view.head;
         if !self.publish(&view.credits) {
+            // The slot has other credits by now, so the head is another one, too.
             return Err(self.head.load(Ordering::Acquire));
         }
         // Help before the exchange: the next head does not tell the time of the last grant (5).
@@ -338,6 +342,7 @@ impl LogState {
     fn write(&self, head: Head) {
         for steps in 1..=head.n {
             let place = self.place(head.ring, self.before(head.place, steps));
+            // Before the look at the head: a newer time shows the head that wrote it.
             let mut there = place.load(Ordering::Acquire);
             while there < head.time {
                 if self.head() != head {
