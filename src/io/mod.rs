@@ -177,7 +177,7 @@ impl Direction {
 
     /// Fits the chunk to the rate and the burst, which may have changed.
     fn set_chunk(&mut self) {
-        self.chunk = chunk(&self.limiter.status()).min(self.max_chunk);
+        self.chunk = chunk_size(&self.limiter).min(self.max_chunk);
     }
 
     /// So many of these bytes are a chunk, or fewer.
@@ -232,7 +232,29 @@ impl fmt::Debug for Direction {
     }
 }
 
-/// What the strictest of the limits grants within the time of a chunk, and at once.
+/// How many bytes a transfer that this limiter limits pays for at a time: what the strictest of its
+/// limits grants within 10 ms, at least 512 bytes and at most 64 KiB, and no more than it grants at
+/// once.
+///
+/// [`Throttled`] has chunks of this size, and so has `ThrottledBody` of the crate `tidegate-http`.
+/// An adapter of another kind that uses it gets the same share as they do. The size follows the
+/// rate, so ask again now and then, for example after a wait.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::io::chunk_size;
+/// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+///
+/// let policy = TokenBucket::new(Rate::per_second(1_000_000), 50_000);
+/// let limiter = AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+/// assert_eq!(chunk_size(&limiter), 10_000);
+/// ```
+#[must_use]
+pub fn chunk_size(limiter: &AnyLimiter) -> u32 {
+    chunk(&limiter.status())
+}
+
 fn chunk(status: &AllStatus) -> u32 {
     let of_limit = |rate: f64, limit: u64| {
         let chunk = (rate * CHUNK.as_secs_f64()).clamp(LEAST.into(), MOST.into());

@@ -1,0 +1,201 @@
+//! [`ThrottledBody`]: a body whose bytes wait for permits.
+//!
+//! A frame is taken from the inner body first, and then its bytes are paid for, chunk by chunk, in
+//! the poll that yields them. So a body that is silent holds no place in the queue, its end is
+//! found without a wait, and a chunk is paid for only if it is yielded. This is what a stream of
+//! `tidegate` does with its items. A reader of `tidegate::io` cannot do so: it learns how many
+//! bytes come only by taking them.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tidegate::io::chunk_size;
+use tidegate::{AcquireAny, AnyLimiter};
+
+type BoxError = Box<dyn StdError + Send + Sync>;
+
+pin_project! {
+    /// A body of a request or a response whose bytes wait for permits: one permit is one byte.
+    ///
+    /// It works wherever a body is one of the crate `http-body`: in a server or a client, in hyper,
+    /// axum, tonic or reqwest. For several limits at once, such as of a connection, a user and all
+    /// users, give it an [`AllOf`](tidegate::AllOf). The rate may change at any time.
+    ///
+    /// # Chunks
+    ///
+    /// Frames of data are cut into chunks of [`chunk_size`] bytes, without a copy if they are
+    /// [`Bytes`]. A frame that is smaller than a chunk stays whole. A chunk is paid for before it
+    /// is yielded. So in any span no more bytes are yielded than the policy states.
+    ///
+    /// # Fairness
+    ///
+    /// A body has at most one chunk in the queue of the limiter. So bodies that share a limiter get
+    /// equal shares, also with transfers of [`tidegate::io`]. A body with frames that are smaller
+    /// than a chunk gets a smaller share; [`max_chunk`](ThrottledBody::max_chunk) makes the chunks
+    /// of the others smaller.
+    ///
+    /// # What waits
+    ///
+    /// Bytes of data do. Trailers, empty frames, the end and errors of the inner body do not. The
+    /// inner body is polled only when all bytes before are yielded, so at most one frame is held.
+    ///
+    /// # Errors
+    ///
+    /// An error is that of the inner body, or the [`AllRefusal`](tidegate::AllRefusal) of the
+    /// limiter: it was closed, its queue is full, or it never grants a byte. After a refusal the
+    /// next poll asks again for the same bytes.
+    ///
+    /// # Cancel safety
+    ///
+    /// A body that is dropped while it waits leaves no trace: a chunk that was not yielded costs
+    /// nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http_body_util::{BodyExt, Full};
+    /// use tidegate::{Rate, RateLimiter, TokenBucket, TokioClock};
+    /// use tidegate_http::ThrottledBody;
+    /// use tokio::time::{Duration, Instant};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let policy = TokenBucket::new(Rate::per_second(100_000), 1000).start_empty();
+    /// let bandwidth = RateLimiter::with_clock(policy, TokioClock::new());
+    /// let begin = Instant::now();
+    /// let download = Full::new(bytes::Bytes::from(vec![7; 50_000]));
+    /// let download = ThrottledBody::new(download, bandwidth);
+    /// assert_eq!(download.collect().await?.to_bytes().len(), 50_000);
+    /// assert_eq!(begin.elapsed(), Duration::from_millis(500));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub struct ThrottledBody<B>
+    where
+        B: Body,
+    {
+        #[pin]
+        inner: B,
+        limiter: AnyLimiter,
+        chunk: u32,
+        max_chunk: u32,
+        // What is not yielded yet of a frame: never empty.
+        data: Option<B::Data>,
+        // The chunk that is being paid for. The lock is never taken: it makes the body `Sync`,
+        // which clients such as reqwest ask for.
+        wait: Mutex<Option<(u32, AcquireAny)>>,
+    }
+}
+
+impl<B: Body> ThrottledBody<B> {
+    /// Limits the bytes of this body.
+    pub fn new(inner: B, limiter: impl Into<AnyLimiter>) -> ThrottledBody<B> {
+        let limiter = limiter.into();
+        let chunk = chunk_size(&limiter);
+        ThrottledBody { inner, limiter, chunk, max_chunk: u32::MAX, data: None, wait: Mutex::new(None) }
+    }
+
+    /// Makes no chunk larger than this, and at least one byte. More chunks cost more.
+    #[must_use]
+    pub fn max_chunk(mut self, bytes: u32) -> ThrottledBody<B> {
+        self.max_chunk = bytes.max(1);
+        self
+    }
+
+    /// The inner body.
+    pub fn get_ref(&self) -> &B {
+        &self.inner
+    }
+
+    /// The inner body. Frames that are taken from it cost nothing.
+    pub fn get_mut(&mut self) -> &mut B {
+        &mut self.inner
+    }
+}
+
+impl<B> Body for ThrottledBody<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.project();
+        let wait = this.wait.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let data = match this.data {
+            Some(data) => data,
+            None => match ready!(this.inner.poll_frame(context)).map(|frame| frame.map(Frame::into_data)) {
+                None => return Poll::Ready(None),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                Some(Ok(Ok(data))) if data.has_remaining() => this.data.insert(data),
+                Some(Ok(Ok(_))) => return Poll::Ready(Some(Ok(Frame::data(Bytes::new())))),
+                Some(Ok(Err(other))) => {
+                    return Poll::Ready(Some(Ok(other.map_data(|_| Bytes::new()))));
+                }
+            },
+        };
+        loop {
+            let chunk = (*this.chunk).min(*this.max_chunk);
+            let (bytes, permits) = wait.get_or_insert_with(|| {
+                let bytes = u32::try_from(data.remaining()).unwrap_or(u32::MAX).min(chunk);
+                (bytes, this.limiter.acquire_many(bytes))
+            });
+            let bytes = *bytes;
+            let answer = ready!(Pin::new(permits).poll(context));
+            *wait = None;
+            if answer.as_ref().map_or(true, |permits| !permits.waited().is_zero()) {
+                *this.chunk = chunk_size(this.limiter);
+            }
+            match answer {
+                Ok(_) => {
+                    let chunk = data.copy_to_bytes(bytes as usize);
+                    if !data.has_remaining() {
+                        *this.data = None;
+                    }
+                    return Poll::Ready(Some(Ok(Frame::data(chunk))));
+                }
+                // The burst became smaller meanwhile. The chunk did, too.
+                Err(_) if *this.chunk < bytes => {}
+                Err(refusal) => return Poll::Ready(Some(Err(refusal.into()))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.data.is_none() && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let held = self.data.as_ref().map_or(0, |data| data.remaining() as u64);
+        let inner = self.inner.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower().saturating_add(held));
+        if let Some(upper) = inner.upper().and_then(|upper| upper.checked_add(held)) {
+            // Not less than `lower`, as that of the inner body is not.
+            hint.set_upper(upper);
+        }
+        hint
+    }
+}
+
+impl<B: Body + fmt::Debug> fmt::Debug for ThrottledBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ThrottledBody")
+            .field("inner", &self.inner)
+            .field("limiter", &self.limiter)
+            .field("chunk", &self.chunk)
+            .field("held", &self.data.as_ref().map(Buf::remaining))
+            .finish_non_exhaustive()
+    }
+}
