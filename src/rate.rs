@@ -60,7 +60,10 @@ const OTHER_UNITS: [(&str, &str); 22] = [
 /// assert_eq!("1000/100ms".parse::<Rate>()?, rate);
 /// assert_eq!("2.5/s".parse::<Rate>()?.as_per_second(), 2.5);
 /// let error = "0/s".parse::<Rate>().unwrap_err();
-/// assert_eq!(error.to_string(), "rate 0/s is not above zero; the rate without permits is `zero`");
+/// assert_eq!(
+///     error.to_string(),
+///     "rate 0/s is not above zero; the rate without permits is `zero`"
+/// );
 /// let error = "10 per second".parse::<Rate>().unwrap_err();
 /// assert_eq!(error.to_string(), "\"10 per second\" is not a rate: write 10/s");
 /// # Ok::<(), tidegate::RateError>(())

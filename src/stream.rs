@@ -35,7 +35,10 @@ pub trait LimitStream: Stream + Sized {
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
+    /// let limiter = RateLimiter::with_clock(
+    ///     SmoothBursty::new(Rate::per_second(5)),
+    ///     TokioClock::new(),
+    /// );
     /// let begin = Instant::now();
     /// let mut numbers = stream::iter(0..6).rate_limited(limiter);
     /// while let Some(number) = numbers.try_next().await? {

@@ -34,7 +34,10 @@ use crate::sync::lock;
 /// # Examples
 ///
 /// ```
-/// use tidegate::{AllOf, AllRefusal, CountingLimit, Rate, RateLimiter, TokenBucket, TokioClock};
+/// use tidegate::{
+///     AllOf, AllRefusal, CountingLimit, Rate, RateLimiter, TokenBucket,
+///     TokioClock,
+/// };
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), AllRefusal> {

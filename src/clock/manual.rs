@@ -142,7 +142,8 @@ impl ManualClock {
     /// let mut waits: Vec<_> = (0..4).map(|_| limiter.acquire()).collect();
     /// let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
     /// let passed = clock.run_until_idle(Duration::from_secs(60), || {
-    ///     waits.retain_mut(|wait| std::pin::Pin::new(wait).poll(context).is_pending());
+    ///     waits
+    ///         .retain_mut(|wait| std::pin::Pin::new(wait).poll(context).is_pending());
     /// });
     /// assert_eq!(passed, Duration::from_millis(600));
     /// assert!(waits.is_empty());

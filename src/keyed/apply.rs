@@ -36,7 +36,8 @@ impl<K: Hash + Eq, C: Timer + Clone> KeyedRateLimiter<K, AnyPolicy, C> {
     /// assert_eq!(users.status("alice").available, 2);
     /// assert_eq!(users.policy().to_string(), "token_bucket 50/s burst 100");
     ///
-    /// let error = users.apply_all(&"fixed_window 50/s".parse()?, Keep::Count).unwrap_err();
+    /// let error =
+    ///     users.apply_all(&"fixed_window 50/s".parse()?, Keep::Count).unwrap_err();
     /// let told = "no change leads from token_bucket 50/s burst 100 to fixed_window 50/s; make a new limiter";
     /// assert_eq!(error.to_string(), told);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

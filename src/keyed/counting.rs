@@ -89,7 +89,10 @@ const TRIES: usize = 8;
 /// let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(2, 10_000);
 /// let first = calls.try_acquire("alice")?;
 /// let second = calls.try_acquire("alice")?;
-/// assert_eq!(calls.try_acquire("alice").unwrap_err(), Refusal::InUse { limit: 2 });
+/// assert_eq!(
+///     calls.try_acquire("alice").unwrap_err(),
+///     Refusal::InUse { limit: 2 }
+/// );
 /// let bob = calls.try_acquire("bob")?;
 /// assert_eq!(calls.len(), 2);
 /// drop((first, second, bob));
@@ -382,7 +385,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(2, 1000);
     /// let rate = RateLimiter::new(TokenBucket::new(Rate::per_second(100), 100));
-    /// let limits = AllOf::new("rate", &rate).with_counting("calls", &calls.limit("alice")?);
+    /// let limits =
+    ///     AllOf::new("rate", &rate).with_counting("calls", &calls.limit("alice")?);
     /// assert!(limits.try_acquire().is_ok());
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```

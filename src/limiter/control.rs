@@ -332,7 +332,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// ```
     /// use std::sync::Arc;
-    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, SmoothBursty, Statistics};
+    /// use tidegate::{
+    ///     ManualClock, Rate, RateLimiter, Refusal, SmoothBursty, Statistics,
+    /// };
     ///
     /// let policy = SmoothBursty::new(Rate::per_second(1));
     /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
@@ -385,7 +387,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// limiter.debit(20);
     /// // Ten are owed, and one more is needed.
-    /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(2200)));
+    /// assert_eq!(
+    ///     limiter.try_acquire().unwrap_err().retry_after(),
+    ///     Some(Duration::from_millis(2200))
+    /// );
     /// ```
     pub fn debit(&self, n: u32) {
         self.shared.debit(n);
@@ -407,7 +412,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// let policy = TokenBucket::new(Rate::per_second(5), 10);
     /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     /// assert_eq!(limiter.drain(), 10);
-    /// assert_eq!(limiter.try_acquire().unwrap_err().retry_after(), Some(Duration::from_millis(200)));
+    /// assert_eq!(
+    ///     limiter.try_acquire().unwrap_err().retry_after(),
+    ///     Some(Duration::from_millis(200))
+    /// );
     /// ```
     pub fn drain(&self) -> u64 {
         self.keep_at_most(0)

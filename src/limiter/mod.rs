@@ -328,7 +328,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// let policy = SmoothBursty::new(Rate::per_second(10));
     /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
     /// limiter.acquire().await?;
-    /// let refusal = limiter.acquire_within(Duration::from_millis(30)).await.unwrap_err();
+    /// let refusal =
+    ///     limiter.acquire_within(Duration::from_millis(30)).await.unwrap_err();
     /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(70)));
     /// assert!(limiter.acquire_within(Duration::from_millis(100)).await.is_ok());
     /// # Ok(())

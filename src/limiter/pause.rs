@@ -22,7 +22,8 @@ use crate::time::Nanos;
 /// let policy = TokenBucket::new(Rate::per_second(20), 10);
 /// let limiter = RateLimiter::with_clock(policy, clock.clone());
 /// // A server was restarted: come back within 10 s to 15 s, and not all clients at once.
-/// let pause = Pause::lasting(Duration::from_secs(10)).jitter(Duration::from_secs(5));
+/// let pause =
+///     Pause::lasting(Duration::from_secs(10)).jitter(Duration::from_secs(5));
 /// limiter.pause(pause);
 /// assert!(limiter.status().paused_for >= Duration::from_secs(10));
 /// assert!(limiter.status().paused_for <= Duration::from_secs(15));

@@ -109,7 +109,9 @@ impl Change {
     ///
     /// ```
     /// use tidegate::policy::Change;
-    /// use tidegate::{FixedWindow, ManualClock, Policy, Rate, RateLimiter, TokenBucket};
+    /// use tidegate::{
+    ///     FixedWindow, ManualClock, Policy, Rate, RateLimiter, TokenBucket,
+    /// };
     ///
     /// let second = TokenBucket::new(Rate::per_second(10), 10);
     /// let minute = FixedWindow::new(Rate::per_minute(5));

@@ -444,7 +444,9 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// # Examples
     ///
     /// ```
-    /// use tidegate::{FixedWindow, ManualClock, Policy, Rate, RateLimiter, TokenBucket};
+    /// use tidegate::{
+    ///     FixedWindow, ManualClock, Policy, Rate, RateLimiter, TokenBucket,
+    /// };
     ///
     /// // 10 per second, and no more than 100 per minute.
     /// let second = TokenBucket::new(Rate::per_second(10), 10);

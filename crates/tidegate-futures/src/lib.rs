@@ -32,7 +32,10 @@ pub trait LimitSink<Item>: Sink<Item> + Sized {
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(5)), TokioClock::new());
+    /// let limiter = RateLimiter::with_clock(
+    ///     SmoothBursty::new(Rate::per_second(5)),
+    ///     TokioClock::new(),
+    /// );
     /// let begin = Instant::now();
     /// let mut numbers = sink::drain().rate_limited(limiter);
     /// for number in 0..6 {

@@ -16,7 +16,10 @@ use std::time::{Duration, SystemTime};
 ///
 /// let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
 /// assert_eq!(When::In(Duration::from_secs(3)).wait(now), Duration::from_secs(3));
-/// assert_eq!(When::At(now + Duration::from_secs(2)).wait(now), Duration::from_secs(2));
+/// assert_eq!(
+///     When::At(now + Duration::from_secs(2)).wait(now),
+///     Duration::from_secs(2)
+/// );
 /// assert_eq!(When::At(SystemTime::UNIX_EPOCH).wait(now), Duration::ZERO);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -84,10 +84,12 @@ impl RateLimit {
     /// use tidegate_reqwest::RateLimit;
     ///
     /// let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(60), 10));
-    /// let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(10_000), 10_000));
+    /// let tokens =
+    ///     RateLimiter::new(TokenBucket::new(Rate::per_minute(10_000), 10_000));
     /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
     /// let options = Options::new().reader(Reader::of(Vendor::OpenAi));
-    /// let limit = RateLimit::obeying(Obey::with_options(api, options)).cost(|_| [("tokens", 4000)]);
+    /// let limit = RateLimit::obeying(Obey::with_options(api, options))
+    ///     .cost(|_| [("tokens", 4000)]);
     /// ```
     #[must_use]
     pub fn obeying(obey: Obey) -> RateLimit {
@@ -105,7 +107,11 @@ impl RateLimit {
     /// use tidegate_reqwest::RateLimit;
     ///
     /// let limit = RateLimit::per_host(Scopes::new(1000, |host| {
-    ///     let rate = if host == "slow.example" { Rate::per_minute(30) } else { Rate::per_second(10) };
+    ///     let rate = if host == "slow.example" {
+    ///         Rate::per_minute(30)
+    ///     } else {
+    ///         Rate::per_second(10)
+    ///     };
     ///     Obey::new(RateLimiter::paced(rate))
     /// }));
     /// ```
@@ -139,7 +145,8 @@ impl RateLimit {
     /// # let limit = RateLimit::new(RateLimiter::paced(Rate::per_second(10)));
     /// use reqwest::Method;
     ///
-    /// let limit = limit.cost(|request| if request.method() == Method::GET { 1 } else { 5 });
+    /// let limit =
+    ///     limit.cost(|request| if request.method() == Method::GET { 1 } else { 5 });
     /// ```
     #[must_use]
     pub fn cost<C>(mut self, cost: impl Fn(&Request) -> C + Send + Sync + 'static) -> RateLimit

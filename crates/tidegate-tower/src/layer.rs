@@ -62,7 +62,9 @@ use crate::service::RateLimit;
 /// # async fn main() -> Result<(), Infallible> {
 /// let policy = TokenBucket::new(Rate::per_second(5), 1);
 /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
-/// let hello = async |_: Request<String>| Ok::<_, Infallible>(Response::new("hello".to_owned()));
+/// let hello = async |_: Request<String>| {
+///     Ok::<_, Infallible>(Response::new("hello".to_owned()))
+/// };
 /// let mut service = ServiceBuilder::new()
 ///     .layer(RateLimitLayer::new(limiter).named("all-clients"))
 ///     .service(service_fn(hello));
@@ -136,7 +138,11 @@ impl<L: Limit> RateLimitLayer<L> {
     /// let policy = TokenBucket::new(Rate::per_second(5), 10);
     /// let users: KeyedRateLimiter<u64> = KeyedRateLimiter::new(policy, 100_000);
     /// let layer = RateLimitLayer::keyed_async(users, |request| {
-    ///     let session = request.headers.get("session").and_then(|s| s.to_str().ok()).map(String::from);
+    ///     let session = request
+    ///         .headers
+    ///         .get("session")
+    ///         .and_then(|s| s.to_str().ok())
+    ///         .map(String::from);
     ///     async move {
     ///         let session = session.ok_or(StatusCode::UNAUTHORIZED)?;
     ///         user_of(session).await.ok_or(StatusCode::UNAUTHORIZED)
@@ -172,7 +178,8 @@ impl<L: Limit> RateLimitLayer<L> {
     ///
     /// let policy = SmoothBursty::new(Rate::per_second(10));
     /// let hosts: KeyedRateLimiter<String, _> = KeyedRateLimiter::new(policy, 1000);
-    /// let per_host = |request: &http::request::Parts| request.uri.host().map(String::from);
+    /// let per_host =
+    ///     |request: &http::request::Parts| request.uri.host().map(String::from);
     /// let limit = RateLimitLayer::keyed(hosts, per_host).for_client();
     /// let client = ServiceBuilder::new()
     ///     .layer(limit.wait_at_most(Duration::from_secs(30)))
@@ -312,7 +319,9 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     /// let both = AllOf::new("requests", &requests).with("bytes", &bytes);
     /// let layer = RateLimitLayer::new(both).cost(|request| {
     ///     let length = request.headers.get("content-length");
-    ///     let bytes = length.and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or(1000);
+    ///     let bytes = length
+    ///         .and_then(|length| length.to_str().ok()?.parse().ok())
+    ///         .unwrap_or(1000);
     ///     [("bytes", bytes)]
     /// });
     /// ```
@@ -404,7 +413,9 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
     /// let layer = RateLimitLayer::new(api)
     ///     .cost(|_| [("tokens", 4000)])
-    ///     .settle(|response| response.extensions.get::<Used>().map(|used| [("tokens", used.0)]));
+    ///     .settle(|response| {
+    ///         response.extensions.get::<Used>().map(|used| [("tokens", used.0)])
+    ///     });
     /// ```
     #[must_use]
     pub fn settle<A>(mut self, used: impl Fn(&M::Response) -> Option<A> + Send + Sync + 'static) -> Self

@@ -99,7 +99,10 @@ use crate::time::Nanos;
 ///
 /// ```
 /// use std::time::Duration;
-/// use tidegate::{AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+/// use tidegate::{
+///     AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter,
+///     TokenBucket,
+/// };
 ///
 /// let clock = ManualClock::new();
 /// let policy = TokenBucket::new(Rate::per_second(2), 2);
@@ -247,7 +250,10 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     ///
     /// for (user, member) in [(1, None), (1, Some("user")), (2, None), (3, Some("tenant"))] {
     ///     let answer = api.try_acquire(&Caller { user, tenant: "acme".into() });
-    ///     assert_eq!(answer.as_ref().err().and_then(|refusal| refusal.member()), member);
+    ///     assert_eq!(
+    ///         answer.as_ref().err().and_then(|refusal| refusal.member()),
+    ///         member
+    ///     );
     /// }
     /// ```
     #[must_use]
@@ -424,14 +430,18 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tidegate::{KeyedAllOf, KeyedRateLimiter, Rate, RateLimiter, TokenBucket, TokioClock};
+    /// use tidegate::{
+    ///     KeyedAllOf, KeyedRateLimiter, Rate, RateLimiter, TokenBucket, TokioClock,
+    /// };
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), tidegate::AllRefusal> {
     /// let clock = TokioClock::new();
     /// let policy = TokenBucket::new(Rate::per_second(2), 1);
-    /// let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 1000, clock);
-    /// let all_users = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock);
+    /// let users: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 1000, clock);
+    /// let all_users =
+    ///     RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock);
     /// let api = KeyedAllOf::new("user", &users).with("all users", &all_users);
     /// assert_eq!(api.acquire("alice").await?.waited(), Duration::ZERO);
     /// assert_eq!(api.acquire("bob").await?.waited(), Duration::ZERO);
@@ -497,7 +507,10 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// # Examples
     ///
     /// ```
-    /// use tidegate::{AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+    /// use tidegate::{
+    ///     AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter,
+    ///     TokenBucket,
+    /// };
     ///
     /// let clock = ManualClock::new();
     /// let policy = TokenBucket::new(Rate::per_minute(60), 60);

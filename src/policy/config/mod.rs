@@ -168,7 +168,10 @@ impl PolicyConfig {
     /// let change = Change::rate(Rate::per_second(9)).burst(20);
     /// assert_eq!(old.change_to(&config("token_bucket 9/s burst 20")?), Some(change));
     /// assert_eq!(old.change_to(&config("fixed_window 9/s")?), None);
-    /// assert_eq!(old.change_to(&config("token_bucket 9/s burst 10 tolerance 1s")?), None);
+    /// assert_eq!(
+    ///     old.change_to(&config("token_bucket 9/s burst 10 tolerance 1s")?),
+    ///     None
+    /// );
     /// # Ok::<(), tidegate::ConfigError>(())
     /// ```
     #[must_use]

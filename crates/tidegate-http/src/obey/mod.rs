@@ -65,9 +65,16 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), tidegate::AllRefusal> {
 //! let clock = ManualClock::new();
-//! let requests = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(60), 60), clock.clone());
-//! let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(6000), 6000), clock);
-//! let limiter = AnyLimiter::from(AllOf::new("requests", &requests).with("tokens", &tokens));
+//! let requests = RateLimiter::with_clock(
+//!     TokenBucket::new(Rate::per_minute(60), 60),
+//!     clock.clone(),
+//! );
+//! let tokens = RateLimiter::with_clock(
+//!     TokenBucket::new(Rate::per_minute(6000), 6000),
+//!     clock,
+//! );
+//! let limiter =
+//!     AnyLimiter::from(AllOf::new("requests", &requests).with("tokens", &tokens));
 //! let api = Obey::new(limiter.clone());
 //!
 //! let mut place = limiter.reserve([("tokens", 800)])?;

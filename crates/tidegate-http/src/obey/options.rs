@@ -106,7 +106,8 @@ impl Options {
     /// use http::StatusCode;
     /// use tidegate_http::obey::Options;
     ///
-    /// let options = Options::new().refusal(|status, _| status == StatusCode::SERVICE_UNAVAILABLE);
+    /// let options = Options::new()
+    ///     .refusal(|status, _| status == StatusCode::SERVICE_UNAVAILABLE);
     /// ```
     pub fn refusal(self, is: impl Fn(StatusCode, &HeaderMap) -> bool + Send + Sync + 'static) -> Self {
         Self { refusal: Some(Arc::new(is)), ..self }

@@ -40,7 +40,10 @@ const NOTICEABLE: f64 = 0.01;
 /// let policy = TokenBucket::new(Rate::per_second(10), 10);
 /// let limiter = RateLimiter::with_clock(policy, clock.clone());
 /// let paced = limiter.clone();
-/// let pace = Pace::between(Rate::per_second(1), Rate::per_second(10), move |rate| paced.set_rate(rate));
+/// let pace =
+///     Pace::between(Rate::per_second(1), Rate::per_second(10), move |rate| {
+///         paced.set_rate(rate)
+///     });
 /// let options = Options::new().clock(clock.clone()).pace(pace.adapt());
 /// let api = Obey::with_options(limiter.clone(), options);
 ///

@@ -20,7 +20,10 @@ use crate::When;
 /// answer.refused = true;
 /// answer.retry_after = Some(When::In(Duration::from_secs(3)));
 /// let wait = Duration::from_secs(3);
-/// assert_eq!(answer.advice(SystemTime::now(), CAP), Advice::Pause { wait, asked: wait });
+/// assert_eq!(
+///     answer.advice(SystemTime::now(), CAP),
+///     Advice::Pause { wait, asked: wait }
+/// );
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]

@@ -47,11 +47,18 @@
 //! let answer = Reader::auto().read(StatusCode::OK, &headers);
 //!
 //! assert_eq!(answer.limits.len(), 2);
-//! let tokens = answer.limits.iter().find(|limit| limit.unit == Some(Unit::Tokens));
-//! assert_eq!(tokens.and_then(|t| t.reset), Some(When::In(Duration::from_secs(360))));
+//! let tokens =
+//!     answer.limits.iter().find(|limit| limit.unit == Some(Unit::Tokens));
+//! assert_eq!(
+//!     tokens.and_then(|t| t.reset),
+//!     Some(When::In(Duration::from_secs(360)))
+//! );
 //!
 //! let wait = Duration::from_secs(360);
-//! assert_eq!(answer.advice(SystemTime::now(), CAP), Advice::Pause { wait, asked: wait });
+//! assert_eq!(
+//!     answer.advice(SystemTime::now(), CAP),
+//!     Advice::Pause { wait, asked: wait }
+//! );
 //! ```
 
 mod answer;

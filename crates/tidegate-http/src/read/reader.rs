@@ -88,9 +88,13 @@ impl Reader {
     ///         "maximumAvailable": 1000.0, "currentlyAvailable": 102, "restoreRate": 50.0
     ///     } } }
     /// }"#;
-    /// let answer = Reader::auto().read_with_body(StatusCode::OK, &HeaderMap::new(), body);
+    /// let answer =
+    ///     Reader::auto().read_with_body(StatusCode::OK, &HeaderMap::new(), body);
     /// let wait = Duration::from_secs(2);
-    /// assert_eq!(answer.advice(SystemTime::now(), CAP), Advice::Pause { wait, asked: wait });
+    /// assert_eq!(
+    ///     answer.advice(SystemTime::now(), CAP),
+    ///     Advice::Pause { wait, asked: wait }
+    /// );
     /// ```
     #[must_use]
     pub fn read_with_body(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
