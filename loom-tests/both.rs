@@ -90,14 +90,14 @@ fn put_back_against_a_refund(take: fn(&Limiter) -> bool) {
 }
 
 #[test]
-fn what_is_put_back_into_the_first_policy_is_what_was_taken() {
+fn permits_put_back_into_the_first_policy_are_those_taken() {
     put_back_against_a_refund(|limiter| limiter.try_acquire(ONE).is_ok());
 }
 
 /// The broken twin: it puts back without the log, by the time alone.
 #[test]
 #[should_panic(expected = "no permit is invented")]
-fn broken_what_is_put_back_into_the_first_policy_is_what_was_taken() {
+fn broken_permits_put_back_into_the_first_policy_are_those_taken() {
     put_back_against_a_refund(|limiter| {
         let Single { policy, state } = &limiter.rule;
         policy.try_acquire(state, Nanos::ZERO, 1).is_ok()
@@ -128,14 +128,14 @@ fn joining_against_a_put_back(take: fn(&Limiter) -> bool) {
 }
 
 #[test]
-fn a_waiter_that_joins_meanwhile_gets_what_is_put_back() {
+fn a_waiter_that_joins_meanwhile_gets_permits_put_back() {
     joining_against_a_put_back(|limiter| limiter.try_acquire(TWO).is_ok());
 }
 
 /// The broken twin: it puts back and does not look at the line.
 #[test]
 #[should_panic(expected = "no request is left waiting")]
-fn broken_a_waiter_that_joins_meanwhile_gets_what_is_put_back() {
+fn broken_a_waiter_that_joins_meanwhile_gets_permits_put_back() {
     joining_against_a_put_back(|limiter| {
         let Single { policy, state } = &limiter.rule;
         policy.try_acquire(state, Nanos::ZERO, 2).is_ok()

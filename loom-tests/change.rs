@@ -408,7 +408,7 @@ fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {
 /// Starts with half a permit. With an empty bucket a change may leave the state as it is, and then
 /// these permits count by either terms.
 #[test]
-fn what_is_given_back_or_owed_while_a_bucket_changes_counts_as_so_many_permits() {
+fn refunds_and_debits_while_a_bucket_changes_count_as_so_many_permits() {
     for (from, change, earlier) in
         [("2/2s", to("2/20s"), 12_500_000_000), ("2/20s", to("2/2s"), 8_000_000_000)]
     {

@@ -146,7 +146,7 @@ fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
 
 /// As if `b` had a permit when the composite looked at it.
 #[test]
-fn what_is_put_back_is_what_was_taken() {
+fn permits_put_back_are_those_taken() {
     undo_against_a_refund(|a, b, _| {
         let (a, b) = (Handle(a.clone()), Handle(b.clone()));
         let _ = a.take_then((1, 0), &mut || b.take_then((1, 0), &mut || Ok(())));
@@ -156,7 +156,7 @@ fn what_is_put_back_is_what_was_taken() {
 /// The broken twin: an undo that does not check which permits were given back since.
 #[test]
 #[should_panic(expected = "no permit is invented")]
-fn broken_what_is_put_back_is_what_was_taken() {
+fn broken_permits_put_back_are_those_taken() {
     undo_against_a_refund(|a, _, clock| {
         let now = crate::Clock::now(clock);
         let (policy, state) = (&a.rule.policy, &a.rule.state);
@@ -240,14 +240,14 @@ fn sitting_down_against_a_refund(refund: fn(&Bucket)) {
 }
 
 #[test]
-fn a_refund_reaches_those_who_sit_down_meanwhile() {
+fn a_refund_reaches_a_seat_taken_meanwhile() {
     sitting_down_against_a_refund(|a| a.refund(1));
 }
 
 /// The broken twin: a refund that does not notify the seats.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
-fn broken_a_refund_reaches_those_who_sit_down_meanwhile() {
+fn broken_a_refund_reaches_a_seat_taken_meanwhile() {
     sitting_down_against_a_refund(|a| {
         let level = crate::Policy::refund(&a.rule.policy, &a.rule.state, Nanos::ZERO, 1);
         crate::sync::lock(&a.line).refund(&a.rule, 1, |_| level);

@@ -143,14 +143,14 @@ fn pause_against_join(pause: fn(&TestLimiter)) {
 }
 
 #[test]
-fn who_joins_during_a_pause_is_served_after_it() {
+fn a_request_that_joins_during_a_pause_is_served_after_it() {
     pause_against_join(|limiter| limiter.pause(Pause::until(Nanos::new(2_000_000_000))));
 }
 
 /// The broken twin: a pause that checks only for requests already in line.
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
-fn broken_who_joins_during_a_pause_is_served_after_it() {
+fn broken_a_request_that_joins_during_a_pause_is_served_after_it() {
     pause_against_join(|limiter| {
         if lock(&limiter.line).len() == 0 {
             limiter.pause(Pause::until(Nanos::new(2_000_000_000)));
@@ -161,7 +161,7 @@ fn broken_who_joins_during_a_pause_is_served_after_it() {
 /// A pause is ended while a request joins. The request has its permit at once, whichever comes
 /// first.
 #[test]
-fn resuming_reaches_those_who_join_meanwhile() {
+fn resuming_reaches_a_request_that_joins_meanwhile() {
     model(|| {
         let (limiter, _clock) = limiter();
         limiter.pause(Pause::until(Nanos::MAX));
@@ -304,7 +304,7 @@ fn broken_a_bound_is_never_exceeded() {
 
 /// Two permits, one of them reserved, and two requests that may not have the reserved one. One of
 /// them is refused.
-fn two_take_beside_what_is_kept(take: fn(&Shared<Single<TokenBucket>, LoomClock>) -> bool) {
+fn two_requests_take_beside_kept_permits(take: fn(&Shared<Single<TokenBucket>, LoomClock>) -> bool) {
     model(move || {
         let clock = LoomClock::new();
         let policy = TokenBucket::new(Rate::per_second(1), 2);
@@ -323,16 +323,16 @@ fn two_take_beside_what_is_kept(take: fn(&Shared<Single<TokenBucket>, LoomClock>
 }
 
 #[test]
-fn what_is_kept_is_not_taken_by_two_at_once() {
-    two_take_beside_what_is_kept(|limiter| limiter.try_acquire(ONE).is_ok());
+fn kept_permits_are_not_taken_by_two_at_once() {
+    two_requests_take_beside_kept_permits(|limiter| limiter.try_acquire(ONE).is_ok());
 }
 
 /// The broken twin: checks how many permits would be left, and takes without the lock.
 #[test]
 #[should_panic(expected = "one is kept")]
-fn broken_what_is_kept_is_not_taken_by_two_at_once() {
+fn broken_kept_permits_are_not_taken_by_two_at_once() {
     use crate::policy::Policy;
-    two_take_beside_what_is_kept(|limiter| {
+    two_requests_take_beside_kept_permits(|limiter| {
         let Single { policy, state } = &limiter.rule;
         policy.status(state, Nanos::ZERO).available > 1 && policy.try_acquire(state, Nanos::ZERO, 1).is_ok()
     });
@@ -340,7 +340,7 @@ fn broken_what_is_kept_is_not_taken_by_two_at_once() {
 
 /// Shadow mode begins while a request joins. No request stays in line.
 #[test]
-fn shadow_reaches_those_who_join_meanwhile() {
+fn shadow_reaches_a_request_that_joins_meanwhile() {
     model(|| {
         let (limiter, _clock) = limiter();
         assert!(limiter.try_acquire(ONE).is_ok());

@@ -124,7 +124,7 @@ fn join_against_refund(refund: fn(&TestLimiter)) {
 }
 
 #[test]
-fn a_refund_reaches_those_who_join_meanwhile() {
+fn a_refund_reaches_a_request_that_joins_meanwhile() {
     join_against_refund(|limiter| limiter.refund(1));
 }
 
@@ -132,7 +132,7 @@ fn a_refund_reaches_those_who_join_meanwhile() {
 /// refund and joins after the check.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
-fn broken_a_refund_reaches_those_who_join_meanwhile() {
+fn broken_a_refund_reaches_a_request_that_joins_meanwhile() {
     join_against_refund(|limiter| {
         limiter.rule.policy.refund(&limiter.rule.state, Nanos::ZERO, 1);
         if limiter.gate_word.load().has_waiters() {
@@ -285,7 +285,7 @@ fn a_drop_does_not_take_the_alarm_of_another() {
 
 /// The rate rises while two requests join. Both are served at the new rate, by one alarm.
 #[test]
-fn a_change_of_rate_reaches_those_who_join_meanwhile() {
+fn a_change_of_rate_reaches_a_request_that_joins_meanwhile() {
     model(|| {
         let (limiter, clock) = limiter();
         let other = {

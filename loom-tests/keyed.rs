@@ -465,7 +465,7 @@ fn broken_a_new_key_has_no_plan_from_before_a_replan() {
 
 /// All keys become faster while a request joins the line of its key. It is due by the new rate.
 #[test]
-fn who_joins_a_line_meanwhile_is_moved() {
+fn a_request_that_joins_a_line_meanwhile_is_moved() {
     model(|| {
         let (keys, _) = keys(2);
         assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
@@ -481,7 +481,7 @@ fn who_joins_a_line_meanwhile_is_moved() {
 
 /// A key is removed while a request begins to wait for it. The request is served.
 #[test]
-fn who_waits_for_a_key_that_is_removed_is_served() {
+fn a_request_for_a_key_that_is_removed_is_served() {
     model(|| {
         let (keys, clock) = keys(2);
         assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));

@@ -33,7 +33,7 @@ fn three_at_once(take: fn(&SlidingLog, &LogState) -> bool) -> usize {
 }
 
 #[test]
-fn a_writer_that_stalls_lets_nobody_through() {
+fn a_writer_that_stalls_lets_no_request_through() {
     model_of_three(|| {
         let granted = three_at_once(|log, state| log.try_acquire(state, Nanos::new(20), 1).is_ok());
         assert_eq!(granted, 2);
@@ -43,7 +43,7 @@ fn a_writer_that_stalls_lets_nobody_through() {
 /// The broken twin: does not write for others, and does not check the time in the head.
 #[test]
 #[should_panic(expected = "two of three")]
-fn broken_a_writer_that_stalls_lets_nobody_through() {
+fn broken_a_writer_that_stalls_lets_no_request_through() {
     model_of_three(|| {
         let granted = three_at_once(|_, state| {
             let now = stamp(Nanos::new(20));
@@ -89,7 +89,7 @@ fn given_back_against_takes(older: bool, give_back: fn(&SlidingLog, &LogState, L
 }
 
 #[test]
-fn what_is_given_back_is_granted_once() {
+fn a_permit_given_back_is_granted_once() {
     model_up_to(2, || {
         let undo = |log: &SlidingLog, state: &LogState, charge| {
             log.undo(state, Nanos::new(20), charge, u64::MAX);
@@ -113,7 +113,7 @@ fn undo_at_an_old_head(_: &SlidingLog, state: &LogState, _: LogCharge) {
 
 #[test]
 #[should_panic(expected = "one left, one given back, and one over")]
-fn broken_what_is_given_back_is_granted_once() {
+fn broken_a_permit_given_back_is_granted_once() {
     model(|| {
         let granted = given_back_against_takes(false, undo_at_an_old_head);
         assert_eq!(granted, 3, "one left, one given back, and one over");
@@ -245,7 +245,7 @@ fn broken_a_reset_grants_the_limit_once_more() {
 /// More permits are undone than the ring has spare places, so the ring is copied while another
 /// thread takes.
 #[test]
-fn a_copy_keeps_what_is_granted_meanwhile() {
+fn a_copy_keeps_permits_granted_meanwhile() {
     model_up_to(3, || {
         let log = Arc::new(three_in_ten());
         let state = Arc::new(log.start(Nanos::ZERO));
@@ -286,7 +286,7 @@ fn two_given_back_against_takes(give_back: fn(&SlidingLog, &LogState, [LogCharge
 
 /// The second permit begins a copy, and the copy ends there or later.
 #[test]
-fn a_copy_in_slices_keeps_what_is_granted_meanwhile() {
+fn a_copy_in_slices_keeps_permits_granted_meanwhile() {
     model_up_to(2, || {
         let granted = two_given_back_against_takes(|log, state, charges| {
             for charge in charges {
@@ -304,7 +304,7 @@ fn a_copy_in_slices_keeps_what_is_granted_meanwhile() {
 /// that was copied.
 #[test]
 #[should_panic(expected = "two given back, and one over")]
-fn broken_a_copy_in_slices_keeps_what_is_granted_meanwhile() {
+fn broken_a_copy_in_slices_keeps_permits_granted_meanwhile() {
     model_up_to(2, || {
         let granted = two_given_back_against_takes(|log, state, [first, _]| {
             log.undo(state, Nanos::new(21), first, u64::MAX);

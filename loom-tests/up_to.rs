@@ -64,7 +64,7 @@ fn broken_as_many_as_there_are_is_no_more() {
 
 /// Two requests for up to two. Each gets one permit at least, and all are taken.
 #[test]
-fn two_requests_share_what_is_there() {
+fn two_requests_share_the_available_permits() {
     model_up_to(3, || {
         let limiter = three();
         let other = {

@@ -60,7 +60,7 @@ fn a_leaky_bucket_lets_one_out() {
 /// A permit of the old window is given back while another thread turns it. It is not credited to
 /// the new window.
 #[test]
-fn what_is_given_back_late_is_not_in_the_new_window() {
+fn a_late_refund_is_not_in_the_new_window() {
     model(|| {
         let policy = Arc::new(FixedWindow::new(Rate::per_second(1)));
         let state = Arc::new(policy.start(Nanos::ZERO));

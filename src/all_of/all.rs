@@ -375,7 +375,7 @@ impl<C: Timer> Rule<C> for All<C> {
         // Relaxed: the composite's lock orders it, here and above.
         self.last.store(at.as_u64(), Ordering::Relaxed);
         // The next one of this priority sits down behind others.
-        self.nobody_waits(ask.priority, deferred);
+        self.emptied(ask.priority, deferred);
         Ok(AllCharge { taken, permits })
     }
 
@@ -541,7 +541,7 @@ impl<C: Timer> Rule<C> for All<C> {
         }
     }
 
-    fn nobody_waits(&self, priority: i8, deferred: &mut Deferred<C>) {
+    fn emptied(&self, priority: i8, deferred: &mut Deferred<C>) {
         let mut seats = lock(&self.seats);
         let places = seats.places.remove(&priority);
         if seats.first == priority {

@@ -392,7 +392,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         if class.len == 0 {
             self.priorities.forget(priority);
-            rule.nobody_waits(priority, visit.deferred);
+            rule.emptied(priority, visit.deferred);
         } else if class.first_thread == key {
             let first = self.thread_from(next, priority);
             self.priorities.class(priority).first_thread = first;

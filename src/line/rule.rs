@@ -223,7 +223,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     }
 
     /// No request of this priority is in line any more.
-    fn nobody_waits(&self, priority: i8, deferred: &mut Deferred<C>) {
+    fn emptied(&self, priority: i8, deferred: &mut Deferred<C>) {
         let _ = (priority, deferred);
     }
 

@@ -311,7 +311,7 @@ fn a_place_is_not_delayed_where_a_share_is_kept() {
 }
 
 #[test]
-fn what_is_kept_for_others_is_never_due() {
+fn a_request_for_permits_kept_for_others_is_never_due() {
     let (_a, b, both, _clock) = two();
     b.keep_for_priority(10, 3);
     let never = limited("b", Duration::MAX);

@@ -340,7 +340,7 @@ fn a_call_that_can_be_served_within_its_time_waits() {
 }
 
 #[test]
-fn what_is_kept_for_a_priority_is_for_each_call_of_that_priority() {
+fn permits_kept_for_a_priority_are_for_each_call_of_that_priority() {
     each_call(|world, call, name| {
         world.control.debit(1);
         world.control.keep(1, 3);

@@ -233,7 +233,7 @@ fn a_key_that_was_paused_can_be_forgotten() -> Result<(), Refusal> {
 }
 
 #[test]
-fn what_is_shared_is_told_and_given_back() -> Result<(), Refusal> {
+fn shared_permits_are_told_and_given_back() -> Result<(), Refusal> {
     let (keys, _) = one_per_second(1, WhenKeysFull::ShareOne);
     keys.try_acquire(&1)?;
     keys.try_acquire(&2)?;
@@ -441,7 +441,7 @@ proptest! {
 
 /// Known or not, waiting or not, with one policy or two: a key does as a limiter of its own.
 #[test]
-fn a_key_is_lowered_and_gives_what_is_there() {
+fn a_key_is_lowered_and_gives_its_available_permits() {
     use tidegate::{FixedWindow, Policy, Statistics};
 
     let clock = ManualClock::new();

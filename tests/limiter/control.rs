@@ -335,7 +335,7 @@ fn bucket_of_ten() -> (RateLimiter<TokenBucket, ManualClock>, ManualClock) {
 }
 
 #[test]
-fn what_is_kept_is_for_the_important() {
+fn the_kept_share_is_for_the_important() {
     let (limiter, clock) = bucket_of_ten();
     limiter.keep_for_priority(4, 1);
     let taken = (0..10).take_while(|_| limiter.try_acquire().is_ok()).count();
@@ -367,7 +367,7 @@ fn a_waiter_for_more_than_is_kept_does_not_hold_up_the_important() {
 }
 
 #[test]
-fn more_than_the_burst_less_what_is_kept_can_never_be_had() {
+fn more_than_the_burst_less_the_kept_share_can_never_be_had() {
     let (limiter, _clock) = bucket_of_ten();
     let mut waits = spawn(limiter.acquire_many(8));
     limiter.try_acquire_many(9).expect("full");
@@ -391,7 +391,7 @@ fn more_than_the_burst_less_what_is_kept_can_never_be_had() {
 }
 
 #[test]
-fn with_guava_what_is_on_credit_counts_as_left() {
+fn with_guava_a_permit_on_credit_counts_as_left() {
     let clock = ManualClock::new();
     let policy = SmoothBursty::new(Rate::per_second(5)).start_full();
     let limiter = RateLimiter::with_clock(policy, clock.clone());

@@ -56,7 +56,7 @@ fn a_request_takes_as_many_as_are_free() {
 }
 
 #[test]
-fn threads_that_take_what_is_free_hold_no_more_than_the_limit() {
+fn threads_that_take_all_free_permits_hold_no_more_than_the_limit() {
     let (limit, out) = (CountingLimit::new(10), AtomicU32::new(0));
     thread::scope(|scope| {
         for most in [1, 4, 20] {
@@ -90,7 +90,7 @@ fn a_dropped_wait_leaves_no_trace() {
 }
 
 #[test]
-fn a_lower_limit_holds_when_what_is_out_comes_back() {
+fn a_lower_limit_holds_when_permits_in_use_come_back() {
     let limit = CountingLimit::new(5);
     let mut held: Vec<_> = (0..4).map(|_| limit.try_acquire().expect("one")).collect();
     limit.set_limit(2);

@@ -18,7 +18,7 @@ fn retry_after(limiter: &crate::support::Limiter) -> Option<Duration> {
 }
 
 #[test]
-fn nobody_passes_in_a_pause() {
+fn no_request_passes_in_a_pause() {
     let (limiter, clock) = without_burst(Rate::per_second(1000));
     limiter.pause_for(10 * SECOND);
     assert_eq!(limiter.status().paused_for, 10 * SECOND);
@@ -66,7 +66,7 @@ fn a_debt_is_not_paid_in_a_pause() {
 }
 
 #[test]
-fn a_pause_moves_those_who_wait_and_refuses_whom_it_makes_too_late() {
+fn a_pause_moves_waiters_and_refuses_those_it_makes_too_late() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
     let mut in_time = spawn(limiter.acquire_within(20 * SECOND));
@@ -214,7 +214,7 @@ fn a_resumed_limiter_has_the_stock_that_there_was() {
 }
 
 #[test]
-fn what_is_given_back_in_a_pause_is_there_after_a_resume_and_not_at_the_end() {
+fn permits_given_back_in_a_pause_are_there_after_a_resume_and_not_at_the_end() {
     for policy in POLICIES {
         for (resumes, expected) in [(true, 5), (false, 0)] {
             let (limiter, clock) = any(policy);

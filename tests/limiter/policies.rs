@@ -245,7 +245,7 @@ fn a_leaky_bucket_can_become_higher_and_lower() -> Result<(), Box<dyn Error>> {
 
 /// It does not come back by itself.
 #[test]
-fn what_is_undelayed_fits_into_a_lower_bucket() -> Result<(), Box<dyn Error>> {
+fn nodelay_permits_fit_into_a_lower_bucket() -> Result<(), Box<dyn Error>> {
     let policy = LeakyBucket::new(Rate::per_second(1)).nodelay(9);
     let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     let at_once = || (0..20).take_while(|_| limiter.try_acquire().is_ok()).count();

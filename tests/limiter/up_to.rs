@@ -127,7 +127,7 @@ fn bucket(rate: u64, burst: u32) -> (RateLimiter<TokenBucket, ManualClock>, Manu
 }
 
 #[test]
-fn a_waiter_takes_what_is_there_at_its_turn() {
+fn a_waiter_takes_the_available_permits_at_its_turn() {
     for (late, got) in [(0, 5), (300, 8), (1500, 20), (20_000, 50)] {
         let (limiter, clock) = bucket(10, 100);
         limiter.drain();
@@ -186,7 +186,7 @@ fn a_dropped_grant_leaves_no_trace() {
 }
 
 #[test]
-fn an_estimate_of_what_is_there_is_settled() {
+fn an_estimate_of_the_available_permits_is_settled() {
     let (limiter, _clock) = bucket(10, 100);
     let mut place = limiter.reserve(Request::up_to(300)).expect("a place");
     assert_eq!(place.permits(), 1);
@@ -197,7 +197,7 @@ fn an_estimate_of_what_is_there_is_settled() {
 }
 
 #[test]
-fn every_way_to_ask_gets_what_is_there() {
+fn every_way_to_ask_gets_the_available_permits() {
     let (limiter, _clock) = bucket(10, 100);
     let statistics = Arc::new(Statistics::new());
     limiter.observe(statistics.clone());

@@ -309,7 +309,7 @@ fn a_lower_limit_waits_for_all_that_is_counted_beyond_it() -> Result<(), Box<dyn
 
 /// A cell that does not count in the new window was put where a newer one is, and counted with it.
 #[test]
-fn what_is_over_in_the_new_window_is_not_counted_with_a_newer_cell() -> Result<(), Box<dyn Error>> {
+fn a_cell_that_is_over_in_the_new_window_is_not_counted_with_a_newer_cell() -> Result<(), Box<dyn Error>> {
     for begin in [0, 30] {
         let policy = SlidingWindow::new(Rate::new(2, Duration::from_secs(20))?, 2);
         let state = policy.start(Nanos::ZERO);

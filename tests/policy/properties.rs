@@ -606,7 +606,7 @@ proptest! {
 
     /// At another rate it is a share, and never more than was paid.
     #[test]
-    fn what_is_unused_is_never_more_than_was_paid(
+    fn the_unused_part_is_never_more_than_was_paid(
         (permits, period) in some_quotient(), other in some_rate(), n in 2u32..1000, used in 1u32..1000, warm_up in 0..SECOND,
     ) {
         let used = used.min(n - 1);

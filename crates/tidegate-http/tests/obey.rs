@@ -151,7 +151,7 @@ fn other_errors_do_not_pause() {
 }
 
 #[test]
-fn what_is_a_refusal_can_be_set() {
+fn an_option_says_which_answers_are_refusals() {
     let world = world_with(|options| options.refusal(|status, _| status.as_u16() == 503));
     world.answer(503, &[]);
     assert_eq!(world.paused_for(), secs(1));
@@ -262,7 +262,7 @@ fn a_jitter_that_is_no_part_is_the_nearest() {
 // The units that remain.
 
 #[test]
-fn remaining_lowers_what_is_available_and_never_raises_it() {
+fn remaining_lowers_the_available_permits_and_never_raises_them() {
     let world = world();
     world.answer(200, &[("x-ratelimit-remaining", "30")]);
     assert_eq!(world.available(), 30);
@@ -809,7 +809,7 @@ fn a_route_moves_to_its_bucket_when_it_is_learnt() {
 }
 
 #[test]
-fn a_global_refusal_pauses_all_scopes_and_those_to_come() {
+fn a_global_refusal_pauses_all_scopes_and_later_ones() {
     for header in [("x-ratelimit-scope", "global"), ("x-ratelimit-global", "true")] {
         let clock = ManualClock::new();
         let routes = by_bucket(&clock);
@@ -832,7 +832,7 @@ fn a_shared_or_user_scope_pauses_its_own_scope_only() {
 }
 
 #[test]
-fn scopes_are_bounded_and_those_with_calls_in_flight_stay() {
+fn scopes_are_bounded_and_a_scope_with_calls_in_flight_stays() {
     let hosts = scopes(&ManualClock::new(), 100);
     let call = hosts.of("busy").try_acquire().unwrap();
     for host in 0..10_000 {

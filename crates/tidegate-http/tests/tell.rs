@@ -100,7 +100,7 @@ fn headers_of_an_earlier_call_are_replaced() {
 }
 
 #[test]
-fn retry_after_is_not_before_the_reset_of_what_is_used_up() {
+fn retry_after_is_not_before_the_reset_of_a_used_up_limit() {
     let mut headers = HeaderMap::new();
     let second = Duration::from_secs(1);
     let limits =
@@ -174,7 +174,7 @@ fn other_problems_and_wrong_members_are_ignored() {
 proptest! {
     /// A client that reads what a server tells never waits less than the server asks.
     #[test]
-    fn what_is_told_is_read(
+    fn told_headers_are_read_back(
         quota in 0..1_000_000_000_u64,
         remaining in 1..1_000_000_000_u64,
         window in 1..10_000_000_u64,

@@ -112,7 +112,7 @@ fn a_reset_before_the_date_is_zero() {
 }
 
 #[test]
-fn what_is_no_time_is_ignored() {
+fn a_value_that_is_no_time_is_ignored() {
     for text in [
         "-1",
         "-30",

@@ -69,7 +69,7 @@ fn all_lines_of_the_header_count_as_one_list() {
 }
 
 #[test]
-fn reading_stops_at_what_is_no_address() {
+fn reading_stops_at_an_entry_that_is_no_address() {
     // The last trusted proxy counts as the client, and not what a client wrote further left.
     for told in [
         "1.1.1.1, unknown, 10.0.0.2",

@@ -383,7 +383,7 @@ async fn an_estimate_is_settled_by_the_response() {
 }
 
 #[tokio::test]
-async fn what_is_refunded_was_not_counted() {
+async fn refunded_requests_were_not_counted() {
     let limit = limiter(2);
     let layer = RateLimitLayer::new(limit.clone()).refund_if(|response| response.status.is_server_error());
     let failing = service_fn(|_: Request<String>| {
