@@ -90,6 +90,13 @@ pub enum Refusal {
     /// The request waited, and was dropped from a full queue to make room for another request; see
     /// [`WhenFull`](crate::WhenFull).
     Displaced,
+    /// The limiter could not decide, because the store that keeps its permits did not answer. Only
+    /// from a [`Limiter`](crate::Limiter) over a network.
+    Unavailable {
+        /// The time after which the limiter asks the store again. [`Nanos::MAX`] means that the
+        /// time is unknown.
+        retry_after: Nanos,
+    },
     /// The request asked for zero permits. Ask for at least one.
     ZeroPermits,
 }
@@ -113,7 +120,8 @@ impl Refusal {
     pub fn retry_after(self) -> Option<Duration> {
         let (Refusal::Limited { retry_after }
         | Refusal::Paused { retry_after }
-        | Refusal::QueueFull { retry_after }) = self
+        | Refusal::QueueFull { retry_after }
+        | Refusal::Unavailable { retry_after }) = self
         else {
             return None;
         };
@@ -178,6 +186,12 @@ impl fmt::Display for Refusal {
                 f.write_str("queue is full, and it is unknown for how long")
             }
             Refusal::QueueFull { retry_after } => write!(f, "queue is full, retry after {retry_after}"),
+            Refusal::Unavailable { retry_after: Nanos::MAX } => {
+                f.write_str("the store of the limiter did not answer")
+            }
+            Refusal::Unavailable { retry_after } => {
+                write!(f, "the store of the limiter did not answer, retry after {retry_after}")
+            }
             Refusal::Displaced => f.write_str("dropped from a full queue to make room for another request"),
             Refusal::ZeroPermits => f.write_str("0 permits requested, at least 1 is needed"),
         }

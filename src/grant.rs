@@ -54,6 +54,39 @@ pub struct Left {
     pub full_in: Duration,
 }
 
+impl Left {
+    /// What is left in a limiter of your own. The next permit comes, and the limiter is full, now
+    /// where the numbers say so, and otherwise never, unless these times are set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::Left;
+    ///
+    /// let left = Left::new(10, 7).full_in(Duration::from_millis(600));
+    /// assert_eq!((left.available, left.next_in), (7, Duration::ZERO));
+    /// ```
+    #[must_use]
+    pub const fn new(limit: u64, available: u64) -> Left {
+        let next_in = if available > 0 { Duration::ZERO } else { Duration::MAX };
+        let full_in = if available >= limit { Duration::ZERO } else { Duration::MAX };
+        Left { limit, available, next_in, full_in }
+    }
+
+    /// Sets the time until a request for one permit would succeed.
+    #[must_use]
+    pub const fn next_in(self, next_in: Duration) -> Left {
+        Left { next_in, ..self }
+    }
+
+    /// Sets the time until the limiter is full.
+    #[must_use]
+    pub const fn full_in(self, full_in: Duration) -> Left {
+        Left { full_in, ..self }
+    }
+}
+
 impl Grant {
     /// The grant of a request that did not have to wait.
     #[inline]
@@ -61,12 +94,16 @@ impl Grant {
         Grant::new(permits, Nanos::ZERO)
     }
 
+    /// The grant of a limiter of your own, after a wait of this time.
     #[inline]
-    pub(crate) fn new(permits: u32, waited: Nanos) -> Grant {
-        Grant { permits, waited, left: None }
+    #[must_use]
+    pub fn new(permits: u32, waited: impl Into<Nanos>) -> Grant {
+        Grant { permits, waited: waited.into(), left: None }
     }
 
-    pub(crate) fn with_left(self, left: Left) -> Grant {
+    /// Sets what the grant left in the limiter.
+    #[must_use]
+    pub const fn with_left(self, left: Left) -> Grant {
         Grant { left: Some(left), ..self }
     }
 

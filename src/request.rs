@@ -29,17 +29,25 @@ use std::time::{Duration, Instant};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A limiter of another kind reads the fields; callers set them by the methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a request does nothing unless it is given to a limiter"]
+#[non_exhaustive]
 pub struct Request {
-    /// The fewest permits that the request takes: what it waits for.
-    pub(crate) permits: u32,
-    /// The most permits that it takes. Not less.
-    pub(crate) most: u32,
-    pub(crate) priority: i8,
-    pub(crate) within: Option<Duration>,
-    pub(crate) exempt: bool,
-    pub(crate) tells_left: bool,
+    /// How many permits the request waits for. It takes no fewer.
+    pub permits: u32,
+    /// The most permits that the request takes if they are there. A number below `permits` counts
+    /// as `permits`.
+    pub most: u32,
+    /// The priority: the higher, the sooner.
+    pub priority: i8,
+    /// The longest wait; `None` if the request waits as long as it takes.
+    pub within: Option<Duration>,
+    /// Whether the request passes without taking permits.
+    pub exempt: bool,
+    /// Whether the answer tells what is left.
+    pub tells_left: bool,
 }
 
 impl Request {

@@ -37,7 +37,43 @@ pub struct Status {
 impl Status {
     /// The status of a limiter at which no request waits.
     pub(crate) fn new(status: PolicyStatus, rate: Rate, now: Nanos) -> Status {
-        let Left { limit, available, next_in, full_in } = status.as_left(now);
-        Status { limit, available, next_in, full_in, rate, waiting: 0, paused_for: Duration::ZERO }
+        Status::from(status.as_left(now)).rate(rate)
+    }
+
+    /// Sets how fast permits come in.
+    #[must_use]
+    pub const fn rate(self, rate: Rate) -> Status {
+        Status { rate, ..self }
+    }
+
+    /// Sets how many requests wait.
+    #[must_use]
+    pub const fn waiting(self, waiting: usize) -> Status {
+        Status { waiting, ..self }
+    }
+
+    /// Sets how long a pause still lasts.
+    #[must_use]
+    pub const fn paused_for(self, paused_for: Duration) -> Status {
+        Status { paused_for, ..self }
+    }
+}
+
+/// The status of a limiter at which no request waits, and in which permits come in at no rate that
+/// limits. For a limiter of your own.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{Left, Rate, Status};
+///
+/// let status = Status::from(Left::new(10, 7)).rate(Rate::per_second(5));
+/// assert_eq!((status.limit, status.waiting), (10, 0));
+/// ```
+impl From<Left> for Status {
+    fn from(left: Left) -> Status {
+        let Left { limit, available, next_in, full_in } = left;
+        let (rate, paused_for) = (Rate::UNLIMITED, Duration::ZERO);
+        Status { limit, available, next_in, full_in, rate, waiting: 0, paused_for }
     }
 }

@@ -87,20 +87,42 @@ impl<'a> AllRequest<'a> {
         self
     }
 
-    /// The cost of members that are not named, if one was given.
-    pub(crate) fn others(&self) -> Option<u32> {
+    /// The costs by name, in the order in which they were given. If a name comes twice, the last
+    /// number counts.
+    pub fn costs(&self) -> impl DoubleEndedIterator<Item = (&'a str, u32)> {
+        self.few[..self.len].iter().chain(&self.more).copied()
+    }
+
+    /// The cost that the request gives for this name; `None` if it does not name it.
+    #[must_use]
+    pub fn cost_of(&self, name: &str) -> Option<u32> {
+        self.costs().rev().find(|(of, _)| *of == name).map(|(_, n)| n)
+    }
+
+    /// The cost at each rate limiter that is not named, if the request gives one: by
+    /// [`cost_of_others`](AllRequest::cost_of_others), a number or a [`Request`]. Without it the
+    /// cost is 1, and where a reservation is settled, as many as were reserved.
+    #[must_use]
+    pub const fn others(&self) -> Option<u32> {
         self.others
     }
 
-    /// What it asks of a limiter that has no members, or of each member that is not named.
-    pub(crate) fn as_request(&self) -> Request {
+    /// What the request asks of each member that is not named, and of a limiter without members:
+    /// the number of permits, the priority, the longest wait, and whether it is exempt.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllRequest, Request};
+    ///
+    /// let call = AllRequest::new().cost("tokens", 850).priority(1);
+    /// assert_eq!(call.cost_of("tokens"), Some(850));
+    /// assert_eq!(call.to_request(), Request::permits(1).priority(1));
+    /// assert_eq!(AllRequest::from(Request::up_to(9)).to_request().most, 9);
+    /// ```
+    pub fn to_request(&self) -> Request {
         // Not a request for up to one where it asks for none.
         self.request.at_least(self.others.unwrap_or(1))
-    }
-
-    /// The costs that were named, in order.
-    pub(crate) fn costs(&self) -> impl Iterator<Item = (&'a str, u32)> {
-        self.few[..self.len].iter().chain(&self.more).copied()
     }
 
     /// How important the request is: the higher, the sooner. 0 unless set.

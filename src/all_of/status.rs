@@ -21,6 +21,35 @@ pub struct AllStatus {
 }
 
 impl AllStatus {
+    /// The status of members with these names, at which no request waits. For a limiter of your
+    /// own.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllStatus, Left, Status};
+    ///
+    /// let minute = Status::from(Left::new(60, 12));
+    /// let status = AllStatus::new([("minute", minute)]).waiting(3);
+    /// assert_eq!(status.member("minute"), Some(minute));
+    /// ```
+    pub fn new(members: impl IntoIterator<Item = (impl Into<Name>, Status)>) -> AllStatus {
+        let members = members.into_iter().map(|(name, status)| (name.into(), status)).collect();
+        AllStatus { waiting: 0, paused_for: Duration::ZERO, members }
+    }
+
+    /// Sets how many requests wait for all members together.
+    #[must_use]
+    pub fn waiting(self, waiting: usize) -> AllStatus {
+        AllStatus { waiting, ..self }
+    }
+
+    /// Sets how long a pause of all members together still lasts.
+    #[must_use]
+    pub fn paused_for(self, paused_for: Duration) -> AllStatus {
+        AllStatus { paused_for, ..self }
+    }
+
     /// The status of the member with this name; `None` if there is no such member.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<Status> {

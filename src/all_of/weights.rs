@@ -69,7 +69,7 @@ impl Weights {
             self.others = n;
         }
         request.costs().try_for_each(|(name, n)| find(name).map(|index| self.set(index, n)))?;
-        if let Some(most) = request.as_request().more() {
+        if let Some(most) = request.to_request().more() {
             let mut members: Vec<_> = rates.collect();
             for (name, _) in request.costs() {
                 let named = find(name)?;

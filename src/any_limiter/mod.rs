@@ -71,8 +71,28 @@ pub struct AnyLimiter(Arc<dyn Limiter>);
 
 /// What every limiter can do, without type parameters: for [`AnyLimiter`].
 ///
-/// Implement it for a limiter of another kind, for example over a network. Call the methods through
-/// an [`AnyLimiter`], which takes numbers and lists of costs as well.
+/// Call the methods through an [`AnyLimiter`], which takes numbers and lists of costs as well.
+///
+/// # Implementing it
+///
+/// Implement it for a limiter of another kind, for example over a network. What the methods take
+/// can be read, and what they return can be made:
+///
+/// | type | read or made by |
+/// |---|---|
+/// | [`AllRequest`] | [`costs`](AllRequest::costs), [`cost_of`](AllRequest::cost_of) and [`others`](AllRequest::others) tell the costs, [`to_request`](AllRequest::to_request) all else |
+/// | [`Pause`] | [`end`](Pause::end) and [`keeps_stock`](Pause::keeps_stock) |
+/// | [`AllPermits`] | `From<Grant>`, or [`AllPermits::holding`] if dropping them gives something back |
+/// | [`Grant`] | [`Grant::new`], and [`Grant::with_left`] with a [`Left`](crate::Left) |
+/// | [`AllStatus`] | [`AllStatus::new`], of a [`Status`](crate::Status) for each member |
+/// | [`AllRefusal`] | its variants |
+/// | [`AcquireAny`], [`AnyReservation`] | [`AcquireAny::new`], [`AcquireAny::ready`], [`AnyReservation::new`] |
+///
+/// A limiter over a network answers [`acquire_now`](Limiter::acquire_now) by a future, since
+/// [`try_acquire`](Limiter::try_acquire) can only block the thread until the store has answered.
+/// Calls that change the limiter, such as [`pause`](Limiter::pause), may return before the store
+/// knows of the change. If the store does not answer, a request is refused as
+/// [`Refusal::Unavailable`](crate::Refusal::Unavailable).
 pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// Takes all permits of the request now, or none.
     ///
@@ -80,6 +100,12 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     ///
     /// An [`AllRefusal`]; then the request took nothing.
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal>;
+
+    /// Takes all permits of the request now, or none, as [`try_acquire`](Limiter::try_acquire), by
+    /// a future that waits for the answer alone. By default it is ready at once.
+    fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
+        AcquireAny::ready(self.try_acquire(request))
+    }
 
     /// Waits for the permits of the request. The future joins the queue when it is first polled.
     /// Dropping it leaves no trace.
@@ -145,12 +171,14 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
 /// A place in the queue of a limiter of any kind: what an [`AnyReservation`] needs.
 ///
 /// As a future it waits until the place is due and claims it. Polled again after that, it is ready.
+/// Dropping it gives up a place that was not claimed, and leaves no trace. The permits of a claimed
+/// place are used, unless it is settled.
 pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'static {
     /// How long until the place is due, if nothing changes; [`Duration::MAX`] means never.
     fn due_in(&self) -> Duration;
 
-    /// Tells how many permits were really used. What the request does not tell was used as
-    /// reserved.
+    /// Tells how many permits were really used, claimed or not. What the request does not tell was
+    /// used as reserved.
     ///
     /// # Errors
     ///
@@ -181,6 +209,33 @@ impl AnyLimiter {
     /// An [`AllRefusal`]; then the request took nothing.
     pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AllPermits, AllRefusal> {
         self.0.try_acquire(&request.into())
+    }
+
+    /// Takes all permits of the request now, or refuses, as
+    /// [`try_acquire_many`](AnyLimiter::try_acquire_many) does. A limiter over a network needs time
+    /// to answer: in a task this call waits for the answer and does not block the thread. All other
+    /// limiters answer at once, and the request is decided by this call, not by the first poll.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tidegate::AllRefusal> {
+    /// let policy = TokenBucket::new(Rate::per_second(5), 2);
+    /// let limiter = AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// let _permits = limiter.acquire_now(2).await?;
+    /// assert!(limiter.acquire_now(1).await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn acquire_now<'a>(&self, request: impl Into<AllRequest<'a>>) -> AcquireAny {
+        self.0.acquire_now(&request.into())
     }
 
     /// Waits for one permit, of each limit.
@@ -381,14 +436,31 @@ impl fmt::Debug for AnyLimiter {
 /// # Cancel safety
 ///
 /// Dropping it at any time leaves no trace.
+///
+/// # Panics
+///
+/// Polling it again after it was ready panics.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
-pub struct AcquireAny(Pin<Box<dyn Future<Output = Result<AllPermits, AllRefusal>> + Send>>);
+pub struct AcquireAny(Answer);
+
+type BoxedWait = Pin<Box<dyn Future<Output = Result<AllPermits, AllRefusal>> + Send>>;
+
+enum Answer {
+    Later(BoxedWait),
+    /// `None` once it was given.
+    Now(Option<Result<AllPermits, AllRefusal>>),
+}
 
 impl AcquireAny {
     /// The wait that this future is. It must join its queue when it is first polled, and leave no
     /// trace when it is dropped.
     pub fn new(wait: impl Future<Output = Result<AllPermits, AllRefusal>> + Send + 'static) -> AcquireAny {
-        AcquireAny(Box::pin(wait))
+        AcquireAny(Answer::Later(Box::pin(wait)))
+    }
+
+    /// An answer without a wait, which allocates nothing.
+    pub fn ready(answer: Result<AllPermits, AllRefusal>) -> AcquireAny {
+        AcquireAny(Answer::Now(Some(answer)))
     }
 }
 
@@ -396,7 +468,10 @@ impl Future for AcquireAny {
     type Output = Result<AllPermits, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.get_mut().0.as_mut().poll(context)
+        match &mut self.get_mut().0 {
+            Answer::Later(wait) => wait.as_mut().poll(context),
+            Answer::Now(answer) => Poll::Ready(answer.take().expect("it is polled once")),
+        }
     }
 }
 

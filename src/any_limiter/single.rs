@@ -20,7 +20,7 @@ const NAME: &str = "limit";
 pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     match request.costs().next() {
         Some((name, _)) => Err(AllRefusal::NoMember { name: name.into(), members: Box::default() }),
-        None => Ok(request.as_request()),
+        None => Ok(request.to_request()),
     }
 }
 

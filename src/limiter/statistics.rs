@@ -69,6 +69,7 @@ pub struct Statistics {
     zero_permits: AtomicU64,
     queue_full: AtomicU64,
     displaced: AtomicU64,
+    unavailable: AtomicU64,
     cancelled: AtomicU64,
     shadowed: AtomicU64,
     exempted: AtomicU64,
@@ -106,6 +107,8 @@ pub struct StatisticsSnapshot {
     pub queue_full: u64,
     /// Refused with [`Refusal::Displaced`], after they had waited.
     pub displaced: u64,
+    /// Refused with [`Refusal::Unavailable`].
+    pub unavailable: u64,
     /// Waits that were dropped, by a timeout for instance.
     pub cancelled: u64,
     /// Passed only because the limiter is in shadow.
@@ -144,6 +147,7 @@ impl Statistics {
             zero_permits: zero(),
             queue_full: zero(),
             displaced: zero(),
+            unavailable: zero(),
             cancelled: zero(),
             shadowed: zero(),
             exempted: zero(),
@@ -172,6 +176,7 @@ impl Statistics {
             zero_permits: read(&self.zero_permits),
             queue_full: read(&self.queue_full),
             displaced: read(&self.displaced),
+            unavailable: read(&self.unavailable),
             cancelled: read(&self.cancelled),
             shadowed: read(&self.shadowed),
             exempted: read(&self.exempted),
@@ -217,6 +222,7 @@ impl Events for Statistics {
             Refusal::ZeroPermits => &self.zero_permits,
             Refusal::QueueFull { .. } => &self.queue_full,
             Refusal::Displaced => &self.displaced,
+            Refusal::Unavailable { .. } => &self.unavailable,
             #[cfg(feature = "keyed")]
             Refusal::TooManyKeys { .. } => &self.too_many_keys,
         };
@@ -284,6 +290,7 @@ impl StatisticsSnapshot {
             self.zero_permits,
             self.queue_full,
             self.displaced,
+            self.unavailable,
         ];
         reasons.into_iter().fold(0, u64::wrapping_add)
     }
