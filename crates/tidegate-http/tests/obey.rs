@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tidegate::{
-    AllOf, AllRefusal, AnyLimiter, FixedWindow, KeyedRateLimiter, ManualClock, OfKey, Rate, RateLimiter,
-    TokenBucket, Unlimited,
+    AllOf, AllRefusal, AllRequest, AnyLimiter, FixedWindow, KeyedRateLimiter, ManualClock, OfKey, Rate,
+    RateLimiter, Request, TokenBucket, Unlimited,
 };
-use tidegate_http::obey::{Call, Costs, Obey, Obeyed, Options, Pace, Scopes};
+use tidegate_http::obey::{Call, Obey, Obeyed, Options, Pace, Scopes};
 use tidegate_http::read::{Reader, Vendor};
 
 const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
@@ -697,7 +697,7 @@ fn names_of_limits_are_mapped_to_members() {
     let all = AllOf::new("calls", &calls).with("in", &input);
     let options = options(&clock).member("Input-Tokens", "in").member("requests", "calls");
     let api = Obey::with_options(all, options);
-    let mut call = api.try_acquire_many(Costs::new().cost("in", 100)).unwrap();
+    let mut call = api.try_acquire_many(AllRequest::new().cost("in", 100)).unwrap();
     let pairs = [
         ("anthropic-ratelimit-input-tokens-remaining", "500"),
         ("anthropic-ratelimit-output-tokens-remaining", "3"),
@@ -705,6 +705,24 @@ fn names_of_limits_are_mapped_to_members() {
     ];
     obey(&mut call, 200, &pairs);
     assert_eq!((calls.status().available, input.status().available), (42, 500));
+}
+
+#[test]
+fn a_call_in_flight_counts_as_many_permits_as_it_got() {
+    let clock = ManualClock::new();
+    let bucket =
+        |burst| RateLimiter::with_clock(TokenBucket::new(Rate::per_minute(60), burst), clock.clone());
+    let (calls, tokens) = (bucket(100), bucket(1000));
+    let all = AllOf::new("calls", &calls).with("tokens", &tokens);
+    let api = Obey::with_options(all, options(&clock).member("tokens", "tokens"));
+    let mut first = api.try_acquire_many([("tokens", 0)]).unwrap();
+    let up_to = AllRequest::from(Request::up_to(4096)).cost("calls", 1);
+    let _in_flight = api.try_acquire_many(up_to).unwrap();
+    assert_eq!(tokens.status().available, 0);
+    clock.advance(secs(900));
+    obey(&mut first, 200, &[("x-ratelimit-remaining-tokens", "1100")]);
+    // The server may not have counted the thousand tokens in flight yet.
+    assert_eq!(tokens.status().available, 100);
 }
 
 #[test]

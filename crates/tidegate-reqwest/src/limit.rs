@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::{Client, Request, RequestBuilder, Response, Url};
-use tidegate::{AllRefusal, AnyLimiter};
-use tidegate_http::obey::{Call, Costs, Obey, Scopes};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter};
+use tidegate_http::obey::{Call, Obey, Scopes};
 
 use crate::body::keep_until_end;
 use crate::error::Error;
@@ -54,7 +54,7 @@ type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 #[derive(Clone)]
 pub struct RateLimit {
     limit: Limit,
-    costs: Option<Function<Costs<'static>>>,
+    costs: Option<Function<AllRequest<'static>>>,
     within: Option<Duration>,
     timeout_counts_wait: bool,
 }
@@ -134,7 +134,7 @@ impl RateLimit {
     }
 
     /// Sets what a request costs: a number of permits, costs by the names of an
-    /// [`AllOf`](tidegate::AllOf), or [`Costs`] with a priority. Without this it costs one permit
+    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one permit
     /// of each limit.
     ///
     /// # Examples
@@ -151,7 +151,7 @@ impl RateLimit {
     #[must_use]
     pub fn cost<C>(mut self, cost: impl Fn(&Request) -> C + Send + Sync + 'static) -> RateLimit
     where
-        C: Into<Costs<'static>>,
+        C: Into<AllRequest<'static>>,
     {
         self.costs = Some(Arc::new(move |request| cost(request).into()));
         self

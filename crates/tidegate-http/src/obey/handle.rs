@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
-use tidegate::{AllPermits, AllRefusal, AnyLimiter, Nanos};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, Nanos};
 
 use super::call::{Call, Obeyed};
-use super::costs::{Costs, Count, Load};
+use super::costs::{Count, Load};
 use super::options::Options;
 use super::pace::Pacing;
 use super::scopes::Home;
@@ -73,7 +73,7 @@ impl Obey {
     ///
     /// As [`AnyLimiter::acquire`].
     pub async fn acquire(&self) -> Result<Call, AllRefusal> {
-        self.acquire_many(Costs::new()).await
+        self.acquire_many(AllRequest::new()).await
     }
 
     /// Waits for the permits of a call, and begins it.
@@ -81,12 +81,12 @@ impl Obey {
     /// # Errors
     ///
     /// As [`AnyLimiter::acquire_many`].
-    pub async fn acquire_many(&self, costs: impl Into<Costs<'_>>) -> Result<Call, AllRefusal> {
-        let costs = costs.into();
+    pub async fn acquire_many(&self, request: impl Into<AllRequest<'_>>) -> Result<Call, AllRefusal> {
+        let request = request.into();
         let mut left = TRIES;
         loop {
-            let permits = self.shared.limiter.acquire_many(costs.request()).await?;
-            if let Some(call) = self.begin_allowed(&costs, permits, &mut left) {
+            let permits = self.shared.limiter.acquire_many(request.clone()).await?;
+            if let Some(call) = self.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
         }
@@ -98,7 +98,7 @@ impl Obey {
     ///
     /// As [`AnyLimiter::try_acquire`].
     pub fn try_acquire(&self) -> Result<Call, AllRefusal> {
-        self.try_acquire_many(Costs::new())
+        self.try_acquire_many(AllRequest::new())
     }
 
     /// Begins a call of these costs now, or refuses.
@@ -106,12 +106,12 @@ impl Obey {
     /// # Errors
     ///
     /// As [`AnyLimiter::try_acquire_many`].
-    pub fn try_acquire_many<'a>(&self, costs: impl Into<Costs<'a>>) -> Result<Call, AllRefusal> {
-        let costs = costs.into();
+    pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
+        let request = request.into();
         let mut left = TRIES;
         loop {
-            let permits = self.shared.limiter.try_acquire_many(costs.request())?;
-            if let Some(call) = self.begin_allowed(&costs, permits, &mut left) {
+            let permits = self.shared.limiter.try_acquire_many(request.clone())?;
+            if let Some(call) = self.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
         }
@@ -123,12 +123,12 @@ impl Obey {
     /// # Errors
     ///
     /// As [`AnyLimiter::blocking_acquire_many`].
-    pub fn blocking_acquire_many<'a>(&self, costs: impl Into<Costs<'a>>) -> Result<Call, AllRefusal> {
-        let costs = costs.into();
+    pub fn blocking_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
+        let request = request.into();
         let mut left = TRIES;
         loop {
-            let permits = self.shared.limiter.blocking_acquire_many(costs.request())?;
-            if let Some(call) = self.begin_allowed(&costs, permits, &mut left) {
+            let permits = self.shared.limiter.blocking_acquire_many(request.clone())?;
+            if let Some(call) = self.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
         }
@@ -136,21 +136,31 @@ impl Obey {
 
     /// Begins a call that has its permits from elsewhere, such as a reservation. It goes also if
     /// the server allows no more.
-    pub fn begin<'a>(&self, costs: impl Into<Costs<'a>>) -> Call {
-        Call::new(self.clone(), self.begin_in_any_case(&costs.into()), None)
+    pub fn begin<'a>(&self, request: impl Into<AllRequest<'a>>) -> Call {
+        let request = request.into();
+        // The most that it may have got.
+        let load = self.load(&request, request.to_request().most);
+        Call::new(self.clone(), self.begin_in_any_case(load), None)
     }
 
-    fn begin_allowed(&self, costs: &Costs<'_>, permits: AllPermits, tries: &mut usize) -> Option<Call> {
+    fn begin_allowed(
+        &self,
+        request: &AllRequest<'_>,
+        permits: AllPermits,
+        tries: &mut usize,
+    ) -> Option<Call> {
         *tries = tries.saturating_sub(1);
+        // The server counts a call that its limiter lets pass without permits.
+        let got = permits.permits().max(request.to_request().permits);
+        let load = self.load(request, got);
         let ticket = match *tries {
-            0 => self.begin_in_any_case(costs),
-            _ => self.begin_if_allowed(costs)?,
+            0 => self.begin_in_any_case(load),
+            _ => self.begin_if_allowed(load)?,
         };
         Some(Call::new(self.clone(), ticket, Some(permits)))
     }
 
-    fn begin_in_any_case(&self, costs: &Costs<'_>) -> Ticket {
-        let load = self.load(costs);
+    fn begin_in_any_case(&self, load: Load) -> Ticket {
         let now = self.now();
         let mut state = self.state();
         let ticket = state.begin_any(now, load);
@@ -160,8 +170,7 @@ impl Obey {
         ticket
     }
 
-    fn begin_if_allowed(&self, costs: &Costs<'_>) -> Option<Ticket> {
-        let load = self.load(costs);
+    fn begin_if_allowed(&self, load: Load) -> Option<Ticket> {
         let now = self.now();
         let mut state = self.state();
         let begun = state.begin(now, load);
@@ -172,8 +181,8 @@ impl Obey {
         begun.ok()
     }
 
-    fn load(&self, costs: &Costs<'_>) -> Load {
-        costs.load(&self.shared.members)
+    fn load(&self, request: &AllRequest<'_>, got: u32) -> Load {
+        Load::new(request, got, &self.shared.members)
     }
 
     fn now(&self) -> Nanos {

@@ -112,7 +112,6 @@ mod state;
 mod window;
 
 pub use call::{Call, Obeyed};
-pub use costs::Costs;
 pub use handle::Obey;
 pub use options::Options;
 pub use pace::Pace;
