@@ -179,9 +179,9 @@ impl<L: Limit> Admission<L> {
             // A reservation that is refused unless it is due now.
             Mode::Refuse | Mode::Shadow if needs.settles => ask = ask.within(Duration::ZERO),
             Mode::Refuse | Mode::Shadow => {
-                let answer = gate.limit.try_acquire(&key, &ask);
-                let answer = answer.map(|Granted { permits, left }| (Hold::permits(permits), left));
-                return Some(gate.decide(needs, &key, answer));
+                let answer = gate.limit.acquire_now(&key, &ask);
+                *self = Admission::Acquire(key, answer);
+                return None;
             }
             Mode::Wait => {}
         }

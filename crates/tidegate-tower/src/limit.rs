@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tidegate::{
-    AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Grant, KeyedAllOf,
-    KeyedRateLimiter, Left, Limiter, OfKey, Policy, RateLimiter, Refusal, Request, Timer,
+    AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Grant,
+    KeyedAllOf, KeyedRateLimiter, Left, Limiter, OfKey, Policy, RateLimiter, Refusal, Request, Timer,
 };
 
 /// A limiter that a [`RateLimitLayer`](crate::RateLimitLayer) can ask: every limiter of the crate
@@ -40,6 +40,13 @@ pub trait Limit: Clone + Send + Sync + 'static {
     ///
     /// The reason. Then nothing was taken.
     fn try_acquire(&self, key: &Self::Key, ask: &Self::Ask) -> Result<Granted, AllRefusal>;
+
+    /// Takes the permits now, or refuses, as [`try_acquire`](Limit::try_acquire), by a future that
+    /// waits for the answer alone. A limiter over a network needs it; by default it is ready at
+    /// once.
+    fn acquire_now(&self, key: &Self::Key, ask: &Self::Ask) -> Acquire {
+        Acquire::ready(self.try_acquire(key, ask))
+    }
 
     /// Waits for the permits.
     fn acquire(&self, key: &Self::Key, ask: &Self::Ask) -> Acquire;
@@ -113,13 +120,35 @@ impl From<Grant> for Granted {
 
 /// A wait for the permits of a [`Limit`]. It joins the queue when it is first polled, and dropping
 /// it leaves no trace.
+///
+/// # Panics
+///
+/// Polling it again after it was ready panics.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
-pub struct Acquire(Pin<Box<dyn Future<Output = Result<Granted, AllRefusal>> + Send>>);
+pub struct Acquire(Answer);
+
+enum Answer {
+    /// `None` once it was given.
+    Now(Option<Result<Granted, AllRefusal>>),
+    Any(AcquireAny),
+    Later(Pin<Box<dyn Future<Output = Result<Granted, AllRefusal>> + Send>>),
+}
 
 impl Acquire {
     /// The wait that this future is.
     pub fn new(wait: impl Future<Output = Result<Granted, AllRefusal>> + Send + 'static) -> Acquire {
-        Acquire(Box::pin(wait))
+        Acquire(Answer::Later(Box::pin(wait)))
+    }
+
+    /// An answer without a wait, which allocates nothing.
+    pub fn ready(answer: Result<Granted, AllRefusal>) -> Acquire {
+        Acquire(Answer::Now(Some(answer)))
+    }
+}
+
+impl From<AcquireAny> for Acquire {
+    fn from(wait: AcquireAny) -> Acquire {
+        Acquire(Answer::Any(wait))
     }
 }
 
@@ -127,7 +156,11 @@ impl Future for Acquire {
     type Output = Result<Granted, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.get_mut().0.as_mut().poll(context)
+        match &mut self.get_mut().0 {
+            Answer::Now(answer) => Poll::Ready(answer.take().expect("it is polled once")),
+            Answer::Any(wait) => Pin::new(wait).poll(context).map_ok(Granted::from),
+            Answer::Later(wait) => wait.as_mut().poll(context),
+        }
     }
 }
 
@@ -244,9 +277,12 @@ impl Limit for AnyLimiter {
         Ok(self.try_acquire_many(ask.clone())?.into())
     }
 
+    fn acquire_now(&self, (): &(), ask: &Self::Ask) -> Acquire {
+        AnyLimiter::acquire_now(self, ask.clone()).into()
+    }
+
     fn acquire(&self, (): &(), ask: &Self::Ask) -> Acquire {
-        let wait = self.acquire_many(ask.clone());
-        Acquire::new(async { Ok(wait.await?.into()) })
+        self.acquire_many(ask.clone()).into()
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {

@@ -65,7 +65,7 @@ impl Refused {
     /// | status | if |
     /// |---|---|
     /// | 429 | the client asked for too much: a limit is reached, or can never grant so much |
-    /// | 503 | the server has no capacity: the limiter is paused or closed, its queue is full, or it has no room for a key |
+    /// | 503 | the server has no capacity: the limiter is paused, closed or cannot be asked, its queue is full, or it has no room for a key |
     /// | 500 | the cost names a member that the limiter does not have |
     /// | any | the key function [refused](crate::Key::Refused) the request with this status |
     #[must_use]
@@ -81,6 +81,7 @@ impl Refused {
                 | Refusal::Closed
                 | Refusal::QueueFull { .. }
                 | Refusal::Displaced
+                | Refusal::Unavailable { .. }
                 | Refusal::TooManyKeys { .. },
             ) => StatusCode::SERVICE_UNAVAILABLE,
             Some(_) => StatusCode::TOO_MANY_REQUESTS,
