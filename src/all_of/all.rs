@@ -19,7 +19,7 @@ use crate::line::deferred::Deferred;
 use crate::line::pause::Pausing;
 use crate::line::recheck::Recheck;
 use crate::line::rule::{InLine, Rule};
-use crate::line::seats::UNSURE;
+use crate::line::seats::CLOCK_SKEW;
 use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, limited};
 use crate::status::Status;
@@ -534,7 +534,7 @@ impl<C: Timer> Rule<C> for All<C> {
         // some member. Then its seats are away everywhere until that time, and from then on it
         // waits for one member alone.
         let alone_from = time(now, alone_from);
-        if alone_from > now && alone_from.saturating_add(UNSURE) < due {
+        if alone_from > now && alone_from.saturating_add(CLOCK_SKEW) < due {
             alone_from.min(look_at)
         } else {
             look_at

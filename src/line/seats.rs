@@ -20,7 +20,7 @@
 //!
 //! # What a look costs
 //!
-//! Seats that are here are summed. Of the seats that are away, the [`DEPTH`] with the earliest
+//! Seats that are here are summed. Of the seats that are away, the [`BACKFILL_DEPTH`] with the earliest
 //! times are judged, one by one. A seat with a later time loses nothing yet. If many times come at
 //! once, a seat may find at its time that other requests have taken what it needs. Then it is here,
 //! at its old place, until a time that is at most its turn away, and at its other limiters its time
@@ -56,10 +56,10 @@ use crate::time::Nanos;
 
 /// Two times that were converted from one clock to another may differ by what passes between two
 /// readings.
-pub(crate) const UNSURE: Nanos = Nanos::new(100_000);
+pub(crate) const CLOCK_SKEW: Nanos = Nanos::new(100_000);
 
 /// So many seats that are away are judged one by one.
-const DEPTH: usize = 8;
+const BACKFILL_DEPTH: usize = 8;
 
 /// So many seats, the first ones, are rung by a change. Each costs the caller some microseconds.
 const RUNG: usize = 64;
@@ -324,7 +324,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             return due;
         }
         let (rule, now) = (terms.rule, now.max(terms.settings.opens));
-        let first = self.away.iter().take(DEPTH);
+        let first = self.away.iter().take(BACKFILL_DEPTH);
         let before = first.filter(|(_, other)| *other < place && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
         // A policy tells what it is like if requests go first as soon as they can, or at a given
@@ -412,7 +412,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
         (seat.at, seat.due) = (at, due);
         let moved = at != old_at || *ask != old_ask;
-        let (was_here, is_here) = (seat.here, at <= due.saturating_add(UNSURE));
+        let (was_here, is_here) = (seat.here, at <= due.saturating_add(CLOCK_SKEW));
         seat.here = is_here;
         if moved {
             self.rings.remove(&(old_at, place));

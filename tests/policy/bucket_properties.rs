@@ -72,7 +72,7 @@ struct Model {
     /// Permits come in steps; one of them is at this time.
     steps: Option<i128>,
     /// A request that is larger than the bucket waits for its own price.
-    stretches: bool,
+    grows_to_fit: bool,
     /// How many parts there were, and when, by the bucket's own clock.
     stock: i128,
     at: i128,
@@ -92,7 +92,7 @@ impl Model {
             start: None,
             tolerance: 0,
             steps: None,
-            stretches: false,
+            grows_to_fit: false,
             stock: 0,
             at: now,
             more: flow.slack(burst),
@@ -133,7 +133,7 @@ impl Model {
 
     /// The parts that a request of this size can have.
     fn there(&self, at: i128, n: i128) -> i128 {
-        let room = if self.stretches { self.full().max(n * PARTS) } else { self.full() };
+        let room = if self.grows_to_fit { self.full().max(n * PARTS) } else { self.full() };
         self.endless(at).min(room)
     }
 
@@ -295,7 +295,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         let available = Nanos::new(status.available);
         let mut outlook = vec![available, status.full_at.max(self.now)];
         // In a leaky bucket a larger one than it holds sees a trace; see `tests/policy/cases.rs`.
-        let seen = |n: &u32| !self.model.stretches || i128::from(*n) <= self.model.burst;
+        let seen = |n: &u32| !self.model.grows_to_fit || i128::from(*n) <= self.model.burst;
         outlook.extend([1, 2, 3, 7, 30].iter().filter(|n| seen(n)).map(|n| self.ready_at(0, *n)));
         outlook
     }
@@ -327,7 +327,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
             }
             Err(_) => {
                 let full = self.model.full();
-                prop_assert!(price > full && !self.model.stretches);
+                prop_assert!(price > full && !self.model.grows_to_fit);
             }
         }
         if got.is_err() {
@@ -390,7 +390,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 for n in sizes {
                     // A larger one than fits leaves a trace in a leaky bucket; see
                     // `tests/policy/cases.rs`.
-                    if !self.model.stretches || i128::from(*n) <= self.model.burst {
+                    if !self.model.grows_to_fit || i128::from(*n) <= self.model.burst {
                         charges.extend(self.attempt(*n)?.ok().map(|charge| (charge, u64::MAX)));
                     }
                 }
@@ -425,7 +425,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 self.model.grant(at, n);
             }
             // A larger one than fits leaves a trace in a leaky bucket; see `tests/policy/cases.rs`.
-            Call::Settle(n, _) if self.model.stretches && i128::from(n) > self.model.burst => {}
+            Call::Settle(n, _) if self.model.grows_to_fit && i128::from(n) > self.model.burst => {}
             Call::Settle(n, used) => {
                 let model = self.model.clone();
                 let Ok(charge) = self.attempt(n)? else { return Ok(()) };
@@ -473,7 +473,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
             for last in &self.log[index..] {
                 permits += last.permits;
                 // In a leaky bucket a large request waits for its own price.
-                let fullest = match self.model.stretches {
+                let fullest = match self.model.grows_to_fit {
                     true => self.fullest.max(first.permits * PARTS),
                     false => self.fullest,
                 };
@@ -580,7 +580,7 @@ proptest! {
         flow in some_flow(), nodelay in 0u32..20, calls in some_calls(or_zero(some_flow())),
     ) {
         let mut model = Model::new(flow, nodelay + 1, START);
-        model.stretches = true;
+        model.grows_to_fit = true;
         // The one that is passing is always there.
         let calls = changing(calls, |flow, burst, keep| Call::Change(flow, burst.max(1), keep));
         agree(&LeakyBucket::new(flow.rate()?).nodelay(nodelay), model, &calls)?;

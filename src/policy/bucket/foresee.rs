@@ -18,11 +18,11 @@ impl Bucket {
         if price > self.reach(&numbers, price) {
             return Nanos::MAX;
         }
-        let mut zero = numbers.own(Cell::load(&state.zero));
+        let mut zero = numbers.step_tick(Cell::load(&state.zero));
         if ahead > 0 {
             // The requests ahead are not one large request, which might find more tokens than the
             // bucket holds.
-            zero = zero.max(numbers.tick(at).saturating_sub(numbers.saved)).saturating_add(ahead);
+            zero = zero.max(numbers.tick(at).saturating_sub(numbers.capacity)).saturating_add(ahead);
         }
         numbers.time_of(zero.saturating_add(price))
     }
@@ -33,8 +33,8 @@ impl Bucket {
     /// the tokens of the nanosecond by which its grant was rounded up.
     pub(crate) fn one_by_one(&self, largest: u32) -> usize {
         let (numbers, price) = self.published(largest);
-        let overflows = numbers.step > 0 && price.saturating_add(numbers.gain) > numbers.saved;
-        if overflows || price > numbers.saved { usize::MAX } else { 0 }
+        let overflows = numbers.step > 0 && price.saturating_add(numbers.gain) > numbers.capacity;
+        if overflows || price > numbers.capacity { usize::MAX } else { 0 }
     }
 
     pub(crate) fn forecast(state: &BucketState, at: Nanos) -> Forecast {
@@ -62,12 +62,12 @@ impl Bucket {
         if price > reach {
             return Nanos::MAX;
         }
-        let zero = numbers.own(forecast.numbers[0]);
+        let zero = numbers.step_tick(forecast.numbers[0]);
         let due = forecast.at.max(numbers.time_of(zero.saturating_add(price)));
         if due < Nanos::MAX {
             forecast.at = due;
             forecast.numbers[0] =
-                numbers.word(zero.max(numbers.tick(due).saturating_sub(reach)).saturating_add(price));
+                numbers.word_of(zero.max(numbers.tick(due).saturating_sub(reach)).saturating_add(price));
         }
         due
     }
@@ -78,13 +78,13 @@ impl Bucket {
         // A request that waits lacks some tokens. So each request loses no more tokens of a step
         // than this.
         let lost = match numbers.step {
-            0 if largest > numbers.saved => ticks::PER_NANO,
+            0 if largest > numbers.capacity => ticks::PER_NANO,
             0 => 0,
-            _ => largest.saturating_add(numbers.gain).saturating_sub(numbers.saved).min(numbers.gain),
+            _ => largest.saturating_add(numbers.gain).saturating_sub(numbers.capacity).min(numbers.gain),
         };
         let weight = crowd.weight.saturating_add(lost.saturating_mul(crowd.requests));
-        let floor = numbers.tick(forecast.at).saturating_sub(numbers.saved);
+        let floor = numbers.tick(forecast.at).saturating_sub(numbers.capacity);
         forecast.numbers[0] =
-            numbers.word(numbers.own(forecast.numbers[0]).max(floor).saturating_add(weight));
+            numbers.word_of(numbers.step_tick(forecast.numbers[0]).max(floor).saturating_add(weight));
     }
 }

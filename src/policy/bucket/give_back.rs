@@ -18,24 +18,24 @@ impl Bucket {
             let (numbers, more) = self.settled();
             if zero == charge.after && whole && most == u64::MAX {
                 // Nothing happened since the grant: restore the word before it.
-                return (charge.before, numbers.own(charge.before));
+                return (charge.before, numbers.step_tick(charge.before));
             }
-            let own = numbers.own(zero);
+            let own = numbers.step_tick(zero);
             if own == ticks::NEVER {
                 // The debt has saturated, so its amount is lost and it stays.
                 return (zero, own);
             }
             let price = paid(&numbers, &more, charge);
             let room = match most {
-                u64::MAX => numbers.own(charge.after).saturating_sub(self.floor(&numbers, at)),
+                u64::MAX => numbers.step_tick(charge.after).saturating_sub(self.floor(&numbers, at)),
                 most => most,
             };
             let own = own.saturating_sub(price.min(room));
-            (numbers.word(own), own)
+            (numbers.word_of(own), own)
         })
     }
 
-    /// See [`Policy::moved`](crate::policy::Policy::moved). Levels are the bucket's own clock.
+    /// See [`Policy::moved`](crate::policy::Policy::moved). Levels are the bucket's step clock.
     #[inline]
     pub(crate) fn moved(&self, charge: BucketCharge) -> (u64, u64) {
         if charge.n == 0 {
@@ -43,11 +43,11 @@ impl Bucket {
         }
         if charge.used == 0 {
             let (numbers, price) = self.price(charge.n);
-            let after = numbers.own(charge.after);
+            let after = numbers.step_tick(charge.after);
             return (after.saturating_sub(price), after);
         }
         let (numbers, more) = self.numbers_and_more();
-        let after = numbers.own(charge.after);
+        let after = numbers.step_tick(charge.after);
         (after.saturating_sub(paid(&numbers, &more, charge)), after)
     }
 
@@ -63,18 +63,18 @@ impl Bucket {
         (ticks, permits)
     }
 
-    /// The level of a full bucket: when it was empty, by its own clock.
+    /// The level of a full bucket: when it was empty, by its step clock.
     #[inline]
     fn floor(&self, numbers: &Numbers, at: Nanos) -> u64 {
-        numbers.tick(at).saturating_sub(numbers.saved)
+        numbers.tick(at).saturating_sub(numbers.capacity)
     }
 
     pub(crate) fn refund(&self, state: &BucketState, at: Nanos, n: u32) -> u64 {
         move_to(state, |word| {
             let (numbers, more) = self.settled();
-            let (floor, zero) = (self.floor(&numbers, at), numbers.own(word));
-            let new = numbers.word(zero.saturating_sub(more.interval.worth(n)).max(floor)).min(word);
-            (new, numbers.own(new))
+            let (floor, zero) = (self.floor(&numbers, at), numbers.step_tick(word));
+            let new = numbers.word_of(zero.saturating_sub(more.interval.worth(n)).max(floor)).min(word);
+            (new, numbers.step_tick(new))
         })
     }
 
@@ -83,7 +83,7 @@ impl Bucket {
         // Relaxed: one exchange, which reads the newest word. The word publishes nothing else.
         let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
         let (numbers, more) = self.numbers_and_more();
-        let debt = match numbers.own(zero) {
+        let debt = match numbers.step_tick(zero) {
             ticks::NEVER => ticks::NEVER,
             own => own.saturating_sub(numbers.tick(at)),
         };
@@ -99,7 +99,7 @@ impl Bucket {
         move_to(state, |zero| {
             let (numbers, _) = self.settled();
             let zero = numbers.paused(zero, from, to, keeps_stock);
-            (zero, numbers.own(zero))
+            (zero, numbers.step_tick(zero))
         })
     }
 
@@ -111,7 +111,7 @@ impl Bucket {
             }
             let price = numbers.price(&more, n);
             let floor = numbers.tick(at).saturating_sub(self.reach(&numbers, price));
-            (numbers.word(numbers.own(zero).max(floor).saturating_add(price)), 0)
+            (numbers.word_of(numbers.step_tick(zero).max(floor).saturating_add(price)), 0)
         });
     }
 }
@@ -128,7 +128,7 @@ impl Bucket {
             match available.saturating_sub(permits) {
                 0 => Err(()),
                 // It does not overflow: the stock is worth as much.
-                taken => Ok((numbers.word(zero + taken * numbers.one), taken)),
+                taken => Ok((numbers.word_of(zero + taken * numbers.one), taken)),
             }
         });
         taken.unwrap_or(0)
@@ -148,5 +148,5 @@ fn paid(numbers: &Numbers, more: &More, charge: BucketCharge) -> u64 {
         return price;
     }
     // A grant for the used permits alone would not have found more than a full bucket.
-    price.min(numbers.saved).saturating_sub(numbers.price(more, charge.used))
+    price.min(numbers.capacity).saturating_sub(numbers.price(more, charge.used))
 }

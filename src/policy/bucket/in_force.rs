@@ -89,16 +89,16 @@ pub(super) struct Hot {
 impl Hot {
     /// The mode of a bucket with these numbers.
     fn mode(numbers: &Numbers) -> u64 {
-        let flows = numbers.stopped == ticks::NEVER && !numbers.is_unlimited();
+        let flows = numbers.frozen_at == ticks::NEVER && !numbers.is_unlimited();
         match numbers.step {
-            _ if !flows || numbers.one > numbers.saved => OTHER,
+            _ if !flows || numbers.one > numbers.capacity => OTHER,
             0 => PLAIN,
             _ => IN_STEPS,
         }
     }
 
     fn words(numbers: &Numbers) -> [u64; 3] {
-        [Hot::mode(numbers), numbers.one, numbers.saved.saturating_sub(numbers.one)]
+        [Hot::mode(numbers), numbers.one, numbers.capacity.saturating_sub(numbers.one)]
     }
 
     pub(super) fn new(numbers: &Numbers) -> Hot {
@@ -120,8 +120,8 @@ impl Hot {
     fn numbers(&self) -> (Numbers, u64) {
         // The two may belong to different terms, which is harmless in a look that decides nothing.
         let [one, rest] = [&self.one, &self.rest].map(|word| word.load(Ordering::Acquire));
-        let saved = rest.saturating_add(one);
-        (Numbers { one, saved, stopped: ticks::NEVER, step: 0, shift: 0, gain: 0 }, one)
+        let capacity = rest.saturating_add(one);
+        (Numbers { one, capacity, frozen_at: ticks::NEVER, step: 0, shift: 0, gain: 0 }, one)
     }
 }
 
@@ -138,9 +138,9 @@ impl Bucket {
     }
 
     pub(super) fn numbers_and_more(&self) -> (Numbers, More) {
-        let [one, saved, stopped, step, shift, gain, same, ticks, permits, most] = self.words.read(0);
+        let [one, capacity, frozen_at, step, shift, gain, same, ticks, permits, most] = self.words.read(0);
         let interval = Interval::from_words([same, ticks, permits]);
-        (Numbers { one, saved, stopped, step, shift, gain }, More { interval, most: small(most) })
+        (Numbers { one, capacity, frozen_at, step, shift, gain }, More { interval, most: small(most) })
     }
 
     /// The price of `n` permits, and the numbers of the terms that it belongs to.
@@ -179,13 +179,13 @@ impl Bucket {
         // A bucket without a limit is full as soon as time passes, so remember since when there
         // is no limit.
         let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
-        let since = if goes_on { old.0.stopped } else { tick };
+        let since = if goes_on { old.0.frozen_at } else { tick };
         // A new rate alone is never refused.
         let new = match change.burst {
             Some(_) => terms.numbers(since, old.1.interval)?,
             None => terms.rounded_numbers(since, old.1.interval),
         };
-        let filled = old.0.is_unlimited() && !goes_on && tick > old.0.stopped;
+        let filled = old.0.is_unlimited() && !goes_on && tick > old.0.frozen_at;
         // The conversion publishes it.
         self.hot.mode.store(CLOSED, Ordering::Relaxed);
         let Ok(level) = convert(&state.zero, |zero| {
@@ -193,10 +193,10 @@ impl Bucket {
             // grants took.
             let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
                 Keep::Nothing => (self.starting_word(new, at), false),
-                _ if filled => (new.0.word(new.0.tick(at).saturating_sub(new.0.saved)), false),
+                _ if filled => (new.0.word_of(new.0.tick(at).saturating_sub(new.0.capacity)), false),
                 keep => (carried_over(zero, at, old, new, keep), keep == Keep::Count),
             };
-            Ok::<_, Infallible>((word, if kept { new.0.own(word) } else { 0 }))
+            Ok::<_, Infallible>((word, if kept { new.0.step_tick(word) } else { 0 }))
         });
         writer.publish(words(terms, new));
         self.hot.open(&new.0);
@@ -208,8 +208,8 @@ impl Clone for Bucket {
     /// Copies all words, not the terms alone: terms do not say since when no tokens come in, nor
     /// what a token was worth until then.
     fn clone(&self) -> Bucket {
-        let (words, [one, saved, stopped, step, shift, gain, ..]) = self.words.copy();
-        let hot = Hot::new(&Numbers { one, saved, stopped, step, shift, gain });
-        Bucket { hot, words, start: self.start, stretches: self.stretches, wall_clock: self.wall_clock }
+        let (words, [one, capacity, frozen_at, step, shift, gain, ..]) = self.words.copy();
+        let hot = Hot::new(&Numbers { one, capacity, frozen_at, step, shift, gain });
+        Bucket { hot, words, start: self.start, grows_to_fit: self.grows_to_fit, wall_clock: self.wall_clock }
     }
 }

@@ -16,10 +16,11 @@
 //! moves *Z* there. Guava's [`SmoothBursty`](super::SmoothBursty) has this word, too, but a request
 //! is due at *Z*, and the next request pays.
 //!
-//! Tokens may come in steps, `k` tokens each `t`. Then the rule runs on a clock of the bucket's
-//! own. It goes on once per `t`, by the price of `k` tokens, or of as many as fit into the bucket.
-//! The word stays a time on the common clock: a decision converts it to the bucket's own clock, and
-//! converts the result back. Where no tokens come in, the bucket's own clock stands still.
+//! Tokens may come in steps, `k` tokens each `t`. Then the rule runs on the step clock of the
+//! bucket. It goes on once per `t`, by the price of `k` tokens, or of as many as fit into the
+//! bucket. The word stays a time on the common clock: a decision converts it to the bucket's step
+//! clock, and converts the result back. Where no tokens come in, the bucket's step clock stands
+//! still.
 //!
 //! # State word
 //!
@@ -66,7 +67,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::bucket::in_force::{CLOSED, Hot, IN_STEPS, PLAIN};
-use crate::policy::bucket::terms::{More, Numbers, STILL, Terms, words};
+use crate::policy::bucket::terms::{More, Numbers, PLACEHOLDER_INTERVAL, Terms, words};
 use crate::policy::cell::{Cell, update};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
@@ -233,7 +234,7 @@ pub(crate) enum Start {
 }
 
 /// Why a request leaves the state as it is.
-pub(crate) enum Stays {
+pub(crate) enum NotTaken {
     /// Without a limit there is nothing to take.
     Free,
     Refused(Refusal),
@@ -250,32 +251,32 @@ pub(crate) struct Bucket {
     start: Start,
     /// Whether a request that is larger than the bucket waits for its own price, instead of being
     /// refused for ever.
-    stretches: bool,
+    grows_to_fit: bool,
     /// How long after the periods of Unix time steps begin, where the wall clock sets them.
     pub(in crate::policy) wall_clock: Option<Duration>,
 }
 
 impl Bucket {
-    pub(crate) fn new(terms: Terms, start: Start, stretches: bool) -> Result<Bucket, PolicyError> {
-        terms.numbers(ticks::ORIGIN, Interval::of_ticks(STILL))?;
+    pub(crate) fn new(terms: Terms, start: Start, grows_to_fit: bool) -> Result<Bucket, PolicyError> {
+        terms.numbers(ticks::ORIGIN, Interval::of_ticks(PLACEHOLDER_INTERVAL))?;
         if let Start::Tokens(permits) = start
             && permits > terms.burst
         {
             return Err(PolicyError::Stock { permits, burst: terms.burst });
         }
-        Ok(Bucket::cut(terms, start, stretches))
+        Ok(Bucket::cut(terms, start, grows_to_fit))
     }
 
     /// A bucket that holds no more tokens than a state can express.
-    pub(crate) fn cut(terms: Terms, start: Start, stretches: bool) -> Bucket {
-        let numbers = terms.rounded_numbers(ticks::ORIGIN, Interval::of_ticks(STILL));
+    pub(crate) fn cut(terms: Terms, start: Start, grows_to_fit: bool) -> Bucket {
+        let numbers = terms.rounded_numbers(ticks::ORIGIN, Interval::of_ticks(PLACEHOLDER_INTERVAL));
         let words = Published::new(words(terms, numbers));
-        Bucket { hot: Hot::new(&numbers.0), words, start, stretches, wall_clock: None }
+        Bucket { hot: Hot::new(&numbers.0), words, start, grows_to_fit, wall_clock: None }
     }
 
     /// A bucket with other terms.
     pub(crate) fn with(&self, change: impl FnOnce(Terms) -> Terms) -> Result<Bucket, PolicyError> {
-        let bucket = Bucket::new(change(self.terms()), self.start, self.stretches)?;
+        let bucket = Bucket::new(change(self.terms()), self.start, self.grows_to_fit)?;
         Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
     }
 
@@ -287,11 +288,11 @@ impl Bucket {
     pub(crate) fn with_epoch(self, unix_time_at_zero: Duration) -> Bucket {
         let Some(offset) = self.wall_clock else { return self };
         let terms = Terms { anchor: nanos_between(offset, unix_time_at_zero), ..self.terms() };
-        Bucket { wall_clock: Some(offset), ..Bucket::cut(terms, self.start, self.stretches) }
+        Bucket { wall_clock: Some(offset), ..Bucket::cut(terms, self.start, self.grows_to_fit) }
     }
 
     pub(crate) fn starting(self, start: Start) -> Result<Bucket, PolicyError> {
-        let bucket = Bucket::new(self.terms(), start, self.stretches)?;
+        let bucket = Bucket::new(self.terms(), start, self.grows_to_fit)?;
         Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
     }
 
@@ -306,7 +307,7 @@ impl Bucket {
     /// How far back the tokens for a request of this price can have come in.
     #[inline]
     fn reach(&self, numbers: &Numbers, price: u64) -> u64 {
-        if self.stretches { numbers.saved.max(price) } else { numbers.saved }
+        if self.grows_to_fit { numbers.capacity.max(price) } else { numbers.capacity }
     }
 
     pub(crate) fn start(&self, now: Nanos) -> BucketState {
@@ -315,10 +316,10 @@ impl Bucket {
 
     fn starting_word(&self, (numbers, more): (Numbers, More), now: Nanos) -> u64 {
         let stock = match self.start {
-            Start::Full => numbers.saved,
-            Start::Tokens(permits) => more.interval.price(permits).min(numbers.saved),
+            Start::Full => numbers.capacity,
+            Start::Tokens(permits) => more.interval.price(permits).min(numbers.capacity),
         };
-        numbers.word(numbers.tick(now).saturating_sub(stock))
+        numbers.word_of(numbers.tick(now).saturating_sub(stock))
     }
 
     #[inline]
@@ -331,7 +332,7 @@ impl Bucket {
     fn check_by(&self, more: &More, n: u32) -> Result<(), Refusal> {
         match n {
             0 => Err(Refusal::ZeroPermits),
-            2.. if n > more.most && !self.stretches => {
+            2.. if n > more.most && !self.grows_to_fit => {
                 Err(Refusal::ExceedsLimit { requested: n, limit: more.most })
             }
             _ => Ok(()),
@@ -388,9 +389,9 @@ impl Bucket {
             if self.hot.mode.load(Ordering::Acquire) != IN_STEPS {
                 return Err(None);
             }
-            let [one, saved, stopped, step, shift, gain] = self.words.read(0);
-            let numbers = Numbers { one, saved, stopped, step, shift, gain };
-            let (after, due) = numbers.interval_refill(zero, one).filter(|_| one <= saved).ok_or(None)?;
+            let [one, capacity, frozen_at, step, shift, gain] = self.words.read(0);
+            let numbers = Numbers { one, capacity, frozen_at, step, shift, gain };
+            let (after, due) = numbers.interval_refill(zero, one).filter(|_| one <= capacity).ok_or(None)?;
             if due > tick {
                 return Err(Some(due));
             }
@@ -419,22 +420,22 @@ impl Bucket {
         let answer = update(&state.zero, |zero| {
             // After the word, as in `try_acquire_one`.
             if self.hot.mode.load(Ordering::Acquire) == CLOSED {
-                return Err(Stays::Closed);
+                return Err(NotTaken::Closed);
             }
             let (numbers, more) = self.numbers_and_more();
-            self.check_by(&more, n).map_err(Stays::Refused)?;
+            self.check_by(&more, n).map_err(NotTaken::Refused)?;
             let price = numbers.price(&more, n);
             self.take(zero, at, n, (numbers, price))
         });
         match answer {
             Ok(charge) => Ok(charge),
-            Err(Stays::Free) => Ok(BucketCharge::NONE),
-            Err(Stays::Refused(refusal)) => Err(refusal),
-            Err(Stays::Never) => Err(limited(Nanos::MAX, at)),
-            Err(Stays::Closed) if again => self.look_again(state, at, n),
+            Err(NotTaken::Free) => Ok(BucketCharge::NONE),
+            Err(NotTaken::Refused(refusal)) => Err(refusal),
+            Err(NotTaken::Never) => Err(limited(Nanos::MAX, at)),
+            Err(NotTaken::Closed) if again => self.look_again(state, at, n),
             // The thread that changes the terms has stalled. A request never waits for another
             // thread; it may try again a nanosecond later.
-            Err(Stays::Closed) => Err(limited(at.saturating_add(Nanos::new(1)), at)),
+            Err(NotTaken::Closed) => Err(limited(at.saturating_add(Nanos::new(1)), at)),
         }
     }
 
@@ -458,34 +459,34 @@ impl Bucket {
         at: Nanos,
         n: u32,
         (numbers, price): (Numbers, u64),
-    ) -> Result<(u64, BucketCharge), Stays> {
+    ) -> Result<(u64, BucketCharge), NotTaken> {
         if numbers.is_unlimited() {
-            return Err(Stays::Free);
+            return Err(NotTaken::Free);
         }
         let reach = self.reach(&numbers, price);
         if price > reach {
-            return Err(Stays::Never);
+            return Err(NotTaken::Never);
         }
         let tick = numbers.tick(at);
-        let after = numbers.own(zero).max(tick.saturating_sub(reach)).saturating_add(price);
+        let after = numbers.step_tick(zero).max(tick.saturating_sub(reach)).saturating_add(price);
         if after > tick {
-            return Err(Stays::Refused(limited(numbers.time_of(after), at)));
+            return Err(NotTaken::Refused(limited(numbers.time_of(after), at)));
         }
-        let after = numbers.word(after);
+        let after = numbers.word_of(after);
         Ok((after, BucketCharge { n, used: 0, before: zero, after }))
     }
 
     /// The most permits that can ever be available.
     fn most(&self, more: &More) -> u32 {
-        if self.stretches { more.most.max(1) } else { more.most }
+        if self.grows_to_fit { more.most.max(1) } else { more.most }
     }
 
-    /// When the bucket would be empty, by its own clock and without what has overflowed, and how
+    /// When the bucket would be empty, by its step clock and without what has overflowed, and how
     /// many single permits it holds. Not without a limit.
     fn available(&self, numbers: &Numbers, more: &More, word: u64, at: Nanos) -> (u64, u64) {
         let tick = numbers.tick(at);
         let full = tick.saturating_sub(self.reach(numbers, numbers.one));
-        let zero = numbers.own(word).max(full);
+        let zero = numbers.step_tick(word).max(full);
         (zero, (tick.saturating_sub(zero) / numbers.one).min(u64::from(self.most(more))))
     }
 
@@ -495,7 +496,7 @@ impl Bucket {
         if numbers.is_unlimited() {
             return PolicyStatus::unlimited(at);
         }
-        let (most, zero) = (self.most(&more), numbers.own(word));
+        let (most, zero) = (self.most(&more), numbers.step_tick(word));
         let (_, available) = self.available(&numbers, &more, word, at);
         let reach = self.reach(&numbers, numbers.one);
         let full = more.interval.price(most).min(reach);
@@ -513,19 +514,19 @@ impl Bucket {
     pub(crate) fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
         let (numbers, _) = self.numbers_and_more();
         numbers.is_unlimited()
-            || numbers.own(Cell::load(&state.zero)) <= numbers.tick(at).saturating_sub(numbers.saved)
+            || numbers.step_tick(Cell::load(&state.zero)) <= numbers.tick(at).saturating_sub(numbers.capacity)
     }
 
     /// The tokens with their fraction; negative in debt.
     pub(crate) fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
         let (numbers, more) = self.numbers_and_more();
-        let (zero, tick) = (numbers.own(Cell::load(&state.zero)), numbers.tick(at));
+        let (zero, tick) = (numbers.step_tick(Cell::load(&state.zero)), numbers.tick(at));
         match zero.checked_sub(tick) {
             _ if numbers.is_unlimited() => f64::INFINITY,
             Some(0) => 0.0,
             Some(debt) => -more.interval.permits_in_f64(debt),
             None => {
-                let stock = tick - zero.max(tick.saturating_sub(numbers.saved));
+                let stock = tick - zero.max(tick.saturating_sub(numbers.capacity));
                 more.interval.permits_in_f64(stock).min(f64::from(more.most))
             }
         }

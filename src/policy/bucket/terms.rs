@@ -25,9 +25,9 @@ pub(crate) struct Numbers {
     /// The price of one permit; zero only without a limit.
     pub(super) one: u64,
     /// How many ticks of tokens the bucket holds.
-    pub(super) saved: u64,
+    pub(super) capacity: u64,
     /// The tick at which time stands still, `ticks::NEVER` if it does not.
-    pub(super) stopped: u64,
+    pub(super) frozen_at: u64,
     /// The length of a step, 0 if tokens come in all the time.
     pub(super) step: u64,
     /// What a tick lacks to be a whole number of steps where one begins.
@@ -46,7 +46,7 @@ pub(crate) struct More {
 }
 
 /// The interval of a bucket that never had a rate: it only has to tell tokens apart.
-pub(super) const STILL: u64 = 1 << 28;
+pub(super) const PLACEHOLDER_INTERVAL: u64 = 1 << 28;
 
 /// 50 ns.
 pub(super) const MOST_SLACK: u64 = 50 * ticks::PER_NANO;
@@ -80,17 +80,17 @@ impl Terms {
             // cost less.
             _ => Interval::new(self.rate).of_a_tick_at_least(),
         };
-        let saved = self.fill(interval).min(ticks::ORIGIN - step);
+        let capacity = self.fill(interval).min(ticks::ORIGIN - step);
         let gain = match self.rate.parts() {
-            (permits, 0, _) if stepped => permits.saturating_mul(interval.price(1)).min(step).min(saved),
-            _ => step.min(saved),
+            (permits, 0, _) if stepped => permits.saturating_mul(interval.price(1)).min(step).min(capacity),
+            _ => step.min(capacity),
         };
         let shift = if step == 0 { 0 } else { self.shift(step) };
-        let most = u32::try_from(interval.permits_in(saved)).unwrap_or(u32::MAX);
-        let stopped = if still { since } else { ticks::NEVER };
+        let most = u32::try_from(interval.permits_in(capacity)).unwrap_or(u32::MAX);
+        let frozen_at = if still { since } else { ticks::NEVER };
         let one = if unlimited { 0 } else { interval.price(1) };
         let most = if unlimited { u32::MAX } else { most };
-        (Numbers { one, saved, stopped, step, shift, gain }, More { interval, most })
+        (Numbers { one, capacity, frozen_at, step, shift, gain }, More { interval, most })
     }
 
     /// What a tick lacks to be a whole number of steps where one begins.
@@ -123,11 +123,12 @@ impl Terms {
 }
 
 impl Numbers {
-    /// A time on the bucket's own clock.
+    /// A time on the step clock of the bucket, which stands still between steps. Without steps it
+    /// is the clock of the limiter.
     #[inline]
     pub(super) fn tick(&self, at: Nanos) -> u64 {
-        if self.stopped < ticks::NEVER {
-            return self.own(self.stopped);
+        if self.frozen_at < ticks::NEVER {
+            return self.step_tick(self.frozen_at);
         }
         let tick = ticks::from_nanos(at);
         // Only whole steps have come.
@@ -137,9 +138,9 @@ impl Numbers {
         }
     }
 
-    /// The tick of the bucket's own clock for a word.
+    /// The tick of the bucket's step clock for a word.
     #[inline]
-    pub(super) fn own(&self, word: u64) -> u64 {
+    pub(super) fn step_tick(&self, word: u64) -> u64 {
         if self.step == 0 || word == ticks::NEVER {
             return word;
         }
@@ -147,9 +148,9 @@ impl Numbers {
         (word / self.step).saturating_mul(self.gain).saturating_add((word % self.step).min(self.gain))
     }
 
-    /// The word for a tick of the bucket's own clock.
+    /// The word for a tick of the bucket's step clock.
     #[inline]
-    pub(super) fn word(&self, own: u64) -> u64 {
+    pub(super) fn word_of(&self, own: u64) -> u64 {
         if self.step == 0 || own == ticks::NEVER {
             return own;
         }
@@ -159,11 +160,12 @@ impl Numbers {
     }
 
     /// The word after a price, and the tick at which it is due, if the bucket has not been full:
-    /// what [`own`](Numbers::own), [`word`](Numbers::word) and [`time_of`](Numbers::time_of) say,
-    /// with one division instead of three. `None` without steps, and where numbers are too large.
+    /// what [`step_tick`](Numbers::step_tick),
+    /// [`word_of`](Numbers::word_of) and [`time_of`](Numbers::time_of) say, with
+    /// one division instead of three. `None` without steps, and where numbers are too large.
     #[inline]
     pub(super) fn interval_refill(&self, word: u64, price: u64) -> Option<(u64, u64)> {
-        if self.step == 0 || self.stopped < ticks::NEVER {
+        if self.step == 0 || self.frozen_at < ticks::NEVER {
             return None;
         }
         let shifted = word.checked_add(self.shift)?;
@@ -191,13 +193,13 @@ impl Numbers {
         let [word, tick] = [word, tick].map(|tick| tick.saturating_add(self.shift));
         let into = word % self.step;
         let steps = tick.saturating_sub(word - into) / self.step;
-        steps.saturating_mul(self.gain) <= self.saved.saturating_add(into.min(self.gain))
+        steps.saturating_mul(self.gain) <= self.capacity.saturating_add(into.min(self.gain))
     }
 
-    /// The first time at which the bucket's own clock shows a tick.
+    /// The first time at which the bucket's step clock shows a tick.
     pub(super) fn time_of(&self, own: u64) -> Nanos {
-        if self.stopped < ticks::NEVER {
-            return if own > self.own(self.stopped) { Nanos::MAX } else { Nanos::ZERO };
+        if self.frozen_at < ticks::NEVER {
+            return if own > self.step_tick(self.frozen_at) { Nanos::MAX } else { Nanos::ZERO };
         }
         if self.step == 0 {
             return ticks::to_nanos(own);
@@ -217,12 +219,12 @@ impl Numbers {
         if self.is_unlimited() {
             return word;
         }
-        let (from, to, own) = (self.tick(from), self.tick(to), self.own(word));
+        let (from, to, own) = (self.tick(from), self.tick(to), self.step_tick(word));
         if own == ticks::NEVER {
             return word;
         }
-        let held = own.max(from.saturating_sub(self.saved)).saturating_add(to.saturating_sub(from));
-        self.word(if keeps_stock { held } else { held.max(to) })
+        let held = own.max(from.saturating_sub(self.capacity)).saturating_add(to.saturating_sub(from));
+        self.word_of(if keeps_stock { held } else { held.max(to) })
     }
 
     pub(super) fn is_unlimited(&self) -> bool {
@@ -235,7 +237,7 @@ impl Numbers {
     }
 
     pub(super) fn to_words(self) -> [u64; 6] {
-        [self.one, self.saved, self.stopped, self.step, self.shift, self.gain]
+        [self.one, self.capacity, self.frozen_at, self.step, self.shift, self.gain]
     }
 }
 
@@ -247,7 +249,7 @@ pub(super) fn carried_over(
     new: (Numbers, More),
     keep: Keep,
 ) -> u64 {
-    let (old_tick, tick, zero) = (old.0.tick(at), new.0.tick(at), old.0.own(zero));
+    let (old_tick, tick, zero) = (old.0.tick(at), new.0.tick(at), old.0.step_tick(zero));
     let (from, to) = (old.1.interval, new.1.interval);
     if zero == ticks::NEVER {
         // The debt has saturated, so its amount is lost and no rate makes it less.
@@ -255,18 +257,18 @@ pub(super) fn carried_over(
     }
     if let Some(debt) = zero.checked_sub(old_tick) {
         let debt = if keep == Keep::Ratio { debt } else { from.convert(debt, to, true) };
-        return new.0.word(tick.saturating_add(debt));
+        return new.0.word_of(tick.saturating_add(debt));
     }
-    let stock = old_tick - zero.max(old_tick.saturating_sub(old.0.saved));
+    let stock = old_tick - zero.max(old_tick.saturating_sub(old.0.capacity));
     let stock = match keep {
-        Keep::Ratio => share(stock, new.0.saved, old.0.saved),
+        Keep::Ratio => share(stock, new.0.capacity, old.0.capacity),
         // Whole permits can be had one by one, before as after.
         Keep::Count | Keep::Nothing => {
             let whole = (stock / from.price(1).max(1)).saturating_mul(to.price(1));
             from.convert(stock, to, false).max(whole)
         }
     };
-    new.0.word(tick.saturating_sub(stock.min(new.0.saved)))
+    new.0.word_of(tick.saturating_sub(stock.min(new.0.capacity)))
 }
 
 /// `span * part / whole`, rounded down.
@@ -281,14 +283,14 @@ pub(super) fn small(word: u64) -> u32 {
 }
 
 pub(super) fn words(terms: Terms, (numbers, more): (Numbers, More)) -> [u64; 17] {
-    let [one, saved, stopped, step, shift, gain] = numbers.to_words();
+    let [one, capacity, frozen_at, step, shift, gain] = numbers.to_words();
     let [same, ticks, permits] = more.interval.to_words();
     let [digits, exponent, period] = terms.rate.to_words();
     let Terms { burst, tolerance, stepped, anchor, .. } = terms;
     let (most, burst) = (u64::from(more.most), u64::from(burst));
     let (stepped, anchor) = (u64::from(stepped), anchor.cast_unsigned());
     [
-        one, saved, stopped, step, shift, gain, same, ticks, permits, most, burst, tolerance, stepped,
+        one, capacity, frozen_at, step, shift, gain, same, ticks, permits, most, burst, tolerance, stepped,
         anchor, digits, exponent, period,
     ]
 }
@@ -315,23 +317,23 @@ mod tests {
             before in 0..ticks::ORIGIN,
             whole_prices in 0u64..4,
             price in 1u64..,
-            saved in 0..=ticks::ORIGIN,
+            capacity in 0..=ticks::ORIGIN,
             since in 0..=ticks::ORIGIN,
         ) {
-            let numbers = Numbers { one: 1, saved, stopped: ticks::NEVER, step, shift, gain };
+            let numbers = Numbers { one: 1, capacity, frozen_at: ticks::NEVER, step, shift, gain };
             let price = (price % gain).saturating_add(whole_prices.saturating_mul(gain)).max(1);
             for word in [word, (word / step).saturating_mul(step).saturating_sub(before % 3)] {
-                let own = numbers.own(word).saturating_add(price);
+                let own = numbers.step_tick(word).saturating_add(price);
                 if let Some((after, due)) = numbers.interval_refill(word, price) {
-                    prop_assert_eq!(after, numbers.word(own));
+                    prop_assert_eq!(after, numbers.word_of(own));
                     prop_assert_eq!(ticks::to_nanos(due), numbers.time_of(own));
                 }
                 let at = Nanos::new(word.saturating_sub(ticks::ORIGIN) / ticks::PER_NANO + since);
-                let came_in = numbers.tick(at).saturating_sub(numbers.own(word));
-                for saved in [saved, came_in.saturating_sub(1), came_in] {
-                    let numbers = Numbers { saved, ..numbers };
+                let came_in = numbers.tick(at).saturating_sub(numbers.step_tick(word));
+                for capacity in [capacity, came_in.saturating_sub(1), came_in] {
+                    let numbers = Numbers { capacity, ..numbers };
                     let holds = numbers.holds_all_since(word, ticks::from_nanos(at));
-                    prop_assert_eq!(holds, came_in <= saved);
+                    prop_assert_eq!(holds, came_in <= capacity);
                 }
             }
         }
