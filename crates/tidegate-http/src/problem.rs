@@ -102,17 +102,32 @@ impl Problem {
     /// Returns the body.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let mut members = Map::new();
-        members.insert("type".into(), self.kind.to_string().into());
-        members.insert("title".into(), self.kind.words().1.into());
-        members.insert("status".into(), self.status.as_u16().into());
-        for (key, value) in [("detail", &self.detail), ("instance", &self.instance)] {
+        let texts = [("detail", &self.detail), ("instance", &self.instance)];
+        let (name, title) = self.kind.words();
+        // Room for a detail and a name.
+        let mut json = Vec::with_capacity(256);
+        for text in ["{\"type\":\"", BASE, name, "\",\"title\":\"", title, "\",\"status\":"] {
+            json.extend_from_slice(text.as_bytes());
+        }
+        json.extend_from_slice(self.status.as_str().as_bytes());
+        for (key, value) in texts {
             if let Some(value) = value {
-                members.insert(key.into(), value.as_str().into());
+                json.extend_from_slice(b",\"");
+                json.extend_from_slice(key.as_bytes());
+                json.extend_from_slice(b"\":");
+                push_string(&mut json, value);
             }
         }
-        members.insert("violated-policies".into(), self.violated_policies.clone().into());
-        Value::Object(members).to_string()
+        json.extend_from_slice(b",\"violated-policies\":[");
+        for (index, name) in self.violated_policies.iter().enumerate() {
+            if index > 0 {
+                json.push(b',');
+            }
+            push_string(&mut json, name);
+        }
+        json.extend_from_slice(b"]}");
+        // All of it was written from text.
+        String::from_utf8(json).unwrap_or_default()
     }
 
     /// Reads a body. Returns `None` if it is no problem of one of the [`ProblemType`]s. A member
@@ -141,4 +156,9 @@ impl Problem {
         }
         Some(problem)
     }
+}
+
+fn push_string(json: &mut Vec<u8>, text: &str) {
+    // Writing to a Vec cannot fail.
+    let _ = serde_json::to_writer(json, text);
 }

@@ -67,26 +67,32 @@ pub(crate) fn parse_list(field: &str) -> Option<Vec<Member>> {
     }
 }
 
-/// Writes a String. `None` if `text` has a character that a String cannot hold.
-pub(crate) fn string(text: &str) -> Option<String> {
-    let mut out = String::with_capacity(text.len() + 2);
+/// Whether a String can hold this text.
+pub(crate) fn is_string(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
+/// Writes a String of a text that it [can hold](is_string).
+pub(crate) fn push_string(out: &mut String, text: &str) {
     out.push('"');
-    for c in text.chars() {
-        if !matches!(c, ' '..='~') {
-            return None;
+    if text.bytes().any(|byte| matches!(byte, b'"' | b'\\')) {
+        for c in text.chars() {
+            if matches!(c, '"' | '\\') {
+                out.push('\\');
+            }
+            out.push(c);
         }
-        if matches!(c, '"' | '\\') {
-            out.push('\\');
-        }
-        out.push(c);
+    } else {
+        out.push_str(text);
     }
     out.push('"');
-    Some(out)
 }
 
 /// Writes a Byte Sequence.
-pub(crate) fn byte_sequence(bytes: &[u8]) -> String {
-    format!(":{}:", BASE64.encode(bytes))
+pub(crate) fn push_byte_sequence(out: &mut String, bytes: &[u8]) {
+    out.push(':');
+    BASE64.encode_string(bytes, out);
+    out.push(':');
 }
 
 /// The rest of the field, still to be read.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::header::{HeaderMap, RETRY_AFTER};
+use http::header::{HeaderMap, HeaderName, RETRY_AFTER};
 use tidegate::AllStatus;
 use tidegate_http::tell::{self, Format, Limit};
 
@@ -27,13 +27,7 @@ impl Tell {
     pub(crate) fn granted(&self, state: &State, name: &str, headers: &mut HeaderMap) {
         let Some(format) = self.format() else { return };
         let limits = Self::limits(state, name);
-        if !headers.keys().any(|name| name.as_str().contains("ratelimit")) {
-            return tell::granted(&limits, format, headers);
-        }
-        // Beside the headers of an inner layer.
-        let mut told = HeaderMap::new();
-        tell::granted(&limits, format, &mut told);
-        add(told, headers);
+        beside(headers, |headers| tell::granted(&limits, format, headers));
     }
 
     /// Adds the headers of a request that was refused.
@@ -44,27 +38,25 @@ impl Tell {
         name: &str,
         headers: &mut HeaderMap,
     ) {
-        let mut told = HeaderMap::new();
         let wait = refused.retry_after();
-        match (self.format(), state) {
+        beside(headers, |headers| match (self.format(), state) {
             (Some(format), Some(state)) => {
                 let limits = Self::limits(&state, name);
                 match wait {
                     Some(wait) => {
                         let limits: Vec<_> =
                             limits.into_iter().map(|limit| within(limit, refused, wait)).collect();
-                        tell::refused(&limits, wait, format, &mut told);
+                        tell::refused(&limits, wait, format, headers);
                     }
-                    None => tell::granted(&limits, format, &mut told),
+                    None => tell::granted(&limits, format, headers),
                 }
             }
             _ => {
                 if let Some(wait) = wait {
-                    told.insert(RETRY_AFTER, tell::retry_after(wait));
+                    headers.insert(RETRY_AFTER, tell::retry_after(wait));
                 }
             }
-        }
-        add(told, headers);
+        });
     }
 
     fn format(&self) -> Option<Format> {
@@ -96,9 +88,15 @@ fn within<'a>(limit: Limit<'a>, refused: &Refused, wait: Duration) -> Limit<'a> 
     if limit.name() == refused.limit() { limit.reset(wait) } else { limit }
 }
 
-/// Adds headers. The fields of the draft are lists, so those of an inner layer stay beside these.
-/// All other headers stay if they are there.
-fn add(told: HeaderMap, headers: &mut HeaderMap) {
+/// Tells headers beside those of an answer. The fields of the draft are lists, so those of an inner
+/// layer stay beside these. All other headers stay if they are there.
+fn beside(headers: &mut HeaderMap, tell: impl FnOnce(&mut HeaderMap)) {
+    let is_told = |name: &HeaderName| name == RETRY_AFTER || name.as_str().contains("ratelimit");
+    if !headers.keys().any(is_told) {
+        return tell(headers);
+    }
+    let mut told = HeaderMap::new();
+    tell(&mut told);
     for (name, value) in told {
         let Some(name) = name else { continue };
         if name == "ratelimit" || name == "ratelimit-policy" {

@@ -1,12 +1,12 @@
 //! Limits written as headers, in every generation.
 
-use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
 use super::limit::{Limit, State, seconds_up};
-use crate::{Unit, structured};
+use super::text::Text;
+use crate::Unit;
 
 /// The headers that tell limits.
 ///
@@ -55,7 +55,7 @@ pub enum Format {
 /// # Ok::<(), tell::InvalidName>(())
 /// ```
 pub fn granted(limits: &[Limit<'_>], format: Format, headers: &mut HeaderMap) {
-    write(&limits.iter().map(Limit::state).collect::<Vec<_>>(), format, headers);
+    write(limits.iter().map(Limit::state), format, headers);
 }
 
 /// Writes the limits of a request that was refused, and a `Retry-After` of `wait`, rounded up.
@@ -67,13 +67,14 @@ pub fn granted(limits: &[Limit<'_>], format: Format, headers: &mut HeaderMap) {
 ///
 /// See the [module](crate::tell).
 pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &mut HeaderMap) {
-    let mut states: Vec<_> = limits.iter().map(Limit::state).collect();
-    let mut retry = seconds_up(wait);
-    for state in states.iter_mut().filter(|s| s.remaining == Some(0)) {
-        retry = retry.max(state.reset.unwrap_or(0));
-        state.reset = Some(seconds_up(wait).max(state.reset.unwrap_or(0)));
-    }
-    write(&states, format, headers);
+    let wait = seconds_up(wait);
+    let states = limits.iter().map(|limit| match limit.state() {
+        state @ State { remaining: Some(0), .. } => State { reset: state.reset.max(Some(wait)), ..state },
+        state => state,
+    });
+    let empty = states.clone().filter(|state| state.remaining == Some(0));
+    let retry = empty.filter_map(|state| state.reset).fold(wait, u64::max);
+    write(states, format, headers);
     headers.insert(RETRY_AFTER, HeaderValue::from(retry));
 }
 
@@ -93,64 +94,83 @@ pub fn retry_after(wait: Duration) -> HeaderValue {
     HeaderValue::from(seconds_up(wait))
 }
 
-fn write(limits: &[State<'_>], format: Format, headers: &mut HeaderMap) {
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const STATE: HeaderName = HeaderName::from_static("ratelimit");
+const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+const THREE: [HeaderName; 3] =
+    [LIMIT, HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")];
+const X_THREE: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
+
+fn write<'a>(limits: impl Iterator<Item = State<'a>> + Clone, format: Format, headers: &mut HeaderMap) {
     match format {
         Format::Draft => {
-            let policies = limits.iter().map(draft_policy);
-            insert(headers, "ratelimit-policy", &join(policies));
-            insert(headers, "ratelimit", &join(limits.iter().filter_map(draft_state)));
+            let mut text = Text::new();
+            limits.clone().for_each(|limit| draft_policy(&mut text, &limit));
+            text.insert(POLICY, headers);
+            limits.for_each(|limit| draft_state(&mut text, &limit));
+            text.insert(STATE, headers);
         }
         Format::Draft07 => {
-            insert(headers, "ratelimit-policy", &join(limits.iter().filter_map(numbered_policy)));
-            let state = tightest(limits).map(|limit| {
-                let reset = limit.reset.map(|t| format!("reset={t}"));
-                let remaining = limit.remaining.map(|r| format!("remaining={r}"));
-                join([Some(format!("limit={}", limit.quota)), remaining, reset].into_iter().flatten())
-            });
-            insert(headers, "ratelimit", &state.unwrap_or_default());
+            let mut text = Text::new();
+            limits.clone().for_each(|limit| numbered_policy(&mut text, &limit));
+            text.insert(POLICY, headers);
+            if let Some(limit) = tightest(limits) {
+                text.item("limit=").number(limit.quota);
+                if let Some(remaining) = limit.remaining {
+                    text.item("remaining=").number(remaining);
+                }
+                if let Some(reset) = limit.reset {
+                    text.item("reset=").number(reset);
+                }
+            }
+            text.insert(STATE, headers);
         }
         Format::Draft06 => {
-            insert(headers, "ratelimit-policy", &join(limits.iter().filter_map(numbered_policy)));
-            write_three(limits, ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"], headers, 0);
+            let mut text = Text::new();
+            limits.clone().for_each(|limit| numbered_policy(&mut text, &limit));
+            text.insert(POLICY, headers);
+            write_three(tightest(limits).as_ref(), THREE, headers, 0);
         }
         Format::Draft03 => {
-            write_three(limits, ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"], headers, 0);
-            if let Some(limit) = tightest(limits) {
-                let policies = limits.iter().filter_map(numbered_policy);
-                insert(
-                    headers,
-                    "ratelimit-limit",
-                    &join([limit.quota.to_string()].into_iter().chain(policies)),
-                );
+            let tightest = tightest(limits.clone());
+            write_three(tightest.as_ref(), THREE, headers, 0);
+            if let Some(tightest) = tightest {
+                let mut text = Text::new();
+                text.item("").number(tightest.quota);
+                limits.for_each(|limit| numbered_policy(&mut text, &limit));
+                text.insert(LIMIT, headers);
             }
         }
-        Format::XRateLimit => write_three(limits, X_RATELIMIT, headers, 0),
+        Format::XRateLimit => write_three(tightest(limits).as_ref(), X_THREE, headers, 0),
         Format::XRateLimitUnix(now) => {
             // Rounded up, as the time from now is.
             let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            write_three(limits, X_RATELIMIT, headers, seconds_up(now));
+            write_three(tightest(limits).as_ref(), X_THREE, headers, seconds_up(now));
         }
     }
 }
 
-const X_RATELIMIT: [&str; 3] = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
-
-/// Writes the state of the tightest limit under three names. `zero` is the second from which the
-/// reset counts.
-fn write_three(limits: &[State<'_>], names: [&'static str; 3], headers: &mut HeaderMap, zero: u64) {
-    let tightest = tightest(limits);
-    let quota = tightest.map(|limit| limit.quota);
-    let remaining = tightest.and_then(|limit| limit.remaining);
-    let reset = tightest.and_then(|limit| limit.reset).map(|t| zero.saturating_add(t));
+/// Writes the state of a limit under three names. `zero` is the second from which the reset counts.
+fn write_three(limit: Option<&State<'_>>, names: [HeaderName; 3], headers: &mut HeaderMap, zero: u64) {
+    let quota = limit.map(|limit| limit.quota);
+    let remaining = limit.and_then(|limit| limit.remaining);
+    let reset = limit.and_then(|limit| limit.reset).map(|t| zero.saturating_add(t));
     for (name, value) in names.into_iter().zip([quota, remaining, reset]) {
-        insert(headers, name, &value.map(|v| v.to_string()).unwrap_or_default());
+        match value {
+            Some(value) => headers.insert(name, HeaderValue::from(value)),
+            None => headers.remove(name),
+        };
     }
 }
 
 /// The limit with the smallest part of its quota left; among equals the one that lasts longest.
 /// A limit of unknown state comes last.
-fn tightest<'s, 'a>(limits: &'s [State<'a>]) -> Option<&'s State<'a>> {
-    limits.iter().reduce(|best, limit| {
+fn tightest<'a>(limits: impl Iterator<Item = State<'a>>) -> Option<State<'a>> {
+    limits.reduce(|best, limit| {
         let (a, b) = match (best.remaining, limit.remaining) {
             (_, None) => return best,
             (None, Some(_)) => return limit,
@@ -163,53 +183,35 @@ fn tightest<'s, 'a>(limits: &'s [State<'a>]) -> Option<&'s State<'a>> {
     })
 }
 
-fn draft_policy(limit: &State<'_>) -> String {
-    let mut out = format!("{};q={}", limit.name, limit.quota);
+fn draft_policy(text: &mut Text, limit: &State<'_>) {
+    text.item("").string(limit.name).push(";q=").number(limit.quota);
     if limit.unit != Unit::Requests {
-        push(&mut out, format_args!(";qu=\"{}\"", limit.unit.as_str()));
+        text.push(";qu=\"").push(limit.unit.as_str()).push("\"");
     }
     if let Some(window) = limit.window {
-        push(&mut out, format_args!(";w={window}"));
+        text.push(";w=").number(window);
     }
-    push_key(&mut out, limit);
-    out
+    push_key(text, limit);
 }
 
-fn draft_state(limit: &State<'_>) -> Option<String> {
-    let mut out = format!("{};r={}", limit.name, limit.remaining?);
+fn draft_state(text: &mut Text, limit: &State<'_>) {
+    let Some(remaining) = limit.remaining else { return };
+    text.item("").string(limit.name).push(";r=").number(remaining);
     if let Some(reset) = limit.reset {
-        push(&mut out, format_args!(";t={reset}"));
+        text.push(";t=").number(reset);
     }
-    push_key(&mut out, limit);
-    Some(out)
+    push_key(text, limit);
 }
 
-fn push_key(out: &mut String, limit: &State<'_>) {
+fn push_key(text: &mut Text, limit: &State<'_>) {
     if let Some(key) = limit.partition_key {
-        push(out, format_args!(";pk={}", structured::byte_sequence(key)));
+        text.push(";pk=").bytes(key);
     }
-}
-
-fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
-    // Writing to a String cannot fail.
-    let _ = out.write_fmt(text);
 }
 
 /// `100;w=60` of the older drafts, which have no policy without a window.
-fn numbered_policy(limit: &State<'_>) -> Option<String> {
-    Some(format!("{};w={}", limit.quota, limit.window?))
-}
-
-fn join(parts: impl Iterator<Item = String>) -> String {
-    parts.collect::<Vec<_>>().join(", ")
-}
-
-/// Replaces a header; an empty value removes it.
-fn insert(headers: &mut HeaderMap, name: &'static str, value: &str) {
-    let name = HeaderName::from_static(name);
-    // Every value is printable ASCII, which a header can carry.
-    match HeaderValue::from_str(value) {
-        Ok(value) if !value.is_empty() => headers.insert(name, value),
-        _ => headers.remove(name),
-    };
+fn numbered_policy(text: &mut Text, limit: &State<'_>) {
+    if let Some(window) = limit.window {
+        text.item("").number(limit.quota).push(";w=").number(window);
+    }
 }

@@ -43,7 +43,7 @@ impl<'a> Limit<'a> {
     /// printable ones of ASCII. Another name can help.
     pub fn new(name: impl Into<Cow<'a, str>>, quota: u64) -> Result<Self, InvalidName> {
         let name = name.into();
-        if structured::string(&name).is_none() {
+        if !structured::is_string(&name) {
             return Err(InvalidName { name: name.into_owned() });
         }
         Ok(Self {
@@ -107,8 +107,7 @@ impl<'a> Limit<'a> {
 
     pub(super) fn state(&self) -> State<'_> {
         State {
-            // Checked by `new`.
-            name: structured::string(&self.name).unwrap_or_default(),
+            name: &self.name,
             quota: integer(self.quota),
             unit: self.unit,
             // The draft has no window of zero.
@@ -122,8 +121,7 @@ impl<'a> Limit<'a> {
 
 /// A [`Limit`] in the terms of a field: whole seconds, and integers of at most 15 digits.
 pub(super) struct State<'a> {
-    /// With quotes.
-    pub(super) name: String,
+    pub(super) name: &'a str,
     pub(super) quota: u64,
     pub(super) unit: Unit,
     pub(super) window: Option<u64>,

@@ -36,6 +36,7 @@
 mod decision;
 mod format;
 mod limit;
+mod text;
 
 #[cfg(feature = "tidegate")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tidegate")))]
