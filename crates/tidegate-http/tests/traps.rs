@@ -561,3 +561,19 @@ fn a_limit_of_requests_is_not_joined_to_one_of_tokens() {
     let read: Vec<_> = limits.iter().map(|l| (l.unit, l.limit, l.reset)).collect();
     assert_eq!(read, [(Some(Unit::Requests), Some(100.0), None), (Some(Unit::Tokens), None, seconds(5.0))]);
 }
+
+/// gRPC tells its status in a header, and RESOURCE_EXHAUSTED also of messages that are too long.
+#[test]
+fn a_refusal_of_grpc_tells_a_limit() {
+    let pushback = ("grpc-retry-pushback-ms", "1500");
+    for status in ["8", "14"] {
+        let answer = read(200, &[("grpc-status", status), pushback]);
+        assert!(answer.refused);
+        assert_eq!(answer.retry_after, seconds(1.5));
+    }
+    assert!(!read(200, &[("grpc-status", "8")]).refused);
+    assert!(!read(200, &[("grpc-status", "13"), pushback]).refused);
+    assert!(!read(200, &[pushback]).refused);
+    // The client must not retry.
+    assert!(!read(200, &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")]).refused);
+}

@@ -35,7 +35,7 @@
 //!
 //! | the answer | does |
 //! |---|---|
-//! | 429; 503, 403 or 400 with a header that tells of a limit | pauses the limiter, for `Retry-After`, or else until limits with nothing left are reset |
+//! | 429; 503, 403 or 400 with a header that tells of a limit; of gRPC status 8 or 14 with one | pauses the limiter, for `Retry-After`, or else until limits with nothing left are reset |
 //! | such a refusal without a time | pauses for a second, and doubles with each further refusal, until a call succeeds |
 //! | `remaining` | lowers the available permits to `remaining` less the calls in flight, and never raises them |
 //! | `remaining` with a reset | also allows no more calls until the reset. The call that takes the last unit pauses the limiter |

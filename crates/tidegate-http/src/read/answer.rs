@@ -34,7 +34,7 @@ pub struct Answer {
     /// several the longest.
     pub retry_after: Option<When>,
     /// Whether a limit refused the request. Status 429 and 420 say so; 400, 403 and 503 do if a
-    /// header says it as well.
+    /// header says it as well, and so do `RESOURCE_EXHAUSTED` and `UNAVAILABLE` of gRPC.
     pub refused: bool,
     /// Which limit refused the request, as a header of the vendor says: `jira-burst-based`,
     /// `endpoint-rate`, ...

@@ -83,6 +83,8 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("x-limit-per-second", "x-ratelimit-limit-second"),
     ("x-remaining-this-second", "x-ratelimit-remaining-second"),
     ("x-remaining-today", "x-ratelimit-remaining-day"),
+    // gRPC
+    ("grpc-retry-pushback-ms", "x-retry-after-ms"),
     // Gorgias
     ("x-gorgias-account-api-call-limit", "x-gorgias-ratelimit"),
     // Lightspeed

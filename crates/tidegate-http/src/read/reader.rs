@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::{AGE, DATE, RETRY_AFTER};
+use http::header::{AGE, DATE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::answer::Answer;
@@ -23,6 +23,8 @@ const MOST_NAMES: usize = 512;
 
 /// Longer values are ignored: no limit needs them.
 const LONGEST_VALUE: usize = 4096;
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Reads what an answer tells about limits.
 ///
@@ -158,6 +160,11 @@ impl Reader {
         let refused = match status.as_u16() {
             420 | 429 => true,
             400 | 403 | 503 => retry_after.is_some() || exhausted || marked,
+            // A call of gRPC: RESOURCE_EXHAUSTED, which a message that is too long gets as well, or
+            // UNAVAILABLE.
+            200 if matches!(text(GRPC_STATUS), Some("8" | "14")) => {
+                retry_after.is_some() || exhausted || marked
+            }
             _ => false,
         };
         let cached = text(AGE).and_then(super::number::count).is_some_and(|age| age > 0.0);
