@@ -3,6 +3,7 @@
 use std::fmt;
 
 use tidegate::{AllPermits, AllRequest, AnyReservation};
+use tidegate_http::obey::Call;
 
 /// What a call keeps until it is over. Dropping it ends the call: permits that are counted while in
 /// use go back, and an estimate is settled.
@@ -17,6 +18,8 @@ enum Held {
     Permits(#[expect(dead_code)] AllPermits),
     /// An estimate, and what was really used if that is known. Without it the estimate was used.
     Estimate(Box<(AnyReservation, Option<AllRequest<'static>>)>),
+    /// Kept for its drop.
+    Call(#[expect(dead_code)] Box<Call>),
 }
 
 impl Hold {
@@ -26,6 +29,11 @@ impl Hold {
 
     pub(crate) fn estimate(place: AnyReservation) -> Hold {
         Hold(Held::Estimate(Box::new((place, None))))
+    }
+
+    /// A call to a server that is obeyed, which had its answer.
+    pub(crate) fn call(call: Call) -> Hold {
+        Hold(Held::Call(Box::new(call)))
     }
 
     /// Whether there is an estimate to settle.
@@ -63,6 +71,7 @@ impl fmt::Debug for Hold {
             Held::Nothing => "Nothing",
             Held::Permits(_) => "Permits",
             Held::Estimate(_) => "Estimate",
+            Held::Call(_) => "Call",
         })
     }
 }

@@ -1,0 +1,298 @@
+//! [`ObeyLayer`]: a client that obeys what servers answer.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::request::Parts;
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tidegate::{AllRefusal, AllRequest};
+use tidegate_http::obey::{Call, Obey, Scopes};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::body::Body;
+use crate::gate::Function;
+use crate::hold::Hold;
+use crate::refused::{Error, Refused};
+
+/// A limiter in front of an HTTP client that obeys what the server answers: hyper's, tonic's, or
+/// any other that is a service. All clients that one layer makes, and all their clones, share its
+/// limits.
+///
+/// A request waits until its permits are there. The answer is obeyed: `Retry-After`, the headers of
+/// many vendors and the pushback of gRPC pause the limiter or lower its available permits, for all
+/// requests that wait. See [`obey`](tidegate_http::obey).
+///
+/// | call | limits |
+/// |---|---|
+/// | [`new`](ObeyLayer::new) | all requests together |
+/// | [`per_host`](ObeyLayer::per_host) | the requests to each host |
+/// | [`per`](ObeyLayer::per) | the requests of each route, token, or what else a server counts by |
+///
+/// Put it below a layer that retries or follows redirects: then each try waits its turn, and
+/// each answer counts for the host that sent it.
+///
+/// [`RateLimitLayer::for_client`](crate::RateLimitLayer::for_client) is a client's limit that does
+/// not look at answers.
+///
+/// # When a call is over
+///
+/// A request asks for permits when the future of its answer is first polled. A call ends with the
+/// body of its answer. Then permits of a [`CountingLimit`](tidegate::CountingLimit) go back. A
+/// request that is dropped while it waits costs nothing. A request that failed has used its
+/// permits.
+///
+/// # Examples
+///
+/// A client of hyper:
+///
+/// ```
+/// use std::time::Duration;
+/// use hyper_util::client::legacy::Client;
+/// use hyper_util::rt::TokioExecutor;
+/// use tidegate::{Rate, RateLimiter};
+/// use tidegate_http::obey::{Obey, Scopes};
+/// use tidegate_tower::ObeyLayer;
+/// use tower::ServiceBuilder;
+///
+/// let hosts = Scopes::new(1000, |_host| Obey::new(RateLimiter::paced(Rate::per_second(10))));
+/// let client = ServiceBuilder::new()
+///     .layer(ObeyLayer::per_host(hosts).wait_at_most(Duration::from_secs(30)))
+///     .service(Client::builder(TokioExecutor::new()).build_http::<String>());
+/// ```
+///
+/// A client of tonic:
+///
+/// ```no_run
+/// use tidegate::{Rate, RateLimiter};
+/// use tidegate_http::obey::Obey;
+/// use tidegate_tower::ObeyLayer;
+/// use tonic::transport::Channel;
+/// use tonic_health::pb::health_client::HealthClient;
+/// use tower::ServiceBuilder;
+///
+/// # async fn connect() -> Result<(), tonic::transport::Error> {
+/// let channel = Channel::from_static("http://api.example").connect().await?;
+/// let api = Obey::new(RateLimiter::paced(Rate::per_second(10)));
+/// let channel = ServiceBuilder::new().layer(ObeyLayer::new(api)).service(channel);
+/// let client = HealthClient::new(channel);
+/// # drop(client);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ObeyLayer {
+    limit: Limit,
+    costs: Option<Function<Parts, AllRequest<'static>>>,
+    within: Option<Duration>,
+}
+
+#[derive(Clone)]
+enum Limit {
+    One(Obey),
+    /// Each request is in a scope; without one it is not limited.
+    Scopes(Scopes, Function<Parts, Option<String>>),
+}
+
+type Wait = Pin<Box<dyn Future<Output = Result<Call, AllRefusal>> + Send>>;
+
+impl ObeyLayer {
+    /// One limit for all requests.
+    #[must_use]
+    pub fn new(obey: Obey) -> ObeyLayer {
+        ObeyLayer::of(Limit::One(obey))
+    }
+
+    /// A limit for each host, by the authority of the request's address: for
+    /// `https://api.example/` it is named `api.example`, for `http://localhost:3000/` it is named
+    /// `localhost:3000`. A request without a host is not limited. A client of tonic that is told no
+    /// origin sends such requests.
+    #[must_use]
+    pub fn per_host(scopes: Scopes) -> ObeyLayer {
+        ObeyLayer::per(scopes, |request| {
+            let host = request.uri.host()?;
+            Some(request.uri.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
+        })
+    }
+
+    /// A limit for each scope that this function names. A request without a scope is not limited.
+    #[must_use]
+    pub fn per(
+        scopes: Scopes,
+        scope: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> ObeyLayer {
+        ObeyLayer::of(Limit::Scopes(scopes, Arc::new(scope)))
+    }
+
+    fn of(limit: Limit) -> ObeyLayer {
+        ObeyLayer { limit, costs: None, within: None }
+    }
+
+    /// Sets what a request costs: a number of permits, costs by the names of an
+    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one permit
+    /// of each limit.
+    #[must_use]
+    pub fn cost<C>(mut self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> ObeyLayer
+    where
+        C: Into<AllRequest<'static>>,
+    {
+        self.costs = Some(Arc::new(move |request| cost(request).into()));
+        self
+    }
+
+    /// Refuses a request at once if its permits are due later than this. Without it a request waits
+    /// as long as it takes.
+    #[must_use]
+    pub fn wait_at_most(mut self, within: Duration) -> ObeyLayer {
+        self.within = Some(within);
+        self
+    }
+
+    /// The wait of a request; `None` if it is not limited.
+    fn wait(&self, request: &Parts) -> Option<Wait> {
+        let obey = match &self.limit {
+            Limit::One(obey) => obey.clone(),
+            Limit::Scopes(scopes, scope) => scopes.of(&scope(request)?),
+        };
+        let mut costs = self.costs.as_ref().map(|costs| costs(request)).unwrap_or_default();
+        if let Some(within) = self.within {
+            costs = costs.within(within);
+        }
+        Some(Box::pin(async move { obey.acquire_many(costs).await }))
+    }
+}
+
+impl<S> Layer<S> for ObeyLayer {
+    type Service = Obeying<S>;
+
+    fn layer(&self, inner: S) -> Obeying<S> {
+        Obeying { inner, layer: self.clone() }
+    }
+}
+
+impl fmt::Debug for ObeyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("ObeyLayer");
+        match &self.limit {
+            Limit::One(obey) => shown.field("limit", obey),
+            Limit::Scopes(scopes, _) => shown.field("limit", scopes),
+        };
+        shown.field("within", &self.within).finish_non_exhaustive()
+    }
+}
+
+/// An HTTP client that obeys: made by an [`ObeyLayer`].
+#[derive(Clone, Debug)]
+pub struct Obeying<S> {
+    inner: S,
+    layer: ObeyLayer,
+}
+
+impl<S> Obeying<S> {
+    /// The inner client.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S, B, Out> Service<Request<B>> for Obeying<S>
+where
+    S: Service<Request<B>, Response = Response<Out>> + Clone,
+    Out: http_body::Body,
+{
+    type Response = Response<Body<Out>>;
+    type Error = Error<S::Error>;
+    type Future = ObeyingFuture<S, Request<B>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(context).map_err(Error::Service)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (parts, body) = request.into_parts();
+        let wait = self.layer.wait(&parts);
+        // A clone may not be ready. The service that was polled to be ready makes the call.
+        let clone = self.inner.clone();
+        let service = std::mem::replace(&mut self.inner, clone);
+        let request = Some((service, Request::from_parts(parts, body)));
+        ObeyingFuture { state: State::Waiting { wait, request } }
+    }
+}
+
+pin_project! {
+    /// The future of an answer of [`Obeying`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it before its first poll, or while it waits for permits, costs nothing.
+    ///
+    /// # Panics
+    ///
+    /// Polling it again after it was ready panics.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ObeyingFuture<S, R>
+    where
+        S: Service<R>,
+    {
+        #[pin]
+        state: State<S, S::Future, R>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<S, F, R> {
+        Waiting { wait: Option<Wait>, request: Option<(S, R)> },
+        Calling { #[pin] future: F, call: Option<Call> },
+    }
+}
+
+impl<S, R, Out> Future for ObeyingFuture<S, R>
+where
+    S: Service<R, Response = Response<Out>>,
+    Out: http_body::Body,
+{
+    type Output = Result<Response<Body<Out>>, Error<S::Error>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            match this.state.as_mut().project() {
+                StateProjection::Waiting { wait, request } => {
+                    let call = match wait {
+                        Some(wait) => match ready!(wait.as_mut().poll(context)) {
+                            Ok(call) => Some(call),
+                            Err(refusal) => {
+                                let refused = Refused::by_limit(refusal, &"limit".into());
+                                return Poll::Ready(Err(refused.into()));
+                            }
+                        },
+                        None => None,
+                    };
+                    let (mut service, request) = request.take().expect("polled after it was ready");
+                    let future = service.call(request);
+                    this.state.set(State::Calling { future, call });
+                }
+                StateProjection::Calling { future, call } => {
+                    let (parts, body) = ready!(future.poll(context)).map_err(Error::Service)?.into_parts();
+                    let mut hold = Hold::default();
+                    if let Some(mut call) = call.take() {
+                        call.obey(parts.status, &parts.headers);
+                        hold = Hold::call(call);
+                    }
+                    return Poll::Ready(Ok(Response::from_parts(parts, Body::of_service(body, hold))));
+                }
+            }
+        }
+    }
+}
+
+impl<S: Service<R>, R> fmt::Debug for ObeyingFuture<S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObeyingFuture").finish_non_exhaustive()
+    }
+}
