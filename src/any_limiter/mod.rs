@@ -5,6 +5,7 @@
 //! [`Limiter`] is what all of them can do, without types; [`AnyLimiter`] is a handle to one of
 //! them.
 
+mod counting;
 #[cfg(feature = "keyed")]
 mod of_key;
 mod several;
@@ -26,8 +27,9 @@ use crate::limiter::Pause;
 /// A handle to a limiter of any kind: any policy, clock and key, several limits at once, or a
 /// limiter of another crate.
 ///
-/// It is made from a [`RateLimiter`](crate::RateLimiter), an [`AllOf`](crate::AllOf), a key
-/// of a `KeyedRateLimiter` (`OfKey`), or anything else that is a [`Limiter`]. Clones share the
+/// It is made from a [`RateLimiter`](crate::RateLimiter), an [`AllOf`](crate::AllOf), a
+/// [`CountingLimit`](crate::CountingLimit), a key of a `KeyedRateLimiter` (`OfKey`), or anything
+/// else that is a [`Limiter`]. Clones share the
 /// limiter; a clone costs a reference count.
 ///
 /// An `AnyLimiter` has the calls of the other limiters. A request is an [`AllRequest`], so a number

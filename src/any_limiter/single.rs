@@ -14,7 +14,7 @@ use crate::request::Request;
 use crate::status::Status;
 
 /// The name of a limiter that has no members, where one is told or asked for.
-const NAME: &str = "limit";
+pub(super) const NAME: &str = "limit";
 
 /// What the request asks of a limiter that has no members, and so no names.
 pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod any_counting;
 mod any_limiter;
 mod cases;
 mod control;

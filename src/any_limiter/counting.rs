@@ -1,0 +1,153 @@
+//! A [`CountingLimit`] alone, without type parameters.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
+use crate::any_limiter::single::{NAME, alone, charged, check_name};
+use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
+use crate::clock::DefaultClock;
+use crate::counting::CountingLimit;
+use crate::grant::Grant;
+use crate::limiter::{Pause, RateLimiter};
+use crate::policy::Unlimited;
+use crate::time::Nanos;
+
+/// A limit of permits in use, in a composite beside a rate that grants everything: a composite has
+/// the longest waits, the priorities and the pauses that a counting limit lacks.
+#[derive(Debug)]
+struct InUse {
+    limit: CountingLimit,
+    all: AllOf<DefaultClock>,
+}
+
+/// The member that grants everything. No refusal names it.
+const UNLIMITED: &str = "unlimited";
+
+impl InUse {
+    fn new(limit: CountingLimit) -> InUse {
+        let unlimited = RateLimiter::new(Unlimited);
+        InUse { all: AllOf::new(UNLIMITED, &unlimited).with_counting(NAME, &limit), limit }
+    }
+}
+
+/// What the composite is asked for. A part of the permits would come back alone, so a request for
+/// up to a number gets the fewest that it takes.
+fn asked(request: &AllRequest<'_>) -> Result<AllRequest<'static>, AllRefusal> {
+    let mut request = alone(request)?;
+    request.most = request.permits;
+    Ok(AllRequest::from(request).cost(NAME, request.permits))
+}
+
+/// The refusal of a limiter without members.
+fn of_alone(refusal: AllRefusal) -> AllRefusal {
+    refusal.refusal().map_or(refusal, AllRefusal::from)
+}
+
+impl Limiter for InUse {
+    fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        self.all.try_acquire_many(asked(request)?).map_err(of_alone)
+    }
+
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
+        let wait = asked(request).map(|request| self.all.acquire_many(request));
+        AcquireAny::new(async { wait?.await.map_err(of_alone) })
+    }
+
+    fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        self.all.blocking_acquire_many(asked(request)?).map_err(of_alone)
+    }
+
+    fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+        let request = asked(request)?;
+        let permits = request.to_request().permits;
+        let place = self.all.reserve(request).map_err(of_alone)?;
+        Ok(AnyReservation::new(PlaceInUse { place, permits }))
+    }
+
+    fn status(&self) -> AllStatus {
+        let AllStatus { waiting, paused_for, .. } = self.all.status();
+        AllStatus { waiting, paused_for, members: vec![(NAME.into(), self.limit.status())] }
+    }
+
+    fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        self.all.pause(pause);
+        Ok(())
+    }
+
+    fn resume(&self) -> bool {
+        self.all.resume()
+    }
+
+    /// Charges nothing: no call would give the permits back.
+    fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        charged(costs).map(|_| ())
+    }
+
+    /// Takes nothing: no call would give the permits back.
+    fn keep_at_most(&self, name: &str, _: u64) -> Result<u64, AllRefusal> {
+        check_name(name).map(|()| 0)
+    }
+
+    fn close(&self) -> Result<bool, AllRefusal> {
+        Ok(self.limit.close())
+    }
+
+    fn is_closed(&self) -> bool {
+        self.limit.is_closed()
+    }
+}
+
+/// A place in the queue of the composite.
+struct PlaceInUse {
+    place: AllReservation<DefaultClock>,
+    permits: u32,
+}
+
+impl Future for PlaceInUse {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let PlaceInUse { place, permits } = self.get_mut();
+        let answer = Pin::new(place).poll(context).map_err(of_alone);
+        answer.map_ok(|waited| Grant::new(*permits, Nanos::from_duration(waited)))
+    }
+}
+
+impl Place for PlaceInUse {
+    fn due_in(&self) -> Duration {
+        self.place.due_in()
+    }
+
+    /// Gives all permits back: they are not in use any more.
+    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        alone(used).map(|_| ())
+    }
+}
+
+/// A limit of permits in use alone, without a rate. Its permits go back when the [`AllPermits`] or
+/// the [`AnyReservation`] is dropped.
+///
+/// Its requests have priorities among each other, and pauses of this handle are those of its clones
+/// alone. Closing closes the counting limit. Longest waits are measured by the default clock.
+/// Nothing can be charged to it, and a request for up to a number of permits gets the fewest.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate::{AnyLimiter, CountingLimit};
+///
+/// let calls = CountingLimit::new(2);
+/// let limiter = AnyLimiter::from(calls.clone());
+/// let both = limiter.try_acquire_many(2)?;
+/// assert!(limiter.try_acquire().is_err());
+/// drop(both);
+/// assert_eq!(calls.available(), 2);
+/// # Ok::<(), tidegate::AllRefusal>(())
+/// ```
+impl From<CountingLimit> for AnyLimiter {
+    fn from(limit: CountingLimit) -> AnyLimiter {
+        AnyLimiter::new(InUse::new(limit))
+    }
+}

@@ -1,0 +1,116 @@
+//! A counting limit alone, as a limiter of any kind.
+
+use std::time::Duration;
+
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, CountingLimit, Refusal, Request};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+
+fn limited(limit: u32) -> (AnyLimiter, CountingLimit) {
+    let calls = CountingLimit::new(limit);
+    (AnyLimiter::from(calls.clone()), calls)
+}
+
+#[test]
+fn permits_go_back_when_they_are_dropped() -> Result<(), AllRefusal> {
+    let (any, calls) = limited(5);
+    let (one, three) = (any.try_acquire()?, any.try_acquire_many(3)?);
+    assert_eq!((one.permits(), three.permits(), calls.available()), (1, 3, 1));
+    let refusal = any.try_acquire_many(2).expect_err("one is left");
+    assert_eq!(refusal, AllRefusal::from(Refusal::InUse { limit: 5 }), "no member is named");
+    drop(one);
+    drop(any.try_acquire_many(2)?);
+    drop(three);
+    assert_eq!(calls.available(), 5);
+    assert_eq!(any.blocking_acquire_many(5)?.permits(), 5);
+    Ok(())
+}
+
+#[test]
+fn a_waiter_is_served_when_permits_come_back() -> Result<(), AllRefusal> {
+    let (any, calls) = limited(2);
+    let held = calls.try_acquire_many(2)?;
+    let mut wait = spawn(any.acquire_many(2));
+    assert_pending!(wait.poll());
+    assert_eq!(any.status().waiting, 1);
+    drop(held);
+    assert!(wait.is_woken());
+    let permits = assert_ready_ok!(wait.poll());
+    assert_eq!(calls.available(), 0);
+    drop(permits);
+    let mut dropped = spawn(any.acquire());
+    drop((assert_ready_ok!(dropped.poll()), dropped));
+    assert_eq!(calls.available(), 2);
+    Ok(())
+}
+
+#[test]
+fn a_reservation_has_its_permits_until_it_is_settled() -> Result<(), AllRefusal> {
+    let (any, calls) = limited(2);
+    let held = calls.try_acquire_many(2)?;
+    let mut place = spawn(any.reserve(2)?);
+    assert_eq!(place.due_in(), Duration::ZERO, "when permits come back is not known");
+    assert_pending!(place.poll());
+    drop(held);
+    assert_eq!(assert_ready_ok!(place.poll()).permits(), 2);
+    assert_eq!(calls.available(), 0);
+    place.into_inner().settle(1)?;
+    assert_eq!(calls.available(), 2);
+    assert!(any.reserve(1)?.settle([("limit", 1)]).is_err());
+    assert_eq!(calls.available(), 2);
+    Ok(())
+}
+
+#[test]
+fn a_pause_holds_up_the_handle_and_a_priority_counts() -> Result<(), AllRefusal> {
+    let (any, calls) = limited(1);
+    any.pause_for(Duration::from_secs(3600))?;
+    let refusal = any.try_acquire().expect_err("paused").refusal();
+    assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
+    assert!(any.status().paused_for > Duration::from_secs(3599));
+    assert!(any.clone().resume());
+
+    let held = calls.try_acquire()?;
+    let mut low = spawn(any.acquire_many(Request::permits(1)));
+    assert_pending!(low.poll());
+    let mut high = spawn(any.acquire_many(Request::permits(1).priority(1)));
+    assert_pending!(high.poll());
+    drop(held);
+    assert_pending!(low.poll());
+    drop(assert_ready_ok!(high.poll()));
+    drop(assert_ready_ok!(low.poll()));
+    Ok(())
+}
+
+#[test]
+fn closing_closes_the_limit() -> Result<(), AllRefusal> {
+    let (any, calls) = limited(1);
+    let held = any.try_acquire()?;
+    let mut wait = spawn(any.acquire());
+    assert_pending!(wait.poll());
+    assert!(any.close()? && calls.is_closed() && any.is_closed());
+    assert_eq!(assert_ready_err!(wait.poll()).refusal(), Some(Refusal::Closed));
+    assert!(!any.close()?);
+    drop(held);
+    Ok(())
+}
+
+#[test]
+fn a_request_of_any_kind_is_answered() -> Result<(), AllRefusal> {
+    let (any, calls) = limited(3);
+    assert_eq!(any.try_acquire_many(0).expect_err("none").refusal(), Some(Refusal::ZeroPermits));
+    let too_many = any.try_acquire_many(u32::MAX).expect_err("more than there are").refusal();
+    assert!(matches!(too_many, Some(Refusal::ExceedsLimit { .. })), "{too_many:?}");
+    assert!(matches!(any.try_acquire_many([("limit", 1)]), Err(AllRefusal::NoMember { .. })));
+    let fewest = any.try_acquire_many(Request::up_to(10))?;
+    assert_eq!((fewest.permits(), calls.available()), (1, 2));
+    let exempt = any.try_acquire_many(Request::permits(9).exempt())?;
+    assert_eq!((exempt.permits(), calls.available()), (0, 2));
+    any.debit(AllRequest::from(7))?;
+    assert_eq!(any.keep_at_most("limit", 0)?, 0);
+    assert!(any.keep_at_most("other", 0).is_err());
+    let status = any.status();
+    assert_eq!(status.member("limit").map(|limit| (limit.limit, limit.available)), Some((3, 2)));
+    assert_eq!(status.members.len(), 1);
+    Ok(())
+}
