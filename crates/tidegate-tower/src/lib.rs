@@ -3,6 +3,7 @@
 
 mod address;
 mod body;
+mod counting;
 mod finish;
 mod gate;
 mod grpc;

@@ -21,12 +21,22 @@ use tidegate::{
 /// | [`KeyedRateLimiter`] | its key | a [`Request`] |
 /// | [`AllOf`] | none | an [`AllRequest`] |
 /// | [`KeyedAllOf`] | its key, owned | an [`AllRequest`] |
+/// | [`CountingLimit`](tidegate::CountingLimit) | none | a [`Request`] without priority |
+/// | [`KeyedCountingLimit`](tidegate::KeyedCountingLimit) | its key | a [`Request`] without priority |
 /// | [`AnyLimiter`] | none | an [`AllRequest`] |
 ///
 /// Clones must share their permits, because each service of a layer has a clone.
 ///
-/// To limit only the calls in flight, put the [`CountingLimit`](tidegate::CountingLimit) into an
-/// [`AllOf`]: it may stand there beside a limiter that is [`Unlimited`](tidegate::Unlimited).
+/// # Calls in flight
+///
+/// A counting limit has no priorities, and gives a request for up to a number of permits the fewest
+/// that it takes. An [`AnyLimiter`] made from it has priorities and pauses. To limit a rate as well,
+/// put both into an [`AllOf`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no limiter that a layer can ask",
+    note = "give the layer the limiter itself, without `Arc` or `&`: its clones share their permits",
+    note = "a limiter of your own is a `tidegate::Limiter`: write `AnyLimiter::new(limiter)`"
+)]
 pub trait Limit: Clone + Send + Sync + 'static {
     /// The key of a request; `()` if the limiter has no keys.
     type Key: Clone + Send + Sync + 'static;

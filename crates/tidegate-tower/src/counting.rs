@@ -1,0 +1,104 @@
+//! Limits of calls in flight alone, as a [`Limit`].
+//!
+//! Permits that can be settled are those of a composite, since a counting limit has no reservations
+//! of its own.
+
+use std::fmt;
+use std::hash::Hash;
+
+use tidegate::{
+    AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, CountingLimit, CountingPermit,
+    Grant, KeyedCountingLimit, KeyedCountingPermit, Refusal, Request,
+};
+
+use crate::limit::{Acquire, Granted, Limit};
+
+/// The name of a limit that has no members, in a status.
+const NAME: &str = "limit";
+
+/// `n` permits that `held` gives back when it is dropped.
+fn granted(n: u32, held: impl Send + Sync + 'static) -> Granted {
+    AllPermits::holding(Grant::new(n, tidegate::Nanos::ZERO), held).into()
+}
+
+/// A request that passes without permits.
+fn exempt() -> Granted {
+    granted(0, ())
+}
+
+impl Limit for CountingLimit {
+    type Key = ();
+    type Ask = Request;
+
+    fn try_acquire(&self, (): &(), ask: &Request) -> Result<Granted, AllRefusal> {
+        if ask.exempt {
+            return Ok(exempt());
+        }
+        let permit: CountingPermit = self.try_acquire_many(ask.permits)?;
+        Ok(granted(ask.permits, permit))
+    }
+
+    fn acquire(&self, (): &(), ask: &Request) -> Acquire {
+        let (limit, ask) = (self.clone(), *ask);
+        wait(ask, async move {
+            match ask.within {
+                Some(within) => limit.acquire_many_within(ask.permits, within).await,
+                None => limit.acquire_many(ask.permits).await,
+            }
+        })
+    }
+
+    fn reserve(&self, (): &(), ask: &Request) -> Result<AnyReservation, AllRefusal> {
+        AnyLimiter::from(self.clone()).reserve(AllRequest::from(*ask))
+    }
+
+    fn status(&self, (): &()) -> AllStatus {
+        AllStatus::new([(NAME, CountingLimit::status(self))])
+    }
+}
+
+impl<K> Limit for KeyedCountingLimit<K>
+where
+    K: Hash + Eq + Clone + fmt::Debug + Send + Sync + 'static,
+{
+    type Key = K;
+    type Ask = Request;
+
+    fn try_acquire(&self, key: &K, ask: &Request) -> Result<Granted, AllRefusal> {
+        if ask.exempt {
+            return Ok(exempt());
+        }
+        let permit: KeyedCountingPermit<K> = self.try_acquire_many(key, ask.permits)?;
+        Ok(granted(ask.permits, permit))
+    }
+
+    fn acquire(&self, key: &K, ask: &Request) -> Acquire {
+        let (limit, key, ask) = (self.clone(), key.clone(), *ask);
+        wait(ask, async move {
+            match ask.within {
+                Some(within) => limit.acquire_many_within(&key, ask.permits, within).await,
+                None => limit.acquire_many(&key, ask.permits).await,
+            }
+        })
+    }
+
+    fn reserve(&self, key: &K, ask: &Request) -> Result<AnyReservation, AllRefusal> {
+        AnyLimiter::from(self.limit(key)?).reserve(AllRequest::from(*ask))
+    }
+
+    fn status(&self, key: &K) -> AllStatus {
+        // A key without room has no limit to tell.
+        AllStatus::new(self.limit(key).ok().map(|limit| (NAME, limit.status())))
+    }
+}
+
+/// The wait for a permit, which an exempt request does not need.
+fn wait<P: Send + Sync + 'static>(
+    ask: Request,
+    permit: impl Future<Output = Result<P, Refusal>> + Send + 'static,
+) -> Acquire {
+    if ask.exempt {
+        return Acquire::ready(Ok(exempt()));
+    }
+    Acquire::new(async move { Ok(granted(ask.permits, permit.await?)) })
+}
