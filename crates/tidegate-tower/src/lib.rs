@@ -29,6 +29,6 @@ pub use layer::RateLimitLayer;
 pub use limit::{Acquire, Ask, Granted, Limit};
 pub use network::{InvalidNetwork, Network};
 pub use obey::{ObeyLayer, Obeying, ObeyingFuture};
-pub use ready::{ReadyFuture, ReadyRateLimit, ReadyRateLimitLayer};
+pub use ready::{Lasts, ReadyFuture, ReadyRateLimit, ReadyRateLimitLayer, UntilAnswer, UntilBodyEnds};
 pub use refused::{Error, Refused};
 pub use service::{RateLimit, ResponseFuture};

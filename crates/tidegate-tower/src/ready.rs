@@ -1,16 +1,21 @@
 //! [`ReadyRateLimitLayer`]: permits are taken before a request is there.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use http::Response;
+use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
 use tidegate::{AnyReservation, DefaultClock, Timer};
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::body::Body;
+use crate::hold::Hold;
 use crate::idle::{Idle, Slot, give_back};
 use crate::limit::{Acquire, Granted, Limit};
 use crate::refused::{Error, Refused};
@@ -22,6 +27,11 @@ use crate::refused::{Error, Refused};
 /// caller chooses by readiness, such as a load balancer, or with tower's `LoadShed` around it. The
 /// request is not known yet, so there are no keys, and all requests cost alike.
 /// [`RateLimitLayer`](crate::RateLimitLayer) is for everything else.
+///
+/// [`new`](ReadyRateLimitLayer::new) is for services of HTTP, of servers and clients: permits that
+/// are [counted while in use](tidegate::CountingLimit) go back when the body of the answer ends,
+/// fails or is dropped. [`plain`](ReadyRateLimitLayer::plain) is for all other services: there the
+/// answer ends the call.
 ///
 /// The inner service is asked first, so no permit is taken for a service that is not ready.
 ///
@@ -40,8 +50,8 @@ use crate::refused::{Error, Refused};
 ///
 /// # Cancel safety
 ///
-/// Dropping a service gives up its place in the queue or its permits. Permits that are counted
-/// while in use go back when the future of the answer is ready or dropped.
+/// Dropping a service gives up its place in the queue or its permits. Dropping the future of an
+/// answer gives back the permits that are counted while in use.
 ///
 /// # Examples
 ///
@@ -57,7 +67,7 @@ use crate::refused::{Error, Refused};
 /// let policy = TokenBucket::new(Rate::per_second(5), 1);
 /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// let mut double = ServiceBuilder::new()
-///     .layer(ReadyRateLimitLayer::new(limiter.clone()))
+///     .layer(ReadyRateLimitLayer::plain(limiter.clone()))
 ///     .service(service_fn(async |n: u32| Ok(2 * n)));
 ///
 /// assert_eq!(double.ready().await?.call(7).await?, 14);
@@ -67,20 +77,86 @@ use crate::refused::{Error, Refused};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
-pub struct ReadyRateLimitLayer<L: Limit<Key = ()>> {
+pub struct ReadyRateLimitLayer<L: Limit<Key = ()>, M = UntilBodyEnds> {
     limit: L,
     ask: L::Ask,
     name: Arc<str>,
     idle: Option<Arc<Idle>>,
+    call: PhantomData<fn() -> M>,
+}
+
+/// How long a call of a service that is ready lasts, where its answer is an `A`. This trait is
+/// sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{A}` is no response of HTTP with a body",
+    note = "`ReadyRateLimitLayer::plain` is for services of other kinds"
+)]
+pub trait Lasts<A>: sealed::Lasts {
+    /// What the layer makes of the answer.
+    type Answer;
+
+    #[doc(hidden)]
+    fn until_end(answer: A, call: InFlight) -> Self::Answer;
+}
+
+/// What a call holds until it ends.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct InFlight(Hold);
+
+mod sealed {
+    pub trait Lasts: 'static {}
+}
+
+/// A call of HTTP lasts until the body of its answer ends.
+#[derive(Debug)]
+pub struct UntilBodyEnds(());
+
+/// A call of another service lasts until it has its answer.
+#[derive(Debug)]
+pub struct UntilAnswer(());
+
+impl sealed::Lasts for UntilBodyEnds {}
+
+impl sealed::Lasts for UntilAnswer {}
+
+impl<B: HttpBody> Lasts<Response<B>> for UntilBodyEnds {
+    type Answer = Response<Body<B>>;
+
+    fn until_end(answer: Response<B>, call: InFlight) -> Self::Answer {
+        answer.map(|body| Body::of_service(body, call.0))
+    }
+}
+
+impl<A> Lasts<A> for UntilAnswer {
+    type Answer = A;
+
+    fn until_end(answer: A, _: InFlight) -> A {
+        answer
+    }
 }
 
 impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L> {
-    /// A layer of this limiter. A request costs one permit of each limit, and permits of idle
-    /// services do not go back.
+    /// A layer of this limiter, for services of HTTP. A request costs one permit of each limit, and
+    /// permits of idle services do not go back.
     #[must_use]
     pub fn new(limiter: L) -> Self {
-        ReadyRateLimitLayer { limit: limiter, ask: L::Ask::default(), name: "limit".into(), idle: None }
+        ReadyRateLimitLayer::of(limiter)
+    }
+}
+
+impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L, UntilAnswer> {
+    /// As [`new`](ReadyRateLimitLayer::new), for services of any kind.
+    #[must_use]
+    pub fn plain(limiter: L) -> Self {
+        ReadyRateLimitLayer::of(limiter)
+    }
+}
+
+impl<L: Limit<Key = ()>, M> ReadyRateLimitLayer<L, M> {
+    fn of(limit: L) -> Self {
+        let (ask, name) = (L::Ask::default(), "limit".into());
+        ReadyRateLimitLayer { limit, ask, name, idle: None, call: PhantomData }
     }
 
     /// Sets the cost of a request: a number of permits, a [`Request`](tidegate::Request), or for an
@@ -106,15 +182,27 @@ impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L> {
     }
 }
 
-impl<S, L: Limit<Key = ()>> Layer<S> for ReadyRateLimitLayer<L> {
-    type Service = ReadyRateLimit<S, L>;
+impl<L: Limit<Key = ()>, M> Clone for ReadyRateLimitLayer<L, M> {
+    fn clone(&self) -> Self {
+        ReadyRateLimitLayer {
+            limit: self.limit.clone(),
+            ask: self.ask.clone(),
+            name: self.name.clone(),
+            idle: self.idle.clone(),
+            call: PhantomData,
+        }
+    }
+}
+
+impl<S, L: Limit<Key = ()>, M> Layer<S> for ReadyRateLimitLayer<L, M> {
+    type Service = ReadyRateLimit<S, L, M>;
 
     fn layer(&self, inner: S) -> Self::Service {
         ReadyRateLimit { inner, layer: self.clone(), state: Mutex::new(State::Idle), slot: Arc::default() }
     }
 }
 
-impl<L: Limit<Key = ()>> fmt::Debug for ReadyRateLimitLayer<L> {
+impl<L: Limit<Key = ()>, M> fmt::Debug for ReadyRateLimitLayer<L, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReadyRateLimitLayer").field("idle", &self.idle).finish_non_exhaustive()
     }
@@ -123,9 +211,9 @@ impl<L: Limit<Key = ()>> fmt::Debug for ReadyRateLimitLayer<L> {
 /// A service behind a limiter: made by a [`ReadyRateLimitLayer`].
 ///
 /// A clone is a service of its own, and not ready.
-pub struct ReadyRateLimit<S, L: Limit<Key = ()>> {
+pub struct ReadyRateLimit<S, L: Limit<Key = ()>, M = UntilBodyEnds> {
     inner: S,
-    layer: ReadyRateLimitLayer<L>,
+    layer: ReadyRateLimitLayer<L, M>,
     /// Reached without locking: the mutex lets threads share the service.
     state: Mutex<State>,
     /// The permits, when this service is ready.
@@ -138,7 +226,7 @@ enum State {
     Ready,
 }
 
-impl<S, L: Limit<Key = ()>> ReadyRateLimit<S, L> {
+impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
     /// Polls for permits.
     fn poll_permits(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refused>> {
         let idle = self.layer.idle.as_deref();
@@ -182,14 +270,15 @@ impl<S, L: Limit<Key = ()>> ReadyRateLimit<S, L> {
     }
 }
 
-impl<S, L, R> Service<R> for ReadyRateLimit<S, L>
+impl<S, L, R, M> Service<R> for ReadyRateLimit<S, L, M>
 where
     S: Service<R> + Clone,
     L: Limit<Key = ()>,
+    M: Lasts<S::Response>,
 {
-    type Response = S::Response;
+    type Response = M::Answer;
     type Error = Error<S::Error>;
-    type Future = ReadyFuture<S, R>;
+    type Future = ReadyFuture<S, R, M>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         ready!(self.inner.poll_ready(context)).map_err(Error::Service)?;
@@ -199,7 +288,7 @@ where
     fn call(&mut self, request: R) -> Self::Future {
         *self.state.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Idle;
         let state = match self.slot.take(self.layer.idle.as_deref()) {
-            Some(place) => Calling::Call { future: self.inner.call(request), hold: Some(Hold::Place(place)) },
+            Some(place) => Calling::Call { future: self.inner.call(request), hold: Hold::estimate(place) },
             // The permits went back, or `poll_ready` was not called.
             None => {
                 let clone = self.inner.clone();
@@ -208,17 +297,17 @@ where
                 Calling::Wait { wait, call: Some((service, request)) }
             }
         };
-        ReadyFuture { name: self.layer.name.clone(), state }
+        ReadyFuture { name: self.layer.name.clone(), state, call: PhantomData }
     }
 }
 
-impl<S: Clone, L: Limit<Key = ()>> Clone for ReadyRateLimit<S, L> {
+impl<S: Clone, L: Limit<Key = ()>, M> Clone for ReadyRateLimit<S, L, M> {
     fn clone(&self) -> Self {
         self.layer.layer(self.inner.clone())
     }
 }
 
-impl<S, L: Limit<Key = ()>> Drop for ReadyRateLimit<S, L> {
+impl<S, L: Limit<Key = ()>, M> Drop for ReadyRateLimit<S, L, M> {
     fn drop(&mut self) {
         if let Some(place) = self.slot.take(self.layer.idle.as_deref()) {
             give_back(place);
@@ -226,26 +315,21 @@ impl<S, L: Limit<Key = ()>> Drop for ReadyRateLimit<S, L> {
     }
 }
 
-impl<S: fmt::Debug, L: Limit<Key = ()>> fmt::Debug for ReadyRateLimit<S, L> {
+impl<S: fmt::Debug, L: Limit<Key = ()>, M> fmt::Debug for ReadyRateLimit<S, L, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReadyRateLimit").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
-/// What a call keeps until it has an answer. A reservation that is dropped was used.
-enum Hold {
-    Place(#[expect(dead_code)] AnyReservation),
-    Granted(#[expect(dead_code)] Granted),
-}
-
 pin_project! {
     /// The future of an answer of a [`ReadyRateLimit`].
     #[must_use = "futures do nothing unless polled"]
-    pub struct ReadyFuture<S, R>
+    pub struct ReadyFuture<S, R, M = UntilBodyEnds>
     where
         S: Service<R>,
     {
         name: Arc<str>,
+        call: PhantomData<fn() -> M>,
         #[pin]
         state: Calling<S, S::Future, R>,
     }
@@ -255,12 +339,12 @@ pin_project! {
     #[project = CallingProjection]
     enum Calling<S, F, R> {
         Wait { wait: Acquire, call: Option<(S, R)> },
-        Call { #[pin] future: F, hold: Option<Hold> },
+        Call { #[pin] future: F, hold: Hold },
     }
 }
 
-impl<S: Service<R>, R> Future for ReadyFuture<S, R> {
-    type Output = Result<S::Response, Error<S::Error>>;
+impl<S: Service<R>, R, M: Lasts<S::Response>> Future for ReadyFuture<S, R, M> {
+    type Output = Result<M::Answer, Error<S::Error>>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -270,7 +354,7 @@ impl<S: Service<R>, R> Future for ReadyFuture<S, R> {
                     let answer = ready!(Pin::new(wait).poll(context));
                     let (mut service, request) = call.take().expect("polled after it was ready");
                     let hold = match answer {
-                        Ok(granted) => Some(Hold::Granted(granted)),
+                        Ok(Granted { permits, .. }) => Hold::permits(permits),
                         Err(refusal) => {
                             return Poll::Ready(Err(Refused::by_limit(refusal, this.name).into()));
                         }
@@ -278,16 +362,16 @@ impl<S: Service<R>, R> Future for ReadyFuture<S, R> {
                     this.state.set(Calling::Call { future: service.call(request), hold });
                 }
                 CallingProjection::Call { future, hold } => {
-                    let answer = ready!(future.poll(context));
-                    drop(hold.take());
-                    return Poll::Ready(answer.map_err(Error::Service));
+                    let answer = ready!(future.poll(context)).map_err(Error::Service);
+                    let call = InFlight(std::mem::take(hold));
+                    return Poll::Ready(answer.map(|answer| M::until_end(answer, call)));
                 }
             }
         }
     }
 }
 
-impl<S: Service<R>, R> fmt::Debug for ReadyFuture<S, R> {
+impl<S: Service<R>, R, M> fmt::Debug for ReadyFuture<S, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReadyFuture").finish_non_exhaustive()
     }

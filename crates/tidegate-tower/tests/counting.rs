@@ -117,7 +117,7 @@ async fn calls_can_cost_more_or_nothing_and_can_be_settled() {
 #[tokio::test]
 async fn services_become_ready_in_turn() {
     let calls = CountingLimit::new(1);
-    let layer = ReadyRateLimitLayer::new(calls.clone());
+    let layer = ReadyRateLimitLayer::plain(calls.clone());
     let plain = service_fn(|n: u32| ready(Ok::<_, Infallible>(n)));
     let mut services: Vec<_> = (0..4).map(|_| layer.layer(plain)).collect();
     let mut first = services.remove(0);

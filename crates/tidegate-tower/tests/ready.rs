@@ -7,10 +7,13 @@ use std::future::{Ready, pending, ready};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::Response;
+use http_body_util::{BodyExt, Full};
 use tidegate::{
     AllOf, CountingLimit, ManualClock, Rate, RateLimiter, Request, TokenBucket, TokioClock, Unlimited,
 };
-use tidegate_tower::{Error, ReadyRateLimit, ReadyRateLimitLayer};
+use tidegate_tower::{Error, ReadyRateLimit, ReadyRateLimitLayer, UntilAnswer};
 use tokio::time::{Instant, advance, sleep, timeout};
 use tower::load_shed::LoadShedLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -40,7 +43,7 @@ fn in_flight(limit: u32) -> (AllOf<TokioClock>, CountingLimit) {
 #[tokio::test]
 async fn a_service_is_ready_when_it_has_its_permits() {
     let limit = limiter(2);
-    let layer = ReadyRateLimitLayer::new(limit.clone());
+    let layer = ReadyRateLimitLayer::plain(limit.clone());
     let mut service = layer.layer(echo());
     assert_eq!(limit.status().available, 2);
     for _ in 0..3 {
@@ -59,7 +62,7 @@ async fn a_service_is_ready_when_it_has_its_permits() {
 #[tokio::test]
 async fn a_service_that_is_dropped_ready_costs_nothing() {
     let limit = limiter(5);
-    let layer = ReadyRateLimitLayer::new(limit.clone()).cost(Request::permits(3));
+    let layer = ReadyRateLimitLayer::plain(limit.clone()).cost(Request::permits(3));
     let mut service = layer.layer(echo());
     assert_eq!(poll_ready(&mut service), Poll::Ready(true));
     let mut clone = service.clone();
@@ -75,7 +78,7 @@ async fn a_service_that_is_dropped_ready_costs_nothing() {
 #[tokio::test(start_paused = true)]
 async fn services_become_ready_in_turn() {
     let policy = TokenBucket::new(Rate::per_second(5), 1);
-    let layer = ReadyRateLimitLayer::new(RateLimiter::with_clock(policy, TokioClock::new()));
+    let layer = ReadyRateLimitLayer::plain(RateLimiter::with_clock(policy, TokioClock::new()));
     let begin = Instant::now();
     let waits = (0..5).map(|n| {
         let service = layer.layer(echo());
@@ -99,7 +102,7 @@ async fn services_become_ready_in_turn() {
 async fn a_limit_that_is_closed_is_an_error() {
     let limit = limiter(5);
     limit.close();
-    let mut service = ReadyRateLimitLayer::new(limit).layer(echo());
+    let mut service = ReadyRateLimitLayer::plain(limit).layer(echo());
     let Err(Error::Refused(refused)) = service.ready().await.map(|_| ()) else { panic!("ready") };
     assert_eq!(refused.retry_after(), None);
 }
@@ -120,14 +123,14 @@ async fn no_permit_is_taken_for_a_service_that_is_not_ready() {
         }
     }
     let limit = limiter(1);
-    let mut service = ReadyRateLimitLayer::new(limit.clone()).layer(Never);
+    let mut service = ReadyRateLimitLayer::plain(limit.clone()).layer(Never);
     assert_eq!(poll_ready(&mut service), Poll::Pending);
     assert_eq!(limit.status().available, 1);
 }
 
 #[tokio::test]
 async fn load_is_shed_when_there_are_no_permits() {
-    let limiting = ReadyRateLimitLayer::new(limiter(2)).layer(echo());
+    let limiting = ReadyRateLimitLayer::plain(limiter(2)).layer(echo());
     let mut service = LoadShedLayer::new().layer(limiting);
     let mut answers = Vec::new();
     for n in 0..4 {
@@ -139,7 +142,7 @@ async fn load_is_shed_when_there_are_no_permits() {
 #[tokio::test]
 async fn a_counted_permit_is_in_use_until_the_answer() {
     let (limit, calls) = in_flight(1);
-    let layer = ReadyRateLimitLayer::new(limit);
+    let layer = ReadyRateLimitLayer::plain(limit);
     let mut service = layer.layer(echo());
     assert_eq!(poll_ready(&mut service), Poll::Ready(true));
     let call = service.call(7);
@@ -151,8 +154,34 @@ async fn a_counted_permit_is_in_use_until_the_answer() {
     assert_eq!(calls.available(), 1);
 }
 
-fn idle_layer(limit: AllOf<TokioClock>) -> ReadyRateLimitLayer<AllOf<TokioClock>> {
-    ReadyRateLimitLayer::new(limit).idle_after_on(IDLE, TokioClock::new())
+/// A service of HTTP answers before its body has come.
+#[tokio::test]
+async fn a_counted_permit_is_in_use_until_the_body_ends() {
+    let (limit, calls) = in_flight(1);
+    let inner = service_fn(|text: &'static str| {
+        ready(match text {
+            "fail" => Err(std::fmt::Error),
+            text => Ok(Response::new(Full::<Bytes>::from(text))),
+        })
+    });
+    let mut service = ReadyRateLimitLayer::new(limit).layer(inner);
+    let answer = service.ready().await.unwrap().call("hello").await.unwrap();
+    assert_eq!(calls.available(), 0);
+    let mut next = tokio_test::task::spawn(service.ready());
+    tokio_test::assert_pending!(next.poll());
+    let mut body = answer.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "hello");
+    assert!(next.is_woken(), "the body ended with its last frame");
+    drop(next);
+
+    for text in ["", "dropped", "fail"] {
+        drop(service.ready().await.unwrap().call(text).await);
+        assert_eq!(calls.available(), 1);
+    }
+}
+
+fn idle_layer(limit: AllOf<TokioClock>) -> ReadyRateLimitLayer<AllOf<TokioClock>, UntilAnswer> {
+    ReadyRateLimitLayer::plain(limit).idle_after_on(IDLE, TokioClock::new())
 }
 
 #[tokio::test(start_paused = true)]
@@ -185,7 +214,7 @@ async fn a_service_that_becomes_idle_later_does_not_hold_up_the_rest() {
     let mut first = layer.layer(echo());
     first.ready().await.unwrap();
     let answer = first.call(1);
-    let mut second: ReadyRateLimit<_, _> = layer.layer(echo());
+    let mut second: ReadyRateLimit<_, _, _> = layer.layer(echo());
     assert_eq!(poll_ready(&mut second), Poll::Pending);
     let mut third = layer.layer(echo());
     let waits = tokio::spawn(async move {
@@ -221,5 +250,5 @@ async fn a_service_that_is_called_in_time_keeps_its_permit() {
 #[test]
 fn services_can_be_shared_by_threads() {
     fn shared<T: Send + Sync>(_: &T) {}
-    shared(&ReadyRateLimitLayer::new(limiter(1)).layer(echo()));
+    shared(&ReadyRateLimitLayer::plain(limiter(1)).layer(echo()));
 }
