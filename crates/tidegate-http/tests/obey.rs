@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyLimiter, FixedWindow, KeyedRateLimiter, ManualClock, OfKey, Rate,
-    RateLimiter, Request, TokenBucket, Unlimited,
+    AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, FixedWindow, KeyedRateLimiter, ManualClock,
+    OfKey, Rate, RateLimiter, Refusal, Request, TokenBucket, Unlimited,
 };
-use tidegate_http::obey::{Call, Obey, Obeyed, Options, Pace, Scopes};
+use tidegate_http::obey::{Call, CallReservation, Obey, Obeyed, Options, Pace, Scopes};
 use tidegate_http::read::{Reader, Vendor};
 
 const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
@@ -861,4 +861,99 @@ fn scopes_are_bounded_and_a_scope_with_calls_in_flight_stays() {
     drop(call);
     let none = scopes(&ManualClock::new(), 0);
     assert!(none.of("a").try_acquire().is_ok());
+}
+
+// Reservations.
+
+fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {
+    std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn begun(reservation: &mut CallReservation<'_>) -> Call {
+    match poll(reservation) {
+        Poll::Ready(call) => call.unwrap(),
+        Poll::Pending => panic!("it waits"),
+    }
+}
+
+#[test]
+fn a_reserved_call_is_settled_with_what_it_used() {
+    let World { limiter, api, .. } = world();
+    let mut reservation = api.reserve(80).unwrap();
+    assert_eq!((reservation.due_in(), api.in_flight()), (Duration::ZERO, 0));
+    let mut call = begun(&mut reservation);
+    assert_eq!((api.in_flight(), limiter.status().available), (1, 20));
+    obey(&mut call, 200, &[]);
+    assert_eq!(api.in_flight(), 0);
+    call.settle(30).unwrap();
+    assert_eq!(limiter.status().available, 70);
+
+    // It used more, and it told nothing.
+    begun(&mut api.reserve(10).unwrap()).settle(20).unwrap();
+    assert_eq!(limiter.status().available, 50);
+    drop(begun(&mut api.reserve(10).unwrap()));
+    assert_eq!((api.in_flight(), limiter.status().available), (0, 40));
+    assert!(begun(&mut api.reserve(10).unwrap()).settle([("tokens", 1)]).is_err());
+    // A call that was acquired has used its permits.
+    api.try_acquire_many(10).unwrap().settle(0).unwrap();
+    assert_eq!((api.in_flight(), limiter.status().available), (0, 20));
+}
+
+#[test]
+fn a_reservation_that_is_dropped_leaves_no_trace() {
+    let World { limiter, api, .. } = world();
+    drop(api.reserve(80).unwrap());
+    assert_eq!((api.in_flight(), limiter.status().available), (0, 100));
+    limiter.drain();
+    let mut reservation = api.reserve(50).unwrap();
+    assert_eq!(reservation.due_in(), Duration::from_millis(500));
+    assert!(poll(&mut reservation).is_pending());
+    drop(reservation);
+    assert_eq!(limiter.status().waiting, 0);
+    limiter.close();
+    assert!(api.reserve(1).is_err());
+}
+
+/// The permits were there, but another call took the last unit that the server allows.
+#[test]
+fn a_reserved_call_waits_until_the_server_allows_it() {
+    let World { clock, limiter, api } = world();
+    let mut first = api.try_acquire().unwrap();
+    let mut reservation = api.reserve(1).unwrap();
+    obey(
+        &mut first,
+        200,
+        &[("x-ratelimit-limit", "9"), ("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "5")],
+    );
+    let _last = api.try_acquire().unwrap();
+    assert!(poll(&mut reservation).is_pending());
+    assert_eq!(limiter.status().waiting, 1);
+    assert!(reservation.due_in() >= secs(5));
+    clock.advance(reservation.due_in());
+    let call = begun(&mut reservation);
+    assert_eq!(api.in_flight(), 2);
+    drop(call);
+}
+
+#[test]
+#[should_panic(expected = "polled after it was ready")]
+fn a_reservation_is_not_polled_again() {
+    let World { api, .. } = world();
+    let mut reservation = api.reserve(1).unwrap();
+    let _call = begun(&mut reservation);
+    let _ = poll(&mut reservation);
+}
+
+#[test]
+fn a_limit_of_calls_in_flight_alone_obeys() {
+    let (clock, calls) = (ManualClock::new(), CountingLimit::new(2));
+    let api = Obey::with_options(calls.clone(), options(&clock));
+    let mut first = api.try_acquire().unwrap();
+    let second = begun(&mut api.reserve(1).unwrap());
+    assert_eq!(calls.available(), 0);
+    drop(second);
+    obey(&mut first, 429, &[("retry-after", "30")]);
+    assert_eq!(calls.available(), 1, "the body is still to come");
+    let refusal = api.try_acquire().map(drop).unwrap_err().refusal();
+    assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
 }

@@ -1,9 +1,10 @@
 //! A call in flight, and what its answer changed.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
-use tidegate::{AllPermits, AllRefusal};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AnyReservation};
 
 use super::handle::Obey;
 use super::state::Ticket;
@@ -23,7 +24,19 @@ pub struct Call {
     obey: Obey,
     ticket: Ticket,
     has_answer: bool,
-    permits: Option<AllPermits>,
+    waited: Duration,
+    held: Held,
+}
+
+/// What a call keeps until it is over.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// Its permits are elsewhere.
+    Nothing,
+    /// Kept for their drop.
+    Permits(#[expect(dead_code)] AllPermits),
+    /// The lock is never taken: it lets threads share the call.
+    Place(Mutex<AnyReservation>),
 }
 
 /// What an answer changed.
@@ -42,8 +55,8 @@ pub struct Obeyed {
 }
 
 impl Call {
-    pub(super) fn new(obey: Obey, ticket: Ticket, permits: Option<AllPermits>) -> Self {
-        Self { obey, ticket, has_answer: false, permits }
+    pub(super) fn new(obey: Obey, ticket: Ticket, waited: Duration, held: Held) -> Self {
+        Self { obey, ticket, has_answer: false, waited, held }
     }
 
     /// Obeys the answer of the server: pauses the limiter, or lowers its available permits. The
@@ -69,7 +82,27 @@ impl Call {
     /// The time waited for the permits.
     #[must_use]
     pub fn waited(&self) -> Duration {
-        self.permits.as_ref().map_or(Duration::ZERO, AllPermits::waited)
+        self.waited
+    }
+
+    /// Ends a call that was [reserved](Obey::reserve), and tells how many permits it really used: a
+    /// number, or costs by name. The rest goes back, and a higher cost is charged. Of a limit that
+    /// is not named, the reserved permits were used, and so they are if the call is dropped.
+    ///
+    /// What the server was told to have left does not rise: it counts in its own way, and tells so
+    /// in its answers.
+    ///
+    /// A call that was not reserved has used what it acquired: it ends, and nothing else changes.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a cost with a name that is not there; then what was reserved is
+    /// the cost.
+    pub fn settle<'a>(mut self, used: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::Place(place) => place.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used),
+            Held::Nothing | Held::Permits(_) => Ok(()),
+        }
     }
 
     fn end(&mut self) {

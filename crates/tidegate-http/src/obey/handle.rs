@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
-use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, Nanos};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, Nanos};
 
-use super::call::{Call, Obeyed};
+use super::call::{Call, Held, Obeyed};
 use super::costs::{Count, Load};
 use super::options::Options;
 use super::pace::Pacing;
+use super::reservation::CallReservation;
 use super::scopes::Home;
 use super::state::{Orders, State, Terms, Ticket};
 use crate::When;
@@ -46,7 +47,7 @@ struct Shared {
 
 /// So often a call that the server does not allow asks the limiter again. Then it goes: a limiter
 /// that does not pause cannot be obeyed.
-const TRIES: usize = 4;
+pub(super) const TRIES: usize = 4;
 
 impl Obey {
     /// Obeys the server that this limiter's calls go to, with the default [`Options`].
@@ -134,13 +135,48 @@ impl Obey {
         }
     }
 
-    /// Begins a call that has its permits from elsewhere, such as a reservation. It goes also if
-    /// the server allows no more.
+    /// Takes a place in the queue now, for a call whose cost is known only later. Await the
+    /// reservation for the call, and tell by [`Call::settle`] what it really used.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::reserve`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::{HeaderMap, StatusCode};
+    /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
+    /// use tidegate_http::obey::Obey;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tidegate::AllRefusal> {
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let requests = RateLimiter::with_clock(policy, clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_minute(6000), 6000);
+    /// let tokens = RateLimiter::with_clock(policy, clock);
+    /// let api = Obey::new(AllOf::new("requests", &requests).with("tokens", &tokens));
+    ///
+    /// let mut call = api.reserve([("tokens", 800)])?.await?;
+    /// // ... send, and read the answer
+    /// call.obey(StatusCode::OK, &HeaderMap::new());
+    /// call.settle([("tokens", 300)])?;
+    /// assert_eq!(tokens.status().available, 5700);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reserve<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<CallReservation<'a>, AllRefusal> {
+        CallReservation::new(self, request.into())
+    }
+
+    /// Begins a call that has its permits from elsewhere. It goes also if the server allows no
+    /// more.
     pub fn begin<'a>(&self, request: impl Into<AllRequest<'a>>) -> Call {
         let request = request.into();
         // The most that it may have got.
         let load = self.load(&request, request.to_request().most);
-        Call::new(self.clone(), self.begin_in_any_case(load), None)
+        Call::new(self.clone(), self.begin_in_any_case(load), Duration::ZERO, Held::Nothing)
     }
 
     fn begin_allowed(
@@ -149,15 +185,33 @@ impl Obey {
         permits: AllPermits,
         tries: &mut usize,
     ) -> Option<Call> {
-        *tries = tries.saturating_sub(1);
         // The server counts a call that its limiter lets pass without permits.
         let got = permits.permits().max(request.to_request().permits);
-        let load = self.load(request, got);
-        let ticket = match *tries {
-            0 => self.begin_in_any_case(load),
-            _ => self.begin_if_allowed(load)?,
-        };
-        Some(Call::new(self.clone(), ticket, Some(permits)))
+        let ticket = self.begin_try(self.load(request, got), tries)?;
+        Some(Call::new(self.clone(), ticket, permits.waited(), Held::Permits(permits)))
+    }
+
+    /// Begins a call with the permits of this place, unless the server does not allow it.
+    pub(super) fn begin_reserved(
+        &self,
+        request: &AllRequest<'_>,
+        place: AnyReservation,
+        waited: Duration,
+        tries: &mut usize,
+    ) -> Result<Call, AnyReservation> {
+        // The most that it may have got.
+        match self.begin_try(self.load(request, request.to_request().most), tries) {
+            Some(ticket) => Ok(Call::new(self.clone(), ticket, waited, Held::Place(Mutex::new(place)))),
+            None => Err(place),
+        }
+    }
+
+    fn begin_try(&self, load: Load, tries: &mut usize) -> Option<Ticket> {
+        *tries = tries.saturating_sub(1);
+        match *tries {
+            0 => Some(self.begin_in_any_case(load)),
+            _ => self.begin_if_allowed(load),
+        }
     }
 
     fn begin_in_any_case(&self, load: Load) -> Ticket {

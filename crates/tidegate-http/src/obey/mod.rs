@@ -55,38 +55,8 @@
 //!
 //! # Costs that are known later
 //!
-//! A call with a reservation of its own begins by [`Obey::begin`], so that its answer counts:
-//!
-//! ```
-//! use http::{HeaderMap, StatusCode};
-//! use tidegate::{AllOf, AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
-//! use tidegate_http::obey::Obey;
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), tidegate::AllRefusal> {
-//! let clock = ManualClock::new();
-//! let requests = RateLimiter::with_clock(
-//!     TokenBucket::new(Rate::per_minute(60), 60),
-//!     clock.clone(),
-//! );
-//! let tokens = RateLimiter::with_clock(
-//!     TokenBucket::new(Rate::per_minute(6000), 6000),
-//!     clock,
-//! );
-//! let limiter =
-//!     AnyLimiter::from(AllOf::new("requests", &requests).with("tokens", &tokens));
-//! let api = Obey::new(limiter.clone());
-//!
-//! let mut place = limiter.reserve([("tokens", 800)])?;
-//! (&mut place).await?;
-//! let mut call = api.begin([("tokens", 800)]);
-//! // ... send, and read the answer
-//! call.obey(StatusCode::OK, &HeaderMap::new());
-//! place.settle([("tokens", 300)])?;
-//! assert_eq!(tokens.status().available, 5700);
-//! # Ok(())
-//! # }
-//! ```
+//! [`Obey::reserve`] takes a place for an estimate, and [`Call::settle`] gives the rest back. A call
+//! that has its permits from elsewhere begins by [`Obey::begin`], so that its answer counts.
 //!
 //! # Retries
 //!
@@ -107,6 +77,7 @@ mod costs;
 mod handle;
 mod options;
 mod pace;
+mod reservation;
 mod scopes;
 mod state;
 mod window;
@@ -115,4 +86,5 @@ pub use call::{Call, Obeyed};
 pub use handle::Obey;
 pub use options::Options;
 pub use pace::Pace;
+pub use reservation::CallReservation;
 pub use scopes::Scopes;

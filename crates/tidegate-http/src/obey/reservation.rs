@@ -1,0 +1,89 @@
+//! A call that has a place in the queue, and whose cost is known later.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tidegate::{AllRefusal, AllRequest, AnyReservation};
+
+use super::call::Call;
+use super::handle::{Obey, TRIES};
+
+/// A place in the queue for a call, made by [`Obey::reserve`]. Await it for the call.
+///
+/// It keeps its place whether or not it is polled.
+///
+/// # Cancel safety
+///
+/// Dropping it leaves no trace.
+///
+/// # Panics
+///
+/// Polling it again after it was ready panics.
+#[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
+pub struct CallReservation<'a> {
+    obey: Obey,
+    request: AllRequest<'a>,
+    /// `None` once the call has begun.
+    place: Option<AnyReservation>,
+    tries: usize,
+}
+
+impl<'a> CallReservation<'a> {
+    pub(super) fn new(obey: &Obey, request: AllRequest<'a>) -> Result<Self, AllRefusal> {
+        let place = Some(obey.limiter().reserve(request.clone())?);
+        Ok(Self { obey: obey.clone(), request, place, tries: TRIES })
+    }
+
+    /// How long until the permits are due, if nothing changes; zero if they are due, and
+    /// [`Duration::MAX`] if never. A server that allows no more calls can make it longer.
+    #[must_use]
+    pub fn due_in(&self) -> Duration {
+        self.place.as_ref().map_or(Duration::ZERO, AnyReservation::due_in)
+    }
+}
+
+/// Waits until the permits are due, and begins the call.
+///
+/// # Errors
+///
+/// As [`Obey::acquire_many`].
+impl Future for CallReservation<'_> {
+    type Output = Result<Call, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        loop {
+            let place = this.place.as_mut().expect("polled after it was ready");
+            let grant = ready!(Pin::new(place).poll(context));
+            let Some(place) = this.place.take() else { continue };
+            let waited = match grant {
+                Ok(grant) => grant.waited(),
+                Err(refusal) => return Poll::Ready(Err(refusal)),
+            };
+            match this.obey.begin_reserved(&this.request, place, waited, &mut this.tries) {
+                Ok(call) => return Poll::Ready(Ok(call)),
+                // The server allows no more: the limiter pauses, and the permits go back.
+                Err(place) => {
+                    let next = this.obey.limiter().reserve(this.request.clone());
+                    // All limits are told the same number, so there is no name that could be wrong.
+                    let _ = place.settle(0);
+                    match next {
+                        Ok(next) => this.place = Some(next),
+                        Err(refusal) => return Poll::Ready(Err(refusal)),
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for CallReservation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallReservation")
+            .field("obey", &self.obey)
+            .field("request", &self.request)
+            .finish_non_exhaustive()
+    }
+}
