@@ -738,13 +738,19 @@ where
     pub fn refund<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.table.find(key, |policy, state, hold| {
-            let now = self.table.clock.now();
-            policy.refund(state, hold.map_or(now, |hold| hold.time_of(policy, state, now)), n)
-        }) {
-            Found::Known(_) => {}
+        // In a pause by the key's limiter, which counts the permits given back.
+        let found = self.table.find(key, |policy, state, hold| {
+            hold.is_none().then(|| policy.refund(state, self.table.clock.now(), n))
+        });
+        match found {
+            Found::Known(Some(_)) => {}
+            Found::Known(None) => {
+                if let Ok(line) = self.table.line_of_a_call(key) {
+                    line.refund(n);
+                }
+            }
             Found::Line(line) => line.refund(n),
             Found::Nowhere => {
                 if let Some(shared) = self.table.shared() {

@@ -8,7 +8,7 @@
 //!
 //! | time | a known or new key | a key with a line |
 //! |---|---|---|
-//! | before the pause ends | a try is refused, and told when the key has its permits; a request that waits makes a line | the line is paused |
+//! | before the pause ends | a try is refused, and told when the key has its permits; a request that waits makes a line, and so does a refund | the line is paused |
 //! | from then on | the next call for the shard ends the pause: each known state is left empty as of its end, and the known keys lie in their table again | the line ends its pause |
 //!
 //! **A policy that counts** has no state that is empty and lets permits come in one by one. The
