@@ -181,6 +181,10 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.forecast_pause(state, from, to, keeps_stock)
     }
 
+    fn full_after_pause(&self, state: &P::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Nanos> {
+        self.policy.full_after_pause(state, from, to, keeps_stock)
+    }
+
     fn permits(&self, charge: P::Charge) -> u32 {
         self.policy.permits(charge)
     }

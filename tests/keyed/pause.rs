@@ -292,3 +292,21 @@ fn a_changed_kind_of_plan_starts_anew_in_a_pause() -> Result<(), Refusal> {
     assert!(keys.try_acquire(&1).is_err() && keys.try_acquire(&2).is_err());
     Ok(())
 }
+
+/// The limiter of a key did not ask its policy, and told a time of a bucket without steps.
+#[test]
+fn the_limiter_of_a_key_tells_when_it_is_full_after_a_pause() -> Result<(), Refusal> {
+    for text in ["token_bucket 10/s burst 10 interval_refill", "smooth_warming_up 10/s warm_up 2s"] {
+        let (keys, clock) = keys(text);
+        let (key, plain) = (keys.limiter(&1)?, RateLimiter::with_clock(any(text), clock.clone()));
+        clock.advance(300 * MS);
+        key.try_acquire_many(3)?;
+        plain.try_acquire_many(3)?;
+        for pause in [Pause::lasting(SECOND).keep_stock(), Pause::lasting(2 * SECOND)] {
+            key.pause(pause);
+            plain.pause(pause);
+            assert_eq!(key.status(), plain.status(), "{text}");
+        }
+    }
+    Ok(())
+}
