@@ -16,7 +16,7 @@ use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
-use crate::line::pause::Pausing;
+use crate::line::pause::Stop;
 use crate::line::recheck::Recheck;
 use crate::line::rule::{InLine, Rule};
 use crate::line::seats::CLOCK_SKEW;
@@ -397,7 +397,8 @@ impl<C: Timer> Rule<C> for All<C> {
 
     /// The members are not paused: they go on for other requests. At the end of the composite's
     /// pause they are left as if they were empty.
-    fn pause(&self, _from: Nanos, to: Nanos, keeps_stock: bool, deferred: &mut Deferred<C>) -> Option<u64> {
+    fn pause(&self, _part: usize, stop: Stop, deferred: &mut Deferred<C>) -> Option<u64> {
+        let Stop { to, keeps_stock, .. } = stop;
         if !keeps_stock {
             let now = self.shared.upgrade().map_or(to, |shared| shared.clock.now());
             for entry in &self.members {
@@ -409,19 +410,23 @@ impl<C: Timer> Rule<C> for All<C> {
         Some(u64::MAX)
     }
 
-    fn forecast_pause(&self, _from: Nanos, to: Nanos, _keeps_stock: bool) -> Option<Forecast> {
-        Some(Forecast::new(to))
+    fn stands_still(&self, _part: usize) -> bool {
+        true
+    }
+
+    fn forecast_pause(&self, stop: Stop) -> Option<Forecast> {
+        Some(Forecast::new(stop.to))
     }
 
     fn ready_after_pause(
         &self,
-        Pausing { keeps_stock, .. }: Pausing,
-        (opens, at): (Nanos, Nanos),
+        Stop { to, keeps_stock, .. }: Stop,
+        at: Nanos,
         ahead: &Vec<u128>,
         ask: &Weights,
         _kept: u32,
     ) -> Nanos {
-        self.ready_if_emptied(at, (!keeps_stock).then_some(opens), ahead, ask)
+        self.ready_if_emptied(at, (!keeps_stock).then_some(to), ahead, ask)
     }
 
     fn size(&self, _ask: &Weights) -> Option<u32> {

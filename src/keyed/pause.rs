@@ -11,8 +11,8 @@
 //! | before the pause ends | a try is refused, and told when the key has its permits; a request that waits makes a line, and so does a refund | the line is paused |
 //! | from then on | the next call for the shard ends the pause: each known state is left empty as of its end, and the known keys lie in their table again | the line ends its pause |
 //!
-//! **A policy that counts** has no state that is empty and lets permits come in one by one. The
-//! line of such a key spaces its grants (`line/pause.rs`). So the hold goes on until a window has
+//! **A policy that counts**, or a part of one, has no state that is empty and lets permits come in
+//! one by one. The line of such a key spaces its grants (`line/pause.rs`). So the hold goes on until a window has
 //! passed, and until then a key whose permits are due gets a line.
 //!
 //! **A line that is made during the hold** begins with the pause of its shard, as if it had been
@@ -43,9 +43,9 @@ use crate::limiter::Pause;
 use crate::limiter::events::report;
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
+use crate::line::pause::Stop;
 use crate::line::rule::{Rule, Single};
-use crate::policy::interval::Interval;
-use crate::policy::{Policy, PolicyStatus, limited, ticks};
+use crate::policy::{Part, Policy, PolicyStatus, limited};
 use crate::status::Status;
 use crate::sync::{ShardedLockReadGuard, lock, read, write};
 use crate::time::Nanos;
@@ -83,31 +83,41 @@ impl Hold {
         Some(self.spaced_from?.saturating_add(end.saturating_since(self.begin)))
     }
 
+    /// From when on the grants of a part are spaced after the pause, if it ends at `end`.
+    fn spaces(&self, part: &dyn Part, end: Nanos) -> Option<Nanos> {
+        if part.stands_still() {
+            return None;
+        }
+        if !self.keeps_stock {
+            return Some(end);
+        }
+        let from = self.spaced_from.filter(|from| part.come_in(*from, u64::MAX) > self.begin);
+        from.and_then(|_| self.spaced_from(end))
+    }
+
+    /// When so many permits have come in after the pause, in the parts that space their grants.
+    fn paced<P: Policy>(&self, policy: &P, state: &P::State, permits: u64) -> Nanos {
+        let mut at = self.opens;
+        policy.each_part(state, None, &mut |part| {
+            if let Some(from) = self.spaces(part, self.opens) {
+                at = at.max(part.come_in(from, permits));
+            }
+        });
+        at
+    }
+
     /// When a request for `n` permits is due.
     pub(crate) fn due<P: Policy>(&self, policy: &P, state: &P::State, n: u32) -> Nanos {
-        let Hold { since, opens, keeps_stock, .. } = *self;
-        if self.is_over_for(policy, state) {
-            return policy.ready_at(state, opens, 0, n);
+        let Hold { since, opens, keeps_stock, ended, .. } = *self;
+        let at = self.paced(policy, state, n.into());
+        let due = policy.ready_at(state, at, 0, n).max(at);
+        if ended {
+            return due;
         }
         match policy.forecast_pause(state, since, opens, keeps_stock) {
-            Some(mut forecast) => policy.foresee(state, &mut forecast, n),
-            None => {
-                let from = if keeps_stock { self.spaces(policy, state, opens) } else { Some(opens) };
-                let at = from.map_or(opens, |from| paced(policy, state, from, n.into()).max(opens));
-                policy.ready_at(state, at, 0, n).max(at)
-            }
+            Some(mut forecast) => due.max(policy.foresee(state, &mut forecast, n)),
+            None => due,
         }
-    }
-
-    /// Whether the pause is over for a state. It was left empty.
-    fn is_over_for<P: Policy>(&self, policy: &P, state: &P::State) -> bool {
-        self.ended && stands_still(policy, state)
-    }
-
-    /// As [`spaced_from`](Hold::spaced_from), for one state.
-    fn spaces<P: Policy>(&self, policy: &P, state: &P::State, end: Nanos) -> Option<Nanos> {
-        let from = self.spaced_from.filter(|from| spaced_until(policy, state, *from) > self.begin);
-        from.and_then(|_| self.spaced_from(end))
     }
 
     /// The refusal of a request that is not due.
@@ -129,48 +139,39 @@ impl Hold {
 
     /// The status of a state.
     pub(super) fn status<P: Policy>(&self, policy: &P, state: &P::State, now: Nanos) -> Status {
-        if self.is_over_for(policy, state) {
-            return Status::new(policy.status(state, now), policy.rate(), now);
-        }
-        let at = self.time_of(policy, state, now);
-        let (next_at, status) = (self.due(policy, state, 1), policy.status(state, at));
-        let (since, opens, keeps_stock) = (self.since, self.opens, self.keeps_stock);
-        let full_at = policy.full_after_pause(state, since, opens, keeps_stock).unwrap_or_else(|| {
-            let from = if keeps_stock { self.spaces(policy, state, opens) } else { Some(opens) };
-            let spaced = from.map_or(opens, |from| paced(policy, state, from, u64::MAX));
-            status.full_at.max(spaced).max(opens)
+        let &Hold { since, opens, keeps_stock, ended, .. } = self;
+        let status = policy.status(state, now);
+        let stands_still = policy.full_after_pause(state, since, opens, keeps_stock).filter(|_| !ended);
+        let full_at = stands_still.unwrap_or(status.full_at).max(self.paced(policy, state, u64::MAX));
+        let mut most = if ended { status.available } else { 0 };
+        policy.each_part(state, None, &mut |part| {
+            if !part.stands_still() {
+                most = most.min(part.came_in(opens, now));
+            }
         });
-        let most = if now < self.opens { 0 } else { came_in(policy, self.opens, now) };
-        let status = PolicyStatus { available: status.available.min(most), next_at, full_at, ..status };
-        let paused_for = self.opens.saturating_since(now).as_duration();
+        let next_at = self.due(policy, state, 1);
+        let status = PolicyStatus { available: most, next_at, full_at, ..status };
+        let paused_for = opens.saturating_since(now).as_duration();
         Status { paused_for, ..Status::new(status, policy.rate(), now) }
     }
-
-    /// The time that a state is read at.
-    pub(super) fn time_of<P: Policy>(&self, policy: &P, state: &P::State, now: Nanos) -> Nanos {
-        if !self.ended && stands_still(policy, state) { self.since } else { now }
-    }
 }
 
-/// Whether a state can stand still, as in a pause. A policy that counts in real time cannot.
-fn stands_still<P: Policy>(policy: &P, state: &P::State) -> bool {
-    policy.forecast_pause(state, Nanos::ZERO, Nanos::ZERO, true).is_some()
-}
-
-/// When so many permits have come in since `from`, one interval apart, but no more than the limit.
-fn paced<P: Policy>(policy: &P, state: &P::State, from: Nanos, permits: u64) -> Nanos {
-    let permits = u32::try_from(permits.min(policy.status(state, from).limit)).unwrap_or(u32::MAX);
-    let price = Interval::new(policy.rate()).price(permits);
-    ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
+/// Until when grants are spaced after a pause that ended at `from`. A part that counts in real time
+/// spaces them until it would be full.
+fn spaced_until<P: Policy>(policy: &P, state: &P::State, from: Nanos) -> Nanos {
+    Hold::emptied_at(from).paced(policy, state, u64::MAX)
 }
 
 /// The state at `at` of a key that was empty at `empty`, if it has less than a new key.
 fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::State> {
     let (emptied, new) = (policy.start_again(empty), policy.start_again(at));
-    let available = |state| policy.status(state, at).available;
-    let is_less = empty <= at
-        && policy.pause(&emptied, empty, empty, false).is_some()
-        && available(&emptied) < available(&new);
+    let available = |state| {
+        let mut available = Vec::with_capacity(P::PARTS);
+        policy.each_part(state, None, &mut |part| available.push(part.status(at).available));
+        available
+    };
+    let has_less = || available(&emptied).iter().zip(available(&new)).any(|(emptied, new)| *emptied < new);
+    let is_less = empty <= at && policy.pause(&emptied, empty, empty, false).is_some() && has_less();
     is_less.then_some(emptied)
 }
 
@@ -178,16 +179,6 @@ fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::St
 /// have no more, and also no less after a pause.
 pub(super) fn may_forget<P: Policy>(policy: &P, state: &P::State, at: Nanos, empty: Option<Nanos>) -> bool {
     policy.is_fresh(state, at) && empty.is_none_or(|empty| less_than_new(policy, empty, at).is_none())
-}
-
-/// Until when grants are spaced after a pause that ended at `from`.
-fn spaced_until<P: Policy>(policy: &P, state: &P::State, from: Nanos) -> Nanos {
-    if stands_still(policy, state) { from } else { paced(policy, state, from, u64::MAX) }
-}
-
-fn came_in<P: Policy>(policy: &P, from: Nanos, to: Nanos) -> u64 {
-    let span = ticks::from_nanos(to).saturating_sub(ticks::from_nanos(from));
-    Interval::new(policy.rate()).permits_in(span)
 }
 
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
@@ -301,12 +292,12 @@ where
                     paused = true;
                     // What came back in real time did not come in.
                     for (_, policy, state) in shard.entries().iter().filter(|_| !hold.keeps_stock) {
-                        deferred.run(|| {
-                            if !stands_still(policy, state) {
-                                let stock = policy.status(state, hold.begin).available;
-                                policy.keep_at_most(state, now, stock);
+                        let keep_stock = |part: &dyn Part| {
+                            if !part.stands_still() {
+                                part.keep_at_most(now, part.status(hold.begin).available);
                             }
-                        });
+                        };
+                        deferred.run(|| policy.each_part(state, None, &mut |part| keep_stock(part)));
                     }
                     shard.resumes_at(hold.begin, now, false);
                     shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
@@ -346,9 +337,8 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
             return Some(Hold { since: hold.begin, ..hold });
         }
         let at = self.emptied()?;
-        let state = policy.start_again(at);
-        let counts = !stands_still(policy, &state);
-        (counts && now < paced(policy, &state, at, u64::MAX)).then_some(Hold::emptied_at(at))
+        let until = spaced_until(policy, &policy.start_again(at), at);
+        (now < until).then_some(Hold::emptied_at(at))
     }
 
     /// The state of a key that is added at a time at which no pause holds.
@@ -385,14 +375,21 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Begins with the pause of all keys, as if the limiter had been there before. Runs no waker,
     /// since no request waits yet.
     pub(crate) fn begin_in_hold(&self, hold: Hold) {
-        let Hold { begin, since, opens, keeps_stock, .. } = hold;
+        let Hold { begin, since: from, opens: to, keeps_stock, ended, spaced_from, .. } = hold;
         let Single { policy, state } = &self.rule;
-        if hold.is_over_for(policy, state) {
-            return;
-        }
-        let pace = hold.spaces(policy, state, since);
+        // During the pause, grants are spaced as they were before it.
+        let before = Hold { keeps_stock: !ended, spaced_from, ..hold };
+        let mut paces = Vec::new();
+        let mut part_index = 0;
+        policy.each_part(state, None, &mut |part| {
+            paces.extend(before.spaces(part, from).map(|from| (part_index, from)));
+            part_index += 1;
+        });
         let mut line = lock(&self.line);
-        line.was_paused((begin, since, opens), keeps_stock, pace, &self.rule);
+        line.was_spaced(paces);
+        if !ended {
+            line.was_paused(&self.rule, begin, Stop { from, to, keeps_stock });
+        }
         self.store_gate_word(&line);
     }
 }

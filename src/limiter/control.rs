@@ -131,7 +131,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     /// Takes the permits that are available beyond so many. Returns how many it took.
     pub(crate) fn keep_at_most(&self, permits: u64) -> u64 {
         self.visit(|line, visit| {
-            line.stock_at_most(permits);
+            line.stock_at_most(&self.rule, permits);
             let taken = self.rule.keep_at_most(visit.now, permits);
             if taken > 0 {
                 self.retime(line, visit);
@@ -220,6 +220,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | has granted a permit at the end; the time of the pause cools |
     /// | windows and logs | count in real time, as the server does. For one more window from the end on, the *k*th permit comes no earlier than *k* intervals after the end, so a whole window's permits do not come at once |
     /// | a [`FixedWindow`](crate::FixedWindow) that begins anew in that time | likewise; the windows after that are as ever |
+    /// | [`Both`](crate::Both) | each of its policies as if it were alone |
     /// | other [`Policy`] | what [`Policy::pause`] says, or as a window |
     ///
     /// A call that begins after this method has returned obeys the pause; a call that overlaps with

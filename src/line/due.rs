@@ -53,7 +53,7 @@ pub(super) struct Memo<Ahead> {
     /// that asks for the time of an entry between them and the last that was foreseen.
     first: Option<Box<Memo<Ahead>>>,
     /// The pause, and the kept share.
-    terms: (Nanos, Option<KeptShare>, Option<Pausing>, Option<Pace>),
+    terms: (Nanos, Option<KeptShare>, Option<Pausing>, Vec<Pace>),
 }
 
 impl<Ahead> Memo<Ahead> {
@@ -61,9 +61,10 @@ impl<Ahead> Memo<Ahead> {
     where
         Ahead: Clone,
     {
-        let Memo { begin, forecast, weight, .. } = self;
-        let (begin, forecast, weight) = (begin.clone(), forecast.clone(), weight.clone());
-        Memo { begin, forecast, weight, dues: Vec::new(), first: None, ..*self }
+        let Memo { begin, forecast, weight, terms, .. } = self;
+        let (begin, forecast, weight, terms) =
+            (begin.clone(), forecast.clone(), weight.clone(), terms.clone());
+        Memo { begin, forecast, weight, dues: Vec::new(), first: None, terms, ..*self }
     }
 
     /// An entry has joined behind all.
@@ -176,9 +177,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// The forecast that is kept, or a new one where anything has changed since.
     fn memo(&self, visit: &Visit<'_, R, C>) -> Box<Memo<R::Ahead>> {
-        let Settings { opens, kept, pause, pace, .. } = self.settings;
+        let Settings { opens, kept, ref pause, ref paces, .. } = self.settings;
         let begin = self.forecast(visit.rule, visit.now);
-        let terms = (opens, kept, pause, pace);
+        let terms = (opens, kept, pause.clone(), paces.clone());
         let last = self.memo.take();
         last.filter(|memo| memo.terms == terms && memo.begin.finds_the_same(&begin)).unwrap_or_else(|| {
             let (forecast, weight) = (begin.clone(), R::Ahead::default());

@@ -24,6 +24,9 @@
 //! and its limit, beside the window. Both hold until that bucket would be full, which is when the
 //! window holds no permit that is older than the pause.
 //!
+//! **Each part** of a policy is paused by itself. So in a [`Both`](crate::policy::Both) of a bucket
+//! and a window, the bucket stands still and the window has a pace.
+//!
 //! **A request without the lock** may have read the gate word before the pause began, and ask the
 //! policy later. It overlaps with the call that pauses, and may pass. The permits that it takes are
 //! missing from the state like any other: moving the state on keeps the debt. After the end its
@@ -38,25 +41,43 @@ use crate::clock::Timer;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
 use crate::line::rule::Rule;
+use crate::line::undo::PerPart;
 use crate::line::visit::Visit;
 use crate::policy::Forecast;
 use crate::time::Nanos;
 
 /// What a pause has still to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pausing {
     /// The state is as of this time.
     pub(crate) since: Nanos,
     /// Whether the limiter goes on with the permits that it had, at the end.
     pub(crate) keeps_stock: bool,
-    /// The permits that were available at the beginning, and the permits given back since. Only
-    /// where the policy counts in real time.
-    stock: u64,
+    /// For each part that counts in real time: the permits that were available at the beginning,
+    /// and the permits given back since.
+    stocks: Vec<Stock>,
 }
 
-/// How the first grants after a pause are spaced, where the policy cannot.
+/// The permits of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stock {
+    part: usize,
+    permits: u64,
+}
+
+/// The time in which no permits come in. Unless it keeps the stock, the limiter is empty at its
+/// end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stop {
+    pub(crate) from: Nanos,
+    pub(crate) to: Nanos,
+    pub(crate) keeps_stock: bool,
+}
+
+/// How the first grants after a pause are spaced, where a part of the policy cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pace {
+    pub(crate) part: usize,
     /// The end of the pause.
     pub(crate) from: Nanos,
     /// The permits granted since.
@@ -66,15 +87,28 @@ pub(crate) struct Pace {
 }
 
 impl Pausing {
-    /// The pause of a composite, during which its members went on for others until it ended.
-    pub(super) fn of_composite(end: Nanos) -> Pausing {
-        Pausing { since: end, keeps_stock: false, stock: 0 }
+    fn new<C: Timer, R: Rule<C>>(rule: &R, begin: Nanos, since: Nanos, keeps_stock: bool) -> Pausing {
+        let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
+        let stocks = counting.map(|part| Stock { part, permits: rule.available(part, begin) }).collect();
+        Pausing { since, keeps_stock, stocks }
+    }
+
+    /// The rest of the pause, which ends at `opens`.
+    pub(super) fn until(&self, opens: Nanos) -> Stop {
+        Stop { from: self.since, to: opens, keeps_stock: self.keeps_stock }
+    }
+}
+
+impl Stop {
+    /// The end of a pause that leaves a limiter empty.
+    pub(super) fn end(at: Nanos) -> Stop {
+        Stop { from: at, to: at, keeps_stock: false }
     }
 }
 
 impl Pace {
-    pub(super) fn new(from: Nanos) -> Pace {
-        Pace { from, granted: 0, number: 0 }
+    pub(super) fn new(part: usize, from: Nanos) -> Pace {
+        Pace { part, from, granted: 0, number: 0 }
     }
 }
 
@@ -90,50 +124,56 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     #[cold]
     fn pause_goes_on(&mut self, rule: &R, deferred: &mut Deferred<C>) {
         let (now, opens) = (self.latest, self.settings.opens);
-        if let Some(pause) = self.settings.pause {
+        if let Some(pause) = self.settings.pause.take() {
             let over = opens <= now;
             let (from, to) = (pause.since, now.min(opens).max(pause.since));
             let ends = over && !pause.keeps_stock;
-            if to > from || ends {
-                self.memo.set(None);
-                // A panic of the policy must not end the pause twice.
-                let settings = &mut self.settings;
-                settings.pause = (!over).then_some(Pausing { since: to, ..pause });
-                if let Some(pace) = &mut settings.pace {
+            // A panic of the policy must not end the pause twice.
+            self.settings.pause = (!over).then_some(Pausing { since: to, ..pause });
+            if to > from {
+                for pace in &mut self.settings.paces {
                     pace.from = pace.from.saturating_add(to.saturating_since(from));
                 }
-                match rule.pause(from, to, !ends, deferred) {
-                    // The room of a limiter in which nothing comes in does not shrink.
-                    Some(level) => {
-                        self.undo_log.refund(|part| rule.full_level(from, part), |_| level);
-                        // The kind of policy may have changed since a pace began. A state that is
-                        // emptied now allows less than that pace.
-                        self.settings.pace = self.settings.pace.filter(|_| !ends);
-                    }
-                    None if ends => self.begin_pace(to),
-                    // Keeping the stock, a window goes on in real time.
-                    None => {}
-                }
-            } else if over {
-                self.settings.pause = None;
+                // The room of a part in which nothing comes in does not shrink.
+                let stop = Stop { from, to, keeps_stock: true };
+                self.pause_parts(rule, stop, |part| rule.full_level(from, part), deferred);
+            }
+            if ends {
+                self.spend_stock(rule, to, deferred);
+                self.settings.paces.clear();
+                self.begin_paces(rule, to, |_| true);
             }
         }
         // A reservation in line may have been due long ago, while the pace held.
-        if self.settings.pause.is_none()
-            && self.len() == 0
-            && let Some(pace) = self.settings.pace
-            && rule.pace_is_over(pace.from) <= now
-        {
-            self.settings.pace = None;
+        if self.settings.pause.is_none() && self.len() == 0 {
+            self.settings.paces.retain(|pace| rule.come_in(pace.part, pace.from, u64::MAX) > now);
         }
     }
 
-    /// Spaces the grants from a time on.
-    fn begin_pace(&mut self, from: Nanos) {
+    /// Leaves each part empty that can stand still. What grants from before took is spent as well:
+    /// they give back no more than what is owed beyond that.
+    fn spend_stock(&mut self, rule: &R, at: Nanos, deferred: &mut Deferred<C>) {
+        self.pause_parts(rule, Stop::end(at), |part| rule.empty_level(at, part), deferred);
+    }
+
+    /// Pauses each part, and notes the levels that it leaves and the room above `full`.
+    fn pause_parts(&mut self, rule: &R, stop: Stop, full: impl Fn(usize) -> u64, deferred: &mut Deferred<C>) {
+        self.memo.set(None);
+        let levels = PerPart::new(R::PARTS, |part| rule.pause(part, stop, deferred));
+        // A part that goes on in real time loses nothing by being full.
+        let level = |part| levels.iter().nth(part).copied().flatten().unwrap_or(u64::MAX);
+        self.undo_log.refund(full, level);
+    }
+
+    /// Spaces the grants of some parts from a time on, where they count in real time.
+    fn begin_paces(&mut self, rule: &R, from: Nanos, of: impl Fn(usize) -> bool) {
         self.memo.set(None);
         // So that grants from before have lower numbers.
         self.undo_log.touch();
-        self.settings.pace = Some(Pace { from, granted: 0, number: self.undo_log.number() });
+        let number = self.undo_log.number();
+        self.settings.paces.retain(|pace| !of(pace.part));
+        let parts = (0..R::PARTS).filter(|part| of(*part) && !rule.stands_still(*part));
+        self.settings.paces.extend(parts.map(|part| Pace { part, from, granted: 0, number }));
     }
 
     /// Begins a pause, or prolongs it. Returns whether anything has changed, and whether it ends
@@ -143,27 +183,28 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if until <= now {
             return (false, false);
         }
-        let before = (settings.opens, settings.pause);
-        let new = || Pausing { since: now, keeps_stock: true, stock: rule.available(now) };
-        settings.pause.get_or_insert_with(new).keeps_stock &= keeps_stock;
+        let later = until > settings.opens;
         settings.opens = settings.opens.max(until);
+        let is_new = settings.pause.is_none();
+        let pause = settings.pause.get_or_insert_with(|| Pausing::new(rule, now, now, true));
+        let spends = pause.keeps_stock && !keeps_stock;
+        pause.keeps_stock &= keeps_stock;
         self.memo.set(None);
-        (before != (self.settings.opens, self.settings.pause), self.settings.opens > before.0)
+        (is_new || spends || later, later)
     }
 
-    /// Begins a new line with a pause that began earlier, in a time in which grants were spaced if
-    /// there is a `pace`. The pause may be over.
+    /// Begins a new line with a pause that began earlier, and may be over.
     #[cfg(feature = "keyed")]
-    pub(crate) fn was_paused(
-        &mut self,
-        (begin, since, opens): (Nanos, Nanos, Nanos),
-        keeps_stock: bool,
-        pace: Option<Nanos>,
-        rule: &R,
-    ) {
-        self.settings.opens = opens;
-        self.settings.pace = pace.map(Pace::new);
-        self.settings.pause = Some(Pausing { since, keeps_stock, stock: rule.available(begin) });
+    pub(crate) fn was_paused(&mut self, rule: &R, begin: Nanos, stop: Stop) {
+        let Stop { from, to, keeps_stock } = stop;
+        self.settings.opens = to;
+        self.settings.pause = Some(Pausing::new(rule, begin, from, keeps_stock));
+    }
+
+    /// Begins a new line in a time in which the grants of some parts are spaced.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn was_spaced(&mut self, from: Vec<(usize, Nanos)>) {
+        self.settings.paces = from.into_iter().map(|(part, from)| Pace::new(part, from)).collect();
     }
 
     /// Ends a pause with the stock there is, unless the limiter is closed. Returns whether there
@@ -176,7 +217,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.settings.opens = self.settings.opens.min(self.latest);
         self.memo.set(None);
         if let Some(pause) = self.settings.pause.take().filter(|pause| !pause.keeps_stock) {
-            rule.keep_stock(self.latest, pause.stock);
+            for Stock { part, permits } in pause.stocks {
+                rule.keep_stock(part, self.latest, permits);
+            }
         }
         paused
     }
@@ -189,88 +232,102 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         let paused = self.is_paused();
         self.settings.opens = self.settings.opens.min(self.latest);
-        (self.settings.pause, self.settings.pace) = (None, None);
+        self.settings.pause = None;
+        self.settings.paces.clear();
         paused
     }
 
     /// Leaves the limiter as if it were empty at a time, for a composite with a pause that ended
     /// then.
     pub(crate) fn empty(&mut self, visit: &mut Visit<'_, R, C>, at: Nanos) {
-        self.memo.set(None);
-        match visit.rule.pause(at, at, false, visit.deferred) {
-            Some(_) => self.debited(),
-            // A pace that began later allows less.
-            None if self.settings.pace.is_some_and(|pace| pace.from >= at) => {}
-            None => self.begin_pace(at),
-        }
+        let rule = visit.rule;
+        self.spend_stock(rule, at, visit.deferred);
+        // A pace that began later allows less.
+        let later = |pace: &&Pace| pace.from >= at;
+        let spaced: Vec<usize> = self.settings.paces.iter().filter(later).map(|pace| pace.part).collect();
+        self.begin_paces(rule, at, |part| !spaced.contains(&part));
     }
 
     /// Permits were granted.
     pub(super) fn count_in_pace(&mut self, permits: u64) {
-        if let Some(pace) = &mut self.settings.pace {
+        for pace in &mut self.settings.paces {
             pace.granted = pace.granted.saturating_add(permits);
         }
     }
 
-    /// Permits of a grant with this number in the undo log are given back.
-    pub(super) fn uncount(&mut self, permits: u64, number: u64) {
-        self.stock_grows(permits);
-        if let Some(pace) = &mut self.settings.pace
-            && number >= pace.number
-        {
-            pace.granted = pace.granted.saturating_sub(permits);
+    /// A grant with this number in the undo log is given back, or the part of it that the charge
+    /// says.
+    pub(super) fn uncount(&mut self, rule: &R, charge: &R::Charge, number: u64) {
+        if let Some(pause) = &mut self.settings.pause {
+            for Stock { part, permits } in &mut pause.stocks {
+                *permits = permits.saturating_add(rule.permits_of(charge, *part));
+            }
+        }
+        for pace in self.settings.paces.iter_mut().filter(|pace| number >= pace.number) {
+            pace.granted = pace.granted.saturating_sub(rule.permits_of(charge, pace.part));
         }
     }
 
     /// Permits are given back that belong to no grant.
     pub(super) fn stock_grows(&mut self, permits: u64) {
-        if let Some(pause) = &mut self.settings.pause {
-            pause.stock = pause.stock.saturating_add(permits);
+        for stock in self.settings.pause.iter_mut().flat_map(|pause| &mut pause.stocks) {
+            stock.permits = stock.permits.saturating_add(permits);
         }
     }
 
-    /// No more permits than so many are available.
-    pub(crate) fn stock_at_most(&mut self, permits: u64) {
-        if let Some(pause) = &mut self.settings.pause {
-            pause.stock = pause.stock.min(permits);
+    /// No more permits than so many are available: the part that has the fewest is left so many,
+    /// and the others are charged as many as it.
+    pub(crate) fn stock_at_most(&mut self, rule: &R, permits: u64) {
+        let Some(pause) = &mut self.settings.pause else { return };
+        let still = (0..R::PARTS).filter(|part| rule.stands_still(*part));
+        let still = still.map(|part| rule.available(part, self.latest));
+        let fewest = still.chain(pause.stocks.iter().map(|stock| stock.permits)).min().unwrap_or(0);
+        for stock in &mut pause.stocks {
+            stock.permits = stock.permits.saturating_sub(fewest.saturating_sub(permits));
         }
     }
 
-    /// The rate has changed. Permits that came in at the old rate have another worth at the new
-    /// one.
-    pub(super) fn pace_anew(&mut self) {
-        if let Some(Pace { from, .. }) = self.settings.pace
-            && from < self.latest
-        {
-            self.begin_pace(self.latest);
+    /// The rate of one part has changed, or of all. Permits that came in at the old rate have
+    /// another worth at the new one.
+    pub(super) fn pace_anew(&mut self, rule: &R, only: Option<usize>) {
+        let latest = self.latest;
+        let concerns = |pace: &&Pace| pace.from < latest && only.is_none_or(|only| only == pace.part);
+        let parts: Vec<usize> = self.settings.paces.iter().filter(concerns).map(|pace| pace.part).collect();
+        if !parts.is_empty() {
+            self.begin_paces(rule, latest, |part| parts.contains(&part));
         }
     }
 
-    /// The most permits that are available, by a pause and the pace that follows it.
+    /// The most permits that are available, by a pause and the paces that follow it.
     pub(crate) fn restraint(&self, rule: &R) -> u64 {
-        match (self.settings.pause, self.settings.pace) {
-            (Some(_), _) => 0,
-            (None, Some(pace)) => rule.came_in(pace.from, self.latest).saturating_sub(pace.granted),
-            (None, None) => u64::MAX,
+        if self.settings.pause.is_some() {
+            return 0;
         }
+        let paced = self
+            .settings
+            .paces
+            .iter()
+            .map(|pace| rule.came_in(pace.part, pace.from, self.latest).saturating_sub(pace.granted));
+        paced.min().unwrap_or(u64::MAX)
     }
 
     /// Begins a forecast of the grants to come, after a pause if there is one.
     pub(super) fn forecast(&self, rule: &R, now: Nanos) -> Forecast {
         let opens = self.settings.opens;
-        let paused = |pause: Pausing| rule.forecast_pause(pause.since, opens, pause.keeps_stock);
-        self.settings.pause.and_then(paused).unwrap_or_else(|| rule.forecast(now.max(opens)))
+        let paused = self.settings.pause.as_ref().and_then(|pause| rule.forecast_pause(pause.until(opens)));
+        paused.unwrap_or_else(|| rule.forecast(now.max(opens)))
     }
 
     /// When a request is due behind all that were foreseen; and foresees it, too.
     pub(super) fn foresee(&self, rule: &R, forecast: &mut Forecast, ask: &R::Ask, priority: i8) -> Nanos {
         let kept = self.settings.kept_from(priority);
-        let Some(pace) = self.settings.pace_to_come(rule) else {
+        if !self.settings.is_restrained() {
             return rule.foresee(forecast, ask, kept);
-        };
+        }
         let mark = forecast.mark();
-        let granted = pace.granted.saturating_add(forecast.paced);
-        forecast.at = forecast.at.max(rule.paced(pace.from, granted, ask, kept));
+        for pace in self.settings.paces_to_come(rule) {
+            forecast.at = forecast.at.max(pace.due(rule, forecast.paced, ask, kept));
+        }
         let due = if forecast.at < Nanos::MAX { rule.foresee(forecast, ask, kept) } else { Nanos::MAX };
         if due < Nanos::MAX {
             forecast.paced = forecast.paced.saturating_add(rule.permits(ask));
@@ -281,19 +338,27 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 }
 
+impl Pace {
+    /// When a request has come in behind so many permits, if it has to leave `kept` permits.
+    pub(super) fn due<C: Timer, R: Rule<C>>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
+        let permits = self.granted.saturating_add(ahead).saturating_add(rule.permits(ask));
+        rule.come_in(self.part, self.from, permits.saturating_add(kept.into()))
+    }
+}
+
 impl super::settings::Settings {
     /// Whether a pause or its consequences hold for requests.
     pub(crate) fn is_restrained(&self) -> bool {
-        self.pause.is_some() || self.pace.is_some()
+        self.pause.is_some() || !self.paces.is_empty()
     }
 
-    /// The pace that holds, or that will hold after the pause.
-    pub(super) fn pace_to_come<C: Timer, R: Rule<C>>(&self, rule: &R) -> Option<Pace> {
-        let Some(pause) = self.pause else { return self.pace };
-        if pause.keeps_stock {
-            let held = self.opens.saturating_since(pause.since);
-            return self.pace.map(|pace| Pace { from: pace.from.saturating_add(held), ..pace });
-        }
-        rule.forecast_pause(pause.since, self.opens, false).is_none().then_some(Pace::new(self.opens))
+    /// The paces that hold, or that will hold after the pause.
+    pub(super) fn paces_to_come<C: Timer, R: Rule<C>>(&self, rule: &R) -> impl Iterator<Item = Pace> {
+        let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_stock);
+        let held = self.pause.as_ref().map_or(Nanos::ZERO, |pause| self.opens.saturating_since(pause.since));
+        let go_on = self.paces.iter().filter(move |_| !ends);
+        let go_on = go_on.map(move |pace| Pace { from: pace.from.saturating_add(held), ..*pace });
+        let begin = (0..R::PARTS).filter(move |part| ends && !rule.stands_still(*part));
+        go_on.chain(begin.map(|part| Pace::new(part, self.opens)))
     }
 }

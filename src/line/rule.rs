@@ -7,11 +7,10 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::deferred::Deferred;
-use crate::line::pause::Pausing;
+use crate::line::pause::Stop;
 use crate::line::sizes::Sizes;
-use crate::policy::interval::Interval;
 use crate::policy::part::{self, Part};
-use crate::policy::{Crowd, Forecast, Policy, PolicyStatus, ticks};
+use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
@@ -105,38 +104,36 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// Foresees many requests of which only sums are known.
     fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
 
-    /// See [`Policy::pause`].
-    fn pause(&self, from: Nanos, to: Nanos, keeps_stock: bool, deferred: &mut Deferred<C>) -> Option<u64>;
+    /// Pauses one part; see [`Policy::pause`].
+    fn pause(&self, part: usize, stop: Stop, deferred: &mut Deferred<C>) -> Option<u64>;
+
+    /// Whether a part can stand still in a pause. A part that counts in real time cannot.
+    fn stands_still(&self, part: usize) -> bool;
 
     /// See [`Policy::forecast_pause`].
-    fn forecast_pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Forecast>;
+    fn forecast_pause(&self, stop: Stop) -> Option<Forecast>;
 
-    /// When a request is due, not before `at`, behind all that are `ahead`, if it has to leave
-    /// `kept` permits, and the limiter is empty at `end`.
+    /// When a request is due after a pause, not before `at`, behind all that are `ahead`, if it has
+    /// to leave `kept` permits.
     fn ready_after_pause(
         &self,
-        pause: Pausing,
-        times: (Nanos, Nanos),
+        stop: Stop,
+        at: Nanos,
         ahead: &Self::Ahead,
         ask: &Self::Ask,
         kept: u32,
     ) -> Nanos;
 
-    /// When a request is due that comes after so many permits, if the limiter was empty at `from`
-    /// and never full since.
-    fn paced(&self, from: Nanos, granted: u64, ask: &Self::Ask, kept: u32) -> Nanos {
-        let _ = (granted, ask, kept);
-        from
-    }
-
-    /// When a limiter is full that was empty at `from`.
-    fn pace_is_over(&self, from: Nanos) -> Nanos {
+    /// When so many permits have come in that a part was to space since `from`, one interval apart,
+    /// or when that part is full.
+    fn come_in(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
+        let _ = (part, permits);
         from
     }
 
     /// How many permits came in between two times, one interval apart.
-    fn came_in(&self, from: Nanos, to: Nanos) -> u64 {
-        let _ = (from, to);
+    fn came_in(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
+        let _ = (part, from, to);
         u64::MAX
     }
 
@@ -146,20 +143,20 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         0
     }
 
-    /// The permits that are available, where the policy counts in real time.
-    fn available(&self, now: Nanos) -> u64 {
-        let _ = now;
+    /// The permits that are available in a part.
+    fn available(&self, part: usize, now: Nanos) -> u64 {
+        let _ = (part, now);
         u64::MAX
     }
 
-    /// Takes the permits that are available beyond so many, where the policy counts in real time.
-    fn keep_stock(&self, now: Nanos, permits: u64) {
-        let _ = (now, permits);
+    /// Takes the permits of a part that are available beyond so many.
+    fn keep_stock(&self, part: usize, now: Nanos, permits: u64) {
+        let _ = (part, now, permits);
     }
 
-    /// See [`Policy::permits`].
-    fn permits_of(&self, charge: &Self::Charge) -> u64 {
-        let _ = charge;
+    /// How many permits a grant took of a part that counts in real time; see [`Policy::permits`].
+    fn permits_of(&self, charge: &Self::Charge, part: usize) -> u64 {
+        let _ = (charge, part);
         0
     }
 
@@ -195,6 +192,12 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
 
     /// See [`Policy::full_level`].
     fn full_level(&self, now: Nanos, part: usize) -> u64;
+
+    /// The level of a part that a pause left empty at this time, or more.
+    fn empty_level(&self, at: Nanos, part: usize) -> u64 {
+        let _ = (at, part);
+        0
+    }
 
     /// See [`Policy::level_unit`].
     fn level_unit(&self, part: usize) -> (u64, u64);
@@ -300,23 +303,6 @@ impl<P: Policy> Single<P> {
     #[cfg(feature = "keyed")]
     pub(crate) fn into_parts(self) -> (P, P::State) {
         (self.policy, self.state.0)
-    }
-
-    /// When so many permits have come in since `from`.
-    fn come_in(&self, from: Nanos, permits: u64) -> Nanos {
-        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-        let price = Interval::new(self.policy.rate()).price(permits);
-        ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
-    }
-
-    /// When a limiter is full that was empty at `from`.
-    fn full_again(&self, from: Nanos) -> Nanos {
-        self.come_in(from, self.policy.status(&self.state, from).limit)
-    }
-
-    /// Whether the state can stand still, as in a pause. A policy that counts in real time cannot.
-    fn stands_still(&self) -> bool {
-        self.policy.forecast_pause(&self.state, Nanos::ZERO, Nanos::ZERO, true).is_some()
     }
 
     /// Asks one part of the policy.
@@ -458,46 +444,43 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
     }
 
-    fn pause(&self, from: Nanos, to: Nanos, keeps_stock: bool, _deferred: &mut Deferred<C>) -> Option<u64> {
-        self.policy.pause(&self.state, from, to, keeps_stock)
+    fn pause(&self, part: usize, stop: Stop, _deferred: &mut Deferred<C>) -> Option<u64> {
+        let Stop { from, to, keeps_stock } = stop;
+        self.of_part(None, part, |part| part.pause(from, to, keeps_stock))
     }
 
-    fn forecast_pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Forecast> {
+    fn stands_still(&self, part: usize) -> bool {
+        self.of_part(None, part, |part| part.stands_still())
+    }
+
+    fn forecast_pause(&self, Stop { from, to, keeps_stock }: Stop) -> Option<Forecast> {
         self.policy.forecast_pause(&self.state, from, to, keeps_stock)
     }
 
-    fn ready_after_pause(
-        &self,
-        Pausing { since, keeps_stock, .. }: Pausing,
-        (opens, at): (Nanos, Nanos),
-        ahead: &u128,
-        n: &u32,
-        kept: u32,
-    ) -> Nanos {
-        let Some(mut forecast) = self.policy.forecast_pause(&self.state, since, opens, keeps_stock) else {
+    fn ready_after_pause(&self, stop: Stop, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
+        // As if no part stood still.
+        let ready_at = || {
             let due = Rule::<C>::ready_at(self, at, ahead, n);
-            let leaving = |kept| Rule::<C>::ready_leaving(self, at, ahead, n, kept);
-            return if kept > 0 { due.max(leaving(kept)) } else { due };
+            let leaving = || Rule::<C>::ready_leaving(self, at, ahead, n, kept);
+            if kept > 0 { due.max(leaving()) } else { due }
         };
+        let Some(mut forecast) = Rule::<C>::forecast_pause(self, stop) else { return ready_at() };
         forecast.at = forecast.at.max(at);
         if *ahead > 0 {
             Rule::<C>::foresee_many(self, &mut forecast, &Crowd::new(0, 0, 0, 1), ahead);
         }
-        Rule::<C>::foresee(self, &mut forecast, n, kept)
+        let due = Rule::<C>::foresee(self, &mut forecast, n, kept);
+        // A part that counts in real time does not foresee a sum. Any other part would be due no
+        // later if it did not stand still.
+        if P::PARTS > 1 { due.max(ready_at()) } else { due }
     }
 
-    fn paced(&self, from: Nanos, granted: u64, n: &u32, kept: u32) -> Nanos {
-        let permits = granted.saturating_add(u64::from(*n)).saturating_add(u64::from(kept));
-        self.come_in(from, permits).min(self.full_again(from))
+    fn come_in(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
+        self.of_part(None, part, |part| part.come_in(from, permits))
     }
 
-    fn pace_is_over(&self, from: Nanos) -> Nanos {
-        self.full_again(from)
-    }
-
-    fn came_in(&self, from: Nanos, to: Nanos) -> u64 {
-        let span = ticks::from_nanos(to).saturating_sub(ticks::from_nanos(from));
-        Interval::new(self.policy.rate()).permits_in(span)
+    fn came_in(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
+        self.of_part(None, part, |part| part.came_in(from, to))
     }
 
     fn permits_in(&self, ahead: &u128) -> u64 {
@@ -505,18 +488,16 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         u64::try_from(ahead.div_ceil(one)).unwrap_or(u64::MAX)
     }
 
-    fn available(&self, now: Nanos) -> u64 {
-        if self.stands_still() { u64::MAX } else { self.policy.status(&self.state, now).available }
+    fn available(&self, part: usize, now: Nanos) -> u64 {
+        self.of_part(None, part, |part| part.status(now).available)
     }
 
-    fn keep_stock(&self, now: Nanos, permits: u64) {
-        if !self.stands_still() {
-            self.policy.keep_at_most(&self.state, now, permits);
-        }
+    fn keep_stock(&self, part: usize, now: Nanos, permits: u64) {
+        self.of_part(None, part, |part| part.keep_at_most(now, permits));
     }
 
-    fn permits_of(&self, charge: &P::Charge) -> u64 {
-        self.policy.permits(*charge).into()
+    fn permits_of(&self, charge: &P::Charge, part: usize) -> u64 {
+        self.of_part(Some(*charge), part, |part| part.permits()).into()
     }
 
     const PARTS: usize = P::PARTS;
@@ -552,6 +533,10 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.of_part(None, part, |part| part.full_level(now))
     }
 
+    fn empty_level(&self, at: Nanos, part: usize) -> u64 {
+        self.of_part(None, part, |part| part.empty_level(at))
+    }
+
     fn level_unit(&self, part: usize) -> (u64, u64) {
         self.of_part(None, part, |part| part.level_unit())
     }
@@ -572,7 +557,7 @@ pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
     fn rate(&self) -> Rate;
 
     /// See [`Policy::full_after_pause`].
-    fn full_after_pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Nanos>;
+    fn full_after_pause(&self, stop: Stop) -> Option<Nanos>;
 
     /// See [`Policy::unspent`].
     fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
@@ -593,7 +578,7 @@ impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
         self.policy.rate()
     }
 
-    fn full_after_pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Nanos> {
+    fn full_after_pause(&self, Stop { from, to, keeps_stock }: Stop) -> Option<Nanos> {
         self.policy.full_after_pause(&self.state, from, to, keeps_stock)
     }
 

@@ -13,8 +13,8 @@ pub(crate) struct Settings {
     pub(crate) closed: bool,
     /// Until a lock holder has ended the pause: see `line/pause.rs`.
     pub(crate) pause: Option<Pausing>,
-    /// After a pause, where the policy counts in real time.
-    pub(crate) pace: Option<Pace>,
+    /// After a pause, one for each part of the policy that counts in real time.
+    pub(crate) paces: Vec<Pace>,
     /// An observer is told of each call.
     pub(crate) observed: bool,
     /// No request is refused, and none waits.
@@ -37,7 +37,7 @@ impl Settings {
             opens: Nanos::ZERO,
             closed: false,
             pause: None,
-            pace: None,
+            paces: Vec::new(),
             observed: false,
             shadow: false,
             kept: None,

@@ -112,7 +112,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ) -> Result<R::Charge, Refusal> {
         let (Demand { ask, priority }, now) = (demand, visit.now);
         let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
-        if self.settings.kept_from(priority) > 0 || self.settings.pace.is_some() {
+        if self.settings.kept_from(priority) > 0 || !self.settings.paces.is_empty() {
             // Counting the remaining permits and taking some are two steps. No request takes
             // permits in between, since while a share is kept, or grants are spaced, every request
             // needs this lock.

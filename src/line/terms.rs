@@ -1,7 +1,7 @@
 //! When a request is due, by the policy, the kept share and a pause.
 
 use crate::clock::Timer;
-use crate::line::pause::{Pace, Pausing};
+use crate::line::pause::{Pace, Stop};
 use crate::line::rule::{OneRule, Rule};
 use crate::line::settings::Settings;
 use crate::time::Nanos;
@@ -22,12 +22,11 @@ impl<R> Terms<'_, R> {
         R: OneRule<C>,
     {
         let &Terms { rule, settings, .. } = self;
-        let stands_still = settings
-            .pause
-            .and_then(|pause| rule.full_after_pause(pause.since, settings.opens, pause.keeps_stock));
+        let pause = settings.pause.as_ref();
+        let stands_still = pause.and_then(|pause| rule.full_after_pause(pause.until(settings.opens)));
         let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
-        let paced = settings.pace_to_come(rule).map_or(Nanos::ZERO, |pace| rule.pace_is_over(pace.from));
-        full_at.max(paced).max(settings.opens)
+        let paced = settings.paces_to_come(rule).map(|pace| rule.come_in(pace.part, pace.from, u64::MAX));
+        full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens)
     }
 
     /// When a request of this priority is due behind all that are `ahead`.
@@ -50,24 +49,16 @@ impl<R> Terms<'_, R> {
         R: Rule<C>,
     {
         let (rule, settings, kept) = (self.rule, self.settings, self.settings.kept_from(priority));
-        let due = match settings.pause {
-            Some(pause) => rule.ready_after_pause(pause, (settings.opens, now), ahead, ask, kept),
+        let due = match &settings.pause {
+            Some(pause) => rule.ready_after_pause(pause.until(settings.opens), now, ahead, ask, kept),
             None if kept > 0 => rule.ready_at(now, ahead, ask).max(rule.ready_leaving(now, ahead, ask, kept)),
             None => rule.ready_at(now, ahead, ask),
         };
-        let paced = |pace: Pace| {
-            let granted = pace.granted.saturating_add(rule.permits_in(ahead));
-            rule.paced(pace.from, granted, ask, kept)
-        };
-        let due = settings.pace_to_come(rule).map_or(due, |pace| due.max(paced(pace)));
-        match self.emptied {
-            Some(at) => {
-                let due =
-                    due.max(rule.ready_after_pause(Pausing::of_composite(at), (at, now), ahead, ask, kept));
-                let stands_still = rule.forecast_pause(at, at, false).is_some();
-                if stands_still { due } else { due.max(paced(Pace::new(at))) }
-            }
-            None => due,
-        }
+        let paced = |pace: Pace| pace.due(rule, rule.permits_in(ahead), ask, kept);
+        let due = settings.paces_to_come(rule).map(paced).fold(due, Nanos::max);
+        let Some(at) = self.emptied else { return due };
+        let due = due.max(rule.ready_after_pause(Stop::end(at), now, ahead, ask, kept));
+        let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
+        counting.map(|part| paced(Pace::new(part, at))).fold(due, Nanos::max)
     }
 }

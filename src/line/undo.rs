@@ -110,7 +110,7 @@ pub(crate) struct PerPart<T> {
 }
 
 impl<T> PerPart<T> {
-    pub(crate) fn new(parts: usize, of: impl Fn(usize) -> T) -> PerPart<T> {
+    pub(crate) fn new(parts: usize, mut of: impl FnMut(usize) -> T) -> PerPart<T> {
         PerPart { first: of(0), more: (1..parts).map(of).collect() }
     }
 

@@ -152,7 +152,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, grant: Tracked<R::Charge>) {
         let (Visit { rule, deferred, .. }, Tracked { mut charge, id }) = (visit, grant);
         let measures = self.measures(rule, &charge);
-        self.uncount(rule.permits_of(&charge), id.0);
+        self.uncount(*rule, &charge, id.0);
         let at = self.latest;
         self.undo_log.undo(id, &measures, |part, most| rule.undo(at, &mut charge, part, most, deferred));
     }
@@ -162,7 +162,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn undo_rest(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
         let Visit { rule, deferred, .. } = visit;
         let measures = self.measures(rule, grant.charge());
-        self.uncount(rule.permits_of(grant.charge()), grant.number());
+        self.uncount(*rule, grant.charge(), grant.number());
         let at = self.latest;
         let mut rest = |charge: &mut R::Charge, part, most| match part_counts(*rule, charge, part) {
             true => u64::MAX,
@@ -183,7 +183,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(super) fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
         let (Visit { rule, deferred, .. }, mut charge) = (visit, charge);
         let measures = self.measures(rule, &charge);
-        self.uncount(rule.permits_of(&charge), since);
+        self.uncount(*rule, &charge, since);
         let at = self.latest;
         self.undo_log
             .undo_since(since, &measures, |part, most| rule.undo(at, &mut charge, part, most, deferred));
@@ -226,7 +226,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
         let level = change()?;
         self.undo_log.changed(only, &full, |part| rule.level_unit(part), level);
-        self.pace_anew();
+        self.pace_anew(rule, only);
         Ok(())
     }
 

@@ -90,11 +90,11 @@ use crate::time::Nanos;
 ///
 /// # Pauses
 ///
-/// In a pause nothing passes, but both policies go on in real time. At its end the grants are
-/// spaced by the rate of the *first* policy, until that one would be full. So give the policy with
-/// the lower rate first: with the other order, permits of the second one that came in during the
-/// pause may pass at the rate of the first. With [`keep_stock`](crate::Pause::keep_stock), what
-/// came in is kept, too.
+/// Each policy is paused as it would be alone, see
+/// [`pause_until`](crate::RateLimiter::pause_until). A bucket stands still, and is empty at the
+/// end of the pause. A window counts in real time, and spaces the first grants after the pause by
+/// its own rate. A request is granted when both policies grant it. So the limiter goes on at the
+/// lower rate of the two, in whichever order they are given.
 ///
 /// # Costs
 ///
@@ -320,17 +320,14 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
     }
 
     fn foresee_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
-        if crowd.requests == 0 {
-            return;
-        }
-        if forecast.numbers[0] != CROWD {
+        if crowd.requests > 0 && forecast.numbers[0] != CROWD {
             let periods = [self.first.rate(), self.second.rate()].map(Rate::whole_period);
             let periods = periods[0].saturating_add(periods[1]);
             forecast.numbers = [CROWD, forecast.at.as_u64(), periods];
         }
         let Some([first, second]) = forecast.two() else { return };
         // Many small prices, rounded up, are no less than the price of all.
-        let weighing = |one: u64| Crowd { weight: one.saturating_mul(crowd.permits), ..*crowd };
+        let weighing = |one: u64| Crowd { weight: one.saturating_mul(crowd.weight), ..*crowd };
         self.first.foresee_many(&state.first, first, &weighing(self.first.weight(1)));
         self.second.foresee_many(&state.second, second, &weighing(self.second.weight(1)));
     }
@@ -365,10 +362,47 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         (first.is_some() || second.is_some()).then_some(BothCharge { first, second })
     }
 
-    /// A part that moves its state in a pause tells none. The other one then tells them.
-    fn permits(&self, charge: Self::Charge) -> u32 {
-        let first = charge.first.map_or(0, |charge| self.first.permits(charge));
-        first.max(charge.second.map_or(0, |charge| self.second.permits(charge)))
+    /// Pauses both. Returns no level.
+    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+        let first = self.first.pause(&state.first, from, to, keeps_stock);
+        let second = self.second.pause(&state.second, from, to, keeps_stock);
+        first.or(second).map(|_| u64::MAX)
+    }
+
+    /// A policy that counts in real time is foreseen as of `to`.
+    fn forecast_pause(
+        &self,
+        state: &Self::State,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Forecast> {
+        let first = self.first.forecast_pause(&state.first, from, to, keeps_stock);
+        let second = self.second.forecast_pause(&state.second, from, to, keeps_stock);
+        if first.is_none() && second.is_none() {
+            return None;
+        }
+        let first = first.unwrap_or_else(|| self.first.forecast(&state.first, to));
+        let second = second.unwrap_or_else(|| self.second.forecast(&state.second, to));
+        Some(Forecast::of_two(to, [first, second]))
+    }
+
+    /// The later of the two times. A policy that counts in real time is asked as of `to`.
+    fn full_after_pause(
+        &self,
+        state: &Self::State,
+        from: Nanos,
+        to: Nanos,
+        keeps_stock: bool,
+    ) -> Option<Nanos> {
+        let first = self.first.full_after_pause(&state.first, from, to, keeps_stock);
+        let second = self.second.full_after_pause(&state.second, from, to, keeps_stock);
+        if first.is_none() && second.is_none() {
+            return None;
+        }
+        let first = first.unwrap_or_else(|| self.first.status(&state.first, to).full_at);
+        let second = second.unwrap_or_else(|| self.second.status(&state.second, to).full_at);
+        Some(first.max(second).max(to))
     }
 
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {

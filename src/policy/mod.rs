@@ -304,7 +304,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// A window says so, since its permits come back in real time. Then the
     /// [`RateLimiter`](crate::RateLimiter) itself spaces the first grants after a pause: the *k*th
     /// permit is due no earlier than *k* intervals of the [`rate`](Policy::rate) after its end,
-    /// until as much time has passed as the [limit](PolicyStatus::limit) takes to come in.
+    /// until as much time has passed as the [limit](PolicyStatus::limit) takes to come in. A
+    /// limiter asks each [part](Policy::each_part) of a policy.
     fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
         let _ = (state, from, to, keeps_stock);
         None
@@ -345,9 +346,9 @@ pub trait Policy: Debug + Send + Sync + 'static {
         Some(held.max(ticks::to_nanos(ticks::from_nanos(to).saturating_add(price))))
     }
 
-    /// How many permits a grant took, or the part of it that is to be put back. Asked only where
-    /// [`pause`](Policy::pause) does nothing, so that the limiter need not count a grant that is
-    /// given back. The default counts it.
+    /// How many permits a grant took, or the part of it that is to be put back. A limiter asks each
+    /// [part](Policy::each_part) for which [`pause`](Policy::pause) does nothing, so that it need
+    /// not count a grant that is given back. The default counts it.
     fn permits(&self, charge: Self::Charge) -> u32 {
         let _ = charge;
         0

@@ -1,7 +1,9 @@
 //! The parts of a policy: what has a level of its own.
 
 use crate::error::Refusal;
-use crate::policy::{Policy, PolicyStatus, limited};
+use crate::policy::interval::Interval;
+use crate::policy::{Policy, PolicyStatus, limited, ticks};
+use crate::rate::Rate;
 use crate::sync::LOOKS;
 use crate::time::Nanos;
 
@@ -29,8 +31,45 @@ pub trait Part {
     /// See [`Policy::debit`].
     fn debit(&self, at: Nanos, n: u32);
 
+    /// See [`Policy::keep_at_most`].
+    fn keep_at_most(&self, at: Nanos, permits: u64) -> u64;
+
+    /// See [`Policy::pause`].
+    fn pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64>;
+
+    /// The level of a state that a pause left empty at this time, or more. Zero where
+    /// [`Policy::pause`] does nothing.
+    fn empty_level(&self, at: Nanos) -> u64;
+
+    /// Whether the state can stand still, so that [`Policy::pause`] does something. A part that
+    /// counts in real time cannot.
+    fn stands_still(&self) -> bool;
+
+    /// See [`Policy::permits`]. Zero if the grant took nothing of this part.
+    fn permits(&self) -> u32;
+
+    /// See [`Policy::rate`].
+    fn rate(&self) -> Rate;
+
     /// See [`Policy::status`].
     fn status(&self, at: Nanos) -> PolicyStatus;
+}
+
+/// How grants are spaced after a pause, where a part cannot stand still.
+impl dyn Part + '_ {
+    /// When so many permits have come in since `from`, one interval apart, but no more than the
+    /// limit.
+    pub(crate) fn come_in(&self, from: Nanos, permits: u64) -> Nanos {
+        let permits = u32::try_from(permits.min(self.status(from).limit)).unwrap_or(u32::MAX);
+        let price = Interval::new(self.rate()).price(permits);
+        ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
+    }
+
+    /// How many permits have come in between two times, one interval apart.
+    pub(crate) fn came_in(&self, from: Nanos, to: Nanos) -> u64 {
+        let span = ticks::from_nanos(to).saturating_sub(ticks::from_nanos(from));
+        Interval::new(self.rate()).permits_in(span)
+    }
 }
 
 /// A policy that is one part.
@@ -63,6 +102,30 @@ impl<P: Policy> Part for Whole<'_, P> {
 
     fn debit(&self, at: Nanos, n: u32) {
         self.policy.debit(self.state, at, n);
+    }
+
+    fn keep_at_most(&self, at: Nanos, permits: u64) -> u64 {
+        self.policy.keep_at_most(self.state, at, permits)
+    }
+
+    fn pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+        self.policy.pause(self.state, from, to, keeps_stock)
+    }
+
+    fn empty_level(&self, at: Nanos) -> u64 {
+        self.policy.pause(&self.policy.start_again(at), at, at, false).unwrap_or(0)
+    }
+
+    fn stands_still(&self) -> bool {
+        self.policy.forecast_pause(self.state, Nanos::ZERO, Nanos::ZERO, true).is_some()
+    }
+
+    fn permits(&self) -> u32 {
+        self.charge.map_or(0, |charge| self.policy.permits(charge))
+    }
+
+    fn rate(&self) -> Rate {
+        self.policy.rate()
     }
 
     fn status(&self, at: Nanos) -> PolicyStatus {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change};
 use tidegate::{
-    KeyedAllOf, KeyedRateLimiter, ManualClock, Nanos, Pause, Plan, Rate, RateLimiter, Refusal, Request,
-    Statistics, TokenBucket, WhenKeysFull,
+    KeyedAllOf, KeyedRateLimiter, ManualClock, Nanos, Pause, Plan, Policy, Rate, RateLimiter, Refusal,
+    Request, Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -16,7 +16,8 @@ use tokio_test::{assert_pending, assert_ready};
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
-type Keys = KeyedRateLimiter<u32, AnyPolicy, ManualClock>;
+type KeysOf<P> = KeyedRateLimiter<u32, P, ManualClock>;
+type Keys = KeysOf<AnyPolicy>;
 
 fn any(text: &str) -> AnyPolicy {
     text.parse().expect("a policy")
@@ -54,9 +55,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Runs the steps with all keys and with a plain limiter for each key.
-fn agree(keys: &Keys, clock: &ManualClock, of: impl Fn(u32) -> AnyPolicy, keeps: bool, steps: &[Step]) {
-    let plain = |key| RateLimiter::with_clock(of(key), clock.clone());
+/// Runs the steps with all keys and with a plain limiter for each key. `of` says whether the rate of
+/// all keys is that of a key.
+fn agree<P: Policy + Clone>(
+    keys: &KeysOf<P>,
+    clock: &ManualClock,
+    of: impl Fn(u32) -> (P, bool),
+    keeps: bool,
+    steps: &[Step],
+) {
+    let plain = |key| RateLimiter::with_clock(of(key).0, clock.clone());
     let limiters: HashMap<u32, _> = (0..4).map(|key| (key, plain(key))).collect();
     for (index, step) in steps.iter().enumerate() {
         let context = format!("step {index}: {step:?}");
@@ -94,8 +102,8 @@ fn agree(keys: &Keys, clock: &ManualClock, of: impl Fn(u32) -> AnyPolicy, keeps:
                 // A key that is unknown takes the new rate for what came in before.
                 (0..4).for_each(|key| drop(keys.limiter(&key)));
                 keys.set_rate_all(Rate::per_second(rate));
-                let common = limiters.values().filter(|limiter| !limiter.policy().to_string().contains("7"));
-                common.for_each(|limiter| limiter.set_rate(Rate::per_second(rate)));
+                let common = limiters.iter().filter(|(key, _)| of(**key).1);
+                common.for_each(|(_, limiter)| limiter.set_rate(Rate::per_second(rate)));
             }
             Step::Sweep => keys.sweep(),
         }
@@ -129,7 +137,18 @@ proptest! {
         steps in prop::collection::vec(step(), 1..40),
     ) {
         let (keys, clock) = keys(FULL[policy]);
-        agree(&keys, &clock, |_| any(FULL[policy]), keeps, &steps);
+        agree(&keys, &clock, |_| (any(FULL[policy]), true), keeps, &steps);
+    }
+
+    #[test]
+    fn a_key_of_two_policies_does_what_a_paused_limiter_does(
+        first in 0..FULL.len(), second in 0..FULL.len(),
+        keeps: bool,
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        let (policy, clock) = (any(FULL[first]).and(any(FULL[second])), ManualClock::new());
+        let keys = KeyedRateLimiter::with_clock(policy.clone(), 1000, clock.clone());
+        agree(&keys, &clock, |_| (policy.clone(), true), keeps, &steps);
     }
 
     #[test]
@@ -147,7 +166,10 @@ proptest! {
         let steps: Vec<_> = steps.into_iter().filter(|step| !(pauses && changes(step))).collect();
         let keys = KeyedRateLimiter::with_clock(any(FULL[common]), 1000, clock.clone())
             .with_plans(move |key: &u32| (key % 2 == 1).then(|| plan.clone()));
-        let of = |key: u32| any(if key % 2 == 1 { planned } else { FULL[common] });
+        let of = |key: u32| match key % 2 {
+            1 => (any(planned), false),
+            _ => (any(FULL[common]), true),
+        };
         agree(&keys, &clock, of, keeps, &steps);
     }
 }

@@ -8,6 +8,7 @@ mod apply;
 mod batches;
 mod blocking;
 mod both;
+mod both_pauses;
 mod close;
 mod control;
 mod control_properties;

@@ -494,3 +494,25 @@ fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
         }
     }
 }
+
+/// An estimate of five that was settled after the pause gave back five permits at once.
+#[test]
+fn a_grant_from_before_a_pause_gives_back_nothing_that_the_pause_has_spent() {
+    for policy in POLICIES {
+        let (limiter, clock) = any(policy);
+        clock.advance(10 * SECOND);
+        let estimate = crate::support::estimate(&limiter, 5).expect("at rest");
+        limiter.pause_for(SECOND);
+        clock.advance(SECOND + 100 * MS);
+        estimate.settle(0);
+        assert_eq!(limiter.status().available, 2, "{policy}");
+    }
+    // A debt is given back.
+    let (limiter, clock) = any("smooth_bursty 20/s start_full");
+    let estimate = crate::support::estimate(&limiter, 25).expect("on credit");
+    limiter.pause_for(SECOND);
+    clock.advance(SECOND);
+    assert_eq!(limiter.status().next_in, 250 * MS);
+    estimate.settle(0);
+    assert_eq!(limiter.status().next_in, 50 * MS);
+}

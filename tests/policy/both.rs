@@ -65,6 +65,8 @@ enum Act {
     /// The rate of one of them.
     Rate(usize, u64),
     Reset,
+    /// A pause of so long.
+    Pause(u64, bool),
     /// Puts back all but so much of the last grant, if no other call came since.
     Undo(u32),
 }
@@ -77,6 +79,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
         1 => (1u32..5).prop_map(Act::Debit),
         1 => (0usize..2, 5u64..20).prop_map(|(part, rate)| Act::Rate(part, rate)),
         1 => Just(Act::Reset),
+        1 => (0..3 * SECOND, any::<bool>()).prop_map(|(span, keeps_stock)| Act::Pause(span, keeps_stock)),
         3 => (0u32..3).prop_map(Act::Undo),
     ];
     vec(act, 1..60)
@@ -165,6 +168,21 @@ proptest! {
                 Act::Reset => {
                     both.change(&state, now, Change::reset())?;
                     apart.each(|policy, state| policy.change(state, now, Change::reset()).is_ok());
+                }
+                Act::Pause(span, keeps_stock) => {
+                    let to = now.saturating_add(nanos(span));
+                    let forecast = both.forecast_pause(&state, now, to, keeps_stock);
+                    let full_at = both.full_after_pause(&state, now, to, keeps_stock);
+                    let done = both.pause(&state, now, to, keeps_stock);
+                    let [first, second] =
+                        apart.each(|policy, state| policy.pause(state, now, to, keeps_stock));
+                    prop_assert_eq!(done.is_some(), first.is_some() || second.is_some());
+                    now = to;
+                    let foreseen = forecast.map(|mut forecast| both.foresee(&state, &mut forecast, 3));
+                    let due = both.ready_at(&state, now, 0, 3).max(now);
+                    prop_assert_eq!(foreseen, done.map(|_| due));
+                    let full = both.status(&state, now).full_at.max(now);
+                    prop_assert_eq!(full_at, done.map(|_| full));
                 }
                 Act::Undo(used) => if let Some(((charge, charges), n)) = before {
                     if let Some(charge) = both.unspent(charge, n, used) {
