@@ -13,30 +13,12 @@
 //!     curl --data-binary @- -H 'authorization: Bearer secret' http://127.0.0.1:3000/admin/plans
 //! ```
 
+mod app;
 mod plans;
 
-use axum::Router;
-use axum::extract::{Path, State};
-use axum::routing::{get, post};
-use http::{HeaderMap, StatusCode};
-use tidegate_tower::RateLimitLayer;
 use tokio::net::TcpListener;
 
-use self::plans::Plans;
-
-const PLANS: &str = include_str!("plans.toml");
-
-/// Replaces the plans by those of the body.
-async fn change(State(plans): State<Plans>, headers: HeaderMap, text: String) -> (StatusCode, String) {
-    let secret = std::env::var("ADMIN_TOKEN").unwrap_or_else(|_| "secret".into());
-    if headers.get("authorization").is_none_or(|token| *token != format!("Bearer {secret}")) {
-        return (StatusCode::UNAUTHORIZED, String::new());
-    }
-    match plans.change(&text) {
-        Ok(kept) => (StatusCode::OK, format!("changed, {kept} keys keep their old plan for now\n")),
-        Err(error) => (StatusCode::BAD_REQUEST, error),
-    }
-}
+use self::plans::{PLANS, Plans};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,19 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = arguments.next().unwrap_or_else(|| "127.0.0.1:3000".into());
     let text = arguments.next().map_or(Ok(PLANS.to_owned()), std::fs::read_to_string)?;
 
-    let plans = Plans::read(&text)?;
-    let keys = plans.clone();
-    let limit = RateLimitLayer::keyed(plans.limiter.clone(), move |request| keys.key(request))
-        .named("plan")
-        // A report costs as much as five other requests.
-        .cost(|request| if request.uri.path().starts_with("/report") { 5 } else { 1 });
-
-    let app = Router::new()
-        .route("/", get(|| async { "hello\n" }))
-        .route("/report/{name}", get(|Path(name): Path<String>| async move { format!("report {name}\n") }))
-        .layer(limit)
-        // Added after the layer, so it is not limited.
-        .route("/admin/plans", post(change).with_state(plans));
+    let app = app::new(Plans::read(&text)?);
     let listener = TcpListener::bind(address).await?;
     println!("http://{}/", listener.local_addr()?);
     axum::serve(listener, app).await?;

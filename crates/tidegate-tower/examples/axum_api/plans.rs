@@ -8,6 +8,9 @@ use http::request::Parts;
 use serde::Deserialize;
 use tidegate::{AnyPolicy, DenyAll, KeyedRateLimiter, Plan};
 
+/// The file that the server reads unless it is given another one.
+pub(crate) const PLANS: &str = include_str!("plans.toml");
+
 /// What the file says.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
