@@ -243,6 +243,23 @@ fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Undone permits are put apart when their time is over, and taken back when a longer window
+/// reaches to their time again.
+#[test]
+fn an_undone_permit_that_was_over_does_not_count_in_a_longer_window() -> Result<(), Box<dyn Error>> {
+    let per_100_ms = Rate::new(2, Duration::from_millis(100))?;
+    let policy = SlidingLog::new(per_100_ms);
+    let state = policy.start(Nanos::ZERO);
+    let charge = policy.try_acquire(&state, ms(10), 2)?;
+    policy.undo(&state, ms(10), charge, u64::MAX);
+    // The second undone grant puts the first one apart.
+    let charge = policy.try_acquire(&state, ms(150), 1)?;
+    policy.undo(&state, ms(150), charge, u64::MAX);
+    policy.change(&state, ms(200), Change::rate(Rate::per_second(2)))?;
+    assert_eq!(policy.status(&state, ms(200)).available, 2);
+    Ok(())
+}
+
 /// An undone permit counts until its time is over. Then its place is taken anew, while another
 /// undone permit still counts.
 #[test]
