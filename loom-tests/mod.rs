@@ -2,6 +2,7 @@
 //! beside this file.
 
 mod both;
+mod cancel;
 mod cell;
 mod change;
 mod compose;

@@ -58,6 +58,9 @@ pub enum Refusal {
     /// The limiter was [closed](crate::RateLimiter::close), before the request or while it waited.
     /// No request is granted any more.
     Closed,
+    /// The blocking call ran under a [`CancelToken`](crate::CancelToken) that was cancelled, before
+    /// the call or while it waited. It took nothing.
+    Cancelled,
     /// The request is larger than the policy can ever grant at once. Waiting does not help.
     ExceedsLimit {
         /// The number of permits requested.
@@ -152,10 +155,14 @@ impl Refusal {
     }
 
     /// Returns whether this request may be granted another time: `false` only if it asks for no
-    /// permits, or for more than can ever be granted at once, or if the limiter is closed.
+    /// permits, or for more than can ever be granted at once, or if the limiter is closed or the
+    /// call was cancelled.
     #[must_use]
     pub fn may_retry(self) -> bool {
-        !matches!(self, Refusal::ExceedsLimit { .. } | Refusal::ZeroPermits | Refusal::Closed)
+        !matches!(
+            self,
+            Refusal::ExceedsLimit { .. } | Refusal::ZeroPermits | Refusal::Closed | Refusal::Cancelled
+        )
     }
 }
 
@@ -169,6 +176,7 @@ impl fmt::Display for Refusal {
             Refusal::Paused { retry_after: Nanos::MAX } => f.write_str("paused until the pause is ended"),
             Refusal::Paused { retry_after } => write!(f, "paused, retry after {retry_after}"),
             Refusal::Closed => f.write_str("closed, no request is granted any more"),
+            Refusal::Cancelled => f.write_str("cancelled by another thread"),
             Refusal::ExceedsLimit { requested, limit } => {
                 write!(f, "{requested} permits requested, the limit is {limit}")
             }

@@ -179,6 +179,7 @@
 //! | bound the queue | [`set_queue_bounds`](RateLimiter::set_queue_bounds) |
 //! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause`](RateLimiter::pause) with a [`Pause`], [`resume`](RateLimiter::resume) |
 //! | end tasks and threads that wait | [`close`](RateLimiter::close) |
+//! | end one blocking wait from another thread | [`CancelToken`] |
 //! | tell a caller what is left | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
 //! | match the limiter to a server's count | [`keep_at_most`](RateLimiter::keep_at_most), [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
 //! | change the rate, the burst or the window | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change) |
@@ -325,6 +326,7 @@ pub mod algorithms {}
 
 pub mod all_of;
 mod any_limiter;
+mod cancel;
 pub mod clock;
 mod counting;
 mod error;
@@ -354,6 +356,7 @@ pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReser
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;
 pub use any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
+pub use cancel::CancelToken;
 #[cfg(feature = "tokio")]
 pub use clock::TokioClock;
 pub use clock::{Clock, DefaultClock, ManualClock, PreciseClock, SystemClock, Timer};

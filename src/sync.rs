@@ -8,7 +8,7 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 #[cfg(all(test, tidegate_loom))]
-pub(crate) use loom::thread::{Thread, current as current_thread};
+pub(crate) use loom::thread::{Thread, current as current_thread, park};
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::thread_local;
 #[cfg(all(test, tidegate_loom))]
@@ -26,7 +26,7 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 #[cfg(not(all(test, tidegate_loom)))]
-pub(crate) use std::thread::{Thread, current as current_thread};
+pub(crate) use std::thread::{Thread, current as current_thread, park};
 #[cfg(not(all(test, tidegate_loom)))]
 pub(crate) use std::thread_local;
 

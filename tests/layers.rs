@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["sync", "time", "rate", "request"],
     &["error", "grant"],
-    &["policy", "clock"],
+    &["policy", "clock", "cancel"],
     &["status", "line"],
     &["limiter"],
     &["counting"],

@@ -347,8 +347,8 @@ pub enum AllRefusal {
         /// succeeds that much later and not before.
         refusal: Refusal,
     },
-    /// The composite itself refused: its queue is full, or it is paused. Or there is no limiter to
-    /// ask, when it is made from the refusal of
+    /// The composite itself refused: its queue is full, it is paused, or the call was cancelled. Or
+    /// there is no limiter to ask, when it is made from the refusal of
     /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
     /// by `?`.
     Queue {
@@ -622,7 +622,7 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](AllOf::acquire).
+    /// As [`blocking_acquire_many`](AllOf::blocking_acquire_many).
     pub fn blocking_acquire(&self) -> Result<AllPermits, AllRefusal> {
         self.blocking_acquire_many(AllRequest::new())
     }
@@ -631,7 +631,8 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](AllOf::acquire_many).
+    /// As [`acquire_many`](AllOf::acquire_many); and [`AllRefusal::Queue`] with
+    /// [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many<'a>(
         &self,
         request: impl Into<AllRequest<'a>>,
@@ -755,7 +756,7 @@ fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, answer: Answer<
 impl<C: Timer> All<C> {
     /// Names the member that refused.
     fn blame(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
-        if matches!(refusal, Refusal::QueueFull { .. } | Refusal::Displaced) {
+        if matches!(refusal, Refusal::QueueFull { .. } | Refusal::Displaced | Refusal::Cancelled) {
             return AllRefusal::Queue { refusal };
         }
         let asked = || self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);

@@ -5,18 +5,21 @@ pub(crate) mod line;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Wake, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use crate::cancel::Cancellable;
 use crate::clock::{DefaultClock, Timer, timeout};
 use crate::counting::line::{Later, Pool};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
+use crate::limiter::blocking::Unpark;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
 use crate::policy::Policy;
 use crate::rate::Rate;
 use crate::status::Status;
+use crate::sync::park;
 
 /// Limits how many permits are out at one time: connections, calls in flight, jobs. Dropping a
 /// permit gives it back.
@@ -157,7 +160,7 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](CountingLimit::acquire).
+    /// As [`blocking_acquire_many`](CountingLimit::blocking_acquire_many).
     pub fn blocking_acquire(&self) -> Result<CountingPermit, Refusal> {
         self.blocking_acquire_many(1)
     }
@@ -166,16 +169,20 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](CountingLimit::acquire_many).
+    /// As [`acquire_many`](CountingLimit::acquire_many); and [`Refusal::Cancelled`] under a
+    /// [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
+        let mut cancellable = Cancellable::begin()?;
         let mut turn = std::pin::pin!(self.wait(n));
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let waker = Unpark::waker();
         loop {
             match turn.as_mut().poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(answer) => return answer,
+                // Dropping the turn leaves the line, or gives back the permits.
+                Poll::Pending if cancellable.ends() => return Err(Refusal::Cancelled),
                 // A wake-up between the poll and the parking is kept as the thread's unpark token.
-                Poll::Pending => std::thread::park(),
+                Poll::Pending => park(),
             }
         }
     }
@@ -473,15 +480,6 @@ impl CountingLimit {
 
     pub(crate) fn rise<C: Timer>(&self, place: u64, deferred: &mut Deferred<C>) {
         self.pool.rise(place, deferred);
-    }
-}
-
-/// Wakes a parked thread.
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }
 

@@ -343,7 +343,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](KeyedCountingLimit::acquire).
+    /// As [`blocking_acquire_many`](KeyedCountingLimit::blocking_acquire_many).
     pub fn blocking_acquire<Q>(&self, key: &Q) -> Result<KeyedCountingPermit<K>, Refusal>
     where
         K: Borrow<Q>,
@@ -356,7 +356,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedCountingLimit::acquire_many).
+    /// As [`acquire_many`](KeyedCountingLimit::acquire_many); and [`Refusal::Cancelled`] under a
+    /// [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many<Q>(&self, key: &Q, n: u32) -> Result<KeyedCountingPermit<K>, Refusal>
     where
         K: Borrow<Q>,

@@ -31,6 +31,7 @@ use std::time::Duration;
 use self::events::Watch;
 use self::plan::Plans;
 use self::table::{Found, Table, Taken};
+use crate::cancel::Cancellable;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
 use crate::grant::Grant;
@@ -489,12 +490,14 @@ where
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
+    /// As [`acquire_many`](KeyedRateLimiter::acquire_many); and [`Refusal::Cancelled`] under a
+    /// [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        Cancellable::begin()?;
         let request = request.into();
         match self.table.take_or_line(key, &request)? {
             Taken::Granted(grant) => Ok(grant),

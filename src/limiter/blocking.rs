@@ -4,14 +4,23 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 
+use crate::cancel::Cancellable;
 use crate::clock::Timer;
+use crate::error::Refusal;
 use crate::limiter::pending::{Answered, Pending, Poller};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Rule;
 use crate::sync::{Thread, current_thread};
 
 /// Wakes a parked thread.
-struct Unpark(Thread);
+pub(crate) struct Unpark(Thread);
+
+impl Unpark {
+    /// A waker of the calling thread.
+    pub(crate) fn waker() -> Waker {
+        Waker::from(Arc::new(Unpark(current_thread())))
+    }
+}
 
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
@@ -19,20 +28,31 @@ impl Wake for Unpark {
     }
 }
 
-/// Blocks the calling thread until a request has its answer.
+/// Blocks the calling thread until a request has its answer, or until a token ends the wait.
 ///
 /// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so
 /// it is not lost. Parking may end early for no reason; then the poll finds nothing and the thread
 /// parks again.
+///
+/// A request whose wait was ended is still in line if it is a reservation: it waits on without the
+/// thread. Any other leaves the line when it is dropped.
 pub(crate) fn acquire<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
     pending: &mut Pending<R, C, G>,
 ) -> Answered<R::Charge> {
-    let waker = Waker::from(Arc::new(Unpark(current_thread())));
+    let mut cancellable = Cancellable::begin()?;
+    let waker = Unpark::waker();
     loop {
         match pending.poll(Poller::Thread(&waker)) {
             Poll::Ready(answer) => return answer,
             Poll::Pending => {
                 let shared = pending.shared.borrow();
+                if cancellable.ends() {
+                    if shared.stop_waiting(&pending.wait) {
+                        return Err(Refusal::Cancelled);
+                    }
+                    // The answer came before: the next poll takes it.
+                    continue;
+                }
                 shared.clock.park_until(shared.looks_at(&pending.wait));
             }
         }

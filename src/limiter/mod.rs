@@ -432,7 +432,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](RateLimiter::acquire).
+    /// As [`blocking_acquire_many`](RateLimiter::blocking_acquire_many).
     pub fn blocking_acquire(&self) -> Result<Grant, Refusal> {
         self.blocking_acquire_many(1)
     }
@@ -442,7 +442,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](RateLimiter::acquire_many).
+    /// As [`acquire_many`](RateLimiter::acquire_many); and [`Refusal::Cancelled`] under a
+    /// [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let request = request.into();
         let wait = Waiting::with(request.permits, &request);

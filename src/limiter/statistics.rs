@@ -217,6 +217,8 @@ impl Events for Statistics {
             Refusal::Limited { .. } => &self.limited,
             Refusal::Paused { .. } => &self.paused,
             Refusal::Closed => &self.closed,
+            // Told as a cancelled wait.
+            Refusal::Cancelled => &self.cancelled,
             Refusal::ExceedsLimit { .. } => &self.exceeds_limit,
             Refusal::InUse { .. } => &self.in_use,
             Refusal::ZeroPermits => &self.zero_permits,

@@ -398,6 +398,22 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         lock(&self.line).looks_at(key)
     }
 
+    /// Ends the wait of a blocked thread, whose request stays in line without it. Returns `false` if
+    /// the request has its answer.
+    pub(crate) fn stop_waiting(&self, wait: &Waiting<R::Ask>) -> bool {
+        let Stage::Queued(key) = wait.stage else { return false };
+        self.visit(|line, visit| {
+            let waits = line.waits(key).is_some();
+            if waits {
+                let mut waker = None;
+                line.set_waker(key, &mut waker);
+                visit.deferred.discard.extend(waker);
+                line.set_woken_by(key, WokenBy::Nobody, visit.deferred);
+            }
+            waits
+        })
+    }
+
     /// How long a request has still to wait, if nothing changes.
     pub(crate) fn due_in(&self, wait: &Waiting<R::Ask>) -> Duration {
         let Stage::Queued(key) = wait.stage else { return Duration::ZERO };

@@ -88,13 +88,17 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         woken_by: WokenBy<C::RuntimeId>,
         deferred: &mut Deferred<C>,
     ) {
-        let &Entry { place, priority, .. } = &self.entries[key as usize];
+        let &Entry { place, priority, next, .. } = &self.entries[key as usize];
         if matches!(woken_by, WokenBy::Thread { .. }) {
             // A reservation for which a thread waits from now on.
             let first = self.priorities.class(priority).first_thread;
             if self.entries.get(first as usize).is_none_or(|first| place < first.place) {
                 self.priorities.class(priority).first_thread = key;
             }
+        } else if self.priorities.class(priority).first_thread == key {
+            // Its thread no longer waits.
+            let first = self.thread_from(next, priority);
+            self.priorities.class(priority).first_thread = first;
         }
         let old = std::mem::replace(&mut self.entries[key as usize].woken_by, woken_by);
         self.leave_alarm(old, deferred);

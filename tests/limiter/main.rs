@@ -9,6 +9,7 @@ mod batches;
 mod blocking;
 mod both;
 mod both_pauses;
+mod cancel;
 mod close;
 mod control;
 mod control_properties;

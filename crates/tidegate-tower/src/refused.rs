@@ -79,6 +79,7 @@ impl Refused {
             Some(
                 Refusal::Paused { .. }
                 | Refusal::Closed
+                | Refusal::Cancelled
                 | Refusal::QueueFull { .. }
                 | Refusal::Displaced
                 | Refusal::Unavailable { .. }
