@@ -146,7 +146,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         // A reservation in line may have been due long ago, while the pace held.
         if self.settings.pause.is_none() && self.len() == 0 {
-            self.settings.paces.retain(|pace| rule.come_in(pace.part, pace.from, u64::MAX) > now);
+            self.settings.paces.retain(|pace| !pace.is_over(rule, now));
         }
     }
 
@@ -303,10 +303,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if self.settings.pause.is_some() {
             return 0;
         }
+        // A pace that was over before the waiters were served counts them, and restrains no more.
+        let held = |pace: &&Pace| !pace.is_over(rule, self.latest);
         let paced = self
             .settings
             .paces
             .iter()
+            .filter(held)
             .map(|pace| rule.came_in(pace.part, pace.from, self.latest).saturating_sub(pace.granted));
         paced.min().unwrap_or(u64::MAX)
     }
@@ -339,6 +342,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 }
 
 impl Pace {
+    /// Whether the part would be full by now, as far as the pace says.
+    fn is_over<C: Timer, R: Rule<C>>(self, rule: &R, now: Nanos) -> bool {
+        rule.come_in(self.part, self.from, u64::MAX) <= now
+    }
+
     /// When a request has come in behind so many permits, if it has to leave `kept` permits.
     pub(super) fn due<C: Timer, R: Rule<C>>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
         let permits = self.granted.saturating_add(ahead).saturating_add(rule.permits(ask));

@@ -516,3 +516,22 @@ fn a_grant_from_before_a_pause_gives_back_nothing_that_the_pause_has_spent() {
     estimate.settle(0);
     assert_eq!(limiter.status().next_in, 50 * MS);
 }
+
+/// The spacing after a pause was over, and counted in the first status, since a request was in line
+/// when the status was asked for.
+#[test]
+fn the_first_status_after_a_pause_tells_what_the_second_one_tells() {
+    for policy in POLICIES {
+        for passed in (0..3_000).step_by(50) {
+            let (limiter, clock) = any(policy);
+            clock.advance(10 * SECOND);
+            limiter.pause_for(SECOND);
+            let _due = limiter.reserve(5).expect("a place");
+            clock.advance(SECOND + passed * MS);
+            let told = [limiter.status(), limiter.status()];
+            assert_eq!(told[0], told[1], "{policy} {passed}");
+            let granted = (0..100).filter(|_| limiter.try_acquire().is_ok()).count();
+            assert_eq!(u64::try_from(granted), Ok(told[0].available), "{policy} {passed}");
+        }
+    }
+}
