@@ -113,7 +113,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if !self.gate_word.load().has(PAUSED) {
             return Duration::ZERO;
         }
-        self.visit(|line, visit| line.settings.opens.saturating_since(visit.now).as_duration())
+        self.visit(|line, visit| line.settings.opens_for(visit.now).saturating_since(visit.now).as_duration())
     }
 }
 

@@ -508,7 +508,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
         self.visit(|line, visit| {
-            let (now, opens) = (visit.now, line.settings.opens);
+            let (now, opens) = (visit.now, line.settings.opens_for(visit.now));
             let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
             let status = self.rule.status(now);
             let most = line.restraint(visit.rule);

@@ -316,7 +316,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Begins a forecast of the grants to come, after a pause if there is one.
     pub(super) fn forecast(&self, rule: &R, now: Nanos) -> Forecast {
-        let opens = self.settings.opens;
+        let opens = self.settings.opens_for(now);
         let paused = self.settings.pause.as_ref().and_then(|pause| rule.forecast_pause(pause.until(opens)));
         paused.unwrap_or_else(|| rule.forecast(now.max(opens)))
     }

@@ -323,7 +323,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         if self.away.is_empty() || due == Nanos::MAX {
             return due;
         }
-        let (rule, now) = (terms.rule, now.max(terms.settings.opens));
+        let (rule, now) = (terms.rule, now.max(terms.settings.opens_for(now)));
         let first = self.away.iter().take(BACKFILL_DEPTH);
         let before = first.filter(|(_, other)| *other < place && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));

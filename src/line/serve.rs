@@ -83,7 +83,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             // of the grant before it, the policy returns when the reservation was due.
             let unattended =
                 matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.is_empty();
-            let as_of = if unattended { since.max(self.charged).min(now) } else { now };
+            let begins = since.max(self.charged).max(self.settings.opens_for(now));
+            let as_of = if unattended { begins.min(now) } else { now };
             let due = self.due(rule, as_of, place, &none, &ask);
             if due == Nanos::MAX
                 && let Err(never) = self.check(rule, now, Demand { ask: &ask, priority })
@@ -200,7 +201,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if !self.seats.is_empty() {
             return self.retime_among_seats(visit);
         }
-        let opens = self.settings.opens;
+        let opens = self.settings.opens_for(now);
         let (mut key, mut forecast) = (self.head, self.forecast(rule, now));
         for _ in 0..FORESEEN {
             let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)

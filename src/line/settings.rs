@@ -50,6 +50,12 @@ impl Settings {
         self.bounds == QueueBounds::UNBOUNDED
     }
 
+    /// The end of the latest pause, for a call that reads this time. A pause that has ended does not
+    /// hold again for a call whose clock reading is behind its end.
+    pub(crate) fn opens_for(&self, now: Nanos) -> Nanos {
+        if self.pause.is_none() && !self.closed && now < self.opens { Nanos::ZERO } else { self.opens }
+    }
+
     /// Grants no request any more: a pause that nothing ends. Returns whether it was open.
     pub(crate) fn close(&mut self) -> bool {
         self.opens = Nanos::MAX;

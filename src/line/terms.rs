@@ -26,7 +26,7 @@ impl<R> Terms<'_, R> {
         let stands_still = pause.and_then(|pause| rule.full_after_pause(pause.until(settings.opens)));
         let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
         let paced = settings.paces_to_come(rule).map(|pace| rule.come_in(pace.part, pace.from, u64::MAX));
-        full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens)
+        full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens_for(now))
     }
 
     /// When a request of this priority is due behind all that are `ahead`.
@@ -34,7 +34,7 @@ impl<R> Terms<'_, R> {
     where
         R: Rule<C>,
     {
-        let opens = self.settings.opens;
+        let opens = self.settings.opens_for(now);
         if opens == Nanos::MAX {
             return opens;
         }

@@ -535,3 +535,15 @@ fn the_first_status_after_a_pause_tells_what_the_second_one_tells() {
         }
     }
 }
+
+#[test]
+fn a_reservation_that_nothing_looks_at_is_charged_as_of_the_end_of_a_pause() {
+    for policy in ["sliding_window 20/s cells 5", "sliding_log 20/s"] {
+        let (limiter, clock) = any(policy);
+        clock.advance(10 * SECOND);
+        limiter.pause(Pause::lasting(SECOND).keep_stock());
+        let _due = limiter.reserve(5).expect("a place");
+        clock.advance(SECOND + 500 * MS);
+        assert_eq!(limiter.status().available, 15, "{policy}");
+    }
+}

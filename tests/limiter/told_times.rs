@@ -260,8 +260,7 @@ proptest! {
         serves_as_told(policy, acts, sizes);
     }
 
-    /// A bucket judges by the time of each call, also if an earlier call came at a later time. A
-    /// pause that has ended lasts again while the clock is behind its end, so there is none here.
+    /// A bucket judges by the time of each call, also if an earlier call came at a later time.
     #[test]
     fn a_leaky_bucket_whose_clock_went_back_serves_at_the_time_that_it_told(
         policy in prop::sample::select(&["leaky_bucket 5/s", "leaky_bucket 7/s nodelay 3"][..]),
@@ -298,6 +297,9 @@ fn acts_of_a_clock_that_goes_back() -> impl Strategy<Value = Vec<Act>> {
         2 => (1u32..13).prop_map(Act::SetRate),
         1 => (1u32..8).prop_map(Act::Debit),
         1 => (1u32..8).prop_map(Act::Refund),
+        1 => (0..3 * SECOND).prop_map(Act::Pause),
+        1 => (0..3 * SECOND).prop_map(Act::Rest),
+        1 => Just(Act::Resume),
     ];
     vec(act, 1..20)
 }
