@@ -285,6 +285,27 @@ proptest! {
         prop_assert_eq!(told.available.min(100), granted as u64);
         prop_assert_eq!(told.next_in == Duration::ZERO, granted > 0);
     }
+
+    /// A bucket was told to be full a nanosecond before its last permit was there.
+    #[test]
+    fn a_limiter_is_full_when_it_was_told_to_be(
+        policy in prop::sample::select(&POLICIES[..]),
+        acts in some_acts(),
+    ) {
+        let mut line = Line::new(policy);
+        acts.into_iter().for_each(|act| line.act(act));
+        line.waiting.clear();
+        line.limiter.resume();
+        let told = line.limiter.status().full_in;
+        prop_assume!(told < Duration::MAX);
+        if let Some(before) = told.checked_sub(Duration::from_nanos(1)) {
+            line.clock.advance(before);
+            prop_assert_eq!(line.limiter.status().full_in, Duration::from_nanos(1));
+            line.clock.advance(Duration::from_nanos(1));
+        }
+        let full = line.limiter.status();
+        prop_assert_eq!((full.available, full.full_in), (full.limit, Duration::ZERO));
+    }
 }
 
 fn acts_of_a_clock_that_goes_back() -> impl Strategy<Value = Vec<Act>> {

@@ -499,7 +499,8 @@ impl Bucket {
         let (most, zero) = (self.most(&more), numbers.step_tick(word));
         let (_, available) = self.available(&numbers, &more, word, at);
         let reach = self.reach(&numbers, numbers.one);
-        let full = more.interval.price(most).min(reach);
+        // The price of one permit is rounded up, so this is more than the price of `most` at once.
+        let full = numbers.one.saturating_mul(most.into()).min(reach);
         let never = numbers.one > reach;
         PolicyStatus {
             limit: u64::from(most),
