@@ -1,0 +1,138 @@
+//! A breaker: after some failures in a row the store is not asked for a while, and then by one call
+//! at a time.
+
+use std::time::Duration;
+
+use crate::jitter::jittered;
+
+/// So many failures in a row open the breaker.
+const FAILURES: u32 = 5;
+
+/// The first rest, which doubles with each probe that fails.
+const FIRST: Duration = Duration::from_millis(100);
+
+/// The longest rest.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// What a breaker knows. Times are arguments, counted from any instant.
+#[derive(Debug, Default)]
+pub(crate) struct Breaker {
+    failures: u32,
+    /// The rest that is running or was the last one, and its end.
+    rest: Option<(Duration, Duration)>,
+    probing: bool,
+}
+
+/// Whether a call may ask the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Ask,
+    /// The first call after a rest. Its outcome decides.
+    Probe,
+    /// How long the rest still lasts.
+    Rest(Duration),
+}
+
+impl Breaker {
+    pub(crate) fn admit(&mut self, now: Duration) -> Admission {
+        match self.rest {
+            None => Admission::Ask,
+            Some((_, end)) if now < end => Admission::Rest(end - now),
+            // A probe ends within the deadline of a call.
+            Some(_) if self.probing => Admission::Rest(Duration::ZERO),
+            Some(_) => {
+                self.probing = true;
+                Admission::Probe
+            }
+        }
+    }
+
+    /// The store answered.
+    pub(crate) fn succeeded(&mut self, admission: Admission) {
+        // An answer to a call from before the rest does not say that the store is back.
+        if self.rest.is_none() || admission == Admission::Probe {
+            *self = Breaker::default();
+        }
+    }
+
+    /// The store did not answer. Returns whether the breaker has just opened.
+    pub(crate) fn failed(&mut self, admission: Admission, now: Duration) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        let rest = match (self.rest, admission) {
+            (Some((rest, _)), Admission::Probe) => (rest * 2).min(LONGEST),
+            (None, _) if self.failures >= FAILURES => FIRST,
+            _ => return false,
+        };
+        self.probing = false;
+        self.rest = Some((rest, now + jittered(rest)));
+        true
+    }
+
+    /// How long the store is still left alone.
+    pub(crate) fn rest(&self, now: Duration) -> Duration {
+        self.rest.map_or(Duration::ZERO, |(_, end)| end.saturating_sub(now))
+    }
+
+    /// Whether the store is left alone.
+    pub(crate) fn is_open(&self) -> bool {
+        self.rest.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn open() -> Breaker {
+        let mut breaker = Breaker::default();
+        for _ in 0..FAILURES {
+            assert_eq!(breaker.admit(Duration::ZERO), Admission::Ask);
+            breaker.failed(Admission::Ask, Duration::ZERO);
+        }
+        breaker
+    }
+
+    #[test]
+    fn it_opens_after_failures_in_a_row() {
+        let mut breaker = Breaker::default();
+        for _ in 0..100 {
+            for _ in 1..FAILURES {
+                assert!(!breaker.failed(Admission::Ask, Duration::ZERO));
+            }
+            breaker.succeeded(Admission::Ask);
+            assert_eq!(breaker.admit(Duration::ZERO), Admission::Ask);
+        }
+        assert!(matches!(open().admit(Duration::ZERO), Admission::Rest(rest) if rest >= 75 * MS));
+    }
+
+    #[test]
+    fn one_call_at_a_time_probes_and_rests_double() {
+        let mut breaker = open();
+        let (mut now, mut rest) = (Duration::ZERO, FIRST);
+        for _ in 0..10 {
+            let Admission::Rest(left) = breaker.admit(now) else { panic!("it is closed") };
+            assert!(left >= rest * 3 / 4 && left <= rest * 5 / 4, "{left:?} of {rest:?}");
+            now += left;
+            assert_eq!(breaker.admit(now), Admission::Probe);
+            assert_eq!(breaker.admit(now), Admission::Rest(Duration::ZERO));
+            assert!(breaker.failed(Admission::Probe, now));
+            rest = (rest * 2).min(LONGEST);
+        }
+        assert_eq!(rest, LONGEST);
+        now += 2 * LONGEST;
+        assert_eq!(breaker.admit(now), Admission::Probe);
+        breaker.succeeded(Admission::Probe);
+        assert!(!breaker.is_open());
+    }
+
+    #[test]
+    fn late_answers_to_old_calls_change_no_rest() {
+        let mut breaker = open();
+        breaker.succeeded(Admission::Ask);
+        assert!(breaker.is_open());
+        assert!(!breaker.failed(Admission::Ask, 50 * MS));
+        assert!(matches!(breaker.admit(Duration::ZERO), Admission::Rest(rest) if rest <= 125 * MS));
+    }
+}

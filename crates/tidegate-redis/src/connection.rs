@@ -1,0 +1,168 @@
+//! One connection, made anew after a failure, and what its errors mean.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, Value};
+
+/// How long a server that is loading or changing roles is left alone before the one repetition.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Why a call has no reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The store did not carry out the call.
+    NotRun(String),
+    /// The store may have carried out the call.
+    Unknown(String),
+    /// The store, or what it allows, is not as this crate needs it.
+    Misconfigured(String),
+}
+
+/// A server that is asked by one connection. All calls share it.
+#[derive(Debug)]
+pub(crate) struct Server {
+    client: Client,
+    config: AsyncConnectionConfig,
+    /// With the number of the connection, so that a call drops the one that failed it.
+    current: Mutex<Option<(u64, MultiplexedConnection)>>,
+    /// Held while connecting: one attempt at a time.
+    connecting: tokio::sync::Mutex<u64>,
+}
+
+impl Server {
+    pub(crate) fn new(client: Client) -> Server {
+        // Deadlines are set by the caller.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        Server { client, config, current: Mutex::new(None), connecting: tokio::sync::Mutex::new(0) }
+    }
+
+    fn current(&self) -> Option<(u64, MultiplexedConnection)> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn connection(&self) -> Result<(u64, MultiplexedConnection), Failure> {
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        let mut number = self.connecting.lock().await;
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        let made = self.client.get_multiplexed_async_connection_with_config(&self.config).await;
+        let connection = made.map_err(|error| match meaning(&error) {
+            Meaning::Misconfigured => Failure::Misconfigured(told(&error)),
+            _ => Failure::NotRun(told(&error)),
+        })?;
+        *number += 1;
+        let connection = (*number, connection);
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// Forgets a connection that failed. The next call connects, and resolves the name anew.
+    fn forget(&self, number: u64) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref().is_some_and(|(of, _)| *of == number) {
+            *current = None;
+        }
+    }
+
+    pub(crate) fn forget_all(&self) {
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Carries out a call by the hash of its script, or by the text if the server does not know it.
+    /// It is repeated only where the server said that it did not carry it out. `sent` is set before
+    /// the call leaves.
+    pub(crate) async fn call(&self, by_hash: &Cmd, by_text: &Cmd, sent: &Sent) -> Result<Value, Failure> {
+        let (mut cmd, mut repeated) = (by_hash, false);
+        loop {
+            sent.set(false);
+            let (number, mut connection) = self.connection().await?;
+            sent.set(true);
+            let error = match connection.send_packed_command(cmd).await.and_then(Value::extract_error) {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            match meaning(&error) {
+                Meaning::NoScript if std::ptr::eq(cmd, by_hash) => cmd = by_text,
+                Meaning::Loading if !repeated => {
+                    repeated = true;
+                    sent.set(false);
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Meaning::ReadOnly => {
+                    self.forget(number);
+                    return Err(Failure::NotRun(told(&error)));
+                }
+                Meaning::Lost => {
+                    self.forget(number);
+                    return Err(Failure::Unknown(told(&error)));
+                }
+                Meaning::Misconfigured => return Err(Failure::Misconfigured(told(&error))),
+                Meaning::NoScript | Meaning::Loading | Meaning::Refused => {
+                    return Err(Failure::NotRun(told(&error)));
+                }
+            }
+        }
+    }
+}
+
+/// Whether a call has left, told to the deadline that ends it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sent(Arc<std::sync::atomic::AtomicBool>);
+
+impl Sent {
+    fn set(&self, sent: bool) {
+        // Relaxed: one thread carries out the call and its deadline.
+        self.0.store(sent, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+/// What an error says about the call that got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    /// The server does not know the script.
+    NoScript,
+    /// The server will be ready soon.
+    Loading,
+    /// The server became a replica.
+    ReadOnly,
+    /// The server could not carry out the call.
+    Refused,
+    /// The connection was lost.
+    Lost,
+    Misconfigured,
+}
+
+fn meaning(error: &RedisError) -> Meaning {
+    match error.code() {
+        Some("NOSCRIPT") => Meaning::NoScript,
+        Some("LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN") => Meaning::Loading,
+        Some("READONLY") => Meaning::ReadOnly,
+        Some("OOM" | "BUSY" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE") => Meaning::Refused,
+        Some("ERR") if error.detail().is_some_and(|text| text.contains("max number of clients")) => {
+            Meaning::Refused
+        }
+        Some(_) => Meaning::Misconfigured,
+        None => match error.kind() {
+            ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => Meaning::Misconfigured,
+            // Also an answer that makes no sense: the connection cannot be used any more.
+            _ => Meaning::Lost,
+        },
+    }
+}
+
+/// What a message may tell: the words of the server, and never an address or a password.
+fn told(error: &RedisError) -> String {
+    match error.code() {
+        Some(code) => format!("{code} {}", error.detail().unwrap_or_default()).trim_end().to_owned(),
+        None => error.category().to_owned(),
+    }
+}

@@ -1,0 +1,134 @@
+//! The errors of opening a store, of making a limiter, and of a store that is away or wrong.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use tidegate::ConfigError;
+
+/// Why a limiter over a store cannot be made.
+///
+/// No message has the address or a password of a store.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A configuration that is no policy.
+    Config(ConfigError),
+    /// A policy that the scripts cannot decide exactly.
+    Policy {
+        /// The policy, as a line of configuration.
+        policy: String,
+        /// What cannot be had.
+        why: String,
+    },
+    /// A tag, prefix or name that cannot be part of a key.
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// Two limits of one name.
+    Twice {
+        /// The name.
+        name: String,
+    },
+    /// No limit at all.
+    NoLimit,
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BuildError::Config(error) => error.fmt(f),
+            BuildError::Policy { policy, why } => write!(f, "{policy}: {why} cannot be had over a store"),
+            BuildError::Name { name } => {
+                write!(f, "{name:?}: a name has 1 to 200 bytes, and no brace, colon, space or control")
+            }
+            BuildError::Twice { name } => write!(f, "two limits are named {name:?}"),
+            BuildError::NoLimit => write!(f, "no limit is given"),
+        }
+    }
+}
+
+impl Error for BuildError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            BuildError::Config(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<ConfigError> for BuildError {
+    fn from(error: ConfigError) -> BuildError {
+        BuildError::Config(error)
+    }
+}
+
+/// Why a store cannot be opened.
+///
+/// No message has the address, which may have a password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The address is none of a store.
+    Address,
+    /// The prefix cannot be part of a key.
+    Prefix {
+        /// The prefix.
+        prefix: String,
+    },
+    /// The thread of the store cannot be started.
+    Thread {
+        /// Why.
+        kind: io::ErrorKind,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Address => {
+                write!(f, "not an address of a store; write redis://host:port or redis+unix:///path")
+            }
+            OpenError::Prefix { prefix } => {
+                write!(f, "{prefix:?}: a prefix has 1 to 200 bytes, and no brace, colon, space or control")
+            }
+            OpenError::Thread { kind } => write!(f, "the thread of the store cannot be started: {kind}"),
+        }
+    }
+}
+
+impl Error for OpenError {}
+
+/// What is wrong with a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreError {
+    is_away: bool,
+    text: String,
+}
+
+impl StoreError {
+    pub(crate) fn away(text: impl Into<String>) -> StoreError {
+        StoreError { is_away: true, text: text.into() }
+    }
+
+    pub(crate) fn wrong(text: impl Into<String>) -> StoreError {
+        StoreError { is_away: false, text: text.into() }
+    }
+
+    /// Whether the store is merely away: it may answer later. `false` says that its configuration
+    /// is wrong: a password, a permission, or what is stored under a key.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        self.is_away
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.is_away { "is away" } else { "cannot be used" };
+        write!(f, "the store {what}: {}", self.text)
+    }
+}
+
+impl Error for StoreError {}

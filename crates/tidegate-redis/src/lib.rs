@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod breaker;
+mod connection;
+mod error;
+mod jitter;
+mod key;
+mod limiter;
+mod script;
+mod set;
+mod share;
+mod store;
+mod terms;
+
+pub use error::{BuildError, OpenError, StoreError};
+pub use limiter::{LimiterBuilder, StoreLimiter};
+pub use store::{Counts, Store, StoreBuilder, WhileAway};
+
+#[cfg(test)]
+#[path = "../tests/script/mod.rs"]
+mod script_tests;

@@ -1,0 +1,130 @@
+-- Token bucket, leaky bucket and SmoothBursty: a level that rises with time, and never above a cap.
+--
+--   | term | name  | unit                | meaning                                              |
+--   |------|-------|---------------------|------------------------------------------------------|
+--   | 1    | refill| units per us or step| what comes in                                        |
+--   | 2    | price | units               | of one permit                                        |
+--   | 3    | cap   | units               | the level never rises above it                       |
+--   | 4    | full  | units               | a limiter of this level is told as full               |
+--   | 5    | start | units               | the level of a new state                             |
+--   | 6    | most  | permits             | the most that can be available                       |
+--   | 7    | mode  |                     | 0: a request of more than the cap is never due;      |
+--   |      |       |                     | 1: it waits for its own price; 2: the next one pays  |
+--   | 8    | step  | us                  | 0, or refill comes in once per step of Unix time      |
+--   | 9    | offset| us                  | of the steps                                         |
+--   | 10   | linger| us                  | how much longer a full state is kept                  |
+--
+--   | state | name  | unit  | meaning                                                           |
+--   |-------|-------|-------|-------------------------------------------------------------------|
+--   | 1     | level | units | at `booked`; negative is a debt, -2^53 a debt for ever            |
+--   | 2     | unit  |       | the price (mode 2: the refill) by which the level counts          |
+--
+-- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
+-- an integer, and time adds p for each us. Nothing is rounded but due instants, up to whole us. In
+-- the us of its due instant a bucket may gain p - 1 units more than the request pays, and a small
+-- bucket would overflow. So the client adds p - 1 units to the cap, less than a us brings.
+kinds.bucket = {
+  read = function(l, value)
+    local t = l.terms
+    local unit = t[7] == 2 and t[1] or t[2]
+    if value then
+      local level, old = struct.unpack('>dd', value, 41 + 16 * l.free)
+      -- Other terms: a bucket keeps its permits, and SmoothBursty its times.
+      if old ~= unit and old > 0 and unit > 0 and level > -MOST then
+        local count = math.floor(level / old)
+        local rest = (level - count * old) * unit
+        rest = rest < MOST and whole(rest, old) or math.max(0, math.floor(rest / old) - 1)
+        level = count * unit + rest
+      end
+      l.level = level
+    else
+      l.level = t[5]
+    end
+    l.unit = unit
+    l.span = t[1] == 0 and YEARS or whole_up(t[3] + t[2], t[1]) * math.max(1, t[8])
+  end,
+
+  -- The cap for a request of n permits.
+  cap = function(l, n)
+    return l.terms[7] == 1 and math.max(l.terms[3], n * l.terms[2]) or l.terms[3]
+  end,
+
+  -- The level at an instant.
+  level_at = function(l, at, cap)
+    local t = l.terms
+    if l.level <= -MOST then return l.level end
+    local refills
+    if t[8] > 0 then
+      refills = math.floor((at - t[9]) / t[8]) - math.floor((l.booked - t[9]) / t[8])
+    else
+      refills = at - l.booked
+    end
+    -- So many refills pay any debt and fill the cap, and their product is exact.
+    if t[1] > 0 then refills = math.min(refills, math.floor(2 * MOST / t[1])) end
+    return math.min(cap, l.level + refills * t[1])
+  end,
+
+  due = function(l, at, n)
+    local t = l.terms
+    local cap = kinds.bucket.cap(l, n)
+    local level = kinds.bucket.level_at(l, at, cap)
+    local need = t[7] == 2 and 0 or n * t[2]
+    if level <= -MOST or n * t[2] > MOST or level - n * t[2] <= -MOST or need > cap then return nil end
+    if level >= need then return at end
+    if t[1] == 0 then return nil end
+    local refills = whole_up(need - level, t[1])
+    if t[8] > 0 then
+      return t[9] + (math.floor((at - t[9]) / t[8]) + refills) * t[8]
+    end
+    return at + refills
+  end,
+
+  take = function(l, at, n)
+    local level = kinds.bucket.level_at(l, at, kinds.bucket.cap(l, n))
+    l.level = level - n * l.terms[2]
+    if l.level <= -MOST then l.level = -2 * MOST end
+    l.booked = at
+  end,
+
+  give = function(l, at, n)
+    -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
+    local level = kinds.bucket.level_at(l, at, MOST)
+    if level >= l.terms[3] or level <= -MOST then return end
+    l.level, l.booked = level, at
+    l.level = math.min(math.max(l.level, l.terms[3]), l.level + math.min(n * l.terms[2], 2 * MOST))
+  end,
+
+  hold = function(l, till, keep)
+    -- The level stands still until then.
+    l.level = kinds.bucket.level_at(l, l.at, kinds.bucket.cap(l, 1))
+    if not keep then l.level = math.min(l.level, l.terms[7] == 2 and -l.terms[2] or 0) end
+    l.booked = math.max(l.at, till)
+  end,
+
+  left = function(l, at)
+    local t = l.terms
+    local level = kinds.bucket.level_at(l, at, kinds.bucket.cap(l, 1))
+    local available = 0
+    if level >= 0 and (t[1] > 0 or t[7] ~= 2) then
+      available = math.min(t[6], whole(level, t[2]) + (t[7] == 2 and 1 or 0))
+    end
+    if level >= t[4] then return available, at end
+    if t[1] == 0 or level <= -MOST then return available, nil end
+    local refills = whole_up(t[4] - level, t[1])
+    if t[8] > 0 then
+      return available, t[9] + (math.floor((at - t[9]) / t[8]) + refills) * t[8]
+    end
+    return available, at + refills
+  end,
+
+  -- Until it is as full as a new state, its cap included.
+  expires = function(l)
+    local t = l.terms
+    if t[1] == 0 or l.level <= -MOST then return l.booked + 10 * YEARS end
+    return l.booked + (whole_up(math.max(0, t[3] - l.level), t[1]) + 1) * math.max(1, t[8]) + t[10]
+  end,
+
+  value = function(l)
+    return struct.pack('>dd', l.level, l.unit)
+  end,
+}

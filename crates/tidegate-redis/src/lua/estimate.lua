@@ -1,0 +1,85 @@
+-- Sliding window by estimate: the count of this window, and a share of the one before.
+--
+--   | term | name   | unit    | meaning                                                         |
+--   |------|--------|---------|-----------------------------------------------------------------|
+--   | 1    | limit  | permits | of one window; limit x length is below 2^52                     |
+--   | 2    | length | us      | of the window                                                   |
+--   | 3    | offset | us      | of the windows, after those of Unix time                        |
+--
+--   | state | name   | unit    | meaning                                                        |
+--   |-------|--------|---------|----------------------------------------------------------------|
+--   | 1     | before | permits | used in the window before that of `booked`; below 2^32          |
+--   | 2     | used   | permits | used in the window of `booked`; below 2^32                      |
+--
+-- Exactness. `before x left <= room x length` compares two products. The right one is an integer
+-- below 2^52. The left one may be larger after debits, and is rounded then, but stays larger.
+kinds.estimate = {
+  read = function(l, value)
+    l.before, l.used = 0, 0
+    if value then l.before, l.used = struct.unpack('>dd', value, 41 + 16 * l.free) end
+    l.span = l.terms[2]
+  end,
+
+  open = function(l, at)
+    local t = l.terms
+    local began = at - (at - t[3]) % t[2]
+    if l.booked >= began then return began, l.before, l.used end
+    if l.booked >= began - t[2] then return began, l.used, 0 end
+    return began, 0, 0
+  end,
+
+  -- The part of a window with so many permits that may still count.
+  part = function(permits, room, length)
+    if permits == 0 then return length end
+    return math.min(length, whole(room * length, permits))
+  end,
+
+  due = function(l, at, n)
+    local t = l.terms
+    if n > t[1] then return nil end
+    local part = kinds.estimate.part
+    local began, before, used = kinds.estimate.open(l, at)
+    local room = t[1] - used - n
+    if room >= 0 then
+      if before * (began + t[2] - at) <= room * t[2] then return at end
+      local counts = part(before, room, t[2])
+      if counts > 0 then return began + t[2] - counts end
+    end
+    return began + 2 * t[2] - part(used, t[1] - n, t[2])
+  end,
+
+  take = function(l, at, n)
+    local _
+    _, l.before, l.used = kinds.estimate.open(l, at)
+    l.used = math.min(2^32 - 1, l.used + n)
+    l.booked = at
+  end,
+
+  give = function(l, at, n)
+    kinds.estimate.take(l, at, 0)
+    local rest = math.max(0, n - l.used)
+    l.used = math.max(0, l.used - n)
+    l.before = math.max(0, l.before - rest)
+  end,
+
+  left = function(l, at)
+    local t = l.terms
+    local began, before, used = kinds.estimate.open(l, at)
+    local counts = math.min(before * (began + t[2] - at), MOST)
+    local full = at
+    if used > 0 then
+      full = began + 2 * t[2]
+    elseif before > 0 then
+      full = began + t[2]
+    end
+    return math.max(0, t[1] - used - whole_up(counts, t[2])), full
+  end,
+
+  expires = function(l)
+    return l.booked + 2 * l.terms[2]
+  end,
+
+  value = function(l)
+    return struct.pack('>dd', l.before, l.used)
+  end,
+}

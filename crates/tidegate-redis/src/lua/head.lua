@@ -1,0 +1,52 @@
+-- Several limits, each with its own algorithm, decided in one script: all or nothing.
+--
+-- State. A limit is one key. Its value is packed numbers (big-endian doubles unless said
+-- otherwise), first these, then those of the algorithm, whose tables begin with 1:
+--
+--   | number | name   | unit | meaning                                                       |
+--   |--------|--------|------|---------------------------------------------------------------|
+--   | 1      | writes | 1    | how often the value was written                                |
+--   | 2      | seen   | us   | the latest server time of a write                              |
+--   | 3      | booked | us   | the instant of the last grant, which may lie ahead: no later   |
+--   |        |        |      | request is granted before it. The state is as of this instant. |
+--   | 4      | held   | us   | the end of a pause, 0 without one                              |
+--   | 5      | free   | 1    | how many bookings were given back and can be had again         |
+--   | ..     |        |      | two numbers for each: its instant and its permits              |
+--
+-- Exactness. All numbers are integers of magnitude below 2^53, so that doubles add, subtract and
+-- multiply them without rounding. `whole` divides them without rounding, too: a quotient a/b lies
+-- at least 1/b from the next integer, which is more than half a unit in the last place while
+-- a < 2^53. Limits whose products would be larger are refused by the client when they are built.
+--
+-- Time. The clock is the server's (TIME), in microseconds. Time never goes back for a limit: a
+-- reading before `seen` counts as `seen`. If it lies further back than the limit's span, the clock
+-- was set, and all instants of the state move with it: what was granted stays granted, no permit
+-- comes in for the gap, and no wait is longer than the span and the bookings.
+--
+-- Booking. A request is due at the earliest instant, not before `booked` and `held`, at which every
+-- limit has its permits. No limit loses availability by waiting, so that instant is the latest of
+-- the instants of the limits alone. A request that is due within its longest wait takes its
+-- permits as of that instant; any other request changes nothing.
+--
+-- Giving back. The last booking is given back by the value from before it. Any other one, if its
+-- instant is still to come, is kept as free: a request of its size takes it, at its instant. So all
+-- grants are bookings that were made one behind the other, and no bound suffers. A free booking whose instant passes is lost, and so is one for which there is no
+-- place.
+--
+-- ARGV: operation, time ('' for TIME), longest wait in us, shadow ('1'), the instant of a booking
+-- (for `back`), then for each key: kind, permits, the most permits, longest wait of this limit in
+-- us, the value before the booking (for `back`), number of terms, terms.
+
+local MOST = 2^52
+local MOST_FREE = 16
+local YEARS = 315576000 * 1000000
+local kinds = {}
+
+-- a / b rounded down, for integers 0 <= a < 2^53 and 0 < b.
+local function whole(a, b)
+  return (a - a % b) / b
+end
+
+local function whole_up(a, b)
+  return whole(a, b) + (a % b > 0 and 1 or 0)
+end

@@ -1,0 +1,237 @@
+-- Reads every limit, decides, and writes last.
+
+local operation, longest, shadow = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1'
+local place = tonumber(ARGV[5])
+local now = tonumber(ARGV[2])
+-- Keys expire by the server's clock. Under another time they are kept for a day more.
+local kept = now and 86400000 or 0
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+-- Reads a value into the numbers of a limit.
+local function read(l, value)
+  l.places = {}
+  if value then
+    l.writes, l.seen, l.booked, l.held, l.free = struct.unpack('>ddddd', value)
+    for i = 1, l.free do
+      local due, n = struct.unpack('>dd', value, 25 + 16 * i)
+      -- The others are lost.
+      if due > now then l.places[#l.places + 1] = {due, n} end
+    end
+  else
+    l.writes, l.seen, l.booked, l.held, l.free = 0, now, now, 0, 0
+  end
+  l.kind.read(l, value)
+  local ahead = l.seen - now
+  if ahead > l.span then
+    -- The clock was set back. It is written that it was: else it would count again.
+    l.changed = true
+    l.seen, l.booked = now, l.booked - ahead
+    for _, place in ipairs(l.places) do place[1] = place[1] - ahead end
+    if l.held > 0 then l.held = l.held - ahead end
+    if l.began then l.began = l.began - ahead end
+    if l.kind.move then l.kind.move(l, -ahead) end
+  end
+  l.now = math.max(now, l.seen)
+  l.at = math.max(l.now, l.booked, l.held)
+end
+
+local function write(l)
+  l.seen = l.now
+  local value = struct.pack('>ddddd', l.writes + 1, l.seen, l.booked, l.held, #l.places)
+  for _, place in ipairs(l.places) do value = value .. struct.pack('>dd', place[1], place[2]) end
+  value = value .. l.kind.value(l)
+  local expires = math.max(l.kind.expires(l), l.booked, l.held) - now
+  local ttl = math.max(1, whole_up(math.max(0, expires), 1000)) + kept
+  redis.call('SET', l.key, value, 'PX', string.format('%.0f', ttl))
+end
+
+local limits, arg = {}, 6
+for i = 1, #KEYS do
+  local l = {key = KEYS[i], kind = kinds[ARGV[arg]], n = tonumber(ARGV[arg + 1]), terms = {}}
+  l.most, l.longest = tonumber(ARGV[arg + 2]), math.min(longest, tonumber(ARGV[arg + 3]))
+  l.booking = ARGV[arg + 4]
+  local terms = tonumber(ARGV[arg + 5])
+  for j = 1, terms do l.terms[j] = tonumber(ARGV[arg + 5 + j]) end
+  arg = arg + 6 + terms
+  l.value = redis.call('GET', l.key)
+  read(l, l.value)
+  limits[i] = l
+end
+
+local function write_changed()
+  for _, l in ipairs(limits) do
+    if l.changed then write(l) end
+  end
+end
+
+-- The reply: an answer, and six numbers for each limit: how many permits are available; in which
+-- time it is full, and one permit is due; how long it is still paused; the permits of this request;
+-- another number. -1 is never.
+local function reply(answer, wait, tightest, due, other)
+  local told = {answer, wait, tightest, due}
+  local function tell(number) told[#told + 1] = number end
+  for i, l in ipairs(limits) do
+    local at = math.max(l.now, l.booked, l.held)
+    local available, full = l.kind.left(l, at)
+    local next_at = l.kind.due(l, at, 1)
+    tell(at > l.now and 0 or available)
+    tell(full and math.max(0, full - now) or -1)
+    tell(next_at and (next_at > l.now and next_at - now or 0) or -1)
+    tell(math.max(0, l.held - now))
+    tell(l.n)
+    tell(other and other[i] or 0)
+  end
+  return told
+end
+
+-- A request that takes nothing.
+local function refusal(wait, tightest)
+  write_changed()
+  return reply(shadow and 2 or 0, wait, tightest, 0)
+end
+
+-- Which free booking of a limit has an instant and the size of its request.
+local function place_of(l, due)
+  for i, free in ipairs(l.places) do
+    if free[1] == due and free[2] == l.n and due >= l.held then return i end
+  end
+end
+
+-- The earliest instant of which each limit has a free booking for its request.
+local function free_booking()
+  local earliest
+  local first
+  for _, l in ipairs(limits) do
+    if l.n > 0 then first = first or l end
+  end
+  for _, free in ipairs(first.places) do
+    local all = not earliest or free[1] < earliest
+    for _, l in ipairs(limits) do
+      all = all and (l.n == 0 or place_of(l, free[1]) ~= nil)
+    end
+    if all then earliest = free[1] end
+  end
+  return earliest
+end
+
+if operation == 'reserve' then
+  -- A request for up to a number takes what all limits have that it does not name.
+  local there
+  for _, l in ipairs(limits) do
+    if l.most > l.n then
+      local available = l.at > l.now and 0 or l.kind.left(l, l.at)
+      there = math.min(there or l.most, math.max(l.n, available))
+    end
+  end
+  for _, l in ipairs(limits) do
+    if l.most > l.n then l.n = there end
+  end
+  local due, tightest, asks = now, 0, false
+  for i, l in ipairs(limits) do
+    if l.n > 0 then
+      asks = true
+      local one = l.kind.due(l, l.at, l.n)
+      if not one then return refusal(-1, i) end
+      -- A limit whose clock stands still grants now.
+      if one > l.now and one > due then due, tightest = one, i end
+    end
+  end
+  if not asks then return reply(0, -1, 0, 0) end
+  local free = due > now and free_booking()
+  if free then due = free end
+  local wait = due - now
+  for _, l in ipairs(limits) do
+    if l.n > 0 and wait > l.longest then return refusal(wait, tightest) end
+  end
+  for _, l in ipairs(limits) do
+    if l.n > 0 and free then
+      table.remove(l.places, place_of(l, free))
+    elseif l.n > 0 then
+      l.kind.take(l, math.max(due, l.at), l.n)
+    end
+  end
+  for _, l in ipairs(limits) do
+    if l.n > 0 then write(l) end
+  end
+  local told = reply(1, wait, tightest, due)
+  if wait > 0 then
+    for _, l in ipairs(limits) do told[#told + 1] = l.value or '' end
+  end
+  return told
+end
+
+if operation == 'back' then
+  if now >= place then return reply(0, 0, 0, 0) end
+  for _, l in ipairs(limits) do
+    if l.n > 0 and l.value then
+      local before = l.booking ~= '' and l.booking or nil
+      local writes = before and struct.unpack('>d', before) or 0
+      if writes + 1 == l.writes and l.booked == place then
+        -- Nothing was written since the booking. The number of writes is that from before, too, so
+        -- that the booking before this one can be given back likewise.
+        read(l, before)
+        l.writes = writes - 1
+      elseif #l.places < MOST_FREE then
+        l.places[#l.places + 1] = {place, l.n}
+      end
+      l.changed = true
+    end
+  end
+elseif operation == 'debit' then
+  for _, l in ipairs(limits) do
+    if l.n > 0 then
+      l.kind.take(l, l.at, l.n)
+      l.changed = true
+    end
+  end
+elseif operation == 'refund' then
+  for _, l in ipairs(limits) do
+    if l.n > 0 and l.value then
+      l.kind.give(l, l.at, l.n)
+      l.changed = true
+    end
+  end
+elseif operation == 'keep' then
+  local taken = {}
+  for i, l in ipairs(limits) do
+    taken[i] = l.at > l.now and 0 or math.max(0, l.kind.left(l, l.at) - l.n)
+    if taken[i] > 0 then
+      l.kind.take(l, l.at, taken[i])
+      l.changed = true
+    end
+  end
+  write_changed()
+  return reply(1, 0, 0, 0, taken)
+elseif operation == 'pause' then
+  -- For the longest wait; the stock stays where `shadow` says so.
+  for _, l in ipairs(limits) do
+    local till = math.max(l.held, now + longest)
+    if l.kind.hold then l.kind.hold(l, till, shadow) end
+    l.held = till
+    l.changed = true
+  end
+elseif operation == 'resume' then
+  local held = {}
+  for i, l in ipairs(limits) do
+    local rest = l.held - l.now
+    held[i] = rest > 0 and 1 or 0
+    if rest > 0 then
+      -- The level of a bucket stood still at `booked`.
+      if l.kind.hold then l.booked = math.max(l.now, l.booked - rest) end
+      l.held = 0
+      l.changed = true
+    end
+  end
+  write_changed()
+  return reply(1, 0, 0, 0, held)
+elseif operation == 'reset' then
+  redis.call('DEL', unpack(KEYS))
+  for _, l in ipairs(limits) do read(l, nil) end
+  return reply(1, 0, 0, 0)
+end
+
+write_changed()
+return reply(1, 0, 0, 0)

@@ -1,0 +1,213 @@
+//! The scripts, their arguments and their replies.
+//!
+//! A script is a head, an algorithm for each kind of its limits, and a tail. A server knows it by
+//! the hash of its text, so limits of one set of kinds share one script.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redis::{Cmd, FromRedisValue, Value};
+
+use crate::terms::{Kind, Terms};
+
+/// The longest wait that is told to a script: 30 years.
+const LONGEST: u64 = 30 * 365 * 86_400 * 1_000_000;
+
+fn text_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bucket => include_str!("lua/bucket.lua"),
+        Kind::Fixed => include_str!("lua/fixed.lua"),
+        Kind::Cells => include_str!("lua/cells.lua"),
+        Kind::Estimate => include_str!("lua/estimate.lua"),
+        Kind::Log => include_str!("lua/log.lua"),
+    }
+}
+
+/// A script for the kinds of one set of limits.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) text: String,
+    pub(crate) hash: String,
+}
+
+impl Script {
+    pub(crate) fn of(kinds: impl IntoIterator<Item = Kind>) -> Script {
+        let kinds: BTreeSet<Kind> = kinds.into_iter().collect();
+        let parts = kinds.into_iter().map(text_of);
+        let parts = [include_str!("lua/head.lua")].into_iter().chain(parts);
+        let text: String = parts.chain([include_str!("lua/tail.lua")]).collect();
+        let hash = sha1_smol::Sha1::from(&text).digest().to_string();
+        Script { text, hash }
+    }
+}
+
+/// What a script does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// Takes permits if they are due within the longest wait.
+    Reserve {
+        longest: Duration,
+        shadow: bool,
+    },
+    /// Gives back a booking whose instant is still to come.
+    Back {
+        due: i64,
+    },
+    Debit,
+    Refund,
+    /// Takes what is available beyond the permits told.
+    Keep,
+    Status,
+    Reset,
+    Pause {
+        span: Duration,
+        keep_stock: bool,
+    },
+    Resume,
+}
+
+/// One limit of a call: its key, its terms and how many permits.
+#[derive(Clone, Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) terms: &'a Terms,
+    pub(crate) permits: u64,
+    /// The most permits, where the request takes as many as there are.
+    pub(crate) most: u64,
+    /// The value before the booking that is given back.
+    pub(crate) booking: &'a [u8],
+}
+
+/// A call of a script, by its hash or by its text. `now` is the time in microseconds, for tests.
+pub(crate) fn command(
+    script: &Script,
+    by_text: bool,
+    operation: Operation,
+    now: Option<u64>,
+    parts: &[Part<'_>],
+) -> Cmd {
+    let mut cmd = match by_text {
+        true => redis::cmd("EVAL"),
+        false => redis::cmd("EVALSHA"),
+    };
+    cmd.arg(if by_text { &script.text } else { &script.hash }).arg(parts.len());
+    for part in parts {
+        cmd.arg(part.key);
+    }
+    let (name, longest, flag, due) = match operation {
+        Operation::Reserve { longest, shadow } => ("reserve", longest, shadow, 0),
+        Operation::Back { due } => ("back", Duration::ZERO, false, due),
+        Operation::Debit => ("debit", Duration::ZERO, false, 0),
+        Operation::Refund => ("refund", Duration::ZERO, false, 0),
+        Operation::Keep => ("keep", Duration::ZERO, false, 0),
+        Operation::Status => ("status", Duration::ZERO, false, 0),
+        Operation::Reset => ("reset", Duration::ZERO, false, 0),
+        Operation::Pause { span, keep_stock } => ("pause", span, keep_stock, 0),
+        Operation::Resume => ("resume", Duration::ZERO, false, 0),
+    };
+    cmd.arg(name);
+    match now {
+        Some(now) => cmd.arg(now),
+        None => cmd.arg(""),
+    };
+    // A pause is rounded up, and a longest wait down.
+    let round_up = matches!(operation, Operation::Pause { .. });
+    cmd.arg(micros(longest, round_up)).arg(u8::from(flag)).arg(due);
+    for Part { terms, permits, most, booking, .. } in parts {
+        let longest = micros(terms.longest.unwrap_or(Duration::MAX), false);
+        cmd.arg(terms.kind.name()).arg(permits).arg(most).arg(longest).arg(*booking);
+        cmd.arg(terms.numbers.len()).arg(&terms.numbers);
+    }
+    cmd
+}
+
+fn micros(span: Duration, round_up: bool) -> u64 {
+    let nanos = span.as_nanos();
+    let micros = if round_up { nanos.div_ceil(1000) } else { nanos / 1000 };
+    u64::try_from(micros).unwrap_or(LONGEST).min(LONGEST)
+}
+
+/// How many numbers a script tells about one limit.
+const NUMBERS: usize = 6;
+
+/// What a script answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub(crate) answer: Answer,
+    /// How long until the request is due; [`Duration::MAX`] means never.
+    pub(crate) wait: Duration,
+    /// The limit that makes it wait.
+    pub(crate) tightest: Option<usize>,
+    /// The instant of the grant, by the server's clock.
+    pub(crate) due: i64,
+    pub(crate) limits: Vec<Told>,
+    /// The value of each limit before a booking.
+    pub(crate) before: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Refused,
+    Done,
+    /// Granted, although the limits would have refused it.
+    Shadow,
+}
+
+/// What a script tells about one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) available: u64,
+    pub(crate) full_in: Duration,
+    pub(crate) next_in: Duration,
+    pub(crate) paused_for: Duration,
+    /// The permits of this request.
+    pub(crate) permits: u64,
+    /// Of `Keep` the permits taken, of `Resume` whether there was a pause.
+    pub(crate) other: u64,
+}
+
+impl Reply {
+    /// Reads the reply of a call with so many limits; `None` if it is none.
+    pub(crate) fn read(value: Value, limits: usize) -> Option<Reply> {
+        let values = match value {
+            Value::Array(values) if values.len() >= 4 + NUMBERS * limits => values,
+            _ => return None,
+        };
+        let number = |i: usize| match values[i] {
+            Value::Int(number) => Some(number),
+            _ => None,
+        };
+        let answer = match number(0)? {
+            0 => Answer::Refused,
+            1 => Answer::Done,
+            _ => Answer::Shadow,
+        };
+        let told = |limit: usize| {
+            let first = 4 + NUMBERS * limit;
+            Some(Told {
+                available: u64::try_from(number(first)?).ok()?,
+                full_in: span(number(first + 1)?),
+                next_in: span(number(first + 2)?),
+                paused_for: span(number(first + 3)?),
+                permits: u64::try_from(number(first + 4)?).ok()?,
+                other: u64::try_from(number(first + 5)?).ok()?,
+            })
+        };
+        let told: Option<Vec<Told>> = (0..limits).map(told).collect();
+        let before = values.iter().skip(4 + NUMBERS * limits);
+        let before = before.map(|value| Vec::<u8>::from_redis_value_ref(value).unwrap_or_default());
+        Some(Reply {
+            answer,
+            wait: span(number(1)?),
+            tightest: usize::try_from(number(2)?).ok()?.checked_sub(1),
+            due: number(3)?,
+            limits: told?,
+            before: before.collect(),
+        })
+    }
+}
+
+/// A span of a reply in microseconds: -1 means never.
+fn span(micros: i64) -> Duration {
+    u64::try_from(micros).map_or(Duration::MAX, Duration::from_micros)
+}

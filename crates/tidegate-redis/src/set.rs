@@ -1,0 +1,259 @@
+//! A set of limits under one tag: one script call decides about all of them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, Left, Nanos, Refusal};
+use tokio::sync::{oneshot, watch};
+
+use crate::script::{Answer, Operation, Part, Reply, Script, Told, command};
+use crate::store::{Away, Store, WhileAway};
+use crate::terms::Terms;
+
+/// One limit of a set.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) key: String,
+    pub(crate) terms: Terms,
+}
+
+/// What the handles of one limiter share.
+pub(crate) struct Set {
+    pub(crate) store: Store,
+    pub(crate) script: Script,
+    pub(crate) members: Vec<Member>,
+    /// Decides while the store is away, if it is to be a share.
+    pub(crate) share: Option<AnyLimiter>,
+    pub(crate) shadow: AtomicBool,
+    pub(crate) closed: watch::Sender<bool>,
+    pub(crate) waiting: AtomicUsize,
+}
+
+/// Of each member, how many permits, and at most how many.
+pub(crate) type Costs = Vec<(u64, u64)>;
+
+/// Why the store decided nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Undecided {
+    /// This process decides by itself, as [`WhileAway`] says.
+    Away(Duration),
+    Misconfigured,
+}
+
+impl Set {
+    /// What a request costs at each member.
+    pub(crate) fn costs(&self, request: &AllRequest<'_>, others: (u64, u64)) -> Result<Costs, AllRefusal> {
+        let mut costs = vec![others; self.members.len()];
+        for (name, n) in request.costs() {
+            costs[self.find(name)?] = (n.into(), n.into());
+        }
+        Ok(costs)
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Result<usize, AllRefusal> {
+        self.members.iter().position(|member| member.name == name).ok_or_else(|| AllRefusal::NoMember {
+            name: name.into(),
+            members: self.members.iter().map(|member| member.name.as_str().into()).collect(),
+        })
+    }
+
+    /// Refuses what no time makes possible.
+    pub(crate) fn check(&self, costs: &Costs) -> Result<(), AllRefusal> {
+        if *self.closed.borrow() {
+            return Err(Refusal::Closed.into());
+        }
+        if costs.iter().all(|(n, _)| *n == 0) {
+            return Err(Refusal::ZeroPermits.into());
+        }
+        for (member, (n, _)) in self.members.iter().zip(costs) {
+            // A single permit may be due under other terms.
+            if let Some(largest) = member.terms.largest
+                && *n > largest.max(1)
+            {
+                let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+                let refusal = Refusal::ExceedsLimit { requested: small(*n), limit: small(largest) };
+                return Err(AllRefusal::Member { name: member.name.as_str().into(), refusal });
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a script called. Its reply, or why there is none, goes to a function on the thread of
+    /// the store.
+    fn send(
+        &self,
+        operation: Operation,
+        costs: &Costs,
+        before: &[Vec<u8>],
+        answer: impl FnOnce(Result<Reply, Undecided>) + Send + 'static,
+    ) {
+        let nothing = Vec::new();
+        let parts: Vec<Part<'_>> = self
+            .members
+            .iter()
+            .zip(costs)
+            .enumerate()
+            .map(|(i, (member, (n, most)))| {
+                let booking = before.get(i).unwrap_or(&nothing);
+                Part { key: &member.key, terms: &member.terms, permits: *n, most: *most, booking }
+            })
+            .collect();
+        let [by_hash, by_text] =
+            [false, true].map(|by_text| command(&self.script, by_text, operation, None, &parts));
+        let limits = parts.len();
+        self.store.send(by_hash, by_text, move |outcome| {
+            answer(match outcome {
+                Ok(value) => Reply::read(value, limits).ok_or(Undecided::Misconfigured),
+                Err(Away::For(rest)) => Err(Undecided::Away(rest)),
+                Err(Away::Misconfigured) => Err(Undecided::Misconfigured),
+            });
+        });
+    }
+
+    /// Has a script called, without waiting for it.
+    pub(crate) fn tell(&self, operation: Operation, costs: &Costs, before: &[Vec<u8>]) {
+        self.send(operation, costs, before, drop);
+    }
+
+    /// The reply of a script.
+    pub(crate) async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, Undecided> {
+        let (sender, receiver) = oneshot::channel();
+        self.send(operation, costs, &[], move |reply| _ = sender.send(reply));
+        receiver.await.unwrap_or(Err(Undecided::Misconfigured))
+    }
+
+    /// Books permits that are due within the longest wait. What the caller does not keep is given
+    /// back, also if the caller is gone before the reply comes.
+    pub(crate) async fn book(
+        self: &Arc<Set>,
+        costs: Costs,
+        longest: Duration,
+    ) -> Result<Result<Booking, AllRefusal>, Undecided> {
+        let shadow = self.shadow.load(Ordering::Relaxed);
+        // A request that would have to wait passes without permits.
+        let longest = if shadow { Duration::ZERO } else { longest };
+        let operation = Operation::Reserve { longest, shadow };
+        let (sender, receiver) = oneshot::channel();
+        let set = self.clone();
+        let asked = costs.clone();
+        self.send(operation, &asked, &[], move |reply| {
+            let booked = reply.map(|reply| match reply.answer {
+                Answer::Refused => Err(set.refusal(&reply, longest)),
+                Answer::Done | Answer::Shadow => Ok(Booking { set: set.clone(), reply, is_kept: false }),
+            });
+            // A receiver that is gone drops the booking, which gives it back.
+            _ = sender.send(booked);
+        });
+        receiver.await.unwrap_or(Err(Undecided::Misconfigured))
+    }
+
+    /// The refusal that a reply tells.
+    fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
+        let limit = reply.tightest.unwrap_or(0);
+        let paused = reply.limits.iter().any(|told| told.paused_for > Duration::ZERO);
+        let longest =
+            self.members.iter().filter_map(|member| member.terms.longest).fold(longest, Duration::min);
+        let retry_after = match reply.wait {
+            Duration::MAX => Nanos::MAX,
+            wait => Nanos::from_duration(wait.saturating_sub(longest)),
+        };
+        if paused {
+            return Refusal::Paused { retry_after }.into();
+        }
+        let refusal = Refusal::Limited { retry_after };
+        match self.members.get(limit) {
+            Some(member) => AllRefusal::Member { name: member.name.as_str().into(), refusal },
+            None => refusal.into(),
+        }
+    }
+
+    /// The refusal of a request that no store and no share decides.
+    pub(crate) fn unavailable(&self, undecided: Undecided) -> AllRefusal {
+        let retry_after = match undecided {
+            Undecided::Away(Duration::MAX) | Undecided::Misconfigured => Nanos::MAX,
+            Undecided::Away(rest) => Nanos::from_duration(rest),
+        };
+        Refusal::Unavailable { retry_after }.into()
+    }
+
+    /// Who decides in place of the store.
+    pub(crate) fn instead(&self, undecided: Undecided) -> Instead<'_> {
+        self.store.count_degraded();
+        match (undecided, self.store.while_away(), &self.share) {
+            // A wrong configuration is never hidden.
+            (Undecided::Misconfigured, ..) => Instead::Nobody,
+            (_, WhileAway::Open, _) => Instead::Everyone,
+            (_, WhileAway::Share(_), Some(share)) => Instead::Share(share),
+            _ => Instead::Nobody,
+        }
+    }
+
+    /// What is left of the tightest member that was asked.
+    pub(crate) fn left(&self, reply: &Reply) -> Option<Left> {
+        let told = self.members.iter().zip(&reply.limits).filter(|(_, told)| told.permits > 0);
+        told.map(|(member, told)| left(member, told)).min_by_key(|left| left.available)
+    }
+}
+
+pub(crate) fn left(member: &Member, told: &Told) -> Left {
+    Left::new(member.terms.limit, told.available).next_in(told.next_in).full_in(told.full_in)
+}
+
+/// A decision without the store.
+pub(crate) enum Instead<'a> {
+    Share(&'a AnyLimiter),
+    /// Each request is granted.
+    Everyone,
+    /// No request is granted.
+    Nobody,
+}
+
+/// Permits that the store granted, now or at an instant to come. Dropping it gives them back.
+pub(crate) struct Booking {
+    set: Arc<Set>,
+    pub(crate) reply: Reply,
+    is_kept: bool,
+}
+
+impl Booking {
+    /// The permits are used.
+    pub(crate) fn keep(&mut self) {
+        self.is_kept = true;
+    }
+
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.reply.answer == Answer::Shadow
+    }
+
+    /// How many permits of each member.
+    pub(crate) fn permits(&self) -> Costs {
+        self.reply.limits.iter().map(|told| (told.permits, told.permits)).collect()
+    }
+}
+
+impl Drop for Booking {
+    /// Once, without waiting: if the message is lost, permits are lost, and none is granted twice.
+    fn drop(&mut self) {
+        if self.is_kept || self.is_shadow() {
+            return;
+        }
+        let Reply { wait, due, .. } = self.reply;
+        let operation = match wait {
+            Duration::ZERO => Operation::Refund,
+            _ => Operation::Back { due },
+        };
+        self.set.tell(operation, &self.permits(), &self.reply.before);
+    }
+}
+
+impl fmt::Debug for Set {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Set")
+            .field("store", &self.store)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,366 @@
+//! A store: its deadline, its breaker, and the thread that asks it.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use redis::{Client, Cmd, Value};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::breaker::{Admission, Breaker};
+use crate::connection::{Failure, Sent, Server};
+use crate::error::{OpenError, StoreError};
+
+/// So many calls may be in flight; more are answered as if the store were away.
+const MOST_IN_FLIGHT: usize = 16_384;
+
+/// A connection to Redis or Valkey, which limiters share. Clones are handles to one store.
+///
+/// It connects when it is first asked, and again after a failure. A thread of its own does the work
+/// of the network, so that limiters work in any executor and in plain threads.
+///
+/// # Examples
+///
+/// ```
+/// use std::num::NonZeroU32;
+/// use std::time::Duration;
+/// use tidegate_redis::{Store, WhileAway};
+///
+/// let eight = NonZeroU32::new(8).expect("not zero");
+/// let store = Store::builder("redis://:secret@127.0.0.1:6379/0")
+///     .timeout(Duration::from_millis(20))
+///     .while_away(WhileAway::Share(eight))
+///     .open()?;
+/// assert!(!format!("{store:?}").contains("secret"));
+/// # Ok::<(), tidegate_redis::OpenError>(())
+/// ```
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+/// How limiters decide while their store does not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WhileAway {
+    /// Each process grants its share of each limit, by itself: a limit divided by this number of
+    /// processes, and at least one permit. A request that is larger than the share is refused.
+    Share(NonZeroU32),
+    /// Every request is granted.
+    Open,
+    /// Every request is refused, as [`Refusal::Unavailable`](tidegate::Refusal::Unavailable).
+    #[default]
+    Closed,
+}
+
+/// The settings of a [`Store`].
+#[derive(Clone)]
+#[must_use = "settings do nothing until the store is opened"]
+pub struct StoreBuilder {
+    url: String,
+    prefix: String,
+    timeout: Duration,
+    while_away: WhileAway,
+}
+
+/// How often a store was asked, and what became of it. All numbers only rise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Calls that the store answered.
+    pub answered: u64,
+    /// Calls whose outcome is not known: the store may have carried them out.
+    pub unknown: u64,
+    /// Calls that the store did not carry out.
+    pub failed: u64,
+    /// Calls that were answered without asking, since the store had not answered before.
+    pub skipped: u64,
+    /// Calls that showed that the store is not as it must be.
+    pub misconfigured: u64,
+    /// Requests that were decided without the store.
+    pub degraded: u64,
+}
+
+struct Inner {
+    calls: mpsc::UnboundedSender<Call>,
+    shared: Arc<Shared>,
+    prefix: String,
+    while_away: WhileAway,
+}
+
+/// What the thread and the handles share.
+struct Shared {
+    server: Server,
+    timeout: Duration,
+    began: Instant,
+    breaker: Mutex<Breaker>,
+    in_flight: AtomicUsize,
+    counters: Counters,
+    trouble: Mutex<Option<StoreError>>,
+}
+
+#[derive(Default)]
+struct Counters {
+    answered: AtomicU64,
+    unknown: AtomicU64,
+    failed: AtomicU64,
+    skipped: AtomicU64,
+    misconfigured: AtomicU64,
+    degraded: AtomicU64,
+}
+
+/// A call for the thread.
+struct Call {
+    by_hash: Cmd,
+    by_text: Cmd,
+    answer: Box<dyn FnOnce(Result<Value, Away>) + Send>,
+}
+
+/// Why the store told nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Away {
+    /// It may be asked again after this time.
+    For(Duration),
+    /// It is not as it must be, and that is no outage.
+    Misconfigured,
+}
+
+impl Store {
+    /// Opens a store with the default settings: a deadline of 50 ms, and
+    /// [closed](WhileAway::Closed) while it is away.
+    ///
+    /// # Errors
+    ///
+    /// As [`StoreBuilder::open`].
+    pub fn open(url: &str) -> Result<Store, OpenError> {
+        Store::builder(url).open()
+    }
+
+    /// The settings of a store at `redis://[user:password@]host[:port][/database]`, or
+    /// `redis+unix:///path`.
+    pub fn builder(url: impl Into<String>) -> StoreBuilder {
+        StoreBuilder {
+            url: url.into(),
+            prefix: "tidegate".into(),
+            timeout: Duration::from_millis(50),
+            while_away: WhileAway::Closed,
+        }
+    }
+
+    /// Asks the store whether limiters can work with it, for the start of a program.
+    ///
+    /// # Errors
+    ///
+    /// A [`StoreError`] that says what is wrong. While the store is merely
+    /// [away](StoreError::is_away), limiters decide by [`WhileAway`].
+    pub async fn check(&self) -> Result<(), StoreError> {
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg("local t = redis.call('TIME'); return struct.pack('>d', t[1])").arg(0);
+        match self.ask(cmd.clone(), cmd).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.trouble().unwrap_or(StoreError::away("did not answer"))),
+        }
+    }
+
+    /// The last error of the store; `None` if the last call was answered.
+    #[must_use]
+    pub fn trouble(&self) -> Option<StoreError> {
+        lock(&self.0.shared.trouble).clone()
+    }
+
+    /// Whether the store did not answer lately, so that it is left alone for a while.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        lock(&self.0.shared.breaker).is_open()
+    }
+
+    /// How often the store was asked, and what became of it.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        // Relaxed: each number by itself.
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { answered, unknown, failed, skipped, misconfigured, degraded } =
+            &self.0.shared.counters;
+        Counts {
+            answered: read(answered),
+            unknown: read(unknown),
+            failed: read(failed),
+            skipped: read(skipped),
+            misconfigured: read(misconfigured),
+            degraded: read(degraded),
+        }
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.0.prefix
+    }
+
+    pub(crate) fn while_away(&self) -> WhileAway {
+        self.0.while_away
+    }
+
+    pub(crate) fn count_degraded(&self) {
+        self.0.shared.counters.degraded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has a call carried out, and its outcome given to a function on the thread of the store.
+    pub(crate) fn send(
+        &self,
+        by_hash: Cmd,
+        by_text: Cmd,
+        answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
+    ) {
+        let call = Call { by_hash, by_text, answer: Box::new(answer) };
+        if let Err(mpsc::error::SendError(call)) = self.0.calls.send(call) {
+            // The thread has ended, which only a panic of it makes happen.
+            (call.answer)(Err(Away::For(Duration::MAX)));
+        }
+    }
+
+    async fn ask(&self, by_hash: Cmd, by_text: Cmd) -> Result<Value, Away> {
+        let (sender, receiver) = oneshot::channel();
+        self.send(by_hash, by_text, move |answer| _ = sender.send(answer));
+        receiver.await.unwrap_or(Err(Away::For(Duration::MAX)))
+    }
+}
+
+impl fmt::Debug for Store {
+    /// Without the address, which may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("prefix", &self.0.prefix)
+            .field("timeout", &self.0.shared.timeout)
+            .field("while_away", &self.0.while_away)
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreBuilder {
+    /// Sets the first part of all keys, `tidegate` unless set.
+    pub fn prefix(self, prefix: impl Into<String>) -> StoreBuilder {
+        StoreBuilder { prefix: prefix.into(), ..self }
+    }
+
+    /// Sets within which time each call has an answer, connecting included. 50 ms unless set.
+    pub fn timeout(self, timeout: Duration) -> StoreBuilder {
+        StoreBuilder { timeout, ..self }
+    }
+
+    /// Sets how limiters decide while the store does not answer.
+    pub fn while_away(self, while_away: WhileAway) -> StoreBuilder {
+        StoreBuilder { while_away, ..self }
+    }
+
+    /// Opens the store. It connects when it is first asked.
+    ///
+    /// # Errors
+    ///
+    /// An [`OpenError`] if the address or the prefix cannot be used, or no thread can be started.
+    pub fn open(self) -> Result<Store, OpenError> {
+        if !crate::key::is_name(&self.prefix) {
+            return Err(OpenError::Prefix { prefix: self.prefix });
+        }
+        // The text of the error may have the address, and so a password.
+        let client = Client::open(self.url).map_err(|_| OpenError::Address)?;
+        let shared = Arc::new(Shared {
+            server: Server::new(client),
+            timeout: self.timeout,
+            began: Instant::now(),
+            breaker: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            counters: Counters::default(),
+            trouble: Mutex::default(),
+        });
+        let (calls, received) = mpsc::unbounded_channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        let of_thread = shared.clone();
+        std::thread::Builder::new()
+            .name("tidegate-redis".into())
+            .spawn(move || runtime.block_on(serve(received, of_thread)))
+            .map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        let Self { prefix, while_away, .. } = self;
+        Ok(Store(Arc::new(Inner { calls, shared, prefix, while_away })))
+    }
+}
+
+impl fmt::Debug for StoreBuilder {
+    /// Without the address, which may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreBuilder")
+            .field("prefix", &self.prefix)
+            .field("timeout", &self.timeout)
+            .field("while_away", &self.while_away)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The thread of a store, until all handles are dropped and all calls are answered.
+async fn serve(mut calls: mpsc::UnboundedReceiver<Call>, shared: Arc<Shared>) {
+    let (running, mut ended) = mpsc::channel::<()>(1);
+    while let Some(call) = calls.recv().await {
+        let (shared, running) = (shared.clone(), running.clone());
+        tokio::spawn(async move {
+            let outcome = shared.carry_out(&call.by_hash, &call.by_text).await;
+            (call.answer)(outcome);
+            drop(running);
+        });
+    }
+    // Ready when each call has dropped its sender.
+    drop(running);
+    ended.recv().await;
+}
+
+impl Shared {
+    async fn carry_out(&self, by_hash: &Cmd, by_text: &Cmd) -> Result<Value, Away> {
+        let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
+        let admission = lock(&self.breaker).admit(self.began.elapsed());
+        if let Admission::Rest(rest) = admission {
+            count(&self.counters.skipped);
+            return Err(Away::For(rest));
+        }
+        if self.in_flight.fetch_add(1, Ordering::Relaxed) >= MOST_IN_FLIGHT {
+            self.in_flight.fetch_sub(1, Ordering::Relaxed);
+            count(&self.counters.skipped);
+            return Err(Away::For(Duration::ZERO));
+        }
+        let sent = Sent::default();
+        let call = self.server.call(by_hash, by_text, &sent);
+        let outcome = tokio::time::timeout(self.timeout, call).await;
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let failure = match outcome {
+            Ok(Ok(value)) => {
+                lock(&self.breaker).succeeded(admission);
+                *lock(&self.trouble) = None;
+                count(&self.counters.answered);
+                return Ok(value);
+            }
+            Ok(Err(failure)) => failure,
+            Err(_) if sent.get() => Failure::Unknown("did not answer in time".into()),
+            Err(_) => Failure::NotRun("could not be connected to in time".into()),
+        };
+        let (counter, error, is_away) = match failure {
+            Failure::NotRun(text) => (&self.counters.failed, StoreError::away(text), true),
+            Failure::Unknown(text) => (&self.counters.unknown, StoreError::away(text), true),
+            Failure::Misconfigured(text) => (&self.counters.misconfigured, StoreError::wrong(text), false),
+        };
+        count(counter);
+        *lock(&self.trouble) = Some(error);
+        if !is_away {
+            // The store does answer.
+            lock(&self.breaker).succeeded(admission);
+            return Err(Away::Misconfigured);
+        }
+        let now = self.began.elapsed();
+        let mut breaker = lock(&self.breaker);
+        if breaker.failed(admission, now) {
+            // A connection without an answer may be one to a server that is gone.
+            self.server.forget_all();
+        }
+        Err(Away::For(breaker.rest(now)))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

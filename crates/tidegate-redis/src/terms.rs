@@ -1,0 +1,325 @@
+//! The terms of a policy in the numbers of the scripts: integers below 2^53.
+
+use std::fmt;
+use std::time::Duration;
+
+use tidegate::{PolicyConfig, Rate};
+
+use crate::error::BuildError;
+
+/// No level, and no product of a count and a length, is larger, so that sums of two of them are
+/// exact in a double.
+const MOST: u128 = 1 << 51;
+
+/// The most instants that a log keeps in the store.
+pub(crate) const MOST_ROOM: u32 = 4096;
+
+/// The most cells of a window in the store.
+pub(crate) const MOST_CELLS: u16 = 128;
+
+/// How much longer a full state is kept whose limiter does not start full.
+const LINGER: i64 = 86_400_000_000;
+
+/// The algorithm of a policy. Its name is that of the Lua table, and of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Bucket,
+    Fixed,
+    Cells,
+    Estimate,
+    Log,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Bucket => "bucket",
+            Kind::Fixed => "fixed",
+            Kind::Cells => "cells",
+            Kind::Estimate => "estimate",
+            Kind::Log => "log",
+        }
+    }
+}
+
+/// The terms of one limit.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Terms {
+    pub(crate) kind: Kind,
+    /// As the table at the head of the Lua file of this kind says.
+    pub(crate) numbers: Vec<i64>,
+    /// The most permits that one request can have; `None` where there is no such number.
+    pub(crate) largest: Option<u64>,
+    /// The most permits that can be available.
+    pub(crate) limit: u64,
+    /// The longest wait that the policy itself allows.
+    pub(crate) longest: Option<Duration>,
+    pub(crate) rate: Rate,
+}
+
+impl Terms {
+    pub(crate) fn new(config: &PolicyConfig) -> Result<Terms, BuildError> {
+        // A configuration can be wrong in ways that only the policy knows.
+        tidegate::AnyPolicy::try_from(config.clone())?;
+        match config {
+            PolicyConfig::TokenBucket {
+                rate,
+                burst,
+                start_with,
+                interval_refill,
+                at_wall_clock,
+                tolerance,
+                ..
+            } => {
+                let stepped = *interval_refill || at_wall_clock.is_some();
+                let bucket = Bucket {
+                    rate: *rate,
+                    burst: *burst,
+                    start_with: start_with.filter(|permits| permits < burst),
+                    steps: stepped.then(|| at_wall_clock.unwrap_or_default()),
+                    tolerance: tolerance.unwrap_or_default(),
+                    stretches: false,
+                };
+                bucket.terms(config)
+            }
+            PolicyConfig::LeakyBucket { rate, nodelay, capacity, max_wait, .. } => {
+                let nodelay = nodelay.unwrap_or(0).min(capacity.unwrap_or(u32::MAX));
+                let bucket = Bucket {
+                    rate: *rate,
+                    burst: nodelay.saturating_add(1),
+                    start_with: None,
+                    steps: None,
+                    tolerance: Duration::ZERO,
+                    stretches: true,
+                };
+                let terms = bucket.terms(config)?;
+                let [refill, price] = [terms.numbers[0], terms.numbers[1]];
+                let longest = match capacity {
+                    None => *max_wait,
+                    // Nothing leaves, so no request waits.
+                    Some(_) if refill == 0 => Some(Duration::ZERO),
+                    Some(capacity) => {
+                        let water = i128::from(capacity - nodelay) * i128::from(price);
+                        let micros = (water + i128::from(refill) - 1) / i128::from(refill);
+                        Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
+                    }
+                };
+                Ok(Terms { longest, ..terms })
+            }
+            PolicyConfig::SmoothBursty { rate, max_burst, start_full, .. } => {
+                bursty(config, *rate, max_burst.unwrap_or(Duration::from_secs(1)), *start_full)
+            }
+            PolicyConfig::FixedWindow { rate, at_wall_clock, from_first_grant, .. } => {
+                let (limit, length) = window(config, *rate)?;
+                let offset = match at_wall_clock {
+                    _ if *from_first_grant => -1,
+                    offset => offset_in(offset.unwrap_or_default(), length),
+                };
+                Ok(counted(Kind::Fixed, *rate, limit, vec![limit, length, offset]))
+            }
+            PolicyConfig::SlidingWindow { rate, cells, at_wall_clock, .. } => {
+                let (limit, length) = window(config, *rate)?;
+                if *cells > MOST_CELLS {
+                    return Err(unfit(config, format!("more than {MOST_CELLS} cells")));
+                }
+                let cell = (length + i64::from(*cells) - 1) / i64::from(*cells);
+                let offset = offset_in(at_wall_clock.unwrap_or_default(), cell);
+                Ok(counted(Kind::Cells, *rate, limit, vec![limit, cell, offset, i64::from(*cells)]))
+            }
+            PolicyConfig::SlidingEstimate { rate, at_wall_clock, .. } => {
+                let (limit, length) = window(config, *rate)?;
+                if limit.unsigned_abs().saturating_mul(length.unsigned_abs()) >= 1 << 51 {
+                    return Err(too_large(config));
+                }
+                let offset = offset_in(at_wall_clock.unwrap_or_default(), length);
+                Ok(counted(Kind::Estimate, *rate, limit, vec![limit, length, offset]))
+            }
+            PolicyConfig::SlidingLog { rate, with_capacity, .. } => {
+                let (limit, length) = window(config, *rate)?;
+                let room = limit.max(with_capacity.unwrap_or(0).into()).max(1);
+                if room > i64::from(MOST_ROOM) {
+                    return Err(unfit(config, format!("a log of more than {MOST_ROOM} permits")));
+                }
+                Ok(counted(Kind::Log, *rate, limit, vec![limit, length, room]))
+            }
+            PolicyConfig::DenyAll { .. } => Ok(counted(Kind::Fixed, Rate::ZERO, 0, vec![0, 1_000_000, 0])),
+            PolicyConfig::SmoothWarmingUp { .. } => {
+                Err(unfit(config, "smooth_warming_up, whose prices are no integers,"))
+            }
+            _ => Err(unfit(config, "this policy")),
+        }
+    }
+}
+
+/// The terms of a bucket, in the units of a configuration.
+struct Bucket {
+    rate: Rate,
+    burst: u32,
+    start_with: Option<u32>,
+    /// Where permits come in all at once: the offset of the periods.
+    steps: Option<Duration>,
+    tolerance: Duration,
+    stretches: bool,
+}
+
+impl Bucket {
+    fn terms(&self, config: &PolicyConfig) -> Result<Terms, BuildError> {
+        let (step, offset) = match self.steps {
+            None => (0, 0),
+            Some(_) if self.rate.is_zero() => (0, 0),
+            Some(offset) => {
+                let step = micros(config, self.rate.period())?;
+                (step, offset_in(offset, step))
+            }
+        };
+        // Of one unit of time: a microsecond, or a step.
+        let (refill, price) = match (self.rate.is_zero(), step) {
+            (true, _) => (0, 1),
+            (false, 0) => fraction(config, self.rate, 1000, self.rate.period().as_nanos())?,
+            (false, _) => fraction(config, self.rate, 1, 1)?,
+        };
+        let tolerance = match step {
+            0 => self.tolerance.as_nanos().checked_mul(refill).map(|units| units / 1000),
+            step => {
+                let units = self.tolerance.as_nanos().checked_mul(refill);
+                units.map(|units| units / (u128::from(step.unsigned_abs()) * 1000))
+            }
+        };
+        let slack = if step == 0 { refill.saturating_sub(1) } else { 0 };
+        let full = u128::from(self.burst) * price;
+        let cap = tolerance.and_then(|tolerance| full.checked_add(tolerance)?.checked_add(slack));
+        let cap = cap.filter(|cap| *cap < MOST && price < MOST && refill < MOST);
+        let Some(cap) = cap else { return Err(too_large(config)) };
+        // A step brings no more than a bucket holds, as in one process.
+        let refill = if step == 0 { refill } else { refill.min(cap) };
+        let start = self.start_with.map_or(cap - slack, |permits| u128::from(permits) * price);
+        let most = (cap - slack) / price;
+        let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
+        let numbers = vec![
+            number(refill),
+            number(price),
+            number(cap),
+            number(most * price),
+            number(start),
+            number(most),
+            i64::from(self.stretches),
+            step,
+            offset,
+            if self.start_with.is_some() { LINGER } else { 0 },
+        ];
+        let limit = u64::try_from(most).unwrap_or(u64::MAX);
+        let largest = (!self.stretches).then_some(limit);
+        Ok(Terms { kind: Kind::Bucket, numbers, largest, limit, longest: None, rate: self.rate })
+    }
+}
+
+/// `SmoothBursty`: the next request pays.
+fn bursty(
+    config: &PolicyConfig,
+    rate: Rate,
+    max_burst: Duration,
+    start_full: bool,
+) -> Result<Terms, BuildError> {
+    let (refill, price) = match rate.is_zero() {
+        true => (0, 1),
+        false => fraction(config, rate, 1000, rate.period().as_nanos())?,
+    };
+    let full = max_burst.as_nanos().checked_mul(refill).map(|units| units / 1000);
+    let cap = full.map(|full| full.max(refill.saturating_sub(1)));
+    let (Some(full), Some(cap)) = (full, cap.filter(|cap| *cap < MOST && price < MOST && refill < MOST))
+    else {
+        return Err(too_large(config));
+    };
+    let most = full / price + 1;
+    let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
+    let (start, linger) = if start_full { (number(full), 0) } else { (0, LINGER) };
+    let numbers =
+        vec![number(refill), number(price), number(cap), number(full), start, number(most), 2, 0, 0, linger];
+    let limit = if rate.is_zero() { 0 } else { u64::try_from(most).unwrap_or(u64::MAX) };
+    Ok(Terms { kind: Kind::Bucket, numbers, largest: None, limit, longest: None, rate })
+}
+
+fn counted(kind: Kind, rate: Rate, limit: i64, numbers: Vec<i64>) -> Terms {
+    let limit = limit.unsigned_abs();
+    Terms { kind, numbers, largest: Some(limit), limit, longest: None, rate }
+}
+
+/// The permits of a rate as digits and a power of ten, exact for up to 15 digits. More of them do
+/// not fit the numbers of a script anyway.
+fn decimal(rate: Rate) -> Option<(u128, i32)> {
+    let text = format!("{:e}", rate.permits());
+    let (mantissa, exponent) = text.split_once('e')?;
+    let (whole, part) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = format!("{whole}{part}").parse().ok()?;
+    let exponent = exponent.parse::<i32>().ok()?;
+    Some((digits, exponent - i32::try_from(part.len()).ok()?))
+}
+
+/// The fraction `permits * times / over`, reduced.
+fn fraction(config: &PolicyConfig, rate: Rate, times: u128, over: u128) -> Result<(u128, u128), BuildError> {
+    let reduced = || {
+        let (digits, exponent) = decimal(rate).filter(|_| !rate.is_unlimited())?;
+        let power = 10u128.checked_pow(exponent.unsigned_abs())?;
+        let (above, below) = match exponent >= 0 {
+            true => (digits.checked_mul(power)?.checked_mul(times)?, over),
+            false => (digits.checked_mul(times)?, over.checked_mul(power)?),
+        };
+        let divisor = gcd(above, below).max(1);
+        Some((above / divisor, below / divisor))
+    };
+    reduced().ok_or_else(|| too_large(config))
+}
+
+/// The limit and the length of a window, in whole permits and microseconds.
+fn window(config: &PolicyConfig, rate: Rate) -> Result<(i64, i64), BuildError> {
+    if rate.is_zero() {
+        return Ok((0, 1_000_000));
+    }
+    let (permits, periods) = fraction(config, rate, 1, 1)?;
+    let length = rate.period().as_nanos().checked_mul(periods);
+    let length = length.and_then(|nanos| u64::try_from(nanos).ok()).map(Duration::from_nanos);
+    let length = micros(config, length.ok_or_else(|| too_large(config))?)?;
+    match i64::try_from(permits) {
+        Ok(limit) if limit <= i64::from(u32::MAX) => Ok((limit, length)),
+        _ => Err(too_large(config)),
+    }
+}
+
+/// A span in whole microseconds.
+fn micros(config: &PolicyConfig, span: Duration) -> Result<i64, BuildError> {
+    let nanos = span.as_nanos();
+    if !nanos.is_multiple_of(1000) || nanos == 0 {
+        return Err(unfit(config, "a period that is not a whole number of microseconds"));
+    }
+    match i64::try_from(nanos / 1000) {
+        Ok(micros) if u128::from(micros.unsigned_abs()) < MOST => Ok(micros),
+        _ => Err(too_large(config)),
+    }
+}
+
+/// How long after a multiple of `length` an offset lies.
+fn offset_in(offset: Duration, length: i64) -> i64 {
+    let length = u128::from(length.unsigned_abs());
+    i64::try_from(offset.as_micros() % length).unwrap_or(0)
+}
+
+fn gcd(mut a: u128, mut b: u128) -> u128 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+fn unfit(config: &PolicyConfig, why: impl Into<String>) -> BuildError {
+    BuildError::Policy { policy: config.to_string(), why: why.into() }
+}
+
+fn too_large(config: &PolicyConfig) -> BuildError {
+    unfit(config, "numbers of more than 51 bits")
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,87 @@
+//! The scripts alone, under a time that the tests set.
+
+mod booking;
+mod conformance;
+mod several;
+
+#[path = "../support/mod.rs"]
+pub(crate) mod support;
+
+use std::time::Duration;
+
+use redis::{Connection, Value};
+use tidegate::PolicyConfig;
+
+use crate::script::{Operation, Part, Reply, Script, command};
+use crate::terms::Terms;
+use support::Server;
+
+/// Unix time in microseconds at which tests begin: as large as real times are.
+pub(crate) const START: u64 = 1_764_000_000_000_000;
+
+/// One limit in a store of its own.
+pub(crate) struct Store {
+    _server: Server,
+    pub(crate) connection: Connection,
+}
+
+impl Store {
+    pub(crate) fn new() -> Option<Store> {
+        let server = Server::start()?;
+        let connection = server.connect();
+        Some(Store { _server: server, connection })
+    }
+
+    /// Runs calls in one pipeline: each an operation, the time, and how many permits.
+    pub(crate) fn run(&mut self, limit: &Limit, calls: &[(Operation, u64, u64)]) -> Vec<Reply> {
+        let script = Script::of([limit.terms.kind]);
+        let mut replies = Vec::with_capacity(calls.len());
+        // The server learns the script by its text.
+        let ping = command(&script, true, Operation::Status, Some(START), &[limit.part(0, &[])]);
+        ping.exec(&mut self.connection).expect("a script");
+        for calls in calls.chunks(1000) {
+            let mut pipeline = redis::pipe();
+            for (operation, now, n) in calls {
+                let part = limit.part(*n, &[]);
+                pipeline.add_command(command(&script, false, *operation, Some(*now), &[part]));
+            }
+            let values: Vec<Value> = pipeline.query(&mut self.connection).expect("replies");
+            replies.extend(values.into_iter().map(|value| Reply::read(value, 1).expect("a reply")));
+        }
+        replies
+    }
+
+    pub(crate) fn call(&mut self, operation: Operation, now: u64, parts: &[Part<'_>]) -> Reply {
+        let script = Script::of(parts.iter().map(|part| part.terms.kind));
+        let cmd = command(&script, true, operation, Some(now), parts);
+        let value = cmd.query(&mut self.connection).expect("a reply");
+        Reply::read(value, parts.len()).expect("a reply")
+    }
+}
+
+/// A key with its terms.
+pub(crate) struct Limit {
+    pub(crate) key: String,
+    pub(crate) terms: Terms,
+}
+
+impl Limit {
+    pub(crate) fn new(line: &str) -> Limit {
+        let config: PolicyConfig = line.parse().expect("a configuration");
+        Limit { key: line.replace(' ', "-"), terms: Terms::new(&config).expect("terms") }
+    }
+
+    pub(crate) fn part<'a>(&'a self, permits: u64, booking: &'a [u8]) -> Part<'a> {
+        Part { key: &self.key, terms: &self.terms, permits, most: permits, booking }
+    }
+}
+
+/// So many times the mean time of a permit, in microseconds.
+#[allow(clippy::cast_possible_truncation)] // Far below 2^64.
+pub(crate) fn intervals(limit: &Limit, times: f64) -> u64 {
+    let rate = limit.terms.rate;
+    (times * rate.period().as_micros() as f64 / rate.permits()) as u64
+}
+
+/// An attempt without waiting.
+pub(crate) const TRY: Operation = Operation::Reserve { longest: Duration::ZERO, shadow: false };

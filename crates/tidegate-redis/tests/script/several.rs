@@ -1,0 +1,231 @@
+//! Several limits in one call, pauses, a clock that is set, other terms, and expiry.
+
+use std::time::Duration;
+
+use redis::Connection;
+
+use crate::script::{Answer, Operation, Part, Reply, Script, command};
+use crate::script_tests::conformance::EXACT;
+use crate::script_tests::{Limit, START, Store, TRY};
+
+const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
+const SECOND: u64 = 1_000_000;
+
+fn values(connection: &mut Connection) -> Vec<(String, Vec<u8>)> {
+    let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(connection).expect("keys");
+    keys.sort();
+    let value = |key: String| {
+        let value = redis::cmd("GET").arg(&key).query(connection).expect("a value");
+        (key, value)
+    };
+    keys.into_iter().map(value).collect()
+}
+
+#[test]
+fn a_refusal_of_one_limit_changes_no_limit() {
+    let Some(mut store) = Store::new() else { return };
+    let limits = EXACT.map(Limit::new);
+    let parts: Vec<Part<'_>> = limits.iter().map(|limit| limit.part(1, &[])).collect();
+    let mut granted = 0;
+    let mut now = START;
+    let refused = loop {
+        let before = values(&mut store.connection);
+        let reply = store.call(TRY, now, &parts);
+        if reply.answer == Answer::Refused {
+            assert_eq!(values(&mut store.connection), before);
+            break reply;
+        }
+        granted += 1;
+        now += SECOND / 100;
+    };
+    assert!(granted > 0);
+    // The limit that makes the request wait is named, and it is due when that limit is.
+    let tightest = refused.tightest.expect("a limit");
+    let alone = store.call(TRY, now, &[limits[tightest].part(1, &[])]);
+    assert_eq!(alone.wait, refused.wait);
+    let due = now + u64::try_from(refused.wait.as_micros()).expect("a wait");
+    assert_eq!(store.call(TRY, due - 1, &parts).answer, Answer::Refused);
+    assert_eq!(store.call(TRY, due, &parts).answer, Answer::Done);
+}
+
+#[test]
+fn costs_of_zero_touch_no_limit() {
+    let Some(mut store) = Store::new() else { return };
+    let (calls, tokens) = (Limit::new("fixed_window 1/s"), Limit::new("token_bucket 100/s burst 100"));
+    let parts = [calls.part(0, &[]), tokens.part(60, &[])];
+    assert_eq!(store.call(TRY, START, &parts).answer, Answer::Done);
+    assert_eq!(store.call(TRY, START, &[calls.part(1, &[])]).answer, Answer::Done);
+    let reply = store.call(TRY, START, &parts);
+    assert_eq!(
+        (reply.answer, reply.wait, reply.tightest),
+        (Answer::Refused, Duration::from_millis(200), Some(1))
+    );
+}
+
+#[test]
+fn a_shadow_limit_tells_and_changes_nothing() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("fixed_window 1/s");
+    let shadow = Operation::Reserve { longest: Duration::ZERO, shadow: true };
+    assert_eq!(store.call(shadow, START, &[limit.part(1, &[])]).answer, Answer::Done);
+    let before = values(&mut store.connection);
+    let reply = store.call(shadow, START, &[limit.part(1, &[])]);
+    assert_eq!((reply.answer, reply.wait), (Answer::Shadow, Duration::from_secs(1)));
+    assert_eq!(values(&mut store.connection), before);
+}
+
+#[test]
+fn nothing_is_granted_in_a_pause() {
+    let Some(mut store) = Store::new() else { return };
+    for line in EXACT {
+        for keep_stock in [false, true] {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(if keep_stock { "-kept" } else { "-empty" });
+            let part = || [limit.part(1, &[])];
+            let span = Duration::from_secs(100);
+            let before = store.call(Operation::Status, START, &part());
+            store.call(Operation::Pause { span, keep_stock }, START, &part());
+            for after in [0, 50, 99] {
+                let reply = store.call(TRY, START + after * SECOND, &part());
+                let rest = Duration::from_secs(100 - after);
+                assert_eq!((reply.answer, reply.limits[0].available), (Answer::Refused, 0), "{line}");
+                assert!(reply.wait >= rest, "{line}: {reply:?}");
+            }
+            let after = store.call(Operation::Status, START + 100 * SECOND, &part());
+            if keep_stock || limit.terms.kind != crate::terms::Kind::Bucket {
+                assert_eq!(after.limits[0].available, before.limits[0].available, "{line}");
+            } else {
+                assert_eq!(after.limits[0].available, 0, "{line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_resumed_limit_has_what_it_had() {
+    let Some(mut store) = Store::new() else { return };
+    for line in EXACT {
+        let limit = Limit::new(line);
+        let part = || [limit.part(1, &[])];
+        store.call(TRY, START, &part());
+        let before = store.call(Operation::Status, START, &part());
+        let span = Duration::from_secs(100);
+        store.call(Operation::Pause { span, keep_stock: true }, START, &part());
+        let resumed = store.call(Operation::Resume, START, &part());
+        assert_eq!(resumed.limits[0].other, 1, "{line}");
+        assert_eq!(store.call(Operation::Status, START, &part()), before, "{line}");
+        assert_eq!(store.call(Operation::Resume, START, &part()).limits[0].other, 0, "{line}");
+    }
+}
+
+/// The server's clock is set back by ten seconds, a day and a year: no permit is granted twice, and
+/// no wait is longer than the limit takes to come in.
+#[test]
+fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
+    let Some(mut store) = Store::new() else { return };
+    for line in EXACT {
+        for back in [10, 86_400, 31_536_000] {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&back.to_string());
+            let part = || [limit.part(1, &[])];
+            let mut now = START + 40_000_000 * SECOND;
+            while store.call(TRY, now, &part()).answer == Answer::Done {}
+            let before = store.call(TRY, now, &part()).wait;
+            now -= back * SECOND;
+            let reply = store.call(TRY, now, &part());
+            assert_eq!(reply.answer, Answer::Refused, "{line}, {back} s");
+            let most = Duration::from_secs(10).max(2 * Duration::from_secs(60)) + before;
+            assert!(reply.wait <= most, "{line}, {back} s: {:?} after {before:?}", reply.wait);
+            let due = now + u64::try_from(reply.wait.as_micros()).expect("a wait");
+            assert_eq!(store.call(TRY, due, &part()).answer, Answer::Done, "{line}, {back} s");
+        }
+    }
+}
+
+#[test]
+fn other_terms_keep_what_was_taken() {
+    let Some(mut store) = Store::new() else { return };
+    // What is available under other terms after three of ten permits were taken.
+    for (old, new, available) in [
+        ("token_bucket 10/s burst 10", "token_bucket 20/min burst 10", 7),
+        ("token_bucket 10/s burst 10", "token_bucket 3/s burst 5", 5),
+        ("fixed_window 10/s", "fixed_window 20/s", 17),
+        ("fixed_window 10/s", "fixed_window 4/min", 1),
+        ("sliding_window 10/s cells 10", "sliding_window 12/min cells 6", 9),
+        ("sliding_estimate 10/s", "sliding_estimate 8/min", 5),
+        ("sliding_log 10/s", "sliding_log 5/min", 2),
+    ] {
+        let before = Limit::new(old);
+        let after = Limit { key: before.key.clone(), terms: Limit::new(new).terms };
+        store.call(Operation::Reset, START, &[before.part(0, &[])]);
+        assert_eq!(store.call(TRY, START, &[before.part(3, &[])]).answer, Answer::Done);
+        let told = store.call(Operation::Status, START, &[after.part(0, &[])]);
+        assert_eq!(told.limits[0].available, available, "{old} to {new}");
+    }
+}
+
+/// Every key expires, and no earlier than it says as much as a new one.
+#[test]
+fn a_key_expires_when_it_is_as_good_as_new() {
+    let Some(mut store) = Store::new() else { return };
+    const DAY: u64 = 86_400_000;
+    for line in EXACT {
+        let limit = Limit::new(line);
+        for booked in [0, 3] {
+            let part = || [limit.part(1, &[])];
+            store.call(Operation::Reset, START, &part());
+            let fresh = store.call(Operation::Status, START, &part());
+            while store.call(TRY, START, &part()).answer == Answer::Done {}
+            for _ in 0..booked {
+                store.call(ANY_WAIT, START, &part());
+            }
+            let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+            // Under a time that is set, keys are kept for a day more.
+            let ttl = u64::try_from(ttl).expect("an expiry").saturating_sub(DAY) + 1000;
+            let told = store.call(Operation::Status, START + ttl * 1000, &part());
+            if !line.contains("start_with") && !line.starts_with("smooth") {
+                assert_eq!(told.limits, fresh.limits, "{line}");
+            }
+            assert!(told.limits[0].available >= fresh.limits[0].available, "{line}");
+        }
+    }
+}
+
+/// By the server's own time, without a time that is set.
+#[test]
+fn every_key_expires_and_an_idle_store_is_empty() {
+    let Some(mut store) = Store::new() else { return };
+    let lines = [
+        "token_bucket 5000/s burst 50",
+        "leaky_bucket 5000/s",
+        "fixed_window 50/10ms",
+        "sliding_window 50/10ms cells 5",
+        "sliding_estimate 50/10ms",
+        "sliding_log 50/10ms",
+    ];
+    let limits = lines.map(Limit::new);
+    for i in 0..2000u64 {
+        let limit = &limits[usize::try_from(i).expect("small") % limits.len()];
+        let operation = match i % 7 {
+            0 => Operation::Refund,
+            1 => Operation::Debit,
+            2 => Operation::Pause { span: Duration::from_millis(1), keep_stock: i % 2 == 0 },
+            _ => ANY_WAIT,
+        };
+        let script = Script::of([limit.terms.kind]);
+        let cmd = command(&script, true, operation, None, &[limit.part(1, &[])]);
+        let reply = Reply::read(cmd.query(&mut store.connection).expect("a reply"), 1).expect("a reply");
+        assert_ne!(reply.answer, Answer::Shadow);
+        let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
+        assert_ne!(ttl, -1, "{} never expires", limit.key);
+    }
+    // The longest of them, from now.
+    let mut left = 1;
+    while left > 0 {
+        let ttls = limits.iter().map(|limit| {
+            redis::cmd("PTTL").arg(&limit.key).query::<i64>(&mut store.connection).expect("a ttl")
+        });
+        assert!(ttls.max().expect("limits") < 60_000, "a key is kept for long");
+        left = redis::cmd("DBSIZE").query::<u64>(&mut store.connection).expect("a size");
+    }
+}

@@ -1,0 +1,426 @@
+//! Limiters over a server of their own: one call a decision, and every answer in every fault.
+//!
+//! Waits run on tokio's paused time, and the store on its own. So no test depends on real time, but
+//! for deadlines: what those do is seen by counts.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use support::Server;
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, Pause, Refusal, Request};
+use tidegate_redis::{BuildError, Store, StoreLimiter, WhileAway};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn limiter(store: &Store, lines: &[(&str, &str)]) -> StoreLimiter {
+    let builder = store.limiter("all");
+    let builder =
+        lines.iter().fold(builder, |builder, (name, line)| builder.limit(*name, line.parse().unwrap()));
+    builder.build().unwrap()
+}
+
+fn any(store: &Store, line: &str) -> AnyLimiter {
+    limiter(store, &[("limit", line)]).into()
+}
+
+/// Looks again and again, while the other tasks go on, until it is so.
+async fn until(is_so: impl Fn() -> bool) {
+    for _ in 0..20_000 {
+        if is_so() {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("it never becomes so");
+}
+
+/// How long until one permit is due.
+fn next_in(limiter: &AnyLimiter) -> Duration {
+    limiter.status().members[0].1.next_in
+}
+
+/// How often the server carried out a command.
+fn calls_of(server: &Server, command: &str) -> u64 {
+    let text: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connect()).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_is_one_call_whatever_the_number_of_limits() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let lines = [
+        ("second", "token_bucket 100/s burst 100000"),
+        ("minute", "sliding_window 100000/min cells 6"),
+        ("day", "fixed_window 1000/d"),
+    ];
+    let three = AnyLimiter::from(limiter(&store, &lines));
+    let _ = three.acquire_now([]).await.unwrap();
+    let (evals, before) = (calls_of(&server, "eval"), calls_of(&server, "evalsha"));
+    for _ in 0..500 {
+        let _ = three.acquire_now([]).await.unwrap();
+        let _ = three.acquire().await.unwrap();
+    }
+    // The last of them is refused.
+    assert!(three.acquire_now([]).await.is_err());
+    assert_eq!(calls_of(&server, "evalsha") - before, 1001);
+    // The text went to the server once.
+    assert_eq!((evals, calls_of(&server, "eval")), (1, 1));
+    assert_eq!(calls_of(&server, "script|load"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_of_limits_is_asked_as_one_limiter() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let lines = [("requests", "fixed_window 3/d"), ("tokens", "token_bucket 1/h burst 1000")];
+    let api = AnyLimiter::from(limiter(&store, &lines));
+    // Another process.
+    let other = AnyLimiter::from(limiter(&Store::open(&server.url()).unwrap(), &lines));
+    assert_eq!(api.acquire_now([("tokens", 850)]).await.unwrap().permits(), 1);
+    let refusal = other.acquire_now([("tokens", 151)]).await.unwrap_err();
+    assert_eq!(refusal.member(), Some("tokens"));
+    assert!(matches!(refusal.refusal(), Some(Refusal::Limited { .. })));
+    let refusal = other.acquire_now([("tonkes", 1)]).await.unwrap_err();
+    assert_eq!(refusal.to_string(), r#""tonkes" is not a member: the members are "requests", "tokens""#);
+    let refusal = other.acquire_now([("tokens", 1001)]).await.unwrap_err().refusal();
+    assert_eq!(refusal, Some(Refusal::ExceedsLimit { requested: 1001, limit: 1000 }));
+    let refusal = other.acquire_now([("tokens", 0), ("requests", 0)]).await.unwrap_err().refusal();
+    assert_eq!(refusal, Some(Refusal::ZeroPermits));
+    // As many as both have.
+    let some = other.acquire_now(Request::up_to(100).with_left()).await.unwrap();
+    assert_eq!((some.permits(), other.status().member("tokens").unwrap().available), (2, 148));
+    assert_eq!(other.acquire_now(Request::permits(7).exempt()).await.unwrap().permits(), 0);
+
+    assert_eq!(api.keep_at_most("tokens", 100), Ok(48));
+    api.debit([("tokens", 30), ("requests", 0)]).unwrap();
+    // The message is not waited for.
+    until(|| other.status().member("tokens").unwrap().available == 70).await;
+    let status = other.status();
+    assert_eq!(status.member("requests").unwrap().available, 0);
+    assert_eq!(status.member("tokens").unwrap().limit, 1000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_are_booked_in_order_and_settled() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let limiter = any(&store, "token_bucket 1/h burst 3");
+    for _ in 0..3 {
+        assert_eq!(limiter.acquire().await.unwrap().waited(), Duration::ZERO);
+    }
+    let calls = calls_of(&server, "evalsha");
+    let (a, b) = tokio::join!(limiter.acquire(), limiter.acquire());
+    let (a, b) = (a.unwrap().waited(), b.unwrap().waited());
+    assert!(a > Duration::ZERO && a <= HOUR && b > HOUR && b <= 2 * HOUR, "{a:?}, {b:?}");
+    // Booked once, slept once.
+    assert_eq!(calls_of(&server, "evalsha") - calls, 2);
+    // The store has waited for none of this: the next permit is due in the third hour.
+    let refusal = limiter.acquire_within(2 * HOUR).await.unwrap_err();
+    assert!(refusal.retry_after().unwrap() <= HOUR, "{refusal:?}");
+    let mut place = limiter.reserve(3).unwrap();
+    assert!(place.due_in() > 4 * HOUR && place.due_in() <= 5 * HOUR, "{:?}", place.due_in());
+    (&mut place).await.unwrap();
+    place.settle(1).unwrap();
+    let next = limiter.status().members[0].1.next_in;
+    assert!(next <= 5 * HOUR, "{next:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_waits_leave_no_debt() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let limiter = any(&store, "token_bucket 1/h burst 1");
+    let _ = limiter.acquire().await.unwrap();
+    let mut waits = Vec::new();
+    for _ in 0..50 {
+        let wait = limiter.acquire();
+        waits.push(tokio::spawn(wait));
+    }
+    until(|| next_in(&limiter) > 50 * HOUR).await;
+    // The last one first: then nothing is lost.
+    while let Some(wait) = waits.pop() {
+        wait.abort();
+        assert!(wait.await.is_err());
+        let hours = u32::try_from(waits.len()).unwrap() + 1;
+        until(|| next_in(&limiter) <= hours * HOUR).await;
+    }
+    assert_eq!(limiter.status().waiting, 0);
+    // In any other order the instants go to requests to come.
+    let mut waits: Vec<_> = (0..10).map(|_| tokio::spawn(limiter.acquire())).collect();
+    until(|| next_in(&limiter) > 10 * HOUR).await;
+    for wait in waits.drain(..9) {
+        wait.abort();
+    }
+    let mut again = Vec::new();
+    for _ in 0..20_000 {
+        if again.len() == 9 {
+            break;
+        }
+        match limiter.acquire_within(10 * HOUR).await {
+            Ok(permits) => again.push(permits.waited()),
+            Err(_) => tokio::task::yield_now().await,
+        }
+    }
+    again.sort();
+    assert_eq!(again.len(), 9);
+    for (hour, wait) in (0..).zip(again) {
+        assert!(wait > hour * HOUR && wait <= (hour + 1) * HOUR, "{wait:?} in hour {hour}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_is_paused_for_all_and_closed_for_one() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let (one, other) = (any(&store, "token_bucket 10/s burst 10"), any(&store, "token_bucket 10/s burst 10"));
+    one.pause(Pause::lasting(HOUR).keep_stock()).unwrap();
+    let refusal = other.acquire_now([]).await.unwrap_err();
+    assert!(matches!(refusal.refusal(), Some(Refusal::Paused { retry_after }) if retry_after <= HOUR));
+    assert!(other.status().paused_for > Duration::ZERO);
+    assert!(other.resume() && !other.resume());
+    assert!(one.acquire_now(10).await.is_ok());
+    one.pause_for(HOUR).unwrap();
+    let wait = one.acquire();
+    let close = async {
+        until(|| one.status().waiting > 0).await;
+        one.close()
+    };
+    let (waited, closed) = tokio::join!(wait, close);
+    assert_eq!((waited.unwrap_err().refusal(), closed), (Some(Refusal::Closed), Ok(true)));
+    assert!(one.is_closed() && !other.is_closed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_limit_grants_all_and_takes_what_is_there() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let shadow = limiter(&store, &[("limit", "fixed_window 2/d")]);
+    shadow.set_shadow(true);
+    let shadow = AnyLimiter::from(shadow);
+    let mut permits = 0;
+    for _ in 0..10 {
+        permits += shadow.acquire().await.unwrap().permits();
+    }
+    assert_eq!(permits, 2);
+}
+
+#[test]
+fn threads_without_a_runtime_are_served() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let limiter = any(&store, "fixed_window 1000/d");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..300).filter(|_| limiter.try_acquire().is_ok()).count());
+        }
+    });
+    let status = limiter.status();
+    assert_eq!(status.members[0].1.available, 0);
+    assert_eq!(store.counts().answered, 1201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_forgets_scripts_is_told_the_text() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let limiter = any(&store, "fixed_window 1000/d");
+    let mut connection = server.connect();
+    for _ in 0..100 {
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut connection).unwrap();
+        let _ = limiter.acquire_now([]).await.unwrap();
+    }
+    assert_eq!(limiter.status().members[0].1.available, 900);
+    assert_eq!((store.counts().failed, store.counts().unknown), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
+    let Some(server) = Server::start() else { return };
+    let mut connection = server.connect();
+    let mut user = |name: &str, rule: &str| {
+        let mut cmd = redis::cmd("ACL");
+        cmd.arg(&["SETUSER", name, "on", ">pass-word", "~*", "+@all", rule]);
+        cmd.exec(&mut connection).unwrap();
+    };
+    user("lean", "-script");
+    user("weak", "-evalsha");
+    let open = |user: &str, password: &str| {
+        let url = format!("{}?user={user}&pass={password}", server.url());
+        Store::builder(url).while_away(WhileAway::Open).open().unwrap()
+    };
+    let lean = open("lean", "pass-word");
+    lean.check().await.unwrap();
+    assert!(any(&lean, "fixed_window 5/d").acquire_now([]).await.is_ok());
+
+    for (store, says) in [(open("weak", "pass-word"), "NOPERM"), (open("lean", "wrong"), "")] {
+        let refusal = any(&store, "fixed_window 5/d").acquire_now([]).await.unwrap_err();
+        assert!(matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })), "{refusal:?}");
+        let trouble = store.trouble().unwrap();
+        assert!(!trouble.is_away() && trouble.to_string().contains(says), "{trouble}");
+        let told = format!("{trouble} {trouble:?} {store:?}");
+        assert!(!told.contains("pass-word") && !told.contains("wrong"), "{told}");
+        assert!(!store.is_away());
+        assert!(store.counts().misconfigured > 0);
+    }
+    // A key that holds something else.
+    let store = Store::builder(server.url()).while_away(WhileAway::Open).open().unwrap();
+    redis::cmd("DEL").arg("tidegate:1:{all}:limit:fixed").exec(&mut server.connect()).unwrap();
+    redis::cmd("LPUSH").arg("tidegate:1:{all}:limit:fixed").arg("x").exec(&mut server.connect()).unwrap();
+    assert!(any(&store, "fixed_window 5/d").acquire_now([]).await.is_err());
+    assert!(store.trouble().unwrap().to_string().contains("WRONGTYPE"));
+}
+
+/// Every call has an answer, only the first ones wait for the deadline, and the store never charges
+/// more than it was asked for.
+#[tokio::test]
+async fn a_server_that_stops_is_left_alone_and_charges_once() {
+    let Some(server) = Server::start() else { return };
+    let builder = Store::builder(server.url()).timeout(Duration::from_millis(20));
+    let store = builder.while_away(WhileAway::Open).open().unwrap();
+    let limiter = any(&store, "fixed_window 100000/d");
+    let _ = limiter.acquire_now([]).await.unwrap();
+    server.signal("STOP");
+    let mut calls = 1;
+    while !store.is_away() {
+        let tasks: Vec<_> = (0..50).map(|_| tokio::spawn(limiter.acquire_now([]))).collect();
+        for task in tasks {
+            assert_eq!(task.await.unwrap().unwrap().permits(), 0);
+            calls += 1;
+        }
+    }
+    let unknown = store.counts().unknown;
+    assert!(unknown >= 5, "{unknown} of {calls}");
+    // Nothing waits any more, but for one probe now and then.
+    let skipped = store.counts().skipped;
+    for _ in 0..2000 {
+        let _ = limiter.acquire_now([]).await.unwrap();
+    }
+    assert!(store.counts().skipped - skipped >= 1900, "{:?}", store.counts());
+    server.signal("CONT");
+    while store.is_away() {
+        let _ = limiter.acquire_now([]).await.unwrap();
+    }
+    let used = 100_000 - limiter.status().members[0].1.available;
+    let asked = store.counts().answered + store.counts().unknown;
+    assert!(used <= asked, "{used} of {asked}");
+}
+
+#[tokio::test]
+async fn a_killed_server_is_replaced_by_a_share_and_found_again() {
+    let Some(mut server) = Server::start() else { return };
+    let two = NonZeroU32::new(2).unwrap();
+    let store = Store::builder(server.url()).while_away(WhileAway::Share(two)).open().unwrap();
+    let limiter = any(&store, "fixed_window 10/d");
+    assert!(limiter.acquire_now([]).await.is_ok());
+    server.kill();
+    let mut granted = 0;
+    for _ in 0..1000 {
+        granted += u32::from(limiter.acquire_now([]).await.is_ok());
+    }
+    assert_eq!(granted, 5);
+    assert_eq!(store.counts().degraded, 1000);
+    assert!(store.trouble().unwrap().is_away());
+    server.run();
+    while store.is_away() {
+        _ = limiter.acquire_now([]).await;
+    }
+    // The store is empty, and its limit is whole.
+    while limiter.acquire_now([]).await.is_ok() {
+        granted += 1;
+    }
+    assert!(granted <= 5 + 10, "{granted}");
+    assert_eq!(store.trouble(), None);
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_there_is_refused_and_not_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("redis+unix://{}/none", directory.path().display());
+    let store = Store::open(&url).unwrap();
+    let limiter = any(&store, "fixed_window 10/d");
+    for request in [AllRequest::new(), AllRequest::from(3)] {
+        let refusal = limiter.acquire_now(request).await.unwrap_err();
+        assert!(matches!(refusal, AllRefusal::Queue { refusal: Refusal::Unavailable { .. } }), "{refusal:?}");
+    }
+    assert!(store.check().await.unwrap_err().is_away());
+    assert_eq!(limiter.status().members[0].1.available, 0);
+    assert_eq!((store.counts().answered, store.counts().unknown), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_becomes_a_replica_is_connected_to_anew() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let limiter = any(&store, "fixed_window 10/d");
+    let _ = limiter.acquire_now([]).await.unwrap();
+    let mut connection = server.connect();
+    let connections = |connection: &mut redis::Connection| {
+        let text: String = redis::cmd("INFO").arg("stats").query(connection).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec(&mut connection).unwrap();
+    let before = connections(&mut connection);
+    let refusal = limiter.acquire_now([]).await.unwrap_err().refusal();
+    assert!(matches!(refusal, Some(Refusal::Unavailable { .. })));
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut connection).unwrap();
+    let _ = limiter.acquire_now([]).await.unwrap();
+    assert_eq!(connections(&mut connection) - before, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_memory_is_away_and_changes_nothing() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let lines = [("a", "fixed_window 10/d"), ("b", "token_bucket 1/d burst 10")];
+    let limiter = AnyLimiter::from(limiter(&store, &lines));
+    let _ = limiter.acquire_now([]).await.unwrap();
+    let mut connection = server.connect();
+    let mut memory = |most: &str| {
+        redis::cmd("CONFIG").arg(&["SET", "maxmemory", most]).exec(&mut connection).unwrap();
+    };
+    memory("1");
+    let refusal = limiter.acquire_now([]).await.unwrap_err().refusal();
+    assert!(matches!(refusal, Some(Refusal::Unavailable { .. })));
+    assert!(store.trouble().unwrap().to_string().contains("OOM"));
+    memory("0");
+    let status = limiter.status();
+    assert_eq!(status.members.iter().map(|(_, status)| status.available).collect::<Vec<_>>(), [9, 9]);
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_when_it_is_built() {
+    let store = Store::open("redis://127.0.0.1:1").unwrap();
+    let build = |tag: &str, limits: &[(&str, &str)]| {
+        let builder = store.limiter(tag);
+        let add = |builder: tidegate_redis::LimiterBuilder, (name, line): &(&str, &str)| {
+            builder.limit(*name, line.parse().unwrap())
+        };
+        limits.iter().fold(builder, add).build().map(drop)
+    };
+    let error = |limits: &[(&str, &str)]| build("all", limits).unwrap_err().to_string();
+    assert_eq!(build("a}b", &[("x", "fixed_window 1/s")]), Err(BuildError::Name { name: "a}b".into() }));
+    assert_eq!(build("all", &[]), Err(BuildError::NoLimit));
+    let twice = [("x", "fixed_window 1/s"), ("x", "sliding_log 9/min")];
+    assert_eq!(error(&twice), r#"two limits are named "x""#);
+    let cases = [
+        ("sliding_log 5000/s", "a log of more than 4096 permits"),
+        ("sliding_window 5/s cells 500", "more than 128 cells"),
+        ("smooth_warming_up 5/s warm_up 3s", "smooth_warming_up"),
+        ("token_bucket 0.1234567890123/s burst 1000", "numbers of more than 51 bits"),
+        ("sliding_estimate 4000000000/d", "numbers of more than 51 bits"),
+        ("fixed_window 5/100ns", "not a whole number of microseconds"),
+    ];
+    for (line, why) in cases {
+        let error = error(&[("x", line)]);
+        assert!(error.contains(why) && error.ends_with("cannot be had over a store"), "{error}");
+    }
+    let error = Store::open("redis://user:secret@:bad").unwrap_err().to_string();
+    assert!(!error.contains("secret"), "{error}");
+}
