@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use http::StatusCode;
 use http::header::HeaderName;
 use http::request::Parts;
-use http::{HeaderMap, StatusCode};
 
 use crate::gate::Function;
 use crate::network::{InvalidNetwork, Network};
@@ -23,8 +23,14 @@ use crate::network::{InvalidNetwork, Network};
 /// Each proxy adds the address of its own client to the right of the header. So the addresses are
 /// read from the right: as long as an address is that of a trusted proxy, the address to its left
 /// is what this proxy saw. The first address that is not of a trusted proxy is the client. What
-/// stands to its left was written by the client, and is not read. At an element that is no address,
-/// such as `unknown`, reading stops, and the last proxy counts as the client.
+/// stands to its left was written by the client, and is not read: no bytes there change how the
+/// elements of the proxies are read. At an element that is no address, such as `unknown`, reading
+/// stops, and the last proxy counts as the client.
+///
+/// In `Forwarded`, quoted strings are read from the right, too: one begins at the nearest quote to
+/// the left of its end that no backslash escapes. So a quote that a client leaves open hides
+/// nothing that a proxy adds. A trusted proxy must write the text of its clients, such as the
+/// host, as a quoted string with escapes, or not at all.
 ///
 /// An IPv6 network gives each customer 2<sup>64</sup> addresses or more. So the key of an IPv6
 /// client is the [prefix](ClientAddress::ipv6_prefix) of its address, 64 bits unless set. An IPv4
@@ -165,15 +171,15 @@ impl ClientAddress {
                 // More than one address is not what one proxy wrote.
                 let mut lines = request.headers.get_all(name).iter();
                 let only = lines.next().filter(|_| lines.next().is_none());
-                return Some(only.and_then(|line| node(line.to_str().ok()?.trim())).unwrap_or(peer));
+                return Some(only.and_then(|line| node(line.as_bytes())).unwrap_or(peer));
             }
             ForwardingHeader::XForwardedFor => {
-                let told = from_the_right(&request.headers, "x-forwarded-for", false);
-                Box::new(told.map(|element| node(element?)))
+                let lines = request.headers.get_all("x-forwarded-for").iter().rev();
+                Box::new(lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b',')).map(node))
             }
             ForwardingHeader::Forwarded => {
-                let told = from_the_right(&request.headers, "forwarded", true);
-                Box::new(told.map(|element| forwarded_for(element?)))
+                let lines = request.headers.get_all("forwarded").iter().rev();
+                Box::new(lines.flat_map(|line| split_unquoted(line.as_bytes(), b',')).map(forwarded_for))
             }
         };
         let mut client = peer;
@@ -198,42 +204,53 @@ impl fmt::Debug for ClientAddress {
     }
 }
 
-/// The elements of all lines of a header, from the right. `None` is a line that is not text.
+/// The parts of a text between separators outside of quoted strings, from the right.
 ///
-/// With `quotes`, a comma inside of quotes does not end an element. The quotes are counted from the
-/// right, so that an open quote that a client sends does not hide what a proxy adds to its right.
-fn from_the_right<'a>(
-    headers: &'a HeaderMap,
-    name: &str,
-    quotes: bool,
-) -> impl Iterator<Item = Option<&'a str>> + use<'a> {
-    headers.get_all(name).iter().rev().flat_map(move |line| {
-        let text = line.to_str().ok();
+/// A quoted string ends with a quote, and begins with the next quote to the left that is not
+/// escaped. A quote is escaped if the number of backslashes before it is odd: a backslash escapes
+/// the next one, and no backslash stands before a quoted string. So the parts that a proxy wrote
+/// well are the same whatever stands to their left.
+fn split_unquoted(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
         let mut quoted = false;
-        let comma = move |char: char| {
-            quoted ^= quotes && char == '"';
-            char == ',' && !quoted
-        };
-        let parts = text.map(|text| text.rsplit(comma).map(|part| Some(part.trim())));
-        parts.into_iter().flatten().chain(text.is_none().then_some(None))
+        let found = (0..text.len()).rev().find(|at| match text[*at] {
+            b'"' => {
+                quoted = !quoted || is_escaped(text, *at);
+                false
+            }
+            byte => byte == separator && !quoted,
+        });
+        rest = found.map(|at| &text[..at]);
+        Some(found.map_or(text, |at| &text[at + 1..]))
     })
 }
 
+/// Whether the byte at this place of a quoted string is escaped.
+fn is_escaped(text: &[u8], at: usize) -> bool {
+    let backslashes = text[..at].iter().rev().take_while(|byte| **byte == b'\\').count();
+    backslashes % 2 == 1
+}
+
 /// The value of `for` in an element of `Forwarded`.
-fn forwarded_for(element: &str) -> Option<IpAddr> {
-    let mut found = element.split(';').filter_map(|pair| {
-        let (name, value) = pair.split_once('=')?;
-        name.trim().eq_ignore_ascii_case("for").then_some(value.trim())
+fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
+    let mut found = split_unquoted(element, b';').filter_map(|pair| {
+        let equals = pair.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (pair[..equals].trim_ascii(), pair[equals + 1..].trim_ascii());
+        name.eq_ignore_ascii_case(b"for").then_some(value)
     });
     let value = found.next().filter(|_| found.next().is_none())?;
-    match value.strip_prefix('"') {
-        Some(quoted) => node(quoted.strip_suffix('"')?),
+    match value.strip_prefix(b"\"") {
+        // No address has a character that needs a backslash.
+        Some(quoted) => node(quoted.strip_suffix(b"\"")?),
         None => node(value),
     }
 }
 
 /// An address with or without a port: `203.0.113.7:80`, `[2001:db8::7]:80`, `2001:db8::7`.
-fn node(text: &str) -> Option<IpAddr> {
+fn node(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text.trim_ascii()).ok()?;
     let bare = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok();
     let address = text.parse::<IpAddr>().ok();
     let address = address.or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()));

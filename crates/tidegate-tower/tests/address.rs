@@ -155,10 +155,41 @@ fn a_header_of_one_address_has_one() {
 }
 
 #[test]
-fn a_header_that_is_not_text_is_no_address() {
-    let mut parts = request("10.0.0.1", &[(XFF, "1.1.1.1")]);
-    parts.headers.append(XFF, HeaderValue::from_bytes(b"\xff, 203.0.113.7").unwrap());
-    assert_eq!(trusting().client(&parts).unwrap().to_string(), "10.0.0.1");
+fn a_byte_that_is_no_text_voids_no_element_of_a_proxy() {
+    let forwarded = trusting().header(ForwardingHeader::Forwarded);
+    for (of, name, told, expected) in [
+        (&trusting(), XFF, &b"\xe9, 203.0.113.7"[..], "203.0.113.7"),
+        (&trusting(), XFF, b"1.1.1.1\xe9,203.0.113.7, 10.0.0.2", "203.0.113.7"),
+        // The element of the proxy itself is no address.
+        (&trusting(), XFF, b"1.1.1.1, 203.0.113.7\xe9", "10.0.0.1"),
+        (&forwarded, "forwarded", b"\xe9\", for=203.0.113.7", "203.0.113.7"),
+        (&forwarded, "forwarded", b"for=203.0.113.7;host=\"\xe9\"", "203.0.113.7"),
+    ] {
+        let mut parts = request("10.0.0.1", &[(name, "1.1.1.1")]);
+        parts.headers.append(name, HeaderValue::from_bytes(told).unwrap());
+        assert_eq!(of.client(&parts).unwrap().to_string(), expected, "{}", told.escape_ascii());
+    }
+}
+
+#[test]
+fn a_quoted_string_of_forwarded_is_one_value() {
+    let of = trusting().header(ForwardingHeader::Forwarded);
+    for (told, expected) in [
+        (r#"for=203.0.113.7;host="a;for=6.6.6.6";proto=http"#, "203.0.113.7"),
+        (r#"host="a;for=6.6.6.6;""#, "10.0.0.1"),
+        (r#"for=1.2.3.4, for=10.0.0.2;x="a,b;for=6.6.6.6,""#, "1.2.3.4"),
+        (r#"for=203.0.113.7;host="a\", for=6.6.6.6""#, "203.0.113.7"),
+        (r#"for=203.0.113.7;host="a\\";proto=http"#, "203.0.113.7"),
+        (r#"for=203.0.113.7;host="a\\\";for=6.6.6.6""#, "203.0.113.7"),
+        (r#"for=203.0.113.7;host="""#, "203.0.113.7"),
+        // A client opened a quoted string, or escaped the next character.
+        (r#"for=6.6.6.6;x=", for=203.0.113.7;host="a,b""#, "203.0.113.7"),
+        (r#"x="\, for=203.0.113.7;host="a,b""#, "203.0.113.7"),
+        // Not well-formed.
+        (r#"for=203.0.113.7;host="a"#, "10.0.0.1"),
+    ] {
+        assert_eq!(client(&of, "10.0.0.1", &[("forwarded", told)]), expected, "{told}");
+    }
 }
 
 #[test]
@@ -210,16 +241,30 @@ fn networks_are_read_or_refused() {
 }
 
 proptest! {
-    /// Whatever a client sends, the address that the proxy adds is found.
+    /// Whatever a client sends, in the header or as the host that its proxy tells, the address that
+    /// the proxy adds is found.
     #[test]
-    fn no_header_of_a_client_hides_it_from_its_proxy(sent in "[ -~]{0,40}", quoted in any::<bool>()) {
+    fn no_bytes_of_a_client_hide_it_from_its_proxy(
+        sent in prop::collection::vec(prop_oneof![32..=126u8, 128..=255u8, Just(b'"'), Just(b'\\'), Just(b',')], 0..40),
+        host in prop::collection::vec(prop_oneof![32..=126u8, 128..=255u8, Just(b'"'), Just(b'\\'), Just(b',')], 0..20),
+        quoted in any::<bool>(),
+    ) {
         let trusting = if quoted { trusting().header(ForwardingHeader::Forwarded) } else { trusting() };
-        let (name, added) = match quoted {
-            true => ("forwarded", "for=\"203.0.113.7:80\""),
-            false => (XFF, "203.0.113.7"),
-        };
-        let told = format!("{sent}, {added}");
-        prop_assert_eq!(client(&trusting, "10.0.0.1", &[(name, &told)]), "203.0.113.7");
+        let mut told = [&sent[..], b", "].concat();
+        if quoted {
+            told.extend(b"for=\"203.0.113.7:80\";host=\"");
+            told.extend(host.iter().flat_map(|byte| match byte {
+                b'"' | b'\\' => vec![b'\\', *byte],
+                byte => vec![*byte],
+            }));
+            told.push(b'"');
+        } else {
+            told.extend(b"203.0.113.7");
+        }
+        let mut parts = request("10.0.0.1", &[]);
+        let name = if quoted { "forwarded" } else { XFF };
+        parts.headers.insert(name, HeaderValue::from_bytes(&told).unwrap());
+        prop_assert_eq!(trusting.client(&parts).unwrap().to_string(), "203.0.113.7");
     }
 
     #[test]
