@@ -826,6 +826,33 @@ fn a_route_moves_to_its_bucket_when_it_is_learnt() {
     assert_eq!(paused_for(&routes.of(c)), Duration::ZERO);
 }
 
+/// The bucket is known, and calls of the second route wait at the limiter that the route leaves.
+#[test]
+fn calls_that_wait_while_their_route_moves_obey_the_bucket() {
+    let clock = ManualClock::new();
+    let routes = by_bucket(&clock);
+    let (a, b) = ("GET /channels/7/messages", "GET /channels/7/pins");
+    obey(&mut routes.of(a).try_acquire().unwrap(), 200, &[("x-ratelimit-bucket", "x")]);
+    let left = routes.of(b);
+    let mut call = left.try_acquire_many(10).unwrap();
+    let mut waiting = Box::pin(left.acquire());
+    let mut reserved = left.reserve(1).unwrap();
+    assert!(poll(&mut waiting).is_pending() && poll(&mut reserved).is_pending());
+    obey(&mut call, 429, &[("x-ratelimit-bucket", "x"), ("retry-after", "30")]);
+    assert_eq!(paused_for(&routes.of(b)), secs(30));
+    for second in 0..30 {
+        assert!(poll(&mut waiting).is_pending() && poll(&mut reserved).is_pending(), "{second} s");
+        // A handle of before the move.
+        assert!(left.try_acquire().is_err(), "{second} s");
+        clock.advance(secs(1));
+    }
+    // One interval apart, as after each pause.
+    clock.advance(secs(1));
+    assert!(poll(&mut waiting).is_ready());
+    assert!(poll(&mut reserved).is_ready());
+    assert_eq!(routes.of(a).in_flight(), 0);
+}
+
 #[test]
 fn a_global_refusal_pauses_all_scopes_and_later_ones() {
     for header in [("x-ratelimit-scope", "global"), ("x-ratelimit-global", "true")] {

@@ -25,8 +25,9 @@ use crate::read::Answer;
 ///
 /// # Fairness and cancel safety
 ///
-/// As the limiter. In one case a call waits twice, at the end of the queue: it was granted while
-/// another call took the last unit that the server allows.
+/// As the limiter. In two cases a call waits twice, at the end of the queue: it was granted while
+/// another call took the last unit that the server allows, or while its route moved to the limiter
+/// of its [bucket](super::Scopes#buckets).
 #[derive(Clone)]
 pub struct Obey {
     shared: Arc<Shared>,
@@ -84,10 +85,10 @@ impl Obey {
     /// As [`AnyLimiter::acquire_many`].
     pub async fn acquire_many(&self, request: impl Into<AllRequest<'_>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let mut left = TRIES;
+        let (mut at, mut left) = (self.here(), TRIES);
         loop {
-            let permits = self.shared.limiter.acquire_many(request.clone()).await?;
-            if let Some(call) = self.begin_allowed(&request, permits, &mut left) {
+            let permits = at.shared.limiter.acquire_many(request.clone()).await?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
         }
@@ -109,10 +110,10 @@ impl Obey {
     /// As [`AnyLimiter::try_acquire_many`].
     pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let mut left = TRIES;
+        let (mut at, mut left) = (self.here(), TRIES);
         loop {
-            let permits = self.shared.limiter.try_acquire_many(request.clone())?;
-            if let Some(call) = self.begin_allowed(&request, permits, &mut left) {
+            let permits = at.shared.limiter.try_acquire_many(request.clone())?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
         }
@@ -126,10 +127,10 @@ impl Obey {
     /// As [`AnyLimiter::blocking_acquire_many`].
     pub fn blocking_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let mut left = TRIES;
+        let (mut at, mut left) = (self.here(), TRIES);
         loop {
-            let permits = self.shared.limiter.blocking_acquire_many(request.clone())?;
-            if let Some(call) = self.begin_allowed(&request, permits, &mut left) {
+            let permits = at.shared.limiter.blocking_acquire_many(request.clone())?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
         }
@@ -175,30 +176,55 @@ impl Obey {
     pub fn begin<'a>(&self, request: impl Into<AllRequest<'a>>) -> Call {
         let request = request.into();
         // The most that it may have got.
-        let load = self.load(&request, request.to_request().most);
-        Call::new(self.clone(), self.begin_in_any_case(load), Duration::ZERO, Held::Nothing)
+        let at = self.here();
+        let load = at.load(&request, request.to_request().most);
+        let ticket = at.begin_in_any_case(load);
+        Call::new(at, ticket, Duration::ZERO, Held::Nothing)
     }
 
+    /// The handle itself, or if its route moved since, one to the limiter of the route's bucket.
+    pub(super) fn here(&self) -> Obey {
+        let moved = self.home.as_ref().and_then(|home| home.moved(self));
+        moved.unwrap_or_else(|| self.clone())
+    }
+
+    /// Follows the route to the limiter of its bucket. Returns whether it moved.
+    fn follow(&mut self) -> bool {
+        let here = self.here();
+        let moved = !here.is_same(self);
+        *self = here;
+        moved
+    }
+
+    /// Begins a call, unless the server does not allow it, or the limiter of its route is another
+    /// by now.
     fn begin_allowed(
-        &self,
+        &mut self,
         request: &AllRequest<'_>,
         permits: AllPermits,
         tries: &mut usize,
     ) -> Option<Call> {
+        if self.follow() {
+            return None;
+        }
         // The server counts a call that its limiter lets pass without permits.
         let got = permits.permits().max(request.to_request().permits);
         let ticket = self.begin_try(self.load(request, got), tries)?;
         Some(Call::new(self.clone(), ticket, permits.waited(), Held::Permits(permits)))
     }
 
-    /// Begins a call with the permits of this place, unless the server does not allow it.
+    /// Begins a call with the permits of this place, unless the server does not allow it, or the
+    /// limiter of its route is another by now.
     pub(super) fn begin_reserved(
-        &self,
+        &mut self,
         request: &AllRequest<'_>,
         place: AnyReservation,
         waited: Duration,
         tries: &mut usize,
     ) -> Result<Call, AnyReservation> {
+        if self.follow() {
+            return Err(place);
+        }
         // The most that it may have got.
         match self.begin_try(self.load(request, request.to_request().most), tries) {
             Some(ticket) => Ok(Call::new(self.clone(), ticket, waited, Held::Place(Mutex::new(place)))),

@@ -32,8 +32,9 @@ pub struct CallReservation<'a> {
 
 impl<'a> CallReservation<'a> {
     pub(super) fn new(obey: &Obey, request: AllRequest<'a>) -> Result<Self, AllRefusal> {
+        let obey = obey.here();
         let place = Some(obey.limiter().reserve(request.clone())?);
-        Ok(Self { obey: obey.clone(), request, place, tries: TRIES })
+        Ok(Self { obey, request, place, tries: TRIES })
     }
 
     /// How long until the permits are due, if nothing changes; zero if they are due, and
@@ -64,7 +65,8 @@ impl Future for CallReservation<'_> {
             };
             match this.obey.begin_reserved(&this.request, place, waited, &mut this.tries) {
                 Ok(call) => return Poll::Ready(Ok(call)),
-                // The server allows no more: the limiter pauses, and the permits go back.
+                // The server allows no more and the limiter pauses, or the route has another
+                // limiter: the permits go back.
                 Err(place) => {
                     let next = this.obey.limiter().reserve(this.request.clone());
                     // All limits are told the same number, so there is no name that could be wrong.

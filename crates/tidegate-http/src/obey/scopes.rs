@@ -20,7 +20,9 @@ use super::handle::Obey;
 /// Some servers tell by which bucket they count a route, and several routes can share a bucket.
 /// With [`by_bucket`](Scopes::by_bucket), a route begins with a limiter of its own. When an answer
 /// tells its bucket, the limiter becomes that of the bucket, or the route moves to the limiter that
-/// the bucket has already. Calls that wait at the limiter that a route leaves go on there.
+/// the bucket has already. A call that waits at the limiter that a route leaves gets its permits
+/// there, and then waits its turn at the limiter of the bucket. So it obeys what the server tells of
+/// the bucket.
 ///
 /// # Examples
 ///
@@ -214,6 +216,15 @@ impl Home {
         let bucket = scopes.bucket.as_ref()?(&self.route, headers)?;
         let to = scopes.move_to(&self.route, bucket, from);
         (!to.is_same(from)).then_some(to)
+    }
+
+    /// The limiter of the route, if that is another than this by now.
+    pub(super) fn moved(&self, from: &Obey) -> Option<Obey> {
+        let scopes = self.scopes.upgrade()?;
+        scopes.bucket.as_ref()?;
+        let state = scopes.state();
+        let to = state.scopes.get(&*self.route).filter(|scope| !scope.obey.is_same(from))?;
+        Some(to.obey.clone().at_home(self.clone()))
     }
 
     /// Pauses all scopes.
