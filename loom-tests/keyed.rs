@@ -294,6 +294,37 @@ fn broken_the_last_call_settles_a_line() {
     });
 }
 
+/// All keys enter shadow mode while a line is made.
+fn entering_shadow_against_a_line(enter: fn(&Keys)) {
+    model(move || {
+        let (keys, _) = keys(2);
+        let other = {
+            let keys = keys.clone();
+            thread::spawn(move || enter(&keys))
+        };
+        let line = keys.own_line(&1).expect("there is room");
+        other.join().expect("no panic");
+        assert!(line.shared().is_shadow(), "in shadow");
+    });
+}
+
+#[test]
+fn a_line_that_is_made_meanwhile_is_in_shadow() {
+    entering_shadow_against_a_line(|keys| keys.set_shadow(true));
+}
+
+/// The broken twin: tells the lines, and then sets the flag.
+#[test]
+#[should_panic = "in shadow"]
+fn broken_a_line_that_is_made_meanwhile_is_in_shadow() {
+    entering_shadow_against_a_line(|keys| {
+        for shard in &keys.shards {
+            write(shard).all_lines().for_each(|(_, line)| line.shared().set_shadow(true));
+        }
+        keys.shadow.store(true, Ordering::Relaxed);
+    });
+}
+
 /// Two permits at first, and a slower rate from then on.
 const SLOWER: Rate = Rate::per_minute(6);
 

@@ -237,7 +237,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             return shared.rule.status(shared.clock.now()).available;
         }
         let (line, now) = shared.reach();
-        if line.settings.shadow {
+        if line.settings.is_shadow() {
             return u64::MAX;
         }
         let left = line.leaves(&shared.rule, priority, 0, usize::from(seat > 0));
@@ -323,7 +323,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     ) -> Span {
         let shared = &self.0;
         let (line, now) = shared.reach();
-        if line.settings.shadow {
+        if line.settings.is_shadow() {
             return Span::MIN;
         }
         let times = (time(now, begin), time(now, at.max(0)));
@@ -365,13 +365,13 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             true => line.sit(&shared.rule, Demand { ask: &n, priority }, waiter.clone()),
             false => seat,
         };
-        if is_new && line.settings.shadow {
+        if is_new && line.settings.is_shadow() {
             // The composite may have asked for its time before shadow mode began, which rang the
             // seats that there were.
             deferred.rechecks.extend(waiter.upgrade());
         }
         let (news, due) = line.tell_seat(&shared.rule, now, seat, &n, time(now, at));
-        let due = if line.settings.shadow { Span::MIN } else { span(due, now) };
+        let due = if line.settings.is_shadow() { Span::MIN } else { span(due, now) };
         shared.let_go(line, news, 1, deferred);
         (seat, due)
     }
@@ -417,7 +417,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let grant = match charge {
             Ok(charge) => Ok(Some(line.track(&shared.rule, charge))),
             // It would have refused, and lets pass.
-            Err(_) if line.settings.shadow => Ok(None),
+            Err(_) if line.settings.is_shadow() => Ok(None),
             Err(refusal) => Err(refusal),
         };
         let taken =

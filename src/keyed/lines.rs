@@ -100,6 +100,8 @@ where
         let line = match found {
             Ok(Some(line)) => Ok(line),
             Ok(None) => self.line(key),
+            // In shadow, its line lets it pass.
+            Err(never) if self.passes(never) => self.line(key),
             Err(never) => Err(never),
         };
         match line {
@@ -155,6 +157,9 @@ where
             let line = new_line(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.crowd);
             if let Some(hold) = hold {
                 line.shared().begin_in_hold(hold);
+            }
+            if self.is_shadow() {
+                line.shared().begin_in_shadow();
             }
             lines.insert(hash, key, line.clone());
             Step::Done(line)

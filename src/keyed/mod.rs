@@ -13,6 +13,7 @@ mod lines;
 pub(crate) mod pause;
 pub(crate) mod plan;
 mod removed;
+mod shadow;
 mod shard;
 pub(crate) mod slots;
 pub(crate) mod table;
@@ -72,6 +73,7 @@ use crate::status::Status;
 /// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which then keeps it |
 /// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | the permits of one key |
 /// | [`pause_all`](KeyedRateLimiter::pause_all), [`resume_all`](KeyedRateLimiter::resume_all) | whether any key gets permits |
+/// | [`set_shadow_all`](KeyedRateLimiter::set_shadow_all) | whether any key refuses a request |
 /// | [`remove`](KeyedRateLimiter::remove) | one key, which starts anew |
 ///
 /// An observer can [watch](KeyedRateLimiter::observed_by) the calls for all keys, and be
@@ -860,6 +862,49 @@ where
     /// that it had when the pause began. Returns whether all keys were paused.
     pub fn resume_all(&self) -> bool {
         self.table.resume()
+    }
+
+    /// Turns shadow mode of all keys on or off: of known keys, of keys that come later, and of the
+    /// [`limiter`](KeyedRateLimiter::limiter) of each key. In shadow mode every call passes, and an
+    /// observer is told what the limit would have done, as [`RateLimiter::set_shadow`] tells.
+    ///
+    /// A request that finds permits takes them. Any other passes without a permit, also one of a
+    /// key that is [new and has no room](Refusal::TooManyKeys), but one for the `limiter` of such a
+    /// key or for a reservation of it. Requests that wait when shadow mode begins pass at once. A
+    /// key whose limiter is in shadow by itself stays so when the shadow mode of all keys ends.
+    ///
+    /// A limiter whose key was [removed](KeyedRateLimiter::remove) stays as it is.
+    ///
+    /// Switching takes time proportional to the number of keys with waiting requests or a `limiter`
+    /// in use. A granted request costs no more for it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, Statistics, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(10), 2);
+    /// let users = KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
+    /// let statistics = Arc::new(Statistics::new());
+    /// let users = users.observed_by(statistics.clone());
+    /// // Whom would this limit hit?
+    /// users.set_shadow_all(true);
+    /// for _ in 0..5 {
+    ///     users.try_acquire(&"alice")?;
+    /// }
+    /// assert_eq!(statistics.snapshot().granted, 2);
+    /// assert_eq!(statistics.snapshot().shadowed, 3);
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn set_shadow_all(&self, shadow: bool) {
+        self.table.set_shadow(shadow);
+    }
+
+    /// Whether all keys are in [shadow mode](KeyedRateLimiter::set_shadow_all).
+    #[must_use]
+    pub fn is_shadow_all(&self) -> bool {
+        self.table.is_shadow()
     }
 
     /// Forgets a key, its debt and a rate of its own. Returns whether the key was known.

@@ -95,7 +95,7 @@ use crate::policy::{Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
-use crate::sync::{AtomicUsize, LOOKS, Mutex, Ordering, ShardLock, read, write};
+use crate::sync::{AtomicBool, AtomicUsize, LOOKS, Mutex, Ordering, ShardLock, read, write};
 use crate::time::Nanos;
 
 /// The least number of places of a full shard. A table of this size grows without blocking requests
@@ -141,6 +141,8 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) events: Option<Watch<K>>,
     /// The requests that wait for any key.
     pub(crate) crowd: Arc<Crowd>,
+    /// All keys are in shadow.
+    pub(crate) shadow: AtomicBool,
     /// Gives plans to keys, if keys have plans.
     pub(super) plans: Option<Plans<K, P>>,
 }
@@ -239,6 +241,7 @@ where
             changing: Mutex::new(()),
             events: None,
             crowd,
+            shadow: AtomicBool::new(false),
             plans: None,
         }
     }
@@ -294,8 +297,9 @@ where
             return self.pass_exempt(hash, key, request);
         }
         match self.try_known(hash, key, request) {
-            Some(answer) if self.events.is_none() => answer,
-            Some(answer) => self.tell_grant(key, n, answer),
+            Some(Ok(grant)) if self.events.is_none() => Ok(grant),
+            Some(Err(refusal)) if self.events.is_none() && !self.is_shadow() => Err(refusal),
+            Some(answer) => self.tell_end(key, n, answer),
             None => self.try_slow(hash, key, request),
         }
     }
@@ -326,8 +330,8 @@ where
     {
         match self.ask(hash, key, request) {
             Ok(Taken::Line(line)) => line.try_acquire_many(*request),
-            Ok(Taken::Granted(grant)) => self.tell_grant(key, request.permits, Ok(grant)),
-            Err(refusal) => self.tell(key, request.permits, Err(refusal)),
+            Ok(Taken::Granted(grant)) => self.tell_end(key, request.permits, Ok(grant)),
+            Err(refusal) => self.tell_end(key, request.permits, Err(refusal)),
         }
     }
 
@@ -352,9 +356,11 @@ where
         match answer {
             Ok(Taken::Line(line)) => Ok(Taken::Line(line)),
             // Not reported: the line reports when the request is served or refused.
-            Err(Refusal::Limited { .. } | Refusal::Paused { .. }) => self.line_for(key, n).map(Taken::Line),
-            Ok(Taken::Granted(grant)) => self.tell_grant(key, n, Ok(grant)).map(Taken::Granted),
-            Err(refusal) => self.tell(key, n, Err(refusal)).map(Taken::Granted),
+            Err(Refusal::Limited { .. } | Refusal::Paused { .. }) if !self.is_shadow() => {
+                self.line_for(key, n).map(Taken::Line)
+            }
+            Ok(Taken::Granted(grant)) => self.tell_end(key, n, Ok(grant)).map(Taken::Granted),
+            Err(refusal) => self.tell_end(key, n, Err(refusal)).map(Taken::Granted),
         }
     }
 
@@ -372,13 +378,20 @@ where
         Ok(Grant::at_once(0))
     }
 
-    /// Reports a request for at least `n` permits that was decided without a line.
+    /// Reports a request for at least `n` permits that was decided without a line, and lets it pass
+    /// in shadow.
     #[cold]
-    fn tell_grant<Q>(&self, key: &Q, n: u32, answer: Result<Grant, Refusal>) -> Result<Grant, Refusal>
+    fn tell_end<Q>(&self, key: &Q, n: u32, answer: Result<Grant, Refusal>) -> Result<Grant, Refusal>
     where
         Q: ToOwned<Owned = K> + ?Sized,
     {
-        self.tell(key, answer.map_or(n, Grant::permits), answer)
+        match answer {
+            Err(refusal) if self.passes(refusal) => {
+                self.report(key, |events| events.shadowed(n.into(), &refusal));
+                Ok(Grant::at_once(0))
+            }
+            answer => self.tell(key, answer.map_or(n, Grant::permits), answer),
+        }
     }
 
     /// Reports a request that was decided without a line. A line reports for itself.

@@ -77,13 +77,20 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Turns shadow mode on or off. When it is turned on, the waiters in line pass at once.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        let mut next = self.visit(|line, _| {
-            let begins = shadow && !line.settings.shadow;
+        let begins = self.visit(|line, _| {
+            let was = line.settings.is_shadow();
             line.settings.shadow = shadow;
-            begins.then_some(0)
+            shadow && !was
         });
-        // The composites that wait here look for a time without this limiter. Few at a time, so
-        // that other calls can have the lock.
+        if begins {
+            self.ring_seats();
+        }
+    }
+
+    /// Lets the composites that wait here look for a time without this limiter, when shadow mode
+    /// begins. Few at a time, so that other calls can have the lock.
+    pub(crate) fn ring_seats(&self) {
+        let mut next = Some(0);
         while let Some(place) = next {
             next = self.visit(|line, visit| line.seats.ring_from(place, visit.deferred));
         }

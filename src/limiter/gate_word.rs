@@ -139,6 +139,6 @@ pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> Word {
         | flag(line.is_paused() || line.settings.is_restrained(), PAUSED)
         | flag(line.settings.kept.is_some(), SHARE_KEPT)
         | flag(line.settings.observed, OBSERVED)
-        | flag(line.settings.shadow, SHADOW);
+        | flag(line.settings.is_shadow(), SHADOW);
     Word(word)
 }

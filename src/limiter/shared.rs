@@ -297,7 +297,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let now = self.clock.now();
         // A pause may have ended with no call since.
         line.arrive(&self.rule, now, &mut Deferred::new());
-        word_of(&line).has_only(OBSERVED)
+        // Shadow mode of all keys is no setting of this limiter.
+        let unset = if line.settings.shadow { OBSERVED } else { OBSERVED | SHADOW };
+        word_of(&line).has_only(unset)
             // The next request may be charged as of an earlier time, and a state alone does not
             // tell.
             && !self.lateness.is_usable(now)

@@ -170,7 +170,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     }
                 }
             }
-            if line.settings.shadow {
+            if line.settings.is_shadow() {
                 return Ok(Some(Outcome::Shadow(limited(line.due_behind(visit, demand), visit.now))));
             }
             let deadline = deadline(line, visit, demand, wait.longest(self.rule.max_wait()))?;

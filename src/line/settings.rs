@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) observed: bool,
     /// No request is refused, and none waits.
     pub(crate) shadow: bool,
+    /// As `shadow`, with all keys.
+    pub(crate) shadow_with_all: bool,
     /// `None` if no permits are kept.
     pub(crate) kept: Option<KeptShare>,
     pub(crate) bounds: QueueBounds,
@@ -40,9 +42,15 @@ impl Settings {
             paces: Vec::new(),
             observed: false,
             shadow: false,
+            shadow_with_all: false,
             kept: None,
             bounds: QueueBounds::UNBOUNDED,
         }
+    }
+
+    /// Whether no request is refused, and none waits.
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.shadow || self.shadow_with_all
     }
 
     #[cfg(feature = "keyed")]

@@ -16,4 +16,5 @@ mod foreign;
 mod fresh;
 mod pause;
 mod plans;
+mod shadow;
 mod table;

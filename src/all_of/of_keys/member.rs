@@ -20,6 +20,7 @@ use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::request::Request;
 use crate::status::Status;
+use crate::time::Nanos;
 
 /// A limiter of keys, of whatever policy.
 pub(crate) trait KeyedMember<Q: ?Sized, C: Timer>: Send + Sync {
@@ -159,7 +160,7 @@ where
             member.check(n, priority)?;
             Ok(member.look(n, priority))
         };
-        match table.find(key, look) {
+        let wait = match table.find(key, look) {
             Found::Known(answer) => answer,
             Found::Line(line) => look_at(&line),
             Found::Nowhere if table.is_closed() => Err(Refusal::Closed),
@@ -167,14 +168,22 @@ where
                 Some(line) => look_at(line),
                 None => table.unknown(key, look),
             },
+        };
+        match wait {
+            Err(Refusal::Closed) => Err(Refusal::Closed),
+            _ if table.is_shadow() => Ok(Wait { time: Nanos::ZERO, paused: false }),
+            wait => wait,
         }
     }
 
     fn take(&self, key: &Q, n: u32, priority: i8) -> Result<(), Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
-        match table.ask(table.hash_of(key), key, &Request::permits(n).priority(priority))? {
-            Taken::Granted(_) => Ok(()),
-            Taken::Line(line) => handle(&line).take_then((n, priority), &mut || Ok(())),
+        match table.ask(table.hash_of(key), key, &Request::permits(n).priority(priority)) {
+            Ok(Taken::Granted(_)) => Ok(()),
+            Ok(Taken::Line(line)) => handle(&line).take_then((n, priority), &mut || Ok(())),
+            // As a member in shadow: it refuses no request.
+            Err(refusal) if table.passes(refusal) => Ok(()),
+            Err(refusal) => Err(refusal),
         }
     }
 }
