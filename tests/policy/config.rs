@@ -4,7 +4,7 @@ use proptest::option;
 use proptest::prelude::*;
 use std::time::Duration;
 use tidegate::policy::{AnyPolicy, ConfigError, Policy, PolicyConfig};
-use tidegate::{Nanos, Rate, Refusal};
+use tidegate::{Both, Nanos, Rate, Refusal};
 
 fn told(text: &str) -> String {
     text.parse::<AnyPolicy>().map_or_else(|error| error.to_string(), |policy| policy.to_string())
@@ -134,6 +134,53 @@ fn a_bad_configuration_is_told_with_what_to_write() {
     ] {
         assert_eq!(told(text), error, "{text}");
     }
+}
+
+#[test]
+fn a_bad_pair_is_told_with_what_to_write() {
+    let one = "token_bucket 5/s burst 5 and fixed_window 9/s";
+    assert_eq!(told(one), "and: write one policy here, or read two as Both<AnyPolicy, AnyPolicy>");
+    let form = "write two policies, such as token_bucket 5/s burst 10 and fixed_window 100/min";
+    for (text, error) in [
+        ("unlimited", format!("unlimited: {form}")),
+        ("unlimited and", format!("unlimited and: {form}")),
+        ("and unlimited", format!("and unlimited: {form}")),
+        ("", format!(": {form}")),
+        (
+            "unlimited and unlimited and unlimited",
+            "and: write one policy here, or read two as Both<AnyPolicy, AnyPolicy>".into(),
+        ),
+        ("gcra 5/s and unlimited", "\"gcra\" is not a policy: write token_bucket".into()),
+        ("unlimited and fixed_window 5 minutes", told("fixed_window 5 minutes")),
+    ] {
+        let pair = text.parse::<Both<AnyPolicy, AnyPolicy>>();
+        assert_eq!(pair.expect_err("bad").to_string(), error, "{text}");
+    }
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_pair_is_read_from_a_line_or_a_list() -> Result<(), serde_json::Error> {
+    type Pair = Both<AnyPolicy, AnyPolicy>;
+    let line = "token_bucket 5/s burst 10 and fixed_window 100/min";
+    let list =
+        r#"[{"policy":"token_bucket","rate":"5/s","burst":10},{"policy":"fixed_window","rate":"100/min"}]"#;
+    let mixed = r#"["token_bucket 5/s burst 10",{"policy":"fixed_window","rate":"100/min"}]"#;
+    for json in [&format!("{line:?}"), list, mixed] {
+        let pair: Pair = serde_json::from_str(json)?;
+        assert_eq!(pair.to_string(), line);
+        assert_eq!(serde_json::to_string(&pair)?, list);
+    }
+    for (json, part) in [
+        ("5", "expected two policies: a line, such as"),
+        (r#"["unlimited"]"#, "invalid length 1, expected two policies"),
+        (r#"["unlimited","unlimited","unlimited"]"#, "invalid length 3, expected two policies"),
+        (r#"["unlimited","gcra"]"#, "\"gcra\" is not a policy: write token_bucket"),
+    ] {
+        let error = serde_json::from_str::<Pair>(json).expect_err("bad").to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::option;
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change, Policy, PolicyConfig};
-use tidegate::{Nanos, Rate};
+use tidegate::{Both, Nanos, Rate};
 
 fn some_rate() -> impl Strategy<Value = Rate> {
     let period = prop_oneof![
@@ -98,6 +98,22 @@ fn through_json(config: &PolicyConfig) -> [PolicyConfig; 2] {
     [config.clone(), config.clone()]
 }
 
+fn pairs_through(pair: &Both<AnyPolicy, AnyPolicy>) -> Vec<Both<AnyPolicy, AnyPolicy>> {
+    let line = pair.to_string();
+    let mut pairs = vec![line.parse().expect("a pair")];
+    #[cfg(feature = "serde")]
+    {
+        let list = serde_json::to_string(&pair).expect("finite");
+        let line = serde_json::to_string(&line).expect("a string");
+        pairs.extend([list, line].map(|json| serde_json::from_str(&json).expect("a pair")));
+    }
+    // Also as the first of three.
+    let three: Both<Both<AnyPolicy, AnyPolicy>, AnyPolicy> =
+        format!("{} and unlimited", pairs[0]).parse().expect("three");
+    assert_eq!(three.to_string(), format!("{pair} and unlimited"));
+    pairs
+}
+
 /// What a policy decides about requests of one and two permits.
 fn decisions(policy: &AnyPolicy) -> Vec<String> {
     let state = policy.start(Nanos::ZERO);
@@ -131,6 +147,27 @@ proptest! {
         let again = AnyPolicy::try_from(config.clone())?;
         prop_assert_eq!(again.config(), config);
         prop_assert_eq!(decisions(&again), decisions(&policy));
+    }
+
+    /// Two policies of any kinds go round as one line, and as a list.
+    #[test]
+    fn a_pair_goes_round(first in some_line(), second in some_line()) {
+        type Pair = Both<AnyPolicy, AnyPolicy>;
+        let read = |line: &str| line.parse::<AnyPolicy>();
+        let line = format!("{first} and {second}");
+        let (Ok(a), Ok(b)) = (read(&first), read(&second)) else {
+            // The error is that of the first line that has one.
+            let error = read(&first).err().or(read(&second).err());
+            prop_assert_eq!(line.parse::<Pair>().err(), error);
+            return Ok(());
+        };
+        let pair: Pair = line.parse()?;
+        prop_assert_eq!(pair.to_string(), format!("{a} and {b}"));
+        for again in pairs_through(&pair) {
+            prop_assert_eq!(again.to_string(), pair.to_string());
+            prop_assert_eq!(decisions(again.first()), decisions(&a));
+            prop_assert_eq!(decisions(again.second()), decisions(&b));
+        }
     }
 
     /// A field that says something else than the default is as it was given.

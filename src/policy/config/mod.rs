@@ -12,6 +12,7 @@ use crate::policy::{
 };
 use crate::rate::Rate;
 
+mod both;
 mod error;
 mod field;
 mod suggest;
@@ -47,6 +48,9 @@ macro_rules! define {
         /// numbers with a unit: `500ms`, `8h`. `unlimited` and `deny_all` have no rate and no
         /// fields.
         ///
+        /// Two lines with `and` between them are read as a [`Both`](crate::Both) of two
+        /// [`AnyPolicy`]: `token_bucket 5/s burst 10 and fixed_window 100/min`.
+        ///
         /// # serde
         ///
         /// A string, which is a line; or a map: the name of the kind as `policy`, and each field by
@@ -54,7 +58,8 @@ macro_rules! define {
         /// one, by `#[serde(flatten)]`. A configuration is written as a map. The format must tell
         /// its types, as JSON, TOML and YAML do.
         /// An [`AnyPolicy`] can be read and written, too: then a policy that cannot be made is an
-        /// error of the format's, and it is written as its [configuration](AnyPolicy::config).
+        /// error of the format's, and it is written as its [configuration](AnyPolicy::config). So
+        /// can a [`Both`](crate::Both): as a line, or as a list of two.
         ///
         /// # Examples
         ///
@@ -279,7 +284,7 @@ fn unknown(kind: &Schema, before: &str, word: &str) -> ConfigError {
         Some((field, value)) if kind.has(field) => form(format!("{field} {value}")),
         None if kind.has_flag(before) && word == "true" => form(format!("{before} without {word}")),
         None if kind.has_flag(before) && word == "false" => form(format!("no {before}")),
-        _ => surplus(kind, word),
+        _ => both::one_policy(word).unwrap_or_else(|| surplus(kind, word)),
     }
 }
 
