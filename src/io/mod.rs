@@ -39,8 +39,8 @@ pin_project! {
     ///
     /// A chunk is what comes in within 10 ms: at least 512 bytes and at most 64 KiB, and no more
     /// than the limiter can grant at once. So a policy with a burst of at least 10 ms is right;
-    /// with a smaller one the chunks are smaller, and more of them wait. The size follows the rate.
-    /// [`max_chunk`](Throttled::max_chunk) makes them smaller.
+    /// with a smaller one the chunks are smaller, and more of them wait. The size follows the rate
+    /// and the burst, also of a chunk that waits. [`max_chunk`](Throttled::max_chunk) makes them smaller.
     ///
     /// # Fairness
     ///
@@ -164,7 +164,7 @@ struct Direction {
     max_chunk: u32,
     /// The chunk that is being paid, and its place in the queue.
     place: Option<(u32, AnyReservation)>,
-    /// How many bytes were read that the limiter refused a place.
+    /// How many bytes were read that have no place.
     owed: u32,
 }
 
@@ -185,31 +185,44 @@ impl Direction {
         u32::try_from(bytes).unwrap_or(u32::MAX).min(self.chunk)
     }
 
-    /// Takes a place for so many bytes, none of which has one.
-    fn join(&mut self, bytes: u32) -> io::Result<()> {
-        let place = self.limiter.reserve(AllRequest::from(bytes)).map_err(refused)?;
-        self.place = Some((bytes, place));
-        Ok(())
+    /// Takes a place for a chunk of these bytes, none of which has one. Returns its size.
+    fn join(&mut self, bytes: usize) -> io::Result<u32> {
+        loop {
+            let part = self.part(bytes);
+            match self.limiter.reserve(AllRequest::from(part)) {
+                Ok(place) => {
+                    self.place = Some((part, place));
+                    return Ok(part);
+                }
+                Err(refusal) => self.shrink_after(part, refusal)?,
+            }
+        }
     }
 
-    /// Waits until the place is due, if there is one. Returns how many bytes it is for.
-    fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<io::Result<u32>> {
-        let Some((bytes, place)) = &mut self.place else { return Poll::Ready(Ok(0)) };
+    /// Waits until the place is due, if there is one. Returns how many bytes it is for; `None` if
+    /// they need another place, of a smaller chunk. After an error they have no place.
+    fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<u32>>> {
+        let Some((bytes, place)) = &mut self.place else { return Poll::Ready(Ok(Some(0))) };
         let bytes = *bytes;
         match ready!(Pin::new(place).poll(context)) {
             Ok(grant) => {
                 if grant.waited() > Duration::ZERO {
                     self.set_chunk();
                 }
-                Poll::Ready(Ok(bytes))
+                Poll::Ready(Ok(Some(bytes)))
             }
             Err(refusal) => {
                 self.place = None;
-                // A lower burst may be why.
-                self.set_chunk();
-                Poll::Ready(Err(refused(refusal)))
+                Poll::Ready(self.shrink_after(bytes, refusal).map(|()| None))
             }
         }
+    }
+
+    /// Fits the chunk to the rate and the burst after a refusal. Fails unless the chunk is smaller
+    /// than the one that was refused: then the limiter may grant it.
+    fn shrink_after(&mut self, refused: u32, refusal: AllRefusal) -> io::Result<()> {
+        self.set_chunk();
+        if self.chunk < refused { Ok(()) } else { Err(io::Error::other(refusal)) }
     }
 
     /// Ends the place: so many of its bytes were moved.
@@ -264,8 +277,4 @@ fn chunk(status: &AllStatus) -> u32 {
     };
     let chunks = status.members.iter().map(|(_, status)| of_limit(status.rate.as_per_second(), status.limit));
     chunks.min().unwrap_or(MOST)
-}
-
-fn refused(refusal: AllRefusal) -> io::Error {
-    io::Error::other(refusal)
 }

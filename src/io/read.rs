@@ -11,29 +11,41 @@ use crate::io::{Direction, Throttled};
 impl Direction {
     /// Waits until what was read before is paid for. After a refusal the next read asks again.
     fn poll_paid(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.owed > 0 {
-            // A smaller burst may have come since.
-            self.join(self.owed.min(self.chunk))?;
-            self.owed = 0;
+        loop {
+            let read = match &self.place {
+                Some((bytes, _)) => *bytes,
+                None if self.owed == 0 => return Poll::Ready(Ok(())),
+                None => {
+                    let joined = self.join(self.owed as usize)?;
+                    self.owed -= joined;
+                    joined
+                }
+            };
+            match ready!(self.poll_due(context)) {
+                Ok(Some(_)) => self.place = None,
+                Ok(None) => self.owed = self.owed.saturating_add(read),
+                Err(refusal) => {
+                    self.owed = self.owed.saturating_add(read);
+                    return Poll::Ready(Err(refusal));
+                }
+            }
         }
-        let read = self.place.as_ref().map_or(0, |(bytes, _)| *bytes);
-        if let Err(refusal) = ready!(self.poll_due(context)) {
-            self.owed = read;
-            return Poll::Ready(Err(refusal));
-        }
-        self.place = None;
-        Poll::Ready(Ok(()))
     }
 
     /// Takes a place for what was read. If it is refused, the next read asks again, and tells why:
     /// this one has bytes to hand over.
     fn read(&mut self, bytes: usize) {
-        let bytes = self.part(bytes.saturating_add(self.owed as usize));
-        match &self.place {
-            _ if bytes == 0 => {}
-            None => self.owed = if self.join(bytes).is_ok() { 0 } else { bytes },
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if let Some((before, _)) = &self.place {
             // Consumed in two parts, without a look at the buffer in between: all is charged now.
-            Some((before, _)) => self.settle(before.saturating_add(bytes)),
+            let all = before.saturating_add(bytes);
+            return self.settle(all);
+        }
+        self.owed = self.owed.saturating_add(bytes);
+        if self.owed > 0
+            && let Ok(joined) = self.join(self.owed as usize)
+        {
+            self.owed -= joined;
         }
     }
 }

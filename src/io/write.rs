@@ -17,10 +17,14 @@ impl Direction {
         bytes: usize,
         write: impl FnOnce(&mut Context<'_>, usize) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        if self.place.is_none() {
-            self.join(self.part(bytes))?;
-        }
-        let paid = ready!(self.poll_due(context))?;
+        let paid = loop {
+            if self.place.is_none() {
+                self.join(bytes)?;
+            }
+            if let Some(paid) = ready!(self.poll_due(context))? {
+                break paid;
+            }
+        };
         // Paid by an earlier call, maybe for a longer buffer.
         let written = write(context, bytes.min(paid as usize));
         let used = match &written {

@@ -262,9 +262,7 @@ fn the_chunk_follows_the_rate_and_the_burst() -> Result<(), Box<dyn std::error::
     assert_eq!(sizes, [10_000; 12]);
     limiter.change(Change::rate(Rate::per_second(100_000)).burst(700))?;
     sizes.clear();
-    // The chunk that is unpaid never fits again.
-    let error = read(&mut sizes).expect_err("a smaller burst");
-    assert_eq!(refusal(&error), Some(Refusal::ExceedsLimit { requested: 10_000, limit: 700 }));
+    // The unpaid chunk does not fit any more, and is paid for in smaller ones.
     for _ in 0..3 {
         read(&mut sizes)?;
     }
@@ -327,6 +325,38 @@ async fn large_buffers_get_no_larger_share() {
     let (least, most) = (shares.iter().min(), shares.iter().max());
     // The first one has the burst, and then they take turns.
     assert!(most.zip(least).is_some_and(|(most, least)| most - least <= 30_000), "{shares:?}");
+}
+
+/// The limiter refuses a chunk that is larger than the new burst. It ended the transfer.
+#[test]
+fn a_smaller_burst_makes_the_chunk_smaller_that_waits() {
+    let (limiter, clock) = bucket(1000, 512);
+    limiter.drain();
+    let peer = Peer { most: usize::MAX, ..Peer::default() };
+    let mut writer = Throttled::new(peer).limit_writes(limiter.clone());
+    let mut write = spawn(writer.write(&[1; 1000]));
+    assert_pending!(write.poll());
+    limiter.change(Change::only_burst(100)).expect("a bucket");
+    assert!(write.is_woken());
+    assert_pending!(write.poll());
+    clock.advance(Duration::from_millis(100));
+    assert_eq!(assert_ready_ok!(write.poll()), 100);
+
+    let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter.clone());
+    let mut buffer = [0; 1000];
+    assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 100);
+    let mut read = spawn(reader.read(&mut buffer));
+    assert_pending!(read.poll());
+    limiter.change(Change::only_burst(10)).expect("a bucket");
+    assert!(read.is_woken());
+    // All that was read is paid for, in smaller chunks.
+    assert_pending!(read.poll());
+    for _ in 0..9 {
+        clock.advance(Duration::from_millis(10));
+        assert_pending!(read.poll());
+    }
+    clock.advance(Duration::from_millis(10));
+    assert_eq!(assert_ready_ok!(read.poll()), 10);
 }
 
 #[tokio::test(start_paused = true)]
