@@ -2,7 +2,9 @@
 
 use std::error::Error;
 use std::path::Path;
+use std::time::Duration;
 
+use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::{Arguments, Measured};
@@ -12,24 +14,44 @@ const OTHER: RGBColor = RGBColor(0x2a, 0x9d, 0x8f);
 const TEXT: RGBColor = RGBColor(0x1d, 0x2d, 0x44);
 const FAINT: RGBColor = RGBColor(0xe6, 0xe6, 0xe6);
 
-/// Draws the courses of all connections, and the greedy ones in another colour.
-pub(crate) fn draw(file: &Path, arguments: &Arguments, measured: &Measured) -> Result<(), Box<dyn Error>> {
+/// Draws the courses of all connections, a picture for each way that was measured.
+pub(crate) fn draw(
+    file: &Path,
+    arguments: &Arguments,
+    ways: &[(&str, Measured)],
+) -> Result<(), Box<dyn Error>> {
     let area = SVGBackend::new(file, (960, 420)).into_drawing_area();
     area.fill(&WHITE)?;
-    let right = measured.took.as_secs_f64();
-    let share = f64::from(arguments.rate) * right / arguments.connections.max(1) as f64 / 1e6;
     let title = format!(
         "{} connections share {} MB/s, {} of them are greedy",
         arguments.connections,
         f64::from(arguments.rate) / 1e6,
         arguments.greedy,
     );
-    let mut chart = ChartBuilder::on(&area)
-        .caption(title, ("sans-serif", 22, &TEXT))
+    let area = area.titled(&title, ("sans-serif", 22).into_font().color(&TEXT))?;
+    let most = ways.iter().flat_map(|(_, way)| way.by(Duration::MAX)).max().unwrap_or_default() as f64 / 1e6;
+    for (part, (name, measured)) in area.split_evenly((1, ways.len().max(1))).iter().zip(ways) {
+        draw_way(part, arguments, name, measured, most)?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+/// Draws the greedy connections in another colour.
+fn draw_way(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    arguments: &Arguments,
+    name: &str,
+    measured: &Measured,
+    most: f64,
+) -> Result<(), Box<dyn Error>> {
+    let right = measured.took.as_secs_f64();
+    let mut chart = ChartBuilder::on(area)
+        .caption(name, ("sans-serif", 18, &TEXT))
         .margin(16)
         .x_label_area_size(44)
         .y_label_area_size(68)
-        .build_cartesian_2d(0.0..right, 0.0..share * 1.15)?;
+        .build_cartesian_2d(0.0..right, 0.0..most * 1.05)?;
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -60,6 +82,5 @@ pub(crate) fn draw(file: &Path, arguments: &Arguments, measured: &Measured) -> R
         .border_style(FAINT)
         .background_style(WHITE)
         .draw()?;
-    area.present()?;
     Ok(())
 }

@@ -23,9 +23,8 @@ pub(crate) enum Way {
     SpeedLimit,
 }
 
-/// The buffer of a connection that is not greedy holds a chunk.
-const BUFFER: usize = 64 << 10;
-const GREEDY: usize = 1 << 20;
+/// A greedy connection has a buffer so many times as large as the others.
+const GREEDY: usize = 16;
 
 /// Moves the bytes once, in a runtime of two threads.
 pub(crate) fn run(arguments: &Arguments, way: Way) -> std::result::Result<Measured, Box<dyn Error>> {
@@ -53,12 +52,13 @@ async fn transfer(arguments: Arguments, way: Way) -> Result<Measured> {
     let end = begin + Duration::from_secs(arguments.seconds.into());
     let each = arguments.bytes() / arguments.connections.max(1) as u64;
     for (index, (near, far)) in sockets.into_iter().enumerate() {
-        let buffer = if index < arguments.greedy { GREEDY } else { BUFFER };
-        readers.spawn(async move { Ok((index, read(far, begin).await?)) });
+        let chunk = arguments.buffer as usize;
+        let buffer = if index < arguments.greedy { GREEDY * chunk } else { chunk };
+        readers.spawn(async move { Ok((index, read(far, chunk, begin).await?)) });
         match way {
             Way::Plain => writers.spawn(write(near, buffer, each, None)),
             Way::Tidegate => {
-                let limited = Throttled::new(near).limit_writes(tidegate.clone());
+                let limited = Throttled::new(near).max_chunk(arguments.buffer).limit_writes(tidegate.clone());
                 writers.spawn(write(limited, buffer, u64::MAX, Some(end)))
             }
             Way::SpeedLimit => {
@@ -101,8 +101,8 @@ async fn write(
 }
 
 /// Reads to the end, and tells what had come by when.
-async fn read(mut from: TcpStream, begin: Instant) -> Result<Course> {
-    let (mut buffer, mut bytes, mut course) = (vec![0; BUFFER], 0, Course::new());
+async fn read(mut from: TcpStream, buffer: usize, begin: Instant) -> Result<Course> {
+    let (mut buffer, mut bytes, mut course) = (vec![0; buffer], 0, Course::new());
     loop {
         match from.read(&mut buffer).await? {
             0 => return Ok(course),

@@ -12,6 +12,15 @@
 //! | waits | before the next read | before the write |
 //! | peer is silent, or takes less | holds no permits | gives back what the peer did not take |
 //! | bytes in any span | what the policy states, and a chunk of each reader | what the policy states, and a chunk of each writer whose task runs late |
+//!
+//! Each chunk that waits wakes its task once. The kernel does most of the work for it: of some
+//! 60,000 instructions, a quarter are the limiter's. So the processor time of a transfer is that of
+//! its number of chunks, and [larger ones](Throttled::max_chunk) cost less.
+//!
+//! Eight connections, as the example `bandwidth` measures them. Two of them write with buffers of
+//! 1 MiB, and the others with buffers of 64 KiB:
+//!
+#![cfg_attr(doc, doc = include_str!("../../docs/bandwidth.svg"))]
 
 mod read;
 mod write;
@@ -37,8 +46,8 @@ pin_project! {
     ///
     /// # Chunks
     ///
-    /// A chunk is what comes in within 10 ms: at least 512 bytes and at most 64 KiB, and no more
-    /// than the limiter can grant at once. So a policy with a burst of at least 10 ms is right;
+    /// A chunk is what comes in within 10 ms: at least 512 bytes, at most 64 KiB, and no more than
+    /// the limiter can grant at once. So a policy with a burst of at least 10 ms is right;
     /// with a smaller one the chunks are smaller, and more of them wait. The size follows the rate
     /// and the burst, also of a chunk that waits. [`max_chunk`](Throttled::max_chunk) makes them smaller.
     ///
@@ -117,12 +126,14 @@ impl<T> Throttled<T> {
         Throttled { writes: Some(Direction::new(limiter.into(), self.max_chunk)), ..self }
     }
 
-    /// Makes no chunk larger than this, and at least one byte: as small as the smallest buffer
-    /// among the transfers that are to get equal shares, or smaller for a transfer that is to get
-    /// less than the others. More chunks cost more.
+    /// Makes no chunk larger than this, and at least one byte. The default is 64 KiB.
+    ///
+    /// Transfers get equal shares if this is at most the smallest of their buffers. A transfer with
+    /// smaller chunks than the others gets less. Each chunk costs a wake-up of its task, so larger
+    /// chunks cost less processor time where all buffers are larger, too.
     #[must_use]
     pub fn max_chunk(mut self, bytes: u32) -> Throttled<T> {
-        self.max_chunk = bytes.clamp(1, MOST);
+        self.max_chunk = bytes.max(1);
         for direction in [&mut self.reads, &mut self.writes].into_iter().flatten() {
             direction.max_chunk = self.max_chunk;
             direction.set_chunk();
@@ -177,7 +188,7 @@ impl Direction {
 
     /// Fits the chunk to the rate and the burst, which may have changed.
     fn set_chunk(&mut self) {
-        self.chunk = chunk_size(&self.limiter).min(self.max_chunk);
+        self.chunk = chunk(&self.limiter.status(), self.max_chunk);
     }
 
     /// So many of these bytes are a chunk, or fewer.
@@ -265,16 +276,16 @@ impl fmt::Debug for Direction {
 /// ```
 #[must_use]
 pub fn chunk_size(limiter: &AnyLimiter) -> u32 {
-    chunk(&limiter.status())
+    chunk(&limiter.status(), MOST)
 }
 
-fn chunk(status: &AllStatus) -> u32 {
+fn chunk(status: &AllStatus, most: u32) -> u32 {
     let of_limit = |rate: f64, limit: u64| {
-        let chunk = (rate * CHUNK.as_secs_f64()).clamp(LEAST.into(), MOST.into());
-        #[expect(clippy::cast_possible_truncation, reason = "it is at most 65,536")]
+        let chunk = (rate * CHUNK.as_secs_f64()).clamp(LEAST.min(most).into(), most.into());
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at most `most`")]
         let chunk = chunk as u32;
         u32::try_from(limit).unwrap_or(u32::MAX).clamp(1, chunk)
     };
     let chunks = status.members.iter().map(|(_, status)| of_limit(status.rate.as_per_second(), status.limit));
-    chunks.min().unwrap_or(MOST)
+    chunks.min().unwrap_or(most)
 }
