@@ -234,7 +234,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             line.check(&self.rule, now, demand)?;
             let deadline = deadline(line, visit, demand, wait.longest(self.rule.max_wait()))?;
             // A request that is due now needs no room.
-            let entered = if line.due_behind(visit, demand) > now {
+            let due = line.due_behind(visit, demand);
+            let entered = if due > now {
                 let entered = line.enter(visit, demand)?;
                 line.make_room(visit, demand)?;
                 Some(entered)
@@ -249,7 +250,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 // The owner of a reservation counts on its place.
                 droppable: false,
                 woken_by: WokenBy::Nobody,
-                since: now,
+                since: visit.arrival(|| due),
                 deadline,
                 waker: None,
             };
