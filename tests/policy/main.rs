@@ -21,6 +21,7 @@ mod keep_at_most;
 mod literature;
 mod log_properties;
 mod log_stress;
+mod messages;
 mod properties;
 mod stress;
 mod strict_servers;
