@@ -1,5 +1,6 @@
 //! One connection, made anew after a failure, and what its errors mean.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ pub(crate) enum Failure {
     Misconfigured(String),
 }
 
+/// How long an attempt to connect may take. Calls do not wait for it beyond their own deadline.
+const CONNECTING: Duration = Duration::from_secs(5);
+
 /// A server that is asked by one connection. All calls share it.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -28,35 +32,57 @@ pub(crate) struct Server {
     /// With the number of the connection, so that a call drops the one that failed it.
     current: Mutex<Option<(u64, MultiplexedConnection)>>,
     /// Held while connecting: one attempt at a time.
-    connecting: tokio::sync::Mutex<u64>,
+    connecting: tokio::sync::Mutex<Option<Failure>>,
+    /// How many attempts have ended.
+    attempts: AtomicU64,
 }
 
 impl Server {
     pub(crate) fn new(client: Client) -> Server {
         // Deadlines are set by the caller.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        Server { client, config, current: Mutex::new(None), connecting: tokio::sync::Mutex::new(0) }
+        let (current, connecting) = (Mutex::new(None), tokio::sync::Mutex::new(None));
+        Server { client, config, current, connecting, attempts: AtomicU64::new(0) }
     }
 
     fn current(&self) -> Option<(u64, MultiplexedConnection)> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn connection(&self) -> Result<(u64, MultiplexedConnection), Failure> {
+    async fn connection(self: &Arc<Server>) -> Result<(u64, MultiplexedConnection), Failure> {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
-        let mut number = self.connecting.lock().await;
+        // A task of its own: a server that is far away takes longer to connect to than a call may
+        // take.
+        let attempts = self.attempts.load(Ordering::Relaxed);
+        let this = self.clone();
+        let connecting = tokio::spawn(async move { this.connect(attempts).await });
+        connecting.await.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())))
+    }
+
+    /// Connects, unless an attempt has ended since so many had.
+    async fn connect(&self, attempts: u64) -> Result<(u64, MultiplexedConnection), Failure> {
+        let mut last_failure = self.connecting.lock().await;
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
-        let made = self.client.get_multiplexed_async_connection_with_config(&self.config).await;
-        let connection = made.map_err(|error| match meaning(&error) {
-            Meaning::Misconfigured => Failure::Misconfigured(told(&error)),
-            _ => Failure::NotRun(told(&error)),
-        })?;
-        *number += 1;
-        let connection = (*number, connection);
+        if self.attempts.load(Ordering::Relaxed) != attempts
+            && let Some(failure) = &*last_failure
+        {
+            return Err(failure.clone());
+        }
+        let made = self.client.get_multiplexed_async_connection_with_config(&self.config);
+        let made = match tokio::time::timeout(CONNECTING, made).await {
+            Ok(made) => made.map_err(|error| match meaning(&error) {
+                Meaning::Misconfigured => Failure::Misconfigured(told(&error)),
+                _ => Failure::NotRun(told(&error)),
+            }),
+            Err(_) => Err(Failure::NotRun("could not be connected to".into())),
+        };
+        let number = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
+        *last_failure = made.as_ref().err().cloned();
+        let connection = (number, made?);
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
         Ok(connection)
     }
@@ -76,7 +102,12 @@ impl Server {
     /// Carries out a call by the hash of its script, or by the text if the server does not know it.
     /// It is repeated only where the server said that it did not carry it out. `sent` is set before
     /// the call leaves.
-    pub(crate) async fn call(&self, by_hash: &Cmd, by_text: &Cmd, sent: &Sent) -> Result<Value, Failure> {
+    pub(crate) async fn call(
+        self: &Arc<Server>,
+        by_hash: &Cmd,
+        by_text: &Cmd,
+        sent: &Sent,
+    ) -> Result<Value, Failure> {
         let (mut cmd, mut repeated) = (by_hash, false);
         loop {
             sent.set(false);
@@ -112,16 +143,16 @@ impl Server {
 
 /// Whether a call has left, told to the deadline that ends it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sent(Arc<std::sync::atomic::AtomicBool>);
+pub(crate) struct Sent(Arc<AtomicBool>);
 
 impl Sent {
     fn set(&self, sent: bool) {
         // Relaxed: one thread carries out the call and its deadline.
-        self.0.store(sent, std::sync::atomic::Ordering::Relaxed);
+        self.0.store(sent, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> bool {
-        self.0.load(std::sync::atomic::Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -90,7 +90,7 @@ struct Inner {
 
 /// What the thread and the handles share.
 struct Shared {
-    server: Server,
+    server: Arc<Server>,
     timeout: Duration,
     began: Instant,
     breaker: Mutex<Breaker>,
@@ -263,7 +263,7 @@ impl StoreBuilder {
         // The text of the error may have the address, and so a password.
         let client = Client::open(self.url).map_err(|_| OpenError::Address)?;
         let shared = Arc::new(Shared {
-            server: Server::new(client),
+            server: Arc::new(Server::new(client)),
             timeout: self.timeout,
             began: Instant::now(),
             breaker: Mutex::default(),
@@ -314,20 +314,22 @@ async fn serve(mut calls: mpsc::UnboundedReceiver<Call>, shared: Arc<Shared>) {
 impl Shared {
     async fn carry_out(&self, by_hash: &Cmd, by_text: &Cmd) -> Result<Value, Away> {
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
+        // First, since a probe that is admitted has to be made.
+        let _place = match InFlight::new(&self.in_flight) {
+            Some(place) => place,
+            None => {
+                count(&self.counters.skipped);
+                return Err(Away::For(Duration::ZERO));
+            }
+        };
         let admission = lock(&self.breaker).admit(self.began.elapsed());
         if let Admission::Rest(rest) = admission {
             count(&self.counters.skipped);
             return Err(Away::For(rest));
         }
-        if self.in_flight.fetch_add(1, Ordering::Relaxed) >= MOST_IN_FLIGHT {
-            self.in_flight.fetch_sub(1, Ordering::Relaxed);
-            count(&self.counters.skipped);
-            return Err(Away::For(Duration::ZERO));
-        }
         let sent = Sent::default();
         let call = self.server.call(by_hash, by_text, &sent);
         let outcome = tokio::time::timeout(self.timeout, call).await;
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let failure = match outcome {
             Ok(Ok(value)) => {
                 lock(&self.breaker).succeeded(admission);
@@ -358,6 +360,22 @@ impl Shared {
             self.server.forget_all();
         }
         Err(Away::For(breaker.rest(now)))
+    }
+}
+
+/// A place among the calls in flight.
+struct InFlight<'a>(&'a AtomicUsize);
+
+impl InFlight<'_> {
+    fn new(in_flight: &AtomicUsize) -> Option<InFlight<'_>> {
+        let place = InFlight(in_flight);
+        (in_flight.fetch_add(1, Ordering::Relaxed) < MOST_IN_FLIGHT).then_some(place)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -311,6 +311,57 @@ async fn a_server_that_stops_is_left_alone_and_charges_once() {
     assert!(used <= asked, "{used} of {asked}");
 }
 
+/// A relay that passes on what clients ask, and breaks each connection in place of the answer to
+/// every so many calls of a script.
+async fn relay(to: std::path::PathBuf, at: std::path::PathBuf, every: usize) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::UnixListener::bind(at).unwrap();
+    let mut calls = 0;
+    loop {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut server = tokio::net::UnixStream::connect(&to).await.unwrap();
+        let (mut asked, mut answered) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+        loop {
+            let n = client.read(&mut asked).await.unwrap_or(0);
+            if n == 0 {
+                break;
+            }
+            server.write_all(&asked[..n]).await.unwrap();
+            let m = server.read(&mut answered).await.unwrap();
+            calls += usize::from(asked[..n].windows(4).any(|word| word == b"EVAL"));
+            if calls == every {
+                calls = 0;
+                break;
+            }
+            client.write_all(&answered[..m]).await.unwrap();
+        }
+    }
+}
+
+/// A call whose answer is lost was carried out: it is not made again, and a request that got no
+/// answer is charged at most once.
+#[tokio::test]
+async fn a_call_whose_answer_is_lost_is_not_repeated() {
+    let Some(server) = Server::start() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("relay");
+    tokio::spawn(relay(server.socket(), socket.clone(), 3));
+    until(|| socket.exists()).await;
+    let store = Store::builder(format!("redis+unix://{}", socket.display()));
+    let store = store.while_away(WhileAway::Open).timeout(Duration::from_secs(10)).open().unwrap();
+    let limiter = any(&store, "fixed_window 1000/d");
+    let mut known = 0;
+    for _ in 0..60 {
+        known += u64::from(limiter.acquire_now([]).await.unwrap().permits());
+    }
+    let lost = store.counts().unknown;
+    assert!(lost >= 15 && known + lost == 60, "{known} known, {lost} lost");
+    // As the server itself tells it.
+    let direct = Store::open(&server.url()).unwrap();
+    let status = crate::limiter(&direct, &[("limit", "fixed_window 1000/d")]).status().await.unwrap();
+    assert_eq!(status.members[0].1.available, 1000 - 60);
+}
+
 #[tokio::test]
 async fn a_killed_server_is_replaced_by_a_share_and_found_again() {
     let Some(mut server) = Server::start() else { return };
