@@ -482,7 +482,9 @@ impl Reserved {
         let of = of.clone();
         let costs = vec![(0, 0); of.0.members.len()];
         // From now on, and not from the first poll.
-        let wait = Box::pin(async move { this.sleep(due.saturating_since(clock.now()).as_duration()).await });
+        let of_wait = DefaultClock::clone(&clock);
+        let wait =
+            Box::pin(async move { this.sleep(due.saturating_since(of_wait.now()).as_duration()).await });
         Reserved { of, booking: None, costs, grant, clock, due, wait, claimed: None }
     }
 }
