@@ -8,11 +8,13 @@ use crate::any_limiter::single::{Single, alone, charged, check_name, status_of};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
 use crate::clock::{DefaultClock, Timer};
 use crate::keyed::KeyedRateLimiter;
+use crate::keyed::table::Found;
 use crate::limiter::Pause;
 use crate::policy::{Policy, TokenBucket};
 
 /// One key of a [`KeyedRateLimiter`] as a [`Limiter`]: each call looks the key up, so that a key
-/// that is not in use can be forgotten.
+/// that is not in use can be forgotten. A key that was paused or closed is not forgotten, unless it
+/// is [removed](KeyedRateLimiter::remove).
 ///
 /// # Examples
 ///
@@ -85,13 +87,15 @@ where
         Ok(self.keys.keep_at_most(&self.key, permits)?)
     }
 
-    /// Closes this key alone.
+    /// Closes this key alone, until the key is [removed](KeyedRateLimiter::remove).
     fn close(&self) -> Result<bool, AllRefusal> {
         Ok(self.keys.limiter(&self.key)?.close())
     }
 
     fn is_closed(&self) -> bool {
-        self.keys.is_closed() || self.keys.limiter(&self.key).is_ok_and(|limiter| limiter.is_closed())
+        // Makes no room for the key: one without a limiter of its own is not closed.
+        let found = self.keys.table().find(&self.key, |_, _, _| ());
+        self.keys.is_closed() || matches!(found, Found::Line(limiter) if limiter.is_closed())
     }
 }
 

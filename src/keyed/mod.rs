@@ -530,8 +530,9 @@ where
     ///
     /// While you hold this limiter, its key is not forgotten. Settings made through it hold for
     /// this key until the key is [removed](KeyedRateLimiter::remove): a rate or burst of its own, a
-    /// queue bound, a reserved share, shadow mode, an observer. Until then the key is not forgotten
-    /// and counts towards `max_keys`. A pause ends by itself, and a [reset](RateLimiter::reset) is
+    /// queue bound, a reserved share, shadow mode, an observer, and that it was
+    /// [closed](RateLimiter::close). Until then the key is not forgotten and counts towards
+    /// `max_keys`. A pause ends by itself, and a [reset](RateLimiter::reset) is
     /// over when the key is as good as new.
     ///
     /// A new key starts with the permits of the common policy. A larger burst of its own does not
@@ -782,7 +783,8 @@ where
     /// granted before stay granted. Returns whether the limiter was open.
     ///
     /// All known keys are forgotten. To close one key, close its
-    /// [`limiter`](KeyedRateLimiter::limiter).
+    /// [`limiter`](KeyedRateLimiter::limiter), and do not [remove](KeyedRateLimiter::remove) the
+    /// key.
     ///
     /// # Examples
     ///
@@ -907,10 +909,12 @@ where
         self.table.is_shadow()
     }
 
-    /// Forgets a key, its debt and a rate of its own. Returns whether the key was known.
+    /// Forgets a key, its debt and all settings of its own, and that its limiter was
+    /// [closed](RateLimiter::close). Returns whether the key was known.
     ///
     /// Waiting requests and holders of its [`limiter`](KeyedRateLimiter::limiter) keep the old
-    /// limiter and are served as before. The next request of this key starts anew.
+    /// limiter and are served as before. If it was closed, it stays closed for them. The next
+    /// request of this key starts anew, also through an [`OfKey`](crate::OfKey).
     pub fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,

@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, Request, TokenBucket, WhenKeysFull};
+use tidegate::{
+    AnyLimiter, KeyedRateLimiter, ManualClock, OfKey, Rate, Refusal, Request, TokenBucket, WhenKeysFull,
+};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
@@ -84,4 +86,36 @@ fn no_key_gets_a_permit_after_the_end() {
         }
         assert!(keys.is_empty());
     }
+}
+
+/// The table forgets no closed key by itself. A call that removes the key opens it.
+#[test]
+fn a_closed_key_stays_closed_until_it_is_removed() -> Result<(), Box<dyn std::error::Error>> {
+    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+        let keys = keys(4, when_full);
+        let handle = AnyLimiter::new(OfKey::new(&keys, 1));
+        assert!(!handle.is_closed());
+        assert!(keys.is_empty(), "a look makes no room");
+        let limiter = keys.limiter(&1)?;
+        assert!(handle.close()? && !handle.close()? && handle.is_closed() && limiter.is_closed());
+        drop(limiter);
+        // The table is full, and looks for keys to forget.
+        for key in 2..50 {
+            let _ = keys.try_acquire(&key);
+        }
+        keys.sweep();
+        assert_eq!(keys.try_acquire(&1), Err(Refusal::Closed));
+        assert!(handle.is_closed() && !keys.is_closed());
+        // A reset, a pause and the end of a pause open nothing.
+        let limiter = keys.limiter(&1)?;
+        limiter.reset();
+        keys.pause_all_for(Duration::from_secs(1));
+        keys.resume_all();
+        assert_eq!(keys.try_acquire(&1), Err(Refusal::Closed));
+        assert!(keys.remove(&1));
+        assert_eq!(limiter.try_acquire(), Err(Refusal::Closed));
+        assert!(!handle.is_closed());
+        assert!(handle.try_acquire().is_ok());
+    }
+    Ok(())
 }
