@@ -173,7 +173,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             if line.settings.is_shadow() {
                 return Ok(Some(Outcome::Shadow(limited(line.due_behind(visit, demand), visit.now))));
             }
-            let deadline = deadline(line, visit, demand, wait.longest(self.rule.max_wait()))?;
+            let deadline = deadline(line, visit, wait)?;
             let woken_by = match poller {
                 Poller::Thread(_) if !self.clock.rings_anywhere() => WokenBy::Thread { looks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.task(line, self.domain(), visit.now, 0),
@@ -232,7 +232,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let answer = self.visit(|line, visit| {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
-            let deadline = deadline(line, visit, demand, wait.longest(self.rule.max_wait()))?;
+            let deadline = deadline(line, visit, wait)?;
             // A request that is due now needs no room.
             let due = line.due_behind(visit, demand);
             let entered = if due > now {
@@ -458,17 +458,20 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 }
 
 /// The latest time at which a request can be served that joins the line, or a refusal if it will be
-/// served later.
+/// served later, or would wait longer than the policy lets a newcomer wait.
+///
+/// The time is the request's own. One that the policy has let in stays, if a change makes it wait
+/// longer than `max_wait`.
 fn deadline<R: Rule<C>, C: Timer>(
     line: &Line<R, C>,
     visit: &Visit<'_, R, C>,
-    demand: Demand<'_, R::Ask>,
-    within: Option<Nanos>,
+    wait: &Waiting<R::Ask>,
 ) -> Result<Nanos, Refusal> {
-    let Some(within) = within else { return Ok(Nanos::MAX) };
-    let (deadline, due) = (visit.now.saturating_add(within), line.due_behind(visit, demand));
-    if due > deadline || due == Nanos::MAX {
-        return Err(line.too_early(due, deadline));
+    if let Some(longest) = wait.longest(visit.rule.max_wait()) {
+        let (by, due) = (visit.now.saturating_add(longest), line.due_behind(visit, wait.demand()));
+        if due > by || due == Nanos::MAX {
+            return Err(line.too_early(due, by));
+        }
     }
-    Ok(deadline)
+    Ok(visit.now.saturating_add(wait.within))
 }

@@ -434,8 +434,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
         true
     }
 
-    /// The longest time that a request may wait in line; one that would wait longer is refused when
-    /// it asks.
+    /// The longest time that a request may have to wait in line when it asks; one that would wait
+    /// longer is refused. One that joined the line stays, whatever changes later.
     fn max_wait(&self) -> Duration {
         Duration::MAX
     }

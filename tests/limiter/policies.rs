@@ -9,8 +9,8 @@ use crate::support::{MS, waiting};
 use tidegate::policy::Keep;
 use tidegate::{
     AnyPolicy, Change, DenyAll, FixedWindow, Grant, LeakyBucket, ManualClock, Nanos, Policy, PolicyError,
-    Rate, RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
-    TokenBucket, Unlimited,
+    Rate, RateLimiter, Refusal, Request, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty,
+    SmoothWarmingUp, TokenBucket, Unlimited,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_eq, assert_ready_ok};
@@ -302,6 +302,38 @@ fn only_a_leaky_bucket_has_a_height() -> Result<(), Box<dyn Error>> {
         assert_eq!(limiter.change(other.max_wait(SECOND)), Err(error));
         assert_eq!(error.to_string(), "a longest wait of 1s was given to a policy that has none");
         assert_eq!(limiter.rate(), before);
+    }
+    Ok(())
+}
+
+/// A request that a leaky bucket has let in stays in line. It was refused when a debit, a lower
+/// rate, a pause or a request of higher priority made it wait longer than the longest wait.
+#[test]
+fn a_request_that_a_leaky_bucket_let_in_stays_in_line() -> Result<(), Box<dyn Error>> {
+    type Leaky = RateLimiter<AnyPolicy, ManualClock>;
+    let changes: [fn(&Leaky); 4] = [
+        |limiter| limiter.debit(3),
+        |limiter| limiter.set_rate(Rate::per_second(5)),
+        |limiter| limiter.pause_for(SECOND),
+        |limiter| std::mem::forget(limiter.reserve(Request::permits(5).priority(1))),
+    ];
+    for bucket in ["leaky_bucket 10/s capacity 5", "leaky_bucket 10/s max_wait 500ms"] {
+        for change in changes {
+            let clock = ManualClock::new();
+            let limiter = RateLimiter::with_clock(bucket.parse::<AnyPolicy>()?, clock.clone());
+            limiter.try_acquire()?;
+            let mut waits: Vec<_> = (0..4).map(|_| waiting(&limiter)).collect();
+            // A longest wait of its own holds.
+            let mut own = spawn(limiter.acquire_within(500 * MS));
+            assert_pending!(own.poll());
+            assert!(limiter.reserve(1).is_err(), "the bucket is full");
+            change(&limiter);
+            assert!(matches!(own.poll(), Poll::Ready(Err(_))), "{bucket}");
+            clock.advance(10 * SECOND);
+            for wait in &mut waits {
+                assert!(assert_ready!(wait.poll()).is_ok(), "{bucket}");
+            }
+        }
     }
     Ok(())
 }

@@ -148,15 +148,17 @@ impl LeakyBucket {
         Bucket::cut(terms, Start::Full, true)
     }
 
-    /// Room for `permits` beside the permit that is passing. With zero no request waits, except in
-    /// [`acquire`](crate::RateLimiter::acquire), which waits outside of the bucket.
+    /// Room for `permits` beside the permit that is passing. With zero no request waits. A request
+    /// that was let in stays, as with [`max_wait`](LeakyBucket::max_wait).
     #[must_use]
     pub fn capacity(self, permits: u32) -> LeakyBucket {
         self.high(Height::Permits(permits))
     }
 
     /// Room for as many permits as come out in `max_wait`: a request that would wait longer is
-    /// refused.
+    /// refused when it asks. A request that was let in stays, also if a change, a debit, a pause or
+    /// a request of higher priority makes it wait longer. Its own
+    /// [`within`](crate::Request::within) bounds its wait in any case.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> LeakyBucket {
         self.high(Height::Wait(max_wait))
