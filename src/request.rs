@@ -184,8 +184,11 @@ impl Request {
     /// many permits are available, when the next one comes, and when the limiter is full. The
     /// numbers belong to this grant, whatever other threads do meanwhile.
     ///
-    /// Requests that do not ask for this pay nothing for it. An
-    /// [`AllOf`](crate::AllOf) tells nothing.
+    /// A [`Refusal`](crate::Refusal) has no room for them. Where a refusal is to tell them, too, make
+    /// the call by [`try_telling`](crate::RateLimiter::try_telling), or through an
+    /// [`AnyLimiter`](crate::AnyLimiter), whose [refusals](crate::AllRefusal::left) tell them.
+    ///
+    /// Requests that do not ask for this pay nothing for it.
     pub const fn with_left(self) -> Request {
         Request { tells_left: true, ..self }
     }

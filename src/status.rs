@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use crate::grant::Left;
+use crate::error::Refusal;
+use crate::grant::{Grant, Left};
 use crate::policy::PolicyStatus;
 use crate::rate::Rate;
+use crate::request::Request;
 use crate::time::Nanos;
 
 /// A snapshot of a limiter: how many permits are available, and how many requests wait. It may be
 /// outdated when it is returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Status {
     /// The most permits that can ever be available; `u64::MAX` if there is no limit.
@@ -38,6 +40,32 @@ impl Status {
     /// The status of a limiter at which no request waits.
     pub(crate) fn new(status: PolicyStatus, rate: Rate, now: Nanos) -> Status {
         Status::from(status.as_left(now)).rate(rate)
+    }
+
+    /// This status with what a grant left.
+    pub(crate) fn with_left(self, left: Left) -> Status {
+        let Left { limit, available, next_in, full_in } = left;
+        Status { limit, available, next_in, full_in, ..self }
+    }
+
+    /// This status as it belongs to the answer of a request that did not wait.
+    pub(crate) fn told(self, request: &Request, answer: &Result<Grant, Refusal>) -> Status {
+        match answer {
+            Ok(grant) => grant.left().map_or(self, |left| self.with_left(left)),
+            Err(Refusal::Limited { retry_after } | Refusal::Paused { retry_after }) => {
+                self.as_refused(request.permits, retry_after.as_duration())
+            }
+            Err(_) => self,
+        }
+    }
+
+    /// This status as a request for `n` permits met it, which comes too early by `wait`: fewer
+    /// permits were there, whatever changed before the status was taken.
+    pub(crate) fn as_refused(self, n: u32, wait: Duration) -> Status {
+        let available = self.available.min(u64::from(n).saturating_sub(1));
+        let next_in = if n == 1 { wait } else { self.next_in };
+        let full_in = if self.full_in.is_zero() { wait } else { self.full_in };
+        Status { available, next_in, full_in, ..self }
     }
 
     /// Sets how fast permits come in.

@@ -14,6 +14,7 @@ use crate::all_of::weights::Weights;
 use crate::clock::Timer;
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
+use crate::grant::Left;
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::pause::Stop;
@@ -84,7 +85,8 @@ impl Seats {
 #[derive(Debug, Default)]
 pub(crate) struct Permits {
     first: Option<CountingPermit>,
-    more: Vec<CountingPermit>,
+    #[expect(clippy::box_collection, reason = "a grant is moved and dropped sooner")]
+    more: Option<Box<Vec<CountingPermit>>>,
 }
 
 /// The permits that one grant took.
@@ -92,23 +94,26 @@ pub(crate) struct AllCharge<C: Timer> {
     /// Empty for a grant that was made without the lock, since its owner saw it at once.
     pub(crate) taken: Vec<(usize, Box<dyn Taken<C>>)>,
     pub(crate) permits: Permits,
+    /// What a grant that was made without the lock left in the members, if that is told.
+    #[expect(clippy::box_collection, reason = "a grant is moved and dropped sooner")]
+    pub(crate) left: Option<Box<Vec<(usize, Left)>>>,
 }
 
 impl<C: Timer> Default for AllCharge<C> {
     fn default() -> Self {
-        AllCharge { taken: Vec::new(), permits: Permits::default() }
+        AllCharge { taken: Vec::new(), permits: Permits::default(), left: None }
     }
 }
 
 impl Permits {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &CountingPermit> {
-        self.first.iter().chain(&self.more)
+        self.first.iter().chain(self.more.iter().flat_map(|more| more.iter()))
     }
 
     pub(super) fn add(&mut self, permit: CountingPermit) {
         match self.first {
             None => self.first = Some(permit),
-            Some(_) => self.more.push(permit),
+            Some(_) => self.more.get_or_insert_default().push(permit),
         }
     }
 }
@@ -228,28 +233,35 @@ impl<C: Timer> All<C> {
     pub(super) fn take_then(
         &self,
         ask: &Weights,
-        permits: &mut Permits,
+        charge: &mut AllCharge<C>,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
-        self.take_left(ask, &self.order, permits, rest)
+        self.take_more(ask, &self.order, charge, rest)
     }
 
-    fn take_left(
+    fn take_more(
         &self,
         ask: &Weights,
-        left: &[usize],
-        permits: &mut Permits,
+        more: &[usize],
+        charge: &mut AllCharge<C>,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
-        let Some((&index, left)) = left.split_first() else { return rest() };
+        let Some((&index, more)) = more.split_first() else { return rest() };
         match (&self.members[index].kind, ask[index]) {
-            (_, 0) => self.take_left(ask, left, permits, rest),
+            (_, 0) => self.take_more(ask, more, charge, rest),
+            (Kind::Rate(member), n) if ask.tells_left => {
+                let (asked, mut left) = ((n, ask.priority), None);
+                let mut more = || self.take_more(ask, more, charge, rest);
+                member.take_then(asked, Some(&mut left), &mut more)?;
+                charge.left.get_or_insert_default().extend(left.map(|left| (index, left)));
+                Ok(())
+            }
             (Kind::Rate(member), n) => {
-                member.take_then((n, ask.priority), &mut || self.take_left(ask, left, permits, rest))
+                member.take_then((n, ask.priority), None, &mut || self.take_more(ask, more, charge, rest))
             }
             (Kind::Counting(limit), n) => {
-                permits.add(limit.try_acquire_many(n)?);
-                self.take_left(ask, left, permits, rest)
+                charge.permits.add(limit.try_acquire_many(n)?);
+                self.take_more(ask, more, charge, rest)
             }
         }
     }
@@ -332,9 +344,9 @@ impl<C: Timer> Rule<C> for All<C> {
     fn try_take(&self, _now: Nanos, ask: &Weights) -> Result<AllCharge<C>, Refusal> {
         self.check(ask)?;
         self.look(ask)?;
-        let mut permits = Permits::default();
-        match self.take_then(ask, &mut permits, &mut || Ok(())) {
-            Ok(()) => Ok(AllCharge { taken: Vec::new(), permits }),
+        let mut charge = AllCharge::default();
+        match self.take_then(ask, &mut charge, &mut || Ok(())) {
+            Ok(()) => Ok(charge),
             // Another request took the permits just now. An equal call would get this refusal now;
             // if it would be granted, the first refusal counts.
             Err(refusal) => Err(self.look(ask).err().unwrap_or(refusal)),
@@ -376,7 +388,7 @@ impl<C: Timer> Rule<C> for All<C> {
         self.last.store(at.as_u64(), Ordering::Relaxed);
         // The next one of this priority sits down behind others.
         self.emptied(ask.priority, deferred);
-        Ok(AllCharge { taken, permits })
+        Ok(AllCharge { taken, permits, left: None })
     }
 
     /// An equal number of each member that the request does not name.
@@ -460,7 +472,7 @@ impl<C: Timer> Rule<C> for All<C> {
         _most: u64,
         deferred: &mut Deferred<C>,
     ) -> u64 {
-        let AllCharge { taken, permits } = std::mem::take(charge);
+        let AllCharge { taken, permits, .. } = std::mem::take(charge);
         taken.into_iter().rev().for_each(|(_, share)| share.undo(deferred));
         deferred.drops.push(Box::new(permits));
         u64::MAX

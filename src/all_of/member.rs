@@ -34,6 +34,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::grant::Left;
 use crate::limiter::gate_word::{LATE, OBSERVED, PAUSED, SHADOW, SHARE_KEPT};
 use crate::limiter::settle::{Settle, Share};
 use crate::limiter::shared::Shared;
@@ -120,10 +121,11 @@ pub(crate) trait Member<C: Timer>: Recheck {
     fn look(&self, n: u32, priority: i8) -> Wait;
 
     /// Takes so many permits for a request of this priority now, then lets the `rest` take; puts
-    /// them back if it fails.
+    /// them back if it fails. Tells what this leaves, where that is asked for.
     fn take_then(
         &self,
         asked: (u32, i8),
+        left: Option<&mut Option<Left>>,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal>;
 
@@ -175,6 +177,9 @@ pub(crate) trait Taken<C: Timer>: Settle {
 
     /// A waiter sees its grant.
     fn seen(&self);
+
+    /// What it left in the limiter; `None` if it took nothing.
+    fn left(&self) -> Option<Left>;
 }
 
 impl<R: OneRule<C>, C: Timer> Shared<R, C> {
@@ -281,6 +286,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     fn take_then(
         &self,
         (n, priority): (u32, i8),
+        left: Option<&mut Option<Left>>,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let shared = &self.0;
@@ -302,6 +308,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             Err(_) if word.has(SHADOW) => return rest(),
             Err(refusal) => return Err(refusal),
         };
+        if let Some(left) = left {
+            *left = Some(shared.left(grant.charge()));
+        }
         // The rest may call foreign code, which may panic: then this is undone as well.
         let result = catch_unwind(AssertUnwindSafe(rest));
         if let Ok(Ok(())) = result {
@@ -452,5 +461,9 @@ impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
         let (line, now) = self.shared.reach();
         self.shared.was_late(&line, now);
         self.shared.publish(&line);
+    }
+
+    fn left(&self) -> Option<Left> {
+        self.grant.as_ref().map(|grant| self.shared.left(&grant.charge))
     }
 }

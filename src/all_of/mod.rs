@@ -276,7 +276,16 @@ pub struct AllPermits {
     permits: Permits,
     n: u32,
     waited: Nanos,
-    /// What another kind of limiter holds while the permits are in use. Dropped after them.
+    /// In a box, since few grants have any. Dropped after the permits.
+    more: Option<Box<More>>,
+}
+
+/// What some grants have beside permits.
+#[derive(Default)]
+struct More {
+    /// What the grant left.
+    left: Option<AllStatus>,
+    /// What another kind of limiter holds while the permits are in use.
     held: Option<Box<dyn Send + Sync>>,
 }
 
@@ -284,7 +293,25 @@ impl AllPermits {
     /// Permits that a limiter of another kind gave. Dropping `held` gives back the permits that are
     /// counted while in use. For an own [`Limiter`](crate::Limiter).
     pub fn holding(grant: Grant, held: impl Send + Sync + 'static) -> AllPermits {
-        AllPermits { held: Some(Box::new(held)), ..AllPermits::from(grant) }
+        let more = More { held: Some(Box::new(held)), left: None };
+        AllPermits { more: Some(Box::new(more)), ..AllPermits::from(grant) }
+    }
+
+    /// Sets what the grant left in each limit. For an own [`Limiter`](crate::Limiter).
+    pub fn with_left(mut self, left: AllStatus) -> AllPermits {
+        self.more.get_or_insert_default().left = Some(left);
+        self
+    }
+
+    /// Returns what the grant left in each limit, if the request asked for it by
+    /// [`AllRequest::with_left`]. A request that passed without permits is told nothing.
+    ///
+    /// The numbers of a member with a rate belong to this grant, whatever other threads do
+    /// meanwhile. The numbers of a [`CountingLimit`], and of a member that was not asked, are those
+    /// of the time of the answer, and so is the number of requests that wait.
+    #[must_use]
+    pub fn left(&self) -> Option<&AllStatus> {
+        self.more.as_ref()?.left.as_ref()
     }
 
     /// How many permits of each rate limiter were taken that the request does not name: as many as
@@ -320,7 +347,7 @@ impl AllPermits {
 impl From<Grant> for AllPermits {
     fn from(grant: Grant) -> AllPermits {
         let (n, waited) = (grant.permits(), Nanos::from_duration(grant.waited()));
-        AllPermits { permits: Permits::default(), n, waited, held: None }
+        AllPermits { permits: Permits::default(), n, waited, more: None }
     }
 }
 
@@ -330,7 +357,8 @@ impl fmt::Debug for AllPermits {
         f.debug_struct("AllPermits")
             .field("waited", &self.waited())
             .field("counted", &counted)
-            .field("holds", &self.held.is_some())
+            .field("left", &self.left())
+            .field("holds", &self.more.as_ref().is_some_and(|more| more.held.is_some()))
             .finish()
     }
 }
@@ -346,6 +374,8 @@ pub enum AllRefusal {
         /// Why. Its `retry_after` counts for all members: without other requests, an equal call
         /// succeeds that much later and not before.
         refusal: Refusal,
+        /// The state of each limit, if the request asked for it; see [`left`](AllRefusal::left).
+        left: Option<Box<AllStatus>>,
     },
     /// The composite itself refused: its queue is full, it is paused, or the call was cancelled. Or
     /// there is no limiter to ask, when it is made from the refusal of
@@ -354,6 +384,8 @@ pub enum AllRefusal {
     Queue {
         /// Why.
         refusal: Refusal,
+        /// The state of each limit, if the request asked for it; see [`left`](AllRefusal::left).
+        left: Option<Box<AllStatus>>,
     },
     /// The request names a member that there is not. Waiting does not help.
     NoMember {
@@ -365,6 +397,48 @@ pub enum AllRefusal {
 }
 
 impl AllRefusal {
+    /// The refusal by the limit with this name. For an own [`Limiter`](crate::Limiter); a refusal
+    /// by all limits together is made from a [`Refusal`].
+    pub fn by(name: impl Into<Name>, refusal: Refusal) -> AllRefusal {
+        AllRefusal::Member { name: name.into(), refusal, left: None }
+    }
+
+    /// Sets the state of each limit. A refusal for a name that there is not tells none.
+    #[must_use]
+    pub fn with_left(mut self, status: AllStatus) -> AllRefusal {
+        if let AllRefusal::Member { left, .. } | AllRefusal::Queue { left, .. } = &mut self {
+            *left = Some(Box::new(status));
+        }
+        self
+    }
+
+    /// Returns the state of each limit, if the request asked for it by [`AllRequest::with_left`]:
+    /// the limit, the permits that are there, when the next one comes, and when the limit is full.
+    ///
+    /// The state does not contradict the refusal, whatever other threads do meanwhile: of the member
+    /// that refused it tells fewer permits than the request asked for.
+    #[must_use]
+    pub fn left(&self) -> Option<&AllStatus> {
+        match self {
+            AllRefusal::Member { left, .. } | AllRefusal::Queue { left, .. } => left.as_deref(),
+            AllRefusal::NoMember { .. } => None,
+        }
+    }
+
+    /// This refusal of a request that did not wait, and asked for so many permits of the member
+    /// with a name: the state is that which it met.
+    pub(crate) fn at_once(mut self, asked: impl Fn(&str) -> u32) -> AllRefusal {
+        if let AllRefusal::Member {
+            name,
+            refusal: Refusal::Limited { retry_after } | Refusal::Paused { retry_after },
+            left: Some(left),
+        } = &mut self
+        {
+            left.met(name, asked(name), retry_after.as_duration());
+        }
+        self
+    }
+
     /// How long to wait before an equal call can succeed; `None` if it never can, or if the time is
     /// not known.
     #[must_use]
@@ -385,7 +459,7 @@ impl AllRefusal {
     #[must_use]
     pub fn refusal(&self) -> Option<Refusal> {
         match self {
-            AllRefusal::Member { refusal, .. } | AllRefusal::Queue { refusal } => Some(*refusal),
+            AllRefusal::Member { refusal, .. } | AllRefusal::Queue { refusal, .. } => Some(*refusal),
             AllRefusal::NoMember { .. } => None,
         }
     }
@@ -400,8 +474,8 @@ impl AllRefusal {
 impl fmt::Display for AllRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            AllRefusal::Member { name, refusal } => write!(f, "{name}: {refusal}"),
-            AllRefusal::Queue { refusal } => refusal.fmt(f),
+            AllRefusal::Member { name, refusal, .. } => write!(f, "{name}: {refusal}"),
+            AllRefusal::Queue { refusal, .. } => refusal.fmt(f),
             AllRefusal::NoMember { name, members } => {
                 write!(f, "{name:?} is not a member: ")?;
                 f.write_str(if members.is_empty() { "there are none" } else { "the members are " })?;
@@ -417,7 +491,7 @@ impl std::error::Error for AllRefusal {}
 
 impl From<Refusal> for AllRefusal {
     fn from(refusal: Refusal) -> AllRefusal {
-        AllRefusal::Queue { refusal }
+        AllRefusal::Queue { refusal, left: None }
     }
 }
 
@@ -642,7 +716,7 @@ impl<C: Timer> AllOf<C> {
         let mut pending = Pending { shared: &self.shared, wait: Waiting::with(ask, &request.request) };
         match blocking::acquire(&mut pending) {
             Ok(answer) => Ok(permits(&self.shared, pending.ask(), answer)),
-            Err(refusal) => Err(self.shared.rule.blame(pending.ask(), refusal)),
+            Err(refusal) => Err(blame(&self.shared, pending.ask(), refusal)),
         }
     }
 
@@ -689,9 +763,7 @@ impl<C: Timer> AllOf<C> {
     /// ```
     #[must_use]
     pub fn status(&self) -> AllStatus {
-        let (waiting, _) = self.shared.waiting();
-        let members = self.shared.rule.members.iter().map(|entry| (entry.name.clone(), entry.status()));
-        AllStatus { waiting, paused_for: self.shared.paused_for(), members: members.collect() }
+        status(&self.shared)
     }
 
     /// The names of the members, in the order in which they were added.
@@ -700,7 +772,7 @@ impl<C: Timer> AllOf<C> {
     }
 
     fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
-        let mut ask = self.ones.clone().of_priority(request.request.priority);
+        let mut ask = self.ones.clone().of_request(&request.request);
         self.shared.rule.set_costs(&mut ask, request)?;
         Ok(ask)
     }
@@ -708,7 +780,7 @@ impl<C: Timer> AllOf<C> {
     fn reserve_ask(&self, ask: Weights, request: &Request) -> Result<AllReservation<C>, AllRefusal> {
         match self.shared.reserve(ask.clone(), request) {
             Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait, request.exempt)),
-            Err(refusal) => Err(self.shared.rule.blame(&ask, refusal)),
+            Err(refusal) => Err(blame(&self.shared, &ask, refusal)),
         }
     }
 
@@ -725,8 +797,20 @@ impl<C: Timer> AllOf<C> {
         }
         match self.shared.try_grant(Demand { ask, priority: ask.priority }) {
             Ok(granted) => Ok(permits(&self.shared, ask, Answer { waited: Nanos::ZERO, granted })),
-            Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
+            Err(refusal) => Err(self.refused(ask, refusal)),
         }
+    }
+
+    /// The refusal of a request that does not wait.
+    fn refused(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
+        let refusal = blame(&self.shared, ask, refusal);
+        if ask.tells_left { self.at_once(ask, refusal) } else { refusal }
+    }
+
+    #[cold]
+    fn at_once(&self, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
+        let named = self.shared.rule.members.iter().zip(ask.iter());
+        refusal.at_once(|name| named.clone().find(|(entry, _)| entry.name == *name).map_or(0, |(_, n)| *n))
     }
 
     #[cold]
@@ -734,30 +818,52 @@ impl<C: Timer> AllOf<C> {
         let demand = Demand { ask, priority: ask.priority };
         match self.shared.try_as_many(demand, most, GrantKind::Final) {
             Ok((ask, granted)) => Ok(permits(&self.shared, &ask, Answer { waited: Nanos::ZERO, granted })),
-            Err(refusal) => Err(self.shared.rule.blame(ask, refusal)),
+            Err(refusal) => Err(self.refused(ask, refusal)),
         }
     }
 }
 
 fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, answer: Answer<AllCharge<C>>) -> AllPermits {
     let Answer { waited, granted } = answer;
-    let n = if granted.is_some() { ask.others } else { 0 };
-    let AllCharge { taken, permits } = granted.map(Granted::into_charge).unwrap_or_default();
+    let (n, took) = if granted.is_some() { (ask.others, true) } else { (0, false) };
+    let charge = granted.map(Granted::into_charge).unwrap_or_default();
+    let left = (ask.tells_left && took).then(|| left(of, &charge));
+    let AllCharge { taken, permits, .. } = charge;
     // From here on the grant cannot be undone.
     drop(taken);
     #[cfg(feature = "keyed")]
-    if of.rule.is_kept() {
-        return AllPermits { permits, n, waited, held: Some(Box::new(of.clone())) };
-    }
-    let _ = of;
-    AllPermits { permits, n, waited, held: None }
+    let held = of.rule.is_kept().then(|| Box::new(of.clone()) as Box<dyn Send + Sync>);
+    #[cfg(not(feature = "keyed"))]
+    let held = None;
+    let has_more = left.is_some() || held.is_some();
+    AllPermits { permits, n, waited, more: has_more.then(|| Box::new(More { left, held })) }
+}
+
+#[cold]
+fn status<C: Timer>(of: &Shared<All<C>, C>) -> AllStatus {
+    let (waiting, _) = of.waiting();
+    let members = of.rule.members.iter().map(|entry| (entry.name.clone(), entry.status()));
+    AllStatus { waiting, paused_for: of.paused_for(), members: members.collect() }
+}
+
+/// What a grant left in all members.
+#[cold]
+fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge<C>) -> AllStatus {
+    let taken = charge.taken.iter().filter_map(|(index, share)| Some((*index, share.left()?)));
+    status(of).with_left(charge.left.iter().flat_map(|left| left.iter().copied()).chain(taken))
+}
+
+/// Names the member that refused, and tells what is left if that is asked for.
+fn blame<C: Timer>(of: &Shared<All<C>, C>, ask: &Weights, refusal: Refusal) -> AllRefusal {
+    let refusal = of.rule.blame(ask, refusal);
+    if ask.tells_left { refusal.with_left(status(of)) } else { refusal }
 }
 
 impl<C: Timer> All<C> {
     /// Names the member that refused.
     fn blame(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
         if matches!(refusal, Refusal::QueueFull { .. } | Refusal::Displaced | Refusal::Cancelled) {
-            return AllRefusal::Queue { refusal };
+            return refusal.into();
         }
         let asked = || self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
         let paused_for = self.paused_for();
@@ -773,11 +879,11 @@ impl<C: Timer> All<C> {
             _ => asked().find(|(entry, n)| entry.check(**n, ask.priority).is_err()).map(|(entry, _)| entry),
         };
         if named.is_none() && !paused_for.is_zero() {
-            return AllRefusal::Queue { refusal };
+            return refusal.into();
         }
         // All costs are zero, or it can be had after all by now.
         let name = named.or(self.members.first()).map_or_else(|| "".into(), |entry| entry.name.clone());
-        AllRefusal::Member { name, refusal }
+        AllRefusal::by(name, refusal)
     }
 
     /// Sets the costs to the costs of a request.
@@ -850,7 +956,7 @@ impl<C: Timer> Future for AcquireAll<C> {
         };
         Poll::Ready(match ready!(waiting.poll(Poller::Task(context.waker()))) {
             Ok(answer) => Ok(permits(&waiting.shared, waiting.ask(), answer)),
-            Err(refusal) => Err(waiting.shared.rule.blame(waiting.ask(), refusal)),
+            Err(refusal) => Err(blame(&waiting.shared, waiting.ask(), refusal)),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Everything that a call of an [`AllOf`](crate::AllOf) may say about what it asks for.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::request::Request;
 
@@ -142,6 +142,48 @@ impl<'a> AllRequest<'a> {
     /// A request that waits for nothing else is refused when its time is over.
     pub const fn within(mut self, within: Duration) -> AllRequest<'a> {
         self.request = self.request.within(within);
+        self
+    }
+
+    /// The request is served at this time at the latest. See [`Request::deadline`].
+    pub fn deadline(mut self, deadline: Instant) -> AllRequest<'a> {
+        self.request = self.request.deadline(deadline);
+        self
+    }
+
+    /// Lets the answer tell the state of each limit, from the decision itself: a grant by
+    /// [`AllPermits::left`](crate::AllPermits::left), a refusal by
+    /// [`AllRefusal::left`](crate::AllRefusal::left).
+    ///
+    /// Requests that do not ask for this pay nothing for it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{AllOf, AllRequest, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_second(10), 10);
+    /// let requests = RateLimiter::with_clock(policy, clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_minute(6000), 1000);
+    /// let tokens = RateLimiter::with_clock(policy, clock);
+    /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
+    ///
+    /// let call = AllRequest::new().cost("tokens", 850).with_left();
+    /// let permits = api.try_acquire_many(call.clone())?;
+    /// let left = permits.left().expect("it was asked for");
+    /// let available: Vec<_> = left.members.iter().map(|(_, member)| member.available).collect();
+    /// assert_eq!(available, [9, 150]);
+    ///
+    /// let refusal = api.try_acquire_many(call).unwrap_err();
+    /// let tokens = refusal.left().and_then(|left| left.member("tokens")).expect("it was asked for");
+    /// assert_eq!((tokens.limit, tokens.available), (1000, 150));
+    /// assert_eq!(tokens.full_in, Duration::from_millis(8500));
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub const fn with_left(mut self) -> AllRequest<'a> {
+        self.request = self.request.with_left();
         self
     }
 

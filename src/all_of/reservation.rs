@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::all_of::all::{All, AllCharge, Kind};
 use crate::all_of::weights::Weights;
-use crate::all_of::{AllRefusal, AllRequest};
+use crate::all_of::{AllRefusal, AllRequest, AllStatus, blame, left};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::blocking;
@@ -86,7 +86,7 @@ impl<C: Timer> AllReservation<C> {
     }
 
     fn blame(&self, refusal: Refusal) -> AllRefusal {
-        self.pending.shared.rule.blame(self.pending.ask(), refusal)
+        blame(&self.pending.shared, self.pending.ask(), refusal)
     }
 
     /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
@@ -180,7 +180,7 @@ impl<C: Timer> AllReservation<C> {
         if charge.is_none() {
             self.pending.leave();
         }
-        let AllCharge { taken, permits } = charge.unwrap_or_default();
+        let AllCharge { taken, permits, .. } = charge.unwrap_or_default();
         let mut extra = used.to_vec();
         for (index, share) in taken {
             share.settle(std::mem::take(&mut extra[index]));
@@ -193,6 +193,15 @@ impl<C: Timer> AllReservation<C> {
                 member.debit(n);
             }
         }
+    }
+
+    /// Returns what the grant left in each member, once the reservation is claimed, if the request
+    /// asked for it by [`AllRequest::with_left`]. Call it right after the claim: other grants since
+    /// then do not count, and time that has passed does.
+    #[must_use]
+    pub fn left(&self) -> Option<AllStatus> {
+        let charge = self.claimed.as_ref().filter(|_| self.pending.ask().tells_left && !self.exempt)?;
+        Some(left(&self.pending.shared, charge))
     }
 
     /// How many permits of each member were reserved, in the order in which the members were added.

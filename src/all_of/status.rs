@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use crate::all_of::name::Name;
+use crate::grant::Left;
 use crate::status::Status;
 
 /// A snapshot of an [`AllOf`](crate::AllOf). It may be outdated when it is returned, and its
 /// members were looked at one after the other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AllStatus {
     /// How many requests wait in the queue of this composite.
@@ -48,6 +49,23 @@ impl AllStatus {
     #[must_use]
     pub fn paused_for(self, paused_for: Duration) -> AllStatus {
         AllStatus { paused_for, ..self }
+    }
+
+    /// This status with what a grant left in some of the members.
+    pub(crate) fn with_left(mut self, left: impl Iterator<Item = (usize, Left)>) -> AllStatus {
+        for (index, left) in left {
+            if let Some((_, status)) = self.members.get_mut(index) {
+                *status = status.with_left(left);
+            }
+        }
+        self
+    }
+
+    /// A refused request for `n` permits met too few at the member with this name.
+    pub(crate) fn met(&mut self, name: &str, n: u32, wait: Duration) {
+        for (_, status) in self.members.iter_mut().filter(|(of, _)| *of == *name) {
+            *status = status.as_refused(n, wait);
+        }
     }
 
     /// The status of the member with this name; `None` if there is no such member.

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::all_of::{AllRefusal, AllRequest};
+use crate::request::Request;
 
 /// So many are kept without allocating.
 const FEW: usize = 6;
@@ -19,6 +20,8 @@ pub(crate) struct Weights {
     more: Option<Arc<[u32]>>,
     /// The number of each member with a rate that the request does not name.
     pub(crate) others: u32,
+    /// Whether the answer tells what is left.
+    pub(crate) tells_left: bool,
     /// Where the request takes as many of these members as there are.
     pub(crate) as_many: Option<Arc<AsMany>>,
 }
@@ -42,7 +45,7 @@ impl Weights {
             }
             None => Some(weights.into()),
         };
-        Weights { priority: 0, few, len: weights.len(), more, others: 1, as_many: None }
+        Weights { priority: 0, few, len: weights.len(), more, others: 1, tells_left: false, as_many: None }
     }
 
     /// One of each member, at priority 0.
@@ -53,8 +56,10 @@ impl Weights {
         }
     }
 
-    pub(crate) fn of_priority(self, priority: i8) -> Weights {
-        Weights { priority, ..self }
+    /// These numbers, for a request.
+    pub(crate) fn of_request(self, request: &Request) -> Weights {
+        let Request { priority, tells_left, .. } = *request;
+        Weights { priority, tells_left, ..self }
     }
 
     /// Sets the numbers to the costs of a request. `rates` are the members with a rate.

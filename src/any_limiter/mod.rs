@@ -85,9 +85,9 @@ pub struct AnyLimiter(Arc<dyn Limiter>);
 /// | [`AllRequest`] | [`costs`](AllRequest::costs), [`cost_of`](AllRequest::cost_of) and [`others`](AllRequest::others) tell the costs, [`to_request`](AllRequest::to_request) all else |
 /// | [`Pause`] | [`end`](Pause::end) and [`keeps_stock`](Pause::keeps_stock) |
 /// | [`AllPermits`] | `From<Grant>`, or [`AllPermits::holding`] if dropping them gives something back |
-/// | [`Grant`] | [`Grant::new`], and [`Grant::with_left`] with a [`Left`](crate::Left) |
-/// | [`AllStatus`] | [`AllStatus::new`], of a [`Status`](crate::Status) for each member |
-/// | [`AllRefusal`] | its variants |
+/// | [`Grant`] | [`Grant::new`] |
+/// | [`AllStatus`] | [`AllStatus::new`], of a [`Status`](crate::Status) for each member, which is made from a [`Left`](crate::Left). A request that [asks](crate::Request::tells_left) is told it with the answer: [`AllPermits::with_left`], [`AllRefusal::with_left`], [`Place::left`] |
+/// | [`AllRefusal`] | [`AllRefusal::by`], or `From<Refusal>` |
 /// | [`AcquireAny`], [`AnyReservation`] | [`AcquireAny::new`], [`AcquireAny::ready`], [`AnyReservation::new`] |
 ///
 /// A limiter over a network answers [`acquire_now`](Limiter::acquire_now) by a future, since
@@ -178,6 +178,12 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
 pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'static {
     /// How long until the place is due, if nothing changes; [`Duration::MAX`] means never.
     fn due_in(&self) -> Duration;
+
+    /// What the grant left in each limit, once the place is claimed, if the request
+    /// [asked](AllRequest::with_left) for it.
+    fn left(&self) -> Option<AllStatus> {
+        None
+    }
 
     /// Tells how many permits were really used, claimed or not. What the request does not tell was
     /// used as reserved.
@@ -506,6 +512,13 @@ impl AnyReservation {
     #[must_use]
     pub fn due_in(&self) -> Duration {
         self.0.due_in()
+    }
+
+    /// Returns what the grant left in each limit, once the reservation is claimed, if the request
+    /// asked for it by [`AllRequest::with_left`]. Call it right after the claim.
+    #[must_use]
+    pub fn left(&self) -> Option<AllStatus> {
+        self.0.left()
     }
 
     /// Tells how many permits were really used: a number, or costs by name. Of a limit that is not

@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::Hash;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
-use crate::any_limiter::single::{Single, alone, charged, check_name, status_of};
+use crate::any_limiter::single::{Single, alone, charged, check_name, permits, refused, status_of, told};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
 use crate::clock::{DefaultClock, Timer};
 use crate::keyed::KeyedRateLimiter;
@@ -48,20 +48,38 @@ where
     C: Timer + Clone,
 {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        Ok(self.keys.try_acquire_many(&self.key, alone(request)?)?.into())
+        let request = alone(request)?;
+        if request.tells_left {
+            return told(self.keys.try_telling(&self.key, request));
+        }
+        Ok(self.keys.try_acquire_many(&self.key, request)?.into())
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
         let (request, keys, key) = (alone(request), self.keys.clone(), self.key.clone());
-        AcquireAny::new(async move { Ok(keys.acquire_many(&key, request?).await?.into()) })
+        AcquireAny::new(async move {
+            let request = request?;
+            match keys.acquire_many(&key, request).await {
+                Ok(grant) => Ok(permits(grant, || keys.status(&key))),
+                Err(refusal) => Err(refused(&request, refusal, || keys.status(&key))),
+            }
+        })
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        Ok(self.keys.blocking_acquire_many(&self.key, alone(request)?)?.into())
+        let request = alone(request)?;
+        match self.keys.blocking_acquire_many(&self.key, request) {
+            Ok(grant) => Ok(permits(grant, || self.keys.status(&self.key))),
+            Err(refusal) => Err(refused(&request, refusal, || self.keys.status(&self.key))),
+        }
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        Ok(AnyReservation::new(Single(self.keys.reserve(&self.key, alone(request)?)?)))
+        let request = alone(request)?;
+        match self.keys.reserve(&self.key, request) {
+            Ok(place) => Ok(AnyReservation::new(Single { place, left: None })),
+            Err(refusal) => Err(refused(&request, refusal, || self.keys.status(&self.key))),
+        }
     }
 
     fn status(&self) -> AllStatus {

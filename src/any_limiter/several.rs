@@ -76,6 +76,10 @@ impl<C: Timer> Place for Several<C> {
         self.0.due_in()
     }
 
+    fn left(&self) -> Option<AllStatus> {
+        self.0.left()
+    }
+
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         self.0.settle_as(used)
     }

@@ -1,12 +1,13 @@
 //! A [`RateLimiter`] without type parameters.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
 use crate::clock::Timer;
+use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::{Pause, RateLimiter, Reservation};
 use crate::policy::Policy;
@@ -21,6 +22,34 @@ pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     match request.costs().next() {
         Some((name, _)) => Err(AllRefusal::NoMember { name: name.into(), members: Box::default() }),
         None => Ok(request.to_request()),
+    }
+}
+
+/// An answer that tells, of a limiter without members.
+#[cold]
+pub(super) fn told((answer, status): (Result<Grant, Refusal>, Status)) -> Result<AllPermits, AllRefusal> {
+    match answer {
+        // A request that passed without permits is told nothing.
+        Ok(grant) if grant.left().is_none() => Ok(grant.into()),
+        Ok(grant) => Ok(AllPermits::from(grant).with_left(status_of(status))),
+        Err(refusal) => Err(AllRefusal::from(refusal).with_left(status_of(status))),
+    }
+}
+
+/// A grant, and what it left in a limiter without members if that was asked for.
+pub(super) fn permits(grant: Grant, status: impl FnOnce() -> Status) -> AllPermits {
+    match grant.left() {
+        Some(left) => AllPermits::from(grant).with_left(status_of(status().with_left(left))),
+        None => grant.into(),
+    }
+}
+
+/// A refusal of this request, which could wait, by a limiter without members, and what is left if
+/// that is asked for.
+pub(super) fn refused(request: &Request, refusal: Refusal, status: impl FnOnce() -> Status) -> AllRefusal {
+    match request.tells_left {
+        true => AllRefusal::from(refusal).with_left(status_of(status())),
+        false => refusal.into(),
     }
 }
 
@@ -46,20 +75,39 @@ pub(super) fn charged(costs: &AllRequest<'_>) -> Result<u32, AllRefusal> {
 
 impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        Ok(RateLimiter::try_acquire_many(self, alone(request)?)?.into())
+        let request = alone(request)?;
+        if request.tells_left {
+            return told(self.try_telling(request));
+        }
+        Ok(RateLimiter::try_acquire_many(self, request)?.into())
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let wait = alone(request).map(|request| self.acquire_owned(request));
-        AcquireAny::new(async { Ok(wait?.await?.into()) })
+        let wait = alone(request).map(|request| (self.acquire_owned(request), request, self.clone()));
+        AcquireAny::new(async {
+            let (wait, request, limiter) = wait?;
+            let status = || RateLimiter::status(&limiter);
+            match wait.await {
+                Ok(grant) => Ok(permits(grant, status)),
+                Err(refusal) => Err(refused(&request, refusal, status)),
+            }
+        })
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        Ok(self.blocking_acquire_many(alone(request)?)?.into())
+        let (request, status) = (alone(request)?, || RateLimiter::status(self));
+        match self.blocking_acquire_many(request) {
+            Ok(grant) => Ok(permits(grant, status)),
+            Err(refusal) => Err(refused(&request, refusal, status)),
+        }
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        Ok(AnyReservation::new(Single(RateLimiter::reserve(self, alone(request)?)?)))
+        let (request, status) = (alone(request)?, || RateLimiter::status(self));
+        match RateLimiter::reserve(self, request) {
+            Ok(place) => Ok(AnyReservation::new(Single { place, left: None })),
+            Err(refusal) => Err(refused(&request, refusal, status)),
+        }
     }
 
     fn status(&self) -> AllStatus {
@@ -95,25 +143,38 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
 }
 
 /// The place of one limiter.
-pub(super) struct Single<P: Policy, C: Timer>(pub(super) Reservation<P, C>);
+pub(super) struct Single<P: Policy, C: Timer> {
+    pub(super) place: Reservation<P, C>,
+    /// What the grant left, if that was asked for.
+    pub(super) left: Option<Status>,
+}
 
 impl<P: Policy, C: Timer> Future for Single<P, C> {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.get_mut().0).poll(context).map_err(AllRefusal::from)
+        let Single { place, left } = self.get_mut();
+        let answer = ready!(Pin::new(&mut *place).poll(context));
+        if let Ok(grant) = &answer {
+            *left = grant.left().map(|left| place.status().with_left(left)).or(*left);
+        }
+        Poll::Ready(answer.map_err(AllRefusal::from))
     }
 }
 
 impl<P: Policy, C: Timer> Place for Single<P, C> {
     fn due_in(&self) -> Duration {
-        self.0.due_in()
+        self.place.due_in()
+    }
+
+    fn left(&self) -> Option<AllStatus> {
+        self.left.map(status_of)
     }
 
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        let reserved = self.0.permits();
+        let reserved = self.place.permits();
         let _ = alone(used)?;
-        self.0.settle(used.others().unwrap_or(reserved));
+        self.place.settle(used.others().unwrap_or(reserved));
         Ok(())
     }
 }

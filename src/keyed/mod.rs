@@ -398,6 +398,34 @@ where
         self.table.try_acquire(key, &request.into())
     }
 
+    /// Takes the permits of a [`Request`] from a key now, or refuses, and tells the state of the key
+    /// either way. See [`RateLimiter::try_telling`].
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](KeyedRateLimiter::try_acquire_many), beside the state.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_hour(5), 10);
+    /// let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 1000);
+    /// let (answer, status) = users.try_telling("alice", 8);
+    /// assert!(answer.is_ok());
+    /// assert_eq!((status.limit, status.available), (10, 2));
+    /// ```
+    pub fn try_telling<Q>(&self, key: &Q, request: impl Into<Request>) -> (Result<Grant, Refusal>, Status)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let request = request.into().with_left();
+        let answer = self.try_acquire_many(key, request);
+        (answer, self.status(key).told(&request, &answer))
+    }
+
     /// Waits for one permit of a key. The [`Grant`] tells the time waited.
     ///
     /// # Fairness

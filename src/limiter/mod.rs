@@ -414,6 +414,38 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         if tells_left { self.shared.try_telling(demand) } else { self.shared.try_acquire(demand) }
     }
 
+    /// Takes what a [`Request`] asks for now, or refuses, and tells the state of the limiter either
+    /// way: what a grant left, or what a refused request met.
+    ///
+    /// The state belongs to the decision, whatever other threads do meanwhile. Of a grant it is that
+    /// of [`Grant::left`]. Of a refusal it tells fewer permits than the request asked for, and the
+    /// next one not before the `retry_after` of a request for one permit.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_many`](RateLimiter::try_acquire_many), beside the state.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// let (answer, status) = limiter.try_telling(8);
+    /// assert!(answer.is_ok());
+    /// assert_eq!((status.limit, status.available), (10, 2));
+    /// let (answer, status) = limiter.try_telling(8);
+    /// assert_eq!(answer.unwrap_err().retry_after(), Some(Duration::from_millis(1200)));
+    /// assert_eq!((status.available, status.full_in), (2, Duration::from_millis(1600)));
+    /// ```
+    pub fn try_telling(&self, request: impl Into<Request>) -> (Result<Grant, Refusal>, Status) {
+        let request = request.into().with_left();
+        let answer = self.try_acquire_many(request);
+        (answer, self.status().told(&request, &answer))
+    }
+
     /// Blocks the calling thread until it has one permit. The [`Grant`] tells the time waited.
     ///
     /// Threads and tasks wait in one queue. Do not call it from a task: it blocks the executor's

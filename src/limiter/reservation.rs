@@ -20,6 +20,7 @@ use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::line::undoable::{Answer, Granted};
 use crate::policy::{Policy, SmoothBursty};
+use crate::status::Status;
 use crate::time::Nanos;
 
 /// A place in the queue, taken at once: made by
@@ -183,6 +184,10 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// Gives up the place, or the permits if they were not claimed, as dropping the reservation
     /// does.
     pub fn cancel(self) {}
+
+    pub(crate) fn status(&self) -> Status {
+        self.pending.shared.status()
+    }
 
     /// The number of permits reserved: of a request for [up to](crate::Request::up_to) a number,
     /// what it waits for, and once it is claimed, what it got.

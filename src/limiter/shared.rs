@@ -535,6 +535,27 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     }
 }
 
+impl<R: OneRule<C>, C: Timer> Shared<R, C> {
+    /// What a grant left: from the charge and not from the state, which may have changed since the
+    /// grant.
+    #[cold]
+    pub(crate) fn left(&self, charge: &R::Charge) -> Left {
+        let now = self.clock.now();
+        let left = self.rule.left(charge, now).as_left(now);
+        if !self.gate_word.load().has(PAUSED) {
+            return left;
+        }
+        // As far as a pause and the spacing of grants after it allow.
+        let status = self.status();
+        Left {
+            limit: left.limit,
+            available: left.available.min(status.available),
+            next_in: left.next_in.max(status.next_in),
+            full_in: left.full_in.max(status.full_in),
+        }
+    }
+}
+
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Takes permits now or not at all.
     // Inlined, so that a caller that ignores the grant does not pay for its stores.
@@ -576,26 +597,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         match &answer.granted {
             None => Grant::new(0, answer.waited),
             Some(_) if !tells_left => Grant::new(n, answer.waited),
-            Some(granted) => {
-                // From the charge and not from the state, which may have changed since the grant.
-                let (Single { policy, state }, now) = (&self.rule, self.clock.now());
-                let left = policy.left(state, *granted.charge(), now).as_left(now);
-                Grant::new(n, answer.waited).with_left(self.restrained(left))
-            }
-        }
-    }
-
-    /// What a grant left, as far as a pause and the spacing of grants after it allow.
-    fn restrained(&self, left: Left) -> Left {
-        if !self.gate_word.load().has(PAUSED) {
-            return left;
-        }
-        let status = self.status();
-        Left {
-            limit: left.limit,
-            available: left.available.min(status.available),
-            next_in: left.next_in.max(status.next_in),
-            full_in: left.full_in.max(status.full_in),
+            Some(granted) => Grant::new(n, answer.waited).with_left(self.left(granted.charge())),
         }
     }
 

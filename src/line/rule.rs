@@ -554,6 +554,9 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
 pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
     fn status(&self, at: Nanos) -> PolicyStatus;
 
+    /// See [`Policy::left`].
+    fn left(&self, charge: &Self::Charge, at: Nanos) -> PolicyStatus;
+
     fn rate(&self) -> Rate;
 
     /// See [`Policy::full_after_pause`].
@@ -572,6 +575,10 @@ pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
 impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
     fn status(&self, at: Nanos) -> PolicyStatus {
         self.policy.status(&self.state, at)
+    }
+
+    fn left(&self, charge: &P::Charge, at: Nanos) -> PolicyStatus {
+        self.policy.left(&self.state, *charge, at)
     }
 
     fn rate(&self) -> Rate {

@@ -249,7 +249,7 @@ async fn a_wait_through_a_handle_can_be_dropped() {
     assert_eq!(any.status().waiting, 0);
     assert_eq!(second.await.expect("in time").waited(), Duration::from_millis(100));
     let late = any.acquire_many(Request::permits(1).within(Duration::from_millis(99))).await;
-    assert!(matches!(late, Err(AllRefusal::Queue { refusal: Refusal::Limited { .. } })));
+    assert!(matches!(late, Err(AllRefusal::Queue { refusal: Refusal::Limited { .. }, .. })));
 }
 
 /// A limiter of another crate: a number of permits that are given back.

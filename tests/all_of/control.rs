@@ -27,11 +27,11 @@ fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
 }
 
 fn limited(name: &'static str, retry_after: Duration) -> AllRefusal {
-    AllRefusal::Member { name: name.into(), refusal: Refusal::Limited { retry_after: retry_after.into() } }
+    AllRefusal::by(name, Refusal::Limited { retry_after: retry_after.into() })
 }
 
 fn paused(name: &'static str, retry_after: Duration) -> AllRefusal {
-    AllRefusal::Member { name: name.into(), refusal: Refusal::Paused { retry_after: retry_after.into() } }
+    AllRefusal::by(name, Refusal::Paused { retry_after: retry_after.into() })
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_paused_composite_blames_no_member() {
     both.pause_for(5 * SECOND);
     let refusal = both.try_acquire().expect_err("paused");
     let paused = Refusal::Paused { retry_after: (6 * SECOND).into() };
-    assert_eq!(refusal, AllRefusal::Queue { refusal: paused });
+    assert_eq!(refusal, AllRefusal::from(paused));
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn a_composite_can_be_paused_by_itself() {
     both.pause_for(5 * SECOND);
     assert_eq!(both.status().waiting, 1);
     let refusal = Refusal::Paused { retry_after: (7 * SECOND).into() };
-    assert_eq!(both.try_acquire().err(), Some(AllRefusal::Queue { refusal }));
+    assert_eq!(both.try_acquire().err(), Some(AllRefusal::from(refusal)));
     clock.advance(SECOND);
     assert_eq!(a.try_acquire().map(drop), Ok(()), "the member is not paused");
     clock.advance(5 * SECOND);
@@ -443,7 +443,7 @@ fn a_request_for_more_than_a_member_can_give_any_more_is_refused() {
     assert_eq!(a.change(Change::only_burst(3)), Ok(()));
     clock.advance(5 * SECOND);
     let refusal = Refusal::ExceedsLimit { requested: 5, limit: 3 };
-    assert_eq!(assert_ready!(big.poll()).err(), Some(AllRefusal::Member { name: "a".into(), refusal }));
+    assert_eq!(assert_ready!(big.poll()).err(), Some(AllRefusal::by("a", refusal)));
     clock.advance(SECOND);
     assert!(assert_ready!(small.poll()).is_ok());
 }
@@ -455,7 +455,7 @@ fn more_than_a_share_leaves_is_refused() {
     let all = AllOf::new("a", &a);
     a.keep_for_priority(5, 1);
     let refusal = Refusal::ExceedsLimit { requested: 6, limit: 5 };
-    let expected = Some(AllRefusal::Member { name: "a".into(), refusal });
+    let expected = Some(AllRefusal::by("a", refusal));
     assert_eq!(all.try_acquire_many([("a", 6)]).err(), expected);
     assert_eq!(assert_ready!(spawn(all.acquire_many([("a", 6)])).poll()).err(), expected);
 }

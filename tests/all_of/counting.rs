@@ -36,7 +36,7 @@ fn waiting(future: AcquireAll<ManualClock>) -> Waiting {
 }
 
 fn exceeds(requested: u32, burst: u32) -> AllRefusal {
-    AllRefusal::Member { name: "calls".into(), refusal: Refusal::ExceedsLimit { requested, limit: burst } }
+    AllRefusal::by("calls", Refusal::ExceedsLimit { requested, limit: burst })
 }
 
 /// A rate of ten per second with ten in stock, four calls at a time, and both.

@@ -8,6 +8,8 @@ mod any_limiter;
 mod cases;
 mod control;
 mod counting;
+#[cfg(feature = "config")]
+mod left;
 mod lines;
 #[cfg(feature = "keyed")]
 mod of_keys;

@@ -63,7 +63,7 @@ fn the_pause_of_a_key_and_that_of_a_common_limiter_are_told() {
     let (users, all, api, clock) = users_and_all();
     let told = |name: &'static str, retry_after: Duration| {
         let refusal = Refusal::Paused { retry_after: retry_after.into() };
-        Some(AllRefusal::Member { name: name.into(), refusal })
+        Some(AllRefusal::by(name, refusal))
     };
     assert!(api.try_acquire("alice").is_ok());
     all.pause_for(2 * SECOND);
@@ -159,7 +159,7 @@ fn without_room_for_a_key_the_limiter_of_keys_says_so() {
     let users: Users = KeyedRateLimiter::with_clock(policy.clone(), 1, clock.clone());
     let api = KeyedAllOf::new("user", &users).with("all", &all);
     assert!(api.try_acquire("alice").is_ok());
-    let expected = AllRefusal::Member { name: "user".into(), refusal: Refusal::TooManyKeys { limit: 1 } };
+    let expected = AllRefusal::by("user", Refusal::TooManyKeys { limit: 1 });
     assert_eq!(api.try_acquire("bob").err(), Some(expected.clone()));
     assert_eq!(assert_ready_err!(spawn(api.acquire("bob")).poll()), expected);
     assert_eq!(api.reserve("bob", AllRequest::new()).err(), Some(expected));
@@ -250,7 +250,7 @@ fn permits_of_a_key_in_use_are_given_back_and_the_key_is_forgotten() -> Result<(
 
 #[test]
 fn a_member_that_is_closed_ends_the_waits_of_all_keys() {
-    let expected = |name: &str| AllRefusal::Member { name: name.into(), refusal: Refusal::Closed };
+    let expected = |name: &str| AllRefusal::by(name, Refusal::Closed);
     for closed in ["all", "user"] {
         let (users, all, api, _clock) = users_and_all();
         assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());
@@ -285,7 +285,7 @@ fn the_observer_is_told_once_of_each_call() {
     assert_pending!(wait.poll());
     assert!(api.try_acquire("alice").is_err());
     let full = assert_ready_err!(spawn(api.acquire("alice")).poll());
-    assert!(matches!(full, AllRefusal::Queue { refusal: Refusal::QueueFull { .. } }));
+    assert!(matches!(full, AllRefusal::Queue { refusal: Refusal::QueueFull { .. }, .. }));
     clock.advance(SECOND);
     let _alices = assert_ready_ok!(wait.poll());
     drop(wait);

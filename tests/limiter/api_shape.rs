@@ -53,7 +53,7 @@ fn sendable<T: Send>(_: &T) {}
 fn futures_and_refusals_are_small() {
     assert!(size_of::<Acquire<'_, SmoothBursty, SystemClock>>() <= 48);
     assert_eq!(size_of::<Refusal>(), 16);
-    assert!(size_of::<AllRefusal>() <= 40);
+    assert!(size_of::<AllRefusal>() <= 48);
     assert_eq!(size_of::<RateLimiter>(), size_of::<usize>());
 }
 

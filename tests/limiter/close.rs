@@ -169,7 +169,7 @@ fn a_composite_is_closed_by_itself() -> Result<(), AllRefusal> {
     let mut wait = spawn(all.acquire());
     assert_pending!(wait.poll());
     assert!(all.close() && all.is_closed());
-    let closed = AllRefusal::Queue { refusal: Refusal::Closed };
+    let closed = AllRefusal::from(Refusal::Closed);
     assert_eq!(assert_ready!(wait.poll()).map(drop), Err(closed.clone()));
     assert_eq!(all.try_acquire().map(drop), Err(closed));
     clock.advance(SECOND);

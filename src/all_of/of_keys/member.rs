@@ -13,6 +13,7 @@ use crate::all_of::member::{Handle, Member, Wait};
 use crate::clock::Timer;
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
+use crate::grant::Left;
 use crate::keyed::pause::Hold;
 use crate::keyed::table::{Found, Line, Table, Taken};
 use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
@@ -46,8 +47,9 @@ pub(crate) trait InTable<Q: ?Sized> {
     /// adds no key.
     fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
 
-    /// Takes `n` permits now, or none. Tells no observer.
-    fn take(&self, key: &Q, n: u32, priority: i8) -> Result<(), Refusal>;
+    /// Takes `n` permits now, or none. Tells no observer. Tells what this leaves, where that is
+    /// asked for.
+    fn take(&self, key: &Q, asked: (u32, i8), left: Option<&mut Option<Left>>) -> Result<(), Refusal>;
 }
 
 /// The limiter of a key, as a member of the key's composite.
@@ -176,11 +178,22 @@ where
         }
     }
 
-    fn take(&self, key: &Q, n: u32, priority: i8) -> Result<(), Refusal> {
+    fn take(
+        &self,
+        key: &Q,
+        (n, priority): (u32, i8),
+        left: Option<&mut Option<Left>>,
+    ) -> Result<(), Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
-        match table.ask(table.hash_of(key), key, &Request::permits(n).priority(priority)) {
-            Ok(Taken::Granted(_)) => Ok(()),
-            Ok(Taken::Line(line)) => handle(&line).take_then((n, priority), &mut || Ok(())),
+        let request = Request { tells_left: left.is_some(), ..Request::permits(n).priority(priority) };
+        match table.ask(table.hash_of(key), key, &request) {
+            Ok(Taken::Granted(grant)) => {
+                if let Some(left) = left {
+                    *left = grant.left();
+                }
+                Ok(())
+            }
+            Ok(Taken::Line(line)) => handle(&line).take_then((n, priority), left, &mut || Ok(())),
             // As a member in shadow: it refuses no request.
             Err(refusal) if table.passes(refusal) => Ok(()),
             Err(refusal) => Err(refusal),

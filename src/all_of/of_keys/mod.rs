@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use self::composites::{Composites, Numbers};
 use self::member::{ByKey, CountedByKey, InTable, KeyedMember, Lease};
-use crate::all_of::all::{Entry, Kind, Permits};
+use crate::all_of::all::{AllCharge, Entry, Kind};
 use crate::all_of::member::Wait;
 use crate::all_of::name::Name;
 use crate::all_of::weights::Weights;
@@ -630,12 +630,21 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             return all.attempt(ask);
         }
         match self.take_now(key, ask) {
-            Some(answer) => self.tell(ask, answer),
+            Some(answer) => self.tell(ask, answer.map_err(|refusal| self.tell_left(key, ask, refusal))),
             None => match self.for_key(key) {
                 Ok(all) => all.attempt(ask),
-                Err(refusal) => self.tell(ask, Err(refusal)),
+                Err(refusal) => self.tell(ask, Err(self.tell_left(key, ask, refusal))),
             },
         }
+    }
+
+    /// Tells what is left, if that is asked for, of a request that was refused at once.
+    fn tell_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
+        if !ask.tells_left {
+            return refusal;
+        }
+        let asked = |name: &str| self.place(name).and_then(|index| ask.get(index).copied()).unwrap_or(0);
+        refusal.with_left(self.status(key)).at_once(asked)
     }
 
     /// Takes without a composite, now or not at all. `None` if that is not possible.
@@ -658,12 +667,20 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if let Err(refusal) = self.look(key, ask, of_key.as_ref()) {
             return Some(Err(refusal));
         }
-        let (mut permits, mut by_key) = (Permits::default(), None);
-        let took = rule.take_then(ask, &mut permits, &mut || {
+        let (mut charge, mut by_key, mut left) = (AllCharge::default(), None, None);
+        let took = rule.take_then(ask, &mut charge, &mut || {
             let Some(OfKey { name, member, n }) = &of_key else { return Ok(()) };
-            member.take(key, *n, ask.priority).inspect_err(|_| by_key = Some(*name))
+            let tell = ask.tells_left.then_some(&mut left);
+            member.take(key, (*n, ask.priority), tell).inspect_err(|_| by_key = Some(*name))
         });
-        Some(took.map(|()| AllPermits { permits, ..Grant::at_once(ask.others).into() }).map_err(|refusal| {
+        let granted = |()| {
+            let left = left.and_then(|left| Some((self.place(of_key.as_ref()?.name)?, left)));
+            let AllCharge { permits, left: others, .. } = charge;
+            let status = || self.status(key).with_left(others.into_iter().flat_map(|left| *left).chain(left));
+            let granted = AllPermits { permits, ..Grant::at_once(ask.others).into() };
+            if ask.tells_left { granted.with_left(status()) } else { granted }
+        };
+        Some(took.map(granted).map_err(|refusal| {
             // Another request took the permits just now, or there is no room for the key. If an
             // equal call would be granted, this refusal counts.
             self.look(key, ask, of_key.as_ref()).err().unwrap_or_else(|| match by_key {
@@ -731,15 +748,14 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
-        let mut ask = self.ones.clone().of_priority(request.request.priority);
+        let mut ask = self.ones.clone().of_request(&request.request);
         let common = &self.common.shared.rule.members;
         let keyed = self.keyed.iter().enumerate().filter(|(_, entry)| entry.member.in_table().is_some());
         let keyed = keyed.map(|(index, _)| common.len() + index);
         let find = |name: &str| {
-            let index = self.entries().position(|of| *of == *name);
             let unknown =
                 || AllRefusal::NoMember { name: name.into(), members: self.entries().cloned().collect() };
-            index.ok_or_else(unknown)
+            self.place(name).ok_or_else(unknown)
         };
         ask.set_costs(request, rates(common.iter().map(|entry| &entry.kind)).chain(keyed), find)?;
         Ok(ask)
@@ -747,7 +763,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 }
 
 fn refused(name: &Name, refusal: Refusal) -> AllRefusal {
-    AllRefusal::Member { name: name.clone(), refusal }
+    AllRefusal::by(name.clone(), refusal)
 }
 
 impl<Q: ?Sized, C: Timer> KeyedAllOf<Q, C> {
@@ -755,6 +771,11 @@ impl<Q: ?Sized, C: Timer> KeyedAllOf<Q, C> {
     /// limiters of keys.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries().map(Name::as_str)
+    }
+
+    /// The place of the member with this name.
+    fn place(&self, name: &str) -> Option<usize> {
+        self.entries().position(|of| *of == *name)
     }
 
     fn entries(&self) -> impl Iterator<Item = &Name> {

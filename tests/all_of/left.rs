@@ -1,0 +1,205 @@
+//! What the answers of several limits tell of each: the state that belongs to the decision.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidegate::{
+    AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyPolicy, CountingLimit, Events,
+    ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+const POLICIES: &[&str] = &[
+    "smooth_bursty 3/s max_burst 2s start_full",
+    "smooth_warming_up 3/s warm_up 2s",
+    "token_bucket 3/s burst 5",
+    "leaky_bucket 3/s nodelay 2",
+    "fixed_window 5/s from_first_grant",
+    "sliding_window 5/s cells 4",
+    "sliding_estimate 5/s",
+    "sliding_log 5/s",
+    "unlimited",
+];
+
+fn bucket(rate: u64, burst: u32, clock: &ManualClock) -> RateLimiter<TokenBucket, ManualClock> {
+    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
+}
+
+fn left(permits: &AllPermits) -> AllStatus {
+    permits.left().cloned().expect("it was asked for")
+}
+
+fn available(status: &AllStatus) -> Vec<u64> {
+    status.members.iter().map(|(_, status)| status.available).collect()
+}
+
+/// What an answer tells, whatever it is.
+fn told(answer: &Result<AllPermits, AllRefusal>) -> Option<AllStatus> {
+    match answer {
+        Ok(permits) => permits.left().cloned(),
+        Err(refusal) => refusal.left().cloned(),
+    }
+}
+
+proptest! {
+    /// While no other call comes in between, the state told is the state there is.
+    #[test]
+    fn an_answer_tells_the_state_after_it(
+        policies in prop::collection::vec(prop::sample::select(POLICIES), 2..4),
+        calls in prop::collection::vec((0_u32..4, 0_u32..4, any::<bool>(), 0_u64..900), 1..30),
+    ) {
+        let clock = ManualClock::new();
+        let limiter = |policy: &&str| {
+            let policy: AnyPolicy = policy.parse().expect("a policy");
+            RateLimiter::with_clock(policy, clock.clone())
+        };
+        let mut limiters = policies.iter().map(limiter);
+        let mut all = AllOf::new("0", &limiters.next().expect("two at least"));
+        for (index, limiter) in limiters.enumerate() {
+            all = all.with((index + 1).to_string(), &limiter);
+        }
+        let calls_in_flight = CountingLimit::new(3);
+        let all = all.with_counting("calls", &calls_in_flight);
+        let single = AnyLimiter::from(limiter(&policies[0]));
+        let mut in_flight = Vec::new();
+        for (first, second, keeps, pass) in calls {
+            let request = AllRequest::new().cost("0", first).cost("1", second).with_left();
+            let answer = all.try_acquire_many(request.clone());
+            prop_assert_eq!(told(&answer), Some(all.status()), "{:?}", &answer);
+            if let Ok(permits) = answer && keeps {
+                in_flight.push(permits);
+            }
+            prop_assert_eq!(told(&all.try_acquire_many([("0", first)])), None);
+            let answer = single.try_acquire_many(Request::permits(first).with_left());
+            prop_assert_eq!(told(&answer), Some(single.status()), "{:?}", &answer);
+            clock.advance(Duration::from_millis(pass));
+        }
+    }
+}
+
+/// Gives so many permits back as soon as a request is refused.
+#[derive(Debug)]
+struct Refund(RateLimiter<TokenBucket, ManualClock>, u32);
+
+impl Events for Refund {
+    fn refused(&self, _: u64, _: &Refusal) {
+        self.0.refund(self.1);
+    }
+}
+
+#[test]
+fn a_refusal_tells_the_state_that_the_request_met() {
+    let clock = ManualClock::new();
+    let (calls, tokens) = (bucket(1, 10, &clock), bucket(1, 10, &clock));
+    let api = AllOf::new("calls", &calls).with("tokens", &tokens);
+    tokens.debit(12);
+    api.observe(Arc::new(Refund(tokens.clone(), 1)));
+    let refusal = api.try_acquire_many(AllRequest::new().with_left()).unwrap_err();
+    assert_eq!((refusal.member(), refusal.retry_after()), (Some("tokens"), Some(3 * SECOND)));
+    assert_eq!(refusal.left().unwrap().member("tokens").unwrap().next_in, 3 * SECOND);
+    assert_eq!(tokens.status().next_in, 2 * SECOND);
+
+    tokens.observe(Arc::new(Refund(tokens.clone(), 12)));
+    let any = AnyLimiter::from(tokens.clone());
+    for ask in [1, 4] {
+        tokens.drain();
+        let (answer, status) = tokens.try_telling(ask);
+        assert!(matches!(answer, Err(Refusal::Limited { .. })));
+        assert!(status.available < ask.into() && status.full_in >= SECOND);
+        assert_eq!(tokens.status().available, 10);
+        tokens.drain();
+        let refusal = any.try_acquire_many(Request::permits(ask).with_left()).unwrap_err();
+        assert!(available(refusal.left().unwrap())[0] < ask.into());
+    }
+}
+
+/// Charges so many permits as soon as a request is granted.
+#[derive(Debug)]
+struct Charge(RateLimiter<TokenBucket, ManualClock>, u32);
+
+impl Events for Charge {
+    fn granted(&self, _: u64, _: Duration) {
+        self.0.debit(self.1);
+    }
+}
+
+#[test]
+fn a_grant_tells_what_it_left_and_not_what_others_left() {
+    let clock = ManualClock::new();
+    let (calls, tokens) = (bucket(1, 10, &clock), bucket(1, 10, &clock));
+    let api = AllOf::new("calls", &calls).with("tokens", &tokens);
+    api.observe(Arc::new(Charge(tokens.clone(), 3)));
+    for (expected, after) in [([9, 8], 5), ([8, 3], 0)] {
+        let permits = api.try_acquire_many(AllRequest::new().cost("tokens", 2).with_left()).unwrap();
+        assert_eq!(available(&left(&permits)), expected);
+        assert_eq!(tokens.status().available, after);
+    }
+}
+
+#[test]
+fn a_wait_tells_what_its_grant_left() {
+    let clock = ManualClock::new();
+    let (calls, tokens) = (bucket(1, 2, &clock), bucket(1, 10, &clock));
+    let api = AllOf::new("calls", &calls).with("tokens", &tokens);
+    let request = || AllRequest::new().cost("tokens", 4).with_left();
+    let mut at_once = spawn(api.acquire_many(request()));
+    assert_eq!(available(&left(&assert_ready_ok!(at_once.poll()))), [1, 6]);
+    let _permits = api.try_acquire_many([("tokens", 4)]).unwrap();
+    let mut waits = spawn(api.acquire_many(request()));
+    assert_pending!(waits.poll());
+    let mut late = spawn(api.acquire_many(request().within(SECOND)));
+    let late = assert_ready_err!(late.poll());
+    assert_eq!((late.left().unwrap().waiting, late.member()), (1, Some("tokens")));
+    clock.advance(2 * SECOND);
+    // Other requests do not change what the grant left.
+    calls.try_acquire().unwrap();
+    let permits = assert_ready_ok!(waits.poll());
+    assert_eq!((permits.waited(), available(&left(&permits))), (2 * SECOND, vec![1, 0]));
+    assert_eq!(calls.status().available, 0);
+
+    let mut place = api.reserve(request().cost("tokens", 1)).unwrap();
+    assert_eq!(place.left(), None);
+    clock.advance(SECOND);
+    assert!(place.claim());
+    assert_eq!(available(&place.left().unwrap()), [0, 0]);
+    let any = AnyLimiter::from(tokens);
+    let mut place = any.reserve(Request::permits(3).with_left()).unwrap();
+    clock.advance(5 * SECOND);
+    assert_ready_ok!(spawn(&mut place).poll());
+    assert_eq!(available(&place.left().unwrap()), [2]);
+}
+
+#[cfg(feature = "keyed")]
+#[test]
+fn a_key_tells_its_own_numbers() {
+    use tidegate::{KeyedAllOf, KeyedRateLimiter, OfKey};
+
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(1), 5);
+    let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
+    let everyone = bucket(1, 8, &clock);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users).with("everyone", &everyone);
+    let request = || AllRequest::from(2).with_left();
+    for (key, expected) in [("alice", [6, 3]), ("bob", [4, 3]), ("alice", [2, 1])] {
+        let answer = api.try_acquire_many(key, request());
+        assert_eq!(told(&answer), Some(api.status(key)));
+        assert_eq!(available(&left(&answer.unwrap())), expected);
+    }
+    let refused = api.try_acquire_many("alice", request());
+    assert_eq!(told(&refused), Some(api.status("alice")));
+    assert_eq!(available(refused.unwrap_err().left().unwrap()), [2, 1]);
+    // With a composite of the key.
+    let _alice = api.for_key("alice").unwrap();
+    let answer = api.try_acquire_many("alice", AllRequest::new().with_left());
+    assert_eq!(available(&left(&answer.unwrap())), [1, 0]);
+
+    let bob = AnyLimiter::new(OfKey::new(&users, "bob".to_owned()));
+    assert_eq!(available(&left(&bob.try_acquire_many(request()).unwrap())), [1]);
+    let refusal = bob.try_acquire_many(request()).unwrap_err();
+    assert_eq!(refusal.left(), Some(&bob.status()));
+    assert_eq!(available(refusal.left().unwrap()), [1]);
+}
