@@ -7,8 +7,8 @@ use std::time::Duration;
 use http::HeaderMap;
 use proptest::prelude::*;
 use tidegate::{
-    AllOf, CountingLimit, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket,
-    Unlimited,
+    AllOf, AllRequest, CountingLimit, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request,
+    TokenBucket, Unlimited,
 };
 use tidegate_http::tell::{Format, Limit, decision, decision_of_all};
 
@@ -67,18 +67,27 @@ fn the_member_that_refused_has_nothing_left() {
         .with("free", &free)
         .with("jour \u{e9}coul\u{e9}", &day)
         .with_counting("calls", &calls);
-    let refusal = all.try_acquire_many([("bucket", 8)]).and_then(|_| all.try_acquire_many([("bucket", 5)]));
+    let _permits = all.try_acquire_many([("bucket", 8)]).unwrap();
+    let refused = all.try_acquire_many(AllRequest::new().cost("bucket", 5).with_left());
+    // What happens after the decision is not told.
+    let _later = all.try_acquire_many([("bucket", 2), ("hour", 100)]).unwrap();
     let mut headers = HeaderMap::new();
-    decision_of_all(&all.status(), refusal.as_ref().err(), Format::Draft, &mut headers);
+    decision_of_all(&refused, Format::Draft, &mut headers);
     assert_eq!(
         told(&headers, "ratelimit-policy").as_deref(),
         Some(r#""bucket";q=10;w=10, "hour";q=1000;w=3600, "calls";q=4;qu="concurrent-requests""#)
     );
     assert_eq!(
         told(&headers, "ratelimit").as_deref(),
-        Some(r#""bucket";r=0;t=3, "hour";r=999;t=3600, "calls";r=4;t=0"#)
+        Some(r#""bucket";r=0;t=3, "hour";r=999;t=3600, "calls";r=3"#)
     );
     assert_eq!(told(&headers, "retry-after").as_deref(), Some("3"));
+
+    // A request that does not ask for the state is told when to come again.
+    let refused = all.try_acquire_many([("bucket", 5)]);
+    let mut headers = HeaderMap::new();
+    decision_of_all(&refused, Format::Draft, &mut headers);
+    assert_eq!((headers.len(), told(&headers, "retry-after").as_deref()), (1, Some("5")));
 }
 
 proptest! {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use http::HeaderMap;
-use tidegate::{AllRefusal, AllStatus, Grant, Left, Refusal, Status};
+use tidegate::{AllPermits, AllRefusal, Grant, Left, Refusal, Status};
 
 use super::format::{Format, granted, refused};
 use super::limit::{InvalidName, Limit};
@@ -62,17 +62,18 @@ pub fn decision(
     }
 }
 
-/// Tells one decision of several limits: their status, and when to come again after a refusal. Of a
-/// refusal, the member that refused has nothing left.
+/// Tells one decision of several limits: what a grant left in each, or what a refused request met
+/// and when to come again. Of a refusal, the member that refused has nothing left.
 ///
-/// The status is a snapshot, so take it right after the decision. A member is not told if it has no
+/// The numbers are those of the decision. They are told only if the request asked for them by
+/// [`AllRequest::with_left`](tidegate::AllRequest::with_left). A member is not told if it has no
 /// limit, or a name that a field cannot carry.
 ///
 /// # Examples
 ///
 /// ```
 /// use http::HeaderMap;
-/// use tidegate::{AllOf, FixedWindow, ManualClock, Rate, RateLimiter};
+/// use tidegate::{AllOf, AllRequest, FixedWindow, ManualClock, Rate, RateLimiter};
 /// use tidegate_http::tell::{self, Format};
 ///
 /// let clock = ManualClock::new();
@@ -80,33 +81,30 @@ pub fn decision(
 /// let hour = RateLimiter::with_clock(FixedWindow::new(Rate::per_hour(1000)), clock);
 /// let limits = AllOf::new("minute", &minute).with("hour", &hour);
 ///
-/// let decision = limits.try_acquire();
+/// let decision = limits.try_acquire_many(AllRequest::new().with_left());
 /// let mut headers = HeaderMap::new();
-/// tell::decision_of_all(&limits.status(), decision.as_ref().err(), Format::Draft, &mut headers);
+/// tell::decision_of_all(&decision, Format::Draft, &mut headers);
 /// assert_eq!(headers["ratelimit-policy"], r#""minute";q=100;w=60, "hour";q=1000;w=3600"#);
 /// assert_eq!(headers["ratelimit"], r#""minute";r=99;t=60, "hour";r=999;t=3600"#);
 /// ```
-pub fn decision_of_all(
-    status: &AllStatus,
-    refusal: Option<&AllRefusal>,
-    format: Format,
-    headers: &mut HeaderMap,
-) {
+pub fn decision_of_all(decision: &Result<AllPermits, AllRefusal>, format: Format, headers: &mut HeaderMap) {
+    let (left, refusal) = match decision {
+        Ok(permits) => (permits.left(), None),
+        Err(refusal) => (refusal.left(), Some(refusal)),
+    };
     let wait = refusal.and_then(AllRefusal::retry_after);
-    let limits: Vec<_> = status
-        .members
-        .iter()
-        // A member that never refuses is no limit.
-        .filter(|(_, member)| member.limit < u64::MAX)
-        .filter_map(|(name, member)| {
-            let limit = Limit::of(name.as_str(), member).ok()?;
-            let is_short = refusal.is_some_and(|r| r.member() == Some(name.as_str()));
-            Some(match wait.filter(|_| is_short) {
-                Some(wait) => limit.remaining(0).reset(wait),
-                None => limit,
-            })
+    let members = left.map(|left| left.members.as_slice()).unwrap_or_default();
+    // A member that never refuses is no limit.
+    let limits = members.iter().filter(|(_, member)| member.limit < u64::MAX);
+    let limits = limits.filter_map(|(name, member)| {
+        let limit = Limit::of(name.as_str(), member).ok()?;
+        let is_short = refusal.and_then(AllRefusal::member) == Some(name.as_str());
+        Some(match wait.filter(|_| is_short) {
+            Some(wait) => limit.remaining(0).reset(wait),
+            None => limit,
         })
-        .collect();
+    });
+    let limits: Vec<_> = limits.collect();
     match wait {
         Some(wait) => refused(&limits, wait, format, headers),
         None => granted(&limits, format, headers),
