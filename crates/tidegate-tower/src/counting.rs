@@ -7,22 +7,22 @@ use std::fmt;
 use std::hash::Hash;
 
 use tidegate::{
-    AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, CountingLimit, CountingPermit,
-    Grant, KeyedCountingLimit, KeyedCountingPermit, Refusal, Request,
+    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, CountingLimit,
+    CountingPermit, Grant, KeyedCountingLimit, KeyedCountingPermit, Refusal, Request,
 };
 
-use crate::limit::{Acquire, Granted, Limit};
+use crate::limit::Limit;
 
 /// The name of a limit that has no members, in a status.
 const NAME: &str = "limit";
 
 /// `n` permits that `held` gives back when it is dropped.
-fn granted(n: u32, held: impl Send + Sync + 'static) -> Granted {
-    AllPermits::holding(Grant::new(n, tidegate::Nanos::ZERO), held).into()
+fn granted(n: u32, held: impl Send + Sync + 'static) -> AllPermits {
+    AllPermits::holding(Grant::new(n, tidegate::Nanos::ZERO), held)
 }
 
 /// A request that passes without permits.
-fn exempt() -> Granted {
+fn exempt() -> AllPermits {
     granted(0, ())
 }
 
@@ -30,7 +30,7 @@ impl Limit for CountingLimit {
     type Key = ();
     type Ask = Request;
 
-    fn try_acquire(&self, (): &(), ask: &Request) -> Result<Granted, AllRefusal> {
+    fn try_acquire(&self, (): &(), ask: &Request) -> Result<AllPermits, AllRefusal> {
         if ask.exempt {
             return Ok(exempt());
         }
@@ -38,7 +38,7 @@ impl Limit for CountingLimit {
         Ok(granted(ask.permits, permit))
     }
 
-    fn acquire(&self, (): &(), ask: &Request) -> Acquire {
+    fn acquire(&self, (): &(), ask: &Request) -> AcquireAny {
         let (limit, ask) = (self.clone(), *ask);
         wait(ask, async move {
             match ask.within {
@@ -64,7 +64,7 @@ where
     type Key = K;
     type Ask = Request;
 
-    fn try_acquire(&self, key: &K, ask: &Request) -> Result<Granted, AllRefusal> {
+    fn try_acquire(&self, key: &K, ask: &Request) -> Result<AllPermits, AllRefusal> {
         if ask.exempt {
             return Ok(exempt());
         }
@@ -72,7 +72,7 @@ where
         Ok(granted(ask.permits, permit))
     }
 
-    fn acquire(&self, key: &K, ask: &Request) -> Acquire {
+    fn acquire(&self, key: &K, ask: &Request) -> AcquireAny {
         let (limit, key, ask) = (self.clone(), key.clone(), *ask);
         wait(ask, async move {
             match ask.within {
@@ -96,9 +96,9 @@ where
 fn wait<P: Send + Sync + 'static>(
     ask: Request,
     permit: impl Future<Output = Result<P, Refusal>> + Send + 'static,
-) -> Acquire {
+) -> AcquireAny {
     if ask.exempt {
-        return Acquire::ready(Ok(exempt()));
+        return AcquireAny::ready(Ok(exempt()));
     }
-    Acquire::new(async move { Ok(granted(ask.permits, permit.await?)) })
+    AcquireAny::new(async move { Ok(granted(ask.permits, permit.await?)) })
 }

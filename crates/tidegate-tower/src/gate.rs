@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tidegate::{AllRefusal, AllStatus, AnyReservation, Left};
+use tidegate::{AcquireAny, AllPermits, AllRefusal, AllStatus, AnyReservation};
 
 use crate::hold::Hold;
 use crate::key::Key;
-use crate::limit::{Acquire, Ask, Granted, Limit, asked_for_none};
+use crate::limit::{Ask, Limit, asked_for_none};
 use crate::refused::Refused;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -57,18 +57,10 @@ pub(crate) enum Mode {
 #[derive(Debug, Default)]
 pub struct Pass {
     pub(crate) hold: Hold,
-    pub(crate) told: Option<State>,
+    /// The state of the limits, from the decision.
+    pub(crate) told: Option<AllStatus>,
     /// The refusal that did not count, in shadow mode.
     pub(crate) shadowed: Option<Refused>,
-}
-
-/// The state of the limits after a decision.
-#[derive(Debug)]
-pub(crate) struct State {
-    /// A snapshot right after the decision.
-    pub(crate) snapshot: AllStatus,
-    /// What the decision itself left in a single limiter.
-    pub(crate) left: Option<Left>,
 }
 
 /// What a request needs beside permits.
@@ -85,13 +77,13 @@ pub(crate) struct Needs {
 #[derive(Debug)]
 pub struct Denial {
     pub(crate) refused: Refused,
-    pub(crate) state: Option<State>,
+    pub(crate) state: Option<AllStatus>,
 }
 
 pub(crate) enum Admission<L: Limit> {
     New,
     Key(BoxFuture<Key<L::Key>>),
-    Acquire(L::Key, Acquire),
+    Acquire(L::Key, AcquireAny),
     Reserve(L::Key, AnyReservation),
     Decided,
 }
@@ -136,11 +128,11 @@ impl<L: Limit> Admission<L> {
                 }
                 Admission::Acquire(key, wait) => {
                     let answer = ready!(Pin::new(wait).poll(context));
-                    (key, answer.map(|Granted { permits, left }| (Hold::permits(permits), left)))
+                    (key, answer.map(granted))
                 }
                 Admission::Reserve(key, place) => {
-                    let answer = ready!(Pin::new(place).poll(context));
-                    (key, answer.map(|grant| (Hold::default(), grant.left())))
+                    let answer = ready!(Pin::new(&mut *place).poll(context));
+                    (key, answer.map(|_| (Hold::default(), place.left())))
                 }
                 Admission::Decided => panic!("polled after it was ready"),
             };
@@ -198,24 +190,32 @@ impl<L: Limit> Admission<L> {
     }
 }
 
+/// What a call holds, and what it left.
+fn granted(permits: AllPermits) -> (Hold, Option<AllStatus>) {
+    let left = permits.left().cloned();
+    (Hold::permits(permits), left)
+}
+
 impl<L: Limit, V> Gate<L, V> {
     #[expect(clippy::result_large_err, reason = "it is moved once, and becomes the answer")]
     fn decide(
         &self,
         needs: Needs,
         key: &L::Key,
-        answer: Result<(Hold, Option<Left>), AllRefusal>,
+        answer: Result<(Hold, Option<AllStatus>), AllRefusal>,
     ) -> Result<Pass, Denial> {
-        let state = |left| needs.state.then(|| State { snapshot: self.limit.status(key), left });
+        let state =
+            |left: Option<AllStatus>| needs.state.then(|| left.unwrap_or_else(|| self.limit.status(key)));
         match answer {
             Ok((hold, left)) => Ok(Pass { hold, told: state(left), shadowed: None }),
             Err(refusal) if asked_for_none(&refusal) => Ok(Pass::default()),
             Err(refusal) => {
+                let left = refusal.left().cloned();
                 let refused = Refused::by_limit(refusal, &self.name);
                 if needs.mode == Mode::Shadow {
                     return Ok(Pass { shadowed: Some(refused), ..Pass::default() });
                 }
-                Err(Denial { refused, state: state(None) })
+                Err(Denial { refused, state: state(left) })
             }
         }
     }

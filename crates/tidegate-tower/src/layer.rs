@@ -225,9 +225,9 @@ impl<L: Limit> RateLimitLayer<L> {
     /// Sets the headers that tell the state of the limits. The default is
     /// [`Format::Draft`]. The time in [`Format::XRateLimitUnix`] is set anew for each answer.
     ///
-    /// Granted requests are told the limits, too. A single limiter tells the state that the request
-    /// itself left. Several limits tell a snapshot. The window of a limit is the time in which a
-    /// whole quota comes in.
+    /// Granted requests are told the limits, too. The state is that which the request itself left, or
+    /// met where it was refused, of each limit. The window of a limit is the time in which a whole
+    /// quota comes in.
     #[must_use]
     pub fn format(mut self, format: Format) -> Self {
         self.kind.tell.format = Some(format);

@@ -26,7 +26,7 @@ pub use body::Body;
 pub use key::Key;
 pub use kind::{Client, Kind, Plain, Server};
 pub use layer::RateLimitLayer;
-pub use limit::{Acquire, Ask, Granted, Limit};
+pub use limit::{Ask, Limit};
 pub use network::{InvalidNetwork, Network};
 pub use obey::{ObeyLayer, Obeying, ObeyingFuture};
 pub use ready::{Lasts, ReadyFuture, ReadyRateLimit, ReadyRateLimitLayer, UntilAnswer, UntilBodyEnds};

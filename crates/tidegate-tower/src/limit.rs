@@ -3,13 +3,11 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::hash::Hash;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tidegate::{
-    AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Grant,
-    KeyedAllOf, KeyedRateLimiter, Left, Limiter, OfKey, Policy, RateLimiter, Refusal, Request, Timer,
+    AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, KeyedAllOf,
+    KeyedRateLimiter, Limiter, OfKey, Policy, RateLimiter, Refusal, Request, Timer,
 };
 
 /// A limiter that a [`RateLimitLayer`](crate::RateLimitLayer) can ask: every limiter of the crate
@@ -49,17 +47,17 @@ pub trait Limit: Clone + Send + Sync + 'static {
     /// # Errors
     ///
     /// The reason. Then nothing was taken.
-    fn try_acquire(&self, key: &Self::Key, ask: &Self::Ask) -> Result<Granted, AllRefusal>;
+    fn try_acquire(&self, key: &Self::Key, ask: &Self::Ask) -> Result<AllPermits, AllRefusal>;
 
     /// Takes the permits now, or refuses, as [`try_acquire`](Limit::try_acquire), by a future that
     /// waits for the answer alone. A limiter over a network needs it; by default it is ready at
     /// once.
-    fn acquire_now(&self, key: &Self::Key, ask: &Self::Ask) -> Acquire {
-        Acquire::ready(self.try_acquire(key, ask))
+    fn acquire_now(&self, key: &Self::Key, ask: &Self::Ask) -> AcquireAny {
+        AcquireAny::ready(self.try_acquire(key, ask))
     }
 
     /// Waits for the permits.
-    fn acquire(&self, key: &Self::Key, ask: &Self::Ask) -> Acquire;
+    fn acquire(&self, key: &Self::Key, ask: &Self::Ask) -> AcquireAny;
 
     /// Takes a place in the queue now, for permits that are settled later.
     ///
@@ -68,7 +66,8 @@ pub trait Limit: Clone + Send + Sync + 'static {
     /// The reason. Then nothing was taken.
     fn reserve(&self, key: &Self::Key, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal>;
 
-    /// A snapshot of the limits of a key.
+    /// A snapshot of the limits of a key. A layer tells it where the answer itself tells no
+    /// [state](AllPermits::left).
     fn status(&self, key: &Self::Key) -> AllStatus;
 }
 
@@ -78,11 +77,9 @@ pub trait Ask: Clone + Default + Send + Sync + 'static {
     #[must_use]
     fn within(self, within: Duration) -> Self;
 
-    /// Asks what the grant leaves, if the limiter can tell it.
+    /// Asks for the state of each limit with the answer.
     #[must_use]
-    fn with_left(self) -> Self {
-        self
-    }
+    fn with_left(self) -> Self;
 }
 
 impl Ask for Request {
@@ -99,84 +96,9 @@ impl Ask for AllRequest<'static> {
     fn within(self, within: Duration) -> Self {
         AllRequest::within(self, within)
     }
-}
 
-/// Permits that a [`Limit`] gave.
-#[derive(Debug)]
-#[must_use = "dropping it gives back the permits that are counted while in use"]
-pub struct Granted {
-    pub(crate) permits: AllPermits,
-    pub(crate) left: Option<Left>,
-}
-
-impl Granted {
-    /// Permits, and what they left in the limiter if it is known.
-    pub fn new(permits: AllPermits, left: Option<Left>) -> Granted {
-        Granted { permits, left }
-    }
-}
-
-impl From<AllPermits> for Granted {
-    fn from(permits: AllPermits) -> Granted {
-        Granted { permits, left: None }
-    }
-}
-
-impl From<Grant> for Granted {
-    fn from(grant: Grant) -> Granted {
-        Granted { permits: grant.into(), left: grant.left() }
-    }
-}
-
-/// A wait for the permits of a [`Limit`]. It joins the queue when it is first polled, and dropping
-/// it leaves no trace.
-///
-/// # Panics
-///
-/// Polling it again after it was ready panics.
-#[must_use = "futures do nothing unless awaited: no permits were acquired"]
-pub struct Acquire(Answer);
-
-enum Answer {
-    /// `None` once it was given.
-    Now(Option<Result<Granted, AllRefusal>>),
-    Any(AcquireAny),
-    Later(Pin<Box<dyn Future<Output = Result<Granted, AllRefusal>> + Send>>),
-}
-
-impl Acquire {
-    /// The wait that this future is.
-    pub fn new(wait: impl Future<Output = Result<Granted, AllRefusal>> + Send + 'static) -> Acquire {
-        Acquire(Answer::Later(Box::pin(wait)))
-    }
-
-    /// An answer without a wait, which allocates nothing.
-    pub fn ready(answer: Result<Granted, AllRefusal>) -> Acquire {
-        Acquire(Answer::Now(Some(answer)))
-    }
-}
-
-impl From<AcquireAny> for Acquire {
-    fn from(wait: AcquireAny) -> Acquire {
-        Acquire(Answer::Any(wait))
-    }
-}
-
-impl Future for Acquire {
-    type Output = Result<Granted, AllRefusal>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.get_mut().0 {
-            Answer::Now(answer) => Poll::Ready(answer.take().expect("it is polled once")),
-            Answer::Any(wait) => Pin::new(wait).poll(context).map_ok(Granted::from),
-            Answer::Later(wait) => wait.as_mut().poll(context),
-        }
-    }
-}
-
-impl fmt::Debug for Acquire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire").finish_non_exhaustive()
+    fn with_left(self) -> Self {
+        AllRequest::with_left(self)
     }
 }
 
@@ -184,13 +106,12 @@ impl<P: Policy, C: Timer> Limit for RateLimiter<P, C> {
     type Key = ();
     type Ask = Request;
 
-    fn try_acquire(&self, (): &(), ask: &Request) -> Result<Granted, AllRefusal> {
-        Ok(self.try_acquire_many(*ask)?.into())
+    fn try_acquire(&self, (): &(), ask: &Request) -> Result<AllPermits, AllRefusal> {
+        Limiter::try_acquire(self, &AllRequest::from(*ask))
     }
 
-    fn acquire(&self, (): &(), ask: &Request) -> Acquire {
-        let wait = self.acquire_owned(*ask);
-        Acquire::new(async { Ok(wait.await?.into()) })
+    fn acquire(&self, (): &(), ask: &Request) -> AcquireAny {
+        Limiter::acquire(self, &AllRequest::from(*ask))
     }
 
     fn reserve(&self, (): &(), ask: &Request) -> Result<AnyReservation, AllRefusal> {
@@ -211,13 +132,15 @@ where
     type Key = K;
     type Ask = Request;
 
-    fn try_acquire(&self, key: &K, ask: &Request) -> Result<Granted, AllRefusal> {
+    fn try_acquire(&self, key: &K, ask: &Request) -> Result<AllPermits, AllRefusal> {
+        if ask.tells_left {
+            return OfKey::new(self, key.clone()).try_acquire(&AllRequest::from(*ask));
+        }
         Ok(self.try_acquire_many(key, *ask)?.into())
     }
 
-    fn acquire(&self, key: &K, ask: &Request) -> Acquire {
-        let (limit, key, ask) = (self.clone(), key.clone(), *ask);
-        Acquire::new(async move { Ok(limit.acquire_many(&key, ask).await?.into()) })
+    fn acquire(&self, key: &K, ask: &Request) -> AcquireAny {
+        OfKey::new(self, key.clone()).acquire(&AllRequest::from(*ask))
     }
 
     fn reserve(&self, key: &K, ask: &Request) -> Result<AnyReservation, AllRefusal> {
@@ -233,13 +156,12 @@ impl<C: Timer> Limit for AllOf<C> {
     type Key = ();
     type Ask = AllRequest<'static>;
 
-    fn try_acquire(&self, (): &(), ask: &Self::Ask) -> Result<Granted, AllRefusal> {
-        Ok(self.try_acquire_many(ask.clone())?.into())
+    fn try_acquire(&self, (): &(), ask: &Self::Ask) -> Result<AllPermits, AllRefusal> {
+        self.try_acquire_many(ask.clone())
     }
 
-    fn acquire(&self, (): &(), ask: &Self::Ask) -> Acquire {
-        let wait = self.acquire_many(ask.clone());
-        Acquire::new(async { Ok(wait.await?.into()) })
+    fn acquire(&self, (): &(), ask: &Self::Ask) -> AcquireAny {
+        Limiter::acquire(self, ask)
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
@@ -260,13 +182,13 @@ where
     type Key = Q::Owned;
     type Ask = AllRequest<'static>;
 
-    fn try_acquire(&self, key: &Q::Owned, ask: &Self::Ask) -> Result<Granted, AllRefusal> {
-        Ok(self.try_acquire_many(key.borrow(), ask.clone())?.into())
+    fn try_acquire(&self, key: &Q::Owned, ask: &Self::Ask) -> Result<AllPermits, AllRefusal> {
+        self.try_acquire_many(key.borrow(), ask.clone())
     }
 
-    fn acquire(&self, key: &Q::Owned, ask: &Self::Ask) -> Acquire {
+    fn acquire(&self, key: &Q::Owned, ask: &Self::Ask) -> AcquireAny {
         let (limit, key, ask) = (self.clone(), key.clone(), ask.clone());
-        Acquire::new(async move { Ok(limit.acquire_many(key.borrow(), ask).await?.into()) })
+        AcquireAny::new(async move { limit.acquire_many(key.borrow(), ask).await })
     }
 
     fn reserve(&self, key: &Q::Owned, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
@@ -283,16 +205,16 @@ impl Limit for AnyLimiter {
     type Key = ();
     type Ask = AllRequest<'static>;
 
-    fn try_acquire(&self, (): &(), ask: &Self::Ask) -> Result<Granted, AllRefusal> {
-        Ok(self.try_acquire_many(ask.clone())?.into())
+    fn try_acquire(&self, (): &(), ask: &Self::Ask) -> Result<AllPermits, AllRefusal> {
+        self.try_acquire_many(ask.clone())
     }
 
-    fn acquire_now(&self, (): &(), ask: &Self::Ask) -> Acquire {
-        AnyLimiter::acquire_now(self, ask.clone()).into()
+    fn acquire_now(&self, (): &(), ask: &Self::Ask) -> AcquireAny {
+        AnyLimiter::acquire_now(self, ask.clone())
     }
 
-    fn acquire(&self, (): &(), ask: &Self::Ask) -> Acquire {
-        self.acquire_many(ask.clone()).into()
+    fn acquire(&self, (): &(), ask: &Self::Ask) -> AcquireAny {
+        self.acquire_many(ask.clone())
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {

@@ -10,14 +10,14 @@ use std::time::Duration;
 use http::Response;
 use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
-use tidegate::{AnyReservation, DefaultClock, Timer};
+use tidegate::{AcquireAny, AnyReservation, DefaultClock, Timer};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::body::Body;
 use crate::hold::Hold;
 use crate::idle::{Idle, Slot, give_back};
-use crate::limit::{Acquire, Granted, Limit};
+use crate::limit::Limit;
 use crate::refused::{Error, Refused};
 
 /// A limiter in front of services that takes permits in
@@ -338,7 +338,7 @@ pin_project! {
 pin_project! {
     #[project = CallingProjection]
     enum Calling<S, F, R> {
-        Wait { wait: Acquire, call: Option<(S, R)> },
+        Wait { wait: AcquireAny, call: Option<(S, R)> },
         Call { #[pin] future: F, hold: Hold },
     }
 }
@@ -354,7 +354,7 @@ impl<S: Service<R>, R, M: Lasts<S::Response>> Future for ReadyFuture<S, R, M> {
                     let answer = ready!(Pin::new(wait).poll(context));
                     let (mut service, request) = call.take().expect("polled after it was ready");
                     let hold = match answer {
-                        Ok(Granted { permits, .. }) => Hold::permits(permits),
+                        Ok(permits) => Hold::permits(permits),
                         Err(refusal) => {
                             return Poll::Ready(Err(Refused::by_limit(refusal, this.name).into()));
                         }

@@ -6,7 +6,6 @@ use http::header::{HeaderMap, HeaderName, RETRY_AFTER};
 use tidegate::AllStatus;
 use tidegate_http::tell::{self, Format, Limit};
 
-use crate::gate::State;
 use crate::refused::Refused;
 
 /// How the state of limits is told.
@@ -24,7 +23,7 @@ impl Default for Tell {
 
 impl Tell {
     /// Adds the headers of a request that was granted. `name` is that of a limit without a name.
-    pub(crate) fn granted(&self, state: &State, name: &str, headers: &mut HeaderMap) {
+    pub(crate) fn granted(&self, state: &AllStatus, name: &str, headers: &mut HeaderMap) {
         let Some(format) = self.format() else { return };
         let limits = Self::limits(state, name);
         beside(headers, |headers| tell::granted(&limits, format, headers));
@@ -34,7 +33,7 @@ impl Tell {
     pub(crate) fn refused(
         &self,
         refused: &Refused,
-        state: Option<State>,
+        state: Option<AllStatus>,
         name: &str,
         headers: &mut HeaderMap,
     ) {
@@ -66,17 +65,12 @@ impl Tell {
         }
     }
 
-    fn limits<'a>(state: &'a State, name: &'a str) -> Vec<Limit<'a>> {
-        let AllStatus { members, .. } = &state.snapshot;
+    fn limits<'a>(AllStatus { members, .. }: &'a AllStatus, name: &'a str) -> Vec<Limit<'a>> {
         let alone = members.len() == 1;
         // A member that never refuses is no limit. A name may not fit into a header.
         let limits = members.iter().filter(|(_, member)| member.limit < u64::MAX);
         let limits = limits.filter_map(|(member, status)| {
-            let limit = Limit::of(if alone { name } else { member.as_str() }, status).ok()?;
-            Some(match state.left {
-                Some(left) => limit.left(left),
-                None => limit,
-            })
+            Limit::of(if alone { name } else { member.as_str() }, status).ok()
         });
         limits.collect()
     }

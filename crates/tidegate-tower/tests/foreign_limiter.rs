@@ -140,10 +140,7 @@ impl Foreign {
         if exempt {
             return Ok(Booking { of: self.clone(), costs: [0; 2], n: 0, now, due: now });
         }
-        let refused = |at: usize, refusal| {
-            let name = state.limits[at].name.into();
-            Err(AllRefusal::Member { name, refusal })
-        };
+        let refused = |at: usize, refusal| Err(AllRefusal::by(state.limits[at].name, refusal));
         let (mut n, unnamed) = (permits, [0, 1].map(|at| request.cost_of(state.limits[at].name).is_none()));
         if most > permits {
             // As many as both have.
@@ -196,18 +193,14 @@ struct Booking {
 }
 
 impl Booking {
-    /// Waits for them. The grant tells what is left of the tighter limit.
+    /// Waits for them.
     async fn wait(&mut self) -> Result<Grant, AllRefusal> {
         let mut closed = self.of.0.closed.subscribe();
         let due = self.of.instant(self.due);
         if self.due > self.now && timeout_at(due, closed.wait_for(|closed| *closed)).await.is_ok() {
             return Err(Refusal::Closed.into());
         }
-        let left = self.of.status().members.into_iter().map(|(_, member)| {
-            Left::new(member.limit, member.available).next_in(member.next_in).full_in(member.full_in)
-        });
-        let left = left.min_by_key(|left| left.available).unwrap();
-        Ok(Grant::new(self.n, Nanos::new(self.due - self.now)).with_left(left))
+        Ok(Grant::new(self.n, Nanos::new(self.due - self.now)))
     }
 
     /// The permits are used. What this returns is dropped when the call is over.
@@ -249,9 +242,15 @@ impl Drop for InUse {
 
 impl Limiter for Foreign {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        let booking = self.book(request, Some(Duration::ZERO))?;
-        let grant = Grant::new(booking.n, Nanos::ZERO);
-        Ok(booking.permits(grant))
+        let tells = request.to_request().tells_left;
+        match self.book(request, Some(Duration::ZERO)) {
+            Ok(booking) => {
+                let grant = Grant::new(booking.n, Nanos::ZERO);
+                let permits = booking.permits(grant);
+                Ok(if tells { permits.with_left(self.status()) } else { permits })
+            }
+            Err(refusal) => Err(if tells { refusal.with_left(self.status()) } else { refusal }),
+        }
     }
 
     /// As over a network: the answer takes a millisecond.
@@ -451,7 +450,7 @@ async fn a_layer_tells_its_limits_and_waits_for_its_answers() {
         answers.push((response.status(), response.headers()["ratelimit"].to_str().unwrap().to_owned()));
     }
     let (ok, refused) = (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(answers[0], (ok, r#""requests";r=1;t=1, "tokens";r=1000;t=0"#.to_owned()));
+    assert_eq!(answers[0], (ok, r#""requests";r=1;t=1, "tokens";r=999;t=1"#.to_owned()));
     assert_eq!(answers[1].0, ok);
     assert_eq!(answers[2], (refused, r#""requests";r=0;t=1, "tokens";r=1000;t=0"#.to_owned()));
     // Each answer took a millisecond, and no thread was blocked.
