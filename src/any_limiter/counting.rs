@@ -42,21 +42,40 @@ fn asked(request: &AllRequest<'_>) -> Result<AllRequest<'static>, AllRefusal> {
 
 /// The refusal of a limiter without members.
 fn of_alone(refusal: AllRefusal) -> AllRefusal {
-    refusal.refusal().map_or(refusal, AllRefusal::from)
+    let left = refusal.left().cloned();
+    let refusal = refusal.refusal().map_or(refusal, AllRefusal::from);
+    match left {
+        Some(left) => refusal.with_left(left_alone(left)),
+        None => refusal,
+    }
+}
+
+/// The permits of a limiter without members.
+fn permits_alone(permits: AllPermits) -> AllPermits {
+    match permits.left().cloned() {
+        Some(left) => permits.with_left(left_alone(left)),
+        None => permits,
+    }
+}
+
+/// What is left of a limiter without members.
+fn left_alone(mut left: AllStatus) -> AllStatus {
+    left.members.retain(|(name, _)| *name != *UNLIMITED);
+    left
 }
 
 impl Limiter for InUse {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.all.try_acquire_many(asked(request)?).map_err(of_alone)
+        self.all.try_acquire_many(asked(request)?).map(permits_alone).map_err(of_alone)
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
         let wait = asked(request).map(|request| self.all.acquire_many(request));
-        AcquireAny::new(async { wait?.await.map_err(of_alone) })
+        AcquireAny::new(async { wait?.await.map(permits_alone).map_err(of_alone) })
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.all.blocking_acquire_many(asked(request)?).map_err(of_alone)
+        self.all.blocking_acquire_many(asked(request)?).map(permits_alone).map_err(of_alone)
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
@@ -67,8 +86,7 @@ impl Limiter for InUse {
     }
 
     fn status(&self) -> AllStatus {
-        let AllStatus { waiting, paused_for, .. } = self.all.status();
-        AllStatus { waiting, paused_for, members: vec![(NAME.into(), self.limit.status())] }
+        left_alone(self.all.status())
     }
 
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
@@ -118,6 +136,10 @@ impl Future for PlaceInUse {
 impl Place for PlaceInUse {
     fn due_in(&self) -> Duration {
         self.place.due_in()
+    }
+
+    fn left(&self) -> Option<AllStatus> {
+        self.place.left().map(left_alone)
     }
 
     /// Gives all permits back: they are not in use any more.

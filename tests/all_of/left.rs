@@ -1,5 +1,7 @@
 //! What the answers of several limits tell of each: the state that belongs to the decision.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -171,6 +173,18 @@ fn a_wait_tells_what_its_grant_left() {
     clock.advance(5 * SECOND);
     assert_ready_ok!(spawn(&mut place).poll());
     assert_eq!(available(&place.left().unwrap()), [2]);
+}
+
+#[test]
+fn a_limit_of_permits_in_use_tells_itself_alone() {
+    let calls = AnyLimiter::from(CountingLimit::new(3));
+    let request = || AllRequest::from(2).with_left();
+    let permits = calls.try_acquire_many(request()).unwrap();
+    assert_eq!(left(&permits), calls.status());
+    assert_eq!(available(&left(&permits)), [1]);
+    let refusal = calls.try_acquire_many(request()).unwrap_err();
+    assert_eq!(refusal.left(), Some(&calls.status()));
+    assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 3 }));
 }
 
 #[cfg(feature = "keyed")]

@@ -103,7 +103,7 @@ fn one_token_ends_waits_at_limiters_of_all_kinds() -> Result<(), AllRefusal> {
     let mut places = (limiter.reserve(1)?, all.reserve([])?);
     let token = &CancelToken::new();
     thread::scope(|scope| {
-        let cancelled = AllRefusal::Queue { refusal: Refusal::Cancelled };
+        let cancelled = AllRefusal::from(Refusal::Cancelled);
         let plain = scope.spawn(|| token.run(|| limiter.blocking_acquire()));
         let of_all = scope.spawn(|| token.run(|| all.blocking_acquire()));
         let of_any = scope.spawn(|| token.run(|| any.blocking_acquire_many(1)));

@@ -197,7 +197,6 @@ fn granted(permits: AllPermits) -> (Hold, Option<AllStatus>) {
 }
 
 impl<L: Limit, V> Gate<L, V> {
-    #[expect(clippy::result_large_err, reason = "it is moved once, and becomes the answer")]
     fn decide(
         &self,
         needs: Needs,
