@@ -75,7 +75,7 @@ impl Set {
             {
                 let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
                 let refusal = Refusal::ExceedsLimit { requested: small(*n), limit: small(largest) };
-                return Err(AllRefusal::Member { name: member.name.as_str().into(), refusal });
+                return Err(AllRefusal::by(member.name.as_str(), refusal));
             }
         }
         Ok(())
@@ -165,7 +165,7 @@ impl Set {
         }
         let refusal = Refusal::Limited { retry_after };
         match self.members.get(limit) {
-            Some(member) => AllRefusal::Member { name: member.name.as_str().into(), refusal },
+            Some(member) => AllRefusal::by(member.name.as_str(), refusal),
             None => refusal.into(),
         }
     }

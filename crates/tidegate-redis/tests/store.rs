@@ -397,7 +397,10 @@ async fn a_store_that_is_not_there_is_refused_and_not_waited_for() {
     let limiter = any(&store, "fixed_window 10/d");
     for request in [AllRequest::new(), AllRequest::from(3)] {
         let refusal = limiter.acquire_now(request).await.unwrap_err();
-        assert!(matches!(refusal, AllRefusal::Queue { refusal: Refusal::Unavailable { .. } }), "{refusal:?}");
+        assert!(
+            matches!(refusal, AllRefusal::Queue { refusal: Refusal::Unavailable { .. }, .. }),
+            "{refusal:?}"
+        );
     }
     assert!(store.check().await.unwrap_err().is_away());
     assert_eq!(limiter.status().members[0].1.available, 0);
