@@ -77,7 +77,7 @@ fn broken_of_two_composites_one_gets_the_last_permits() {
         let (a, b) = (bucket(&clock), bucket(&clock));
         let take = |first: &Bucket, second: &Bucket| {
             let (first, second) = (Handle(first.clone()), Handle(second.clone()));
-            first.take_then((1, 0), &mut || second.take_then((1, 0), &mut || Ok(()))).is_ok()
+            first.take_then((1, 0), None, &mut || second.take_then((1, 0), None, &mut || Ok(()))).is_ok()
         };
         let other = {
             let (a, b) = (a.clone(), b.clone());
@@ -149,7 +149,7 @@ fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
 fn permits_put_back_are_those_taken() {
     undo_against_a_refund(|a, b, _| {
         let (a, b) = (Handle(a.clone()), Handle(b.clone()));
-        let _ = a.take_then((1, 0), &mut || b.take_then((1, 0), &mut || Ok(())));
+        let _ = a.take_then((1, 0), None, &mut || b.take_then((1, 0), None, &mut || Ok(())));
     });
 }
 
