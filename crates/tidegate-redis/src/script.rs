@@ -105,20 +105,35 @@ pub(crate) fn command(
         Operation::Pause { span, keep_stock } => ("pause", span, keep_stock, 0),
         Operation::Resume => ("resume", Duration::ZERO, false, 0),
     };
-    cmd.arg(name);
-    match now {
-        Some(now) => cmd.arg(now),
-        None => cmd.arg(""),
-    };
     // A pause is rounded up, and a longest wait down.
     let round_up = matches!(operation, Operation::Pause { .. });
-    cmd.arg(micros(longest, round_up)).arg(u8::from(flag)).arg(due);
+    let mut head = Vec::with_capacity(32);
+    pack(&mut head, now.map_or(-1.0, exact));
+    pack(&mut head, exact(micros(longest, round_up)));
+    pack(&mut head, f64::from(u8::from(flag)));
+    pack(&mut head, due as f64);
+    cmd.arg(name).arg(head);
     for Part { terms, permits, most, booking, .. } in parts {
         let longest = micros(terms.longest.unwrap_or(Duration::MAX), false);
-        cmd.arg(terms.kind.name()).arg(permits).arg(most).arg(longest).arg(*booking);
-        cmd.arg(terms.numbers.len()).arg(&terms.numbers);
+        let mut numbers = Vec::with_capacity(8 * (3 + terms.numbers.len()));
+        for number in [*permits, *most, longest] {
+            pack(&mut numbers, exact(number));
+        }
+        for number in &terms.numbers {
+            pack(&mut numbers, *number as f64);
+        }
+        cmd.arg(terms.kind.name()).arg(numbers).arg(*booking);
     }
     cmd
+}
+
+/// A number of a script: all of them are below 2^53.
+fn exact(number: u64) -> f64 {
+    number.min(1 << 53) as f64
+}
+
+fn pack(bytes: &mut Vec<u8>, number: f64) {
+    bytes.extend_from_slice(&number.to_be_bytes());
 }
 
 fn micros(span: Duration, round_up: bool) -> u64 {

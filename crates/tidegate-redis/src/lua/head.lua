@@ -33,9 +33,10 @@
 -- grants are bookings that were made one behind the other, and no bound suffers. A free booking whose instant passes is lost, and so is one for which there is no
 -- place.
 --
--- ARGV: operation, time ('' for TIME), longest wait in us, shadow ('1'), the instant of a booking
--- (for `back`), then for each key: kind, permits, the most permits, longest wait of this limit in
--- us, the value before the booking (for `back`), number of terms, terms.
+-- ARGV: the operation; packed, the time (-1 for TIME), the longest wait in us, a flag (shadow; for
+-- `pause`, that it keeps the stock), the instant of a booking (for `back`). Then for each key: the
+-- kind; packed, its permits, the most permits, its own longest wait in us, and its terms; the value
+-- from before the booking (for `back`).
 
 local MOST = 2^52
 local MOST_FREE = 16

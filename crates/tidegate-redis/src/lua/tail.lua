@@ -1,11 +1,12 @@
 -- Reads every limit, decides, and writes last.
 
-local operation, longest, shadow = ARGV[1], tonumber(ARGV[3]), ARGV[4] == '1'
-local place = tonumber(ARGV[5])
-local now = tonumber(ARGV[2])
+local operation = ARGV[1]
+local now, longest, flag, place = struct.unpack('>dddd', ARGV[2])
+local shadow = flag == 1
 -- Keys expire by the server's clock. Under another time they are kept for a day more.
-local kept = now and 86400000 or 0
-if not now then
+local kept = 86400000
+if now < 0 then
+  kept = 0
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
@@ -45,17 +46,16 @@ local function write(l)
   value = value .. l.kind.value(l)
   local expires = math.max(l.kind.expires(l), l.booked, l.held) - now
   local ttl = math.max(1, whole_up(math.max(0, expires), 1000)) + kept
-  redis.call('SET', l.key, value, 'PX', string.format('%.0f', ttl))
+  redis.call('SET', l.key, value, 'PX', ttl)
 end
 
-local limits, arg = {}, 6
+local limits = {}
 for i = 1, #KEYS do
-  local l = {key = KEYS[i], kind = kinds[ARGV[arg]], n = tonumber(ARGV[arg + 1]), terms = {}}
-  l.most, l.longest = tonumber(ARGV[arg + 2]), math.min(longest, tonumber(ARGV[arg + 3]))
-  l.booking = ARGV[arg + 4]
-  local terms = tonumber(ARGV[arg + 5])
-  for j = 1, terms do l.terms[j] = tonumber(ARGV[arg + 5 + j]) end
-  arg = arg + 6 + terms
+  local numbers, booking = ARGV[3 * i + 1], ARGV[3 * i + 2]
+  local l = {key = KEYS[i], kind = kinds[ARGV[3 * i]], booking = booking}
+  l.n, l.most, l.longest = struct.unpack('>ddd', numbers)
+  l.longest = math.min(longest, l.longest)
+  l.terms = {struct.unpack('>' .. ('d'):rep(#numbers / 8 - 3), numbers, 25)}
   l.value = redis.call('GET', l.key)
   read(l, l.value)
   limits[i] = l
@@ -72,17 +72,18 @@ end
 -- another number. -1 is never.
 local function reply(answer, wait, tightest, due, other)
   local told = {answer, wait, tightest, due}
-  local function tell(number) told[#told + 1] = number end
-  for i, l in ipairs(limits) do
+  for i = 1, #limits do
+    local l, k = limits[i], 6 * i
     local at = math.max(l.now, l.booked, l.held)
     local available, full = l.kind.left(l, at)
-    local next_at = l.kind.due(l, at, 1)
-    tell(at > l.now and 0 or available)
-    tell(full and math.max(0, full - now) or -1)
-    tell(next_at and (next_at > l.now and next_at - now or 0) or -1)
-    tell(math.max(0, l.held - now))
-    tell(l.n)
-    tell(other and other[i] or 0)
+    local next_at = at
+    if at > l.now or available == 0 then next_at = l.kind.due(l, at, 1) end
+    told[k - 1] = at > l.now and 0 or available
+    told[k] = full and math.max(0, full - now) or -1
+    told[k + 1] = next_at and (next_at > l.now and next_at - now or 0) or -1
+    told[k + 2] = math.max(0, l.held - now)
+    told[k + 3] = l.n
+    told[k + 4] = other and other[i] or 0
   end
   return told
 end

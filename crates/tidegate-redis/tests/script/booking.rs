@@ -62,6 +62,60 @@ fn a_booking_is_due_as_behind_a_line() {
     }
 }
 
+/// Several limits in one call: due when the last of them is, and taken from all as of then.
+#[test]
+fn a_booking_of_several_limits_is_due_when_the_last_one_is() {
+    let Some(mut store) = Store::new() else { return };
+    let lines = [
+        "token_bucket 100/s burst 20",
+        "fixed_window 30/s",
+        "sliding_log 60/s",
+        "leaky_bucket 50/s",
+        "sliding_window 80/s cells 8",
+    ];
+    let limits = lines.map(Limit::new);
+    let policies = lines.map(|line| {
+        let policy: AnyPolicy = line.parse().expect("a policy");
+        policy.with_epoch(Duration::from_micros(START))
+    });
+    let states = policies.each_ref().map(|policy| policy.start(Nanos::ZERO));
+    let mut booked = [Nanos::ZERO; 5];
+    let mut random = SmallRng::seed_from_u64(7);
+    let (mut now, mut waits, mut refused) = (START, 0, 0);
+    for call in 0..3000 {
+        now += random.random_range(0..40_000);
+        let costs: [u32; 5] = std::array::from_fn(|_| random.random_range(0..4) / 2);
+        let longest = random.random_range(0..10) * 20_000;
+        let parts: Vec<_> = limits.iter().zip(costs).map(|(limit, n)| limit.part(n.into(), &[])).collect();
+        let reply = store.call(within(longest), now, &parts);
+        if costs == [0; 5] {
+            assert_eq!(reply.answer, Answer::Refused);
+            continue;
+        }
+        let asked: Vec<usize> = (0..5).filter(|i| costs[*i] > 0).collect();
+        let due_of = |i: usize| {
+            let at = nanos(now).max(booked[i]);
+            policies[i].ready_at(&states[i], at, 0, costs[i]).max(at)
+        };
+        let due = asked.iter().map(|i| due_of(*i)).max().expect("a limit");
+        let wait = Duration::from_nanos(due.as_u64() - nanos(now).as_u64());
+        assert_eq!(reply.wait, wait, "call {call} of {costs:?}: {reply:?}");
+        if wait > Duration::from_micros(longest) {
+            assert_eq!(reply.answer, Answer::Refused, "call {call}");
+            assert!(reply.tightest.is_some_and(|i| due_of(i) == due), "call {call}: {reply:?}");
+            refused += 1;
+            continue;
+        }
+        assert_eq!(reply.answer, Answer::Done, "call {call}");
+        waits += usize::from(wait > Duration::ZERO);
+        for i in asked {
+            policies[i].try_acquire(&states[i], due, costs[i]).expect("due");
+            booked[i] = due;
+        }
+    }
+    assert!(waits > 100 && refused > 50, "{waits} waited, {refused} refused");
+}
+
 /// The k-th permit of 3/s is due k/3 s after the first, rounded up to a microsecond.
 #[test]
 fn odd_rates_are_exact() {
