@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Redirect};
 use http_body_util::channel::Channel;
 use reqwest::Client;
 use tidegate::{AllOf, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, TokenBucket, Unlimited};
+use tidegate_http::ThrottledBody;
 use tidegate_http::obey::{Obey, Options, Scopes};
 use tidegate_reqwest::{Error, RateLimit};
 use tokio::net::TcpListener;
@@ -202,4 +203,19 @@ async fn a_request_that_fails_is_over() {
     let invalid = limit.send(Client::new().get("no address")).await.unwrap_err();
     assert!(matches!(invalid, Error::Reqwest(_)));
     assert_eq!(rate.status().available, 1);
+}
+
+#[tokio::test]
+async fn an_upload_can_wait_for_a_bandwidth() {
+    let app = Router::new().fallback(async |body: Bytes| body.len().to_string());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async { axum::serve(listener, app).await });
+    let policy = TokenBucket::new(Rate::per_second(10_000_000), 500_000);
+    let bandwidth = RateLimiter::with_clock(policy, ManualClock::new());
+    let upload = ThrottledBody::new(reqwest::Body::from(vec![7; 300_000]), bandwidth.clone());
+    let request = Client::new().post(url).body(reqwest::Body::wrap(upload));
+    let response = RateLimit::new(limiter(1)).send(request).await.unwrap();
+    assert_eq!(response.text().await.unwrap(), "300000");
+    assert_eq!(bandwidth.status().available, 200_000);
 }

@@ -75,12 +75,15 @@ const WHOLE_NAMES: &[&str] = &[
     "x-amz-retry-after",
     "sforce-limit-info",
     "x-amzn-ratelimit-limit",
+    "grpc-status",
+    "grpc-retry-pushback-ms",
 ];
 
 const VALUES: &[&str] = &[
     "0",
     "1",
     "-1",
+    "8",
     "100",
     "0.0056",
     "1e400",
