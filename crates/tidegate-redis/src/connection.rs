@@ -7,6 +7,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, Value};
 
+use crate::script::Script;
+
 /// How long a server that is loading or changing roles is left alone before the one repetition.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -105,20 +107,24 @@ impl Server {
     pub(crate) async fn call(
         self: &Arc<Server>,
         by_hash: &Cmd,
-        by_text: &Cmd,
+        script: &Script,
         sent: &Sent,
     ) -> Result<Value, Failure> {
-        let (mut cmd, mut repeated) = (by_hash, false);
+        let (mut by_text, mut repeated) = (None, false);
         loop {
             sent.set(false);
             let (number, mut connection) = self.connection().await?;
             sent.set(true);
-            let error = match connection.send_packed_command(cmd).await.and_then(Value::extract_error) {
+            let error = match connection
+                .send_packed_command(by_text.as_ref().unwrap_or(by_hash))
+                .await
+                .and_then(Value::extract_error)
+            {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
             match meaning(&error) {
-                Meaning::NoScript if std::ptr::eq(cmd, by_hash) => cmd = by_text,
+                Meaning::NoScript if by_text.is_none() => by_text = Some(script.by_text(by_hash)),
                 Meaning::Loading if !repeated => {
                     repeated = true;
                     sent.set(false);

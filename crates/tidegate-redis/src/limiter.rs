@@ -128,7 +128,7 @@ impl LimiterBuilder {
             WhileAway::Open | WhileAway::Closed => None,
         };
         Ok(StoreLimiter(Arc::new(Set {
-            script: Script::of(members.iter().map(|member| member.terms.kind)),
+            script: Arc::new(Script::of(members.iter().map(|member| member.terms.kind))),
             store,
             members,
             share,

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{Arg, Cmd, FromRedisValue, Value};
 
 use crate::terms::{Kind, Terms};
 
@@ -31,13 +31,28 @@ pub(crate) struct Script {
 }
 
 impl Script {
+    pub(crate) fn new(text: String) -> Script {
+        let hash = sha1_smol::Sha1::from(&text).digest().to_string();
+        Script { text, hash }
+    }
+
+    /// The call that sends the text in place of the hash.
+    pub(crate) fn by_text(&self, by_hash: &Cmd) -> Cmd {
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(&self.text);
+        for arg in by_hash.args_iter().skip(2) {
+            if let Arg::Simple(arg) = arg {
+                cmd.arg(arg);
+            }
+        }
+        cmd
+    }
+
     pub(crate) fn of(kinds: impl IntoIterator<Item = Kind>) -> Script {
         let kinds: BTreeSet<Kind> = kinds.into_iter().collect();
         let parts = kinds.into_iter().map(text_of);
         let parts = [include_str!("lua/head.lua")].into_iter().chain(parts);
-        let text: String = parts.chain([include_str!("lua/tail.lua")]).collect();
-        let hash = sha1_smol::Sha1::from(&text).digest().to_string();
-        Script { text, hash }
+        Script::new(parts.chain([include_str!("lua/tail.lua")]).collect())
     }
 }
 
@@ -78,19 +93,10 @@ pub(crate) struct Part<'a> {
     pub(crate) booking: &'a [u8],
 }
 
-/// A call of a script, by its hash or by its text. `now` is the time in microseconds, for tests.
-pub(crate) fn command(
-    script: &Script,
-    by_text: bool,
-    operation: Operation,
-    now: Option<u64>,
-    parts: &[Part<'_>],
-) -> Cmd {
-    let mut cmd = match by_text {
-        true => redis::cmd("EVAL"),
-        false => redis::cmd("EVALSHA"),
-    };
-    cmd.arg(if by_text { &script.text } else { &script.hash }).arg(parts.len());
+/// A call of a script by its hash. `now` is the time in microseconds, for tests.
+pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, parts: &[Part<'_>]) -> Cmd {
+    let mut cmd = redis::cmd("EVALSHA");
+    cmd.arg(&script.hash).arg(parts.len());
     for part in parts {
         cmd.arg(part.key);
     }

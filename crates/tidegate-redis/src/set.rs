@@ -23,7 +23,7 @@ pub(crate) struct Member {
 /// What the handles of one limiter share.
 pub(crate) struct Set {
     pub(crate) store: Store,
-    pub(crate) script: Script,
+    pub(crate) script: Arc<Script>,
     pub(crate) members: Vec<Member>,
     /// Decides while the store is away, if it is to be a share.
     pub(crate) share: Option<AnyLimiter>,
@@ -101,10 +101,9 @@ impl Set {
                 Part { key: &member.key, terms: &member.terms, permits: *n, most: *most, booking }
             })
             .collect();
-        let [by_hash, by_text] =
-            [false, true].map(|by_text| command(&self.script, by_text, operation, None, &parts));
+        let cmd = command(&self.script, operation, None, &parts);
         let limits = parts.len();
-        self.store.send(by_hash, by_text, move |outcome| {
+        self.store.send(cmd, self.script.clone(), move |outcome| {
             answer(match outcome {
                 Ok(value) => Reply::read(value, limits).ok_or(Undecided::Misconfigured),
                 Err(Away::For(rest)) => Err(Undecided::Away(rest)),

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::breaker::{Admission, Breaker};
 use crate::connection::{Failure, Sent, Server};
 use crate::error::{OpenError, StoreError};
+use crate::script::Script;
 
 /// So many calls may be in flight; more are answered as if the store were away.
 const MOST_IN_FLIGHT: usize = 16_384;
@@ -112,7 +113,7 @@ struct Counters {
 /// A call for the thread.
 struct Call {
     by_hash: Cmd,
-    by_text: Cmd,
+    script: Arc<Script>,
     answer: Box<dyn FnOnce(Result<Value, Away>) + Send>,
 }
 
@@ -154,9 +155,11 @@ impl Store {
     /// A [`StoreError`] that says what is wrong. While the store is merely
     /// [away](StoreError::is_away), limiters decide by [`WhileAway`].
     pub async fn check(&self) -> Result<(), StoreError> {
-        let mut cmd = redis::cmd("EVAL");
-        cmd.arg("local t = redis.call('TIME'); return struct.pack('>d', t[1])").arg(0);
-        match self.ask(cmd.clone(), cmd).await {
+        let script = "local t = redis.call('TIME'); return struct.pack('>d', t[1])";
+        let script = Arc::new(Script::new(script.into()));
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&script.hash).arg(0);
+        match self.ask(cmd, script).await {
             Ok(_) => Ok(()),
             Err(_) => Err(self.trouble().unwrap_or(StoreError::away("did not answer"))),
         }
@@ -207,19 +210,19 @@ impl Store {
     pub(crate) fn send(
         &self,
         by_hash: Cmd,
-        by_text: Cmd,
+        script: Arc<Script>,
         answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) {
-        let call = Call { by_hash, by_text, answer: Box::new(answer) };
+        let call = Call { by_hash, script, answer: Box::new(answer) };
         if let Err(mpsc::error::SendError(call)) = self.0.calls.send(call) {
             // The thread has ended, which only a panic of it makes happen.
             (call.answer)(Err(Away::For(Duration::MAX)));
         }
     }
 
-    async fn ask(&self, by_hash: Cmd, by_text: Cmd) -> Result<Value, Away> {
+    async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {
         let (sender, receiver) = oneshot::channel();
-        self.send(by_hash, by_text, move |answer| _ = sender.send(answer));
+        self.send(by_hash, script, move |answer| _ = sender.send(answer));
         receiver.await.unwrap_or(Err(Away::For(Duration::MAX)))
     }
 }
@@ -301,7 +304,7 @@ async fn serve(mut calls: mpsc::UnboundedReceiver<Call>, shared: Arc<Shared>) {
     while let Some(call) = calls.recv().await {
         let (shared, running) = (shared.clone(), running.clone());
         tokio::spawn(async move {
-            let outcome = shared.carry_out(&call.by_hash, &call.by_text).await;
+            let outcome = shared.carry_out(&call.by_hash, &call.script).await;
             (call.answer)(outcome);
             drop(running);
         });
@@ -312,7 +315,7 @@ async fn serve(mut calls: mpsc::UnboundedReceiver<Call>, shared: Arc<Shared>) {
 }
 
 impl Shared {
-    async fn carry_out(&self, by_hash: &Cmd, by_text: &Cmd) -> Result<Value, Away> {
+    async fn carry_out(&self, by_hash: &Cmd, script: &Script) -> Result<Value, Away> {
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
         // First, since a probe that is admitted has to be made.
         let _place = match InFlight::new(&self.in_flight) {
@@ -328,7 +331,7 @@ impl Shared {
             return Err(Away::For(rest));
         }
         let sent = Sent::default();
-        let call = self.server.call(by_hash, by_text, &sent);
+        let call = self.server.call(by_hash, script, &sent);
         let outcome = tokio::time::timeout(self.timeout, call).await;
         let failure = match outcome {
             Ok(Ok(value)) => {

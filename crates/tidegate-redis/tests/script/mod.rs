@@ -37,13 +37,13 @@ impl Store {
         let script = Script::of([limit.terms.kind]);
         let mut replies = Vec::with_capacity(calls.len());
         // The server learns the script by its text.
-        let ping = command(&script, true, Operation::Status, Some(START), &[limit.part(0, &[])]);
-        ping.exec(&mut self.connection).expect("a script");
+        let ping = command(&script, Operation::Status, Some(START), &[limit.part(0, &[])]);
+        script.by_text(&ping).exec(&mut self.connection).expect("a script");
         for calls in calls.chunks(1000) {
             let mut pipeline = redis::pipe();
             for (operation, now, n) in calls {
                 let part = limit.part(*n, &[]);
-                pipeline.add_command(command(&script, false, *operation, Some(*now), &[part]));
+                pipeline.add_command(command(&script, *operation, Some(*now), &[part]));
             }
             let values: Vec<Value> = pipeline.query(&mut self.connection).expect("replies");
             replies.extend(values.into_iter().map(|value| Reply::read(value, 1).expect("a reply")));
@@ -53,7 +53,7 @@ impl Store {
 
     pub(crate) fn call(&mut self, operation: Operation, now: u64, parts: &[Part<'_>]) -> Reply {
         let script = Script::of(parts.iter().map(|part| part.terms.kind));
-        let cmd = command(&script, true, operation, Some(now), parts);
+        let cmd = script.by_text(&command(&script, operation, Some(now), parts));
         let value = cmd.query(&mut self.connection).expect("a reply");
         Reply::read(value, parts.len()).expect("a reply")
     }

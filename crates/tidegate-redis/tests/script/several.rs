@@ -213,7 +213,7 @@ fn every_key_expires_and_an_idle_store_is_empty() {
             _ => ANY_WAIT,
         };
         let script = Script::of([limit.terms.kind]);
-        let cmd = command(&script, true, operation, None, &[limit.part(1, &[])]);
+        let cmd = script.by_text(&command(&script, operation, None, &[limit.part(1, &[])]));
         let reply = Reply::read(cmd.query(&mut store.connection).expect("a reply"), 1).expect("a reply");
         assert_ne!(reply.answer, Answer::Shadow);
         let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
