@@ -448,6 +448,64 @@ async fn a_server_without_memory_is_away_and_changes_nothing() {
     assert_eq!(status.members.iter().map(|(_, status)| status.available).collect::<Vec<_>>(), [9, 9]);
 }
 
+/// A script that runs on keeps the server from deciding: nothing ran, so the answer is known.
+#[tokio::test(start_paused = true)]
+async fn a_busy_server_is_away_and_charges_nothing() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::builder(server.url()).timeout(Duration::from_secs(30)).open().unwrap();
+    let limiter = any(&store, "fixed_window 10/d");
+    let _ = limiter.acquire_now([]).await.unwrap();
+    let mut connection = server.connect();
+    redis::cmd("CONFIG").arg(&["SET", "busy-reply-threshold", "1"]).exec(&mut connection).unwrap();
+    let mut busy = server.connect();
+    let endless = std::thread::spawn(move || {
+        redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut busy).unwrap_err().to_string()
+    });
+    // Commands other than a few are refused while the script runs.
+    until(|| redis::cmd("DBSIZE").exec(&mut server.connect()).is_err()).await;
+    let refusal = limiter.acquire_now([]).await.unwrap_err().refusal();
+    assert!(matches!(refusal, Some(Refusal::Unavailable { .. })));
+    let trouble = store.trouble().unwrap();
+    assert!(trouble.is_away() && trouble.to_string().contains("BUSY"), "{trouble}");
+    redis::cmd("SCRIPT").arg("KILL").exec(&mut connection).unwrap();
+    endless.join().unwrap();
+    assert_eq!(limiter.status().members[0].1.available, 9);
+    assert_eq!((store.counts().failed, store.counts().unknown), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_a_free_connection_is_away() {
+    let Some(server) = Server::start() else { return };
+    let mut connection = server.connect();
+    let mut clients = |most: &str| {
+        redis::cmd("CONFIG").arg(&["SET", "maxclients", most]).exec(&mut connection).unwrap();
+    };
+    clients("1");
+    let store = Store::builder(server.url()).while_away(WhileAway::Open).open().unwrap();
+    let limiter = any(&store, "fixed_window 10/d");
+    assert_eq!(limiter.acquire_now([]).await.unwrap().permits(), 0);
+    assert!(store.trouble().unwrap().is_away());
+    clients("100");
+    assert_eq!(limiter.acquire_now([]).await.unwrap().permits(), 1);
+    assert_eq!((store.counts().failed, store.counts().degraded), (1, 1));
+}
+
+/// A server that is empty again grants one window more, and no call fails.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_loses_its_keys_grants_one_limit_more() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::open(&server.url()).unwrap();
+    let limiter = any(&store, "fixed_window 10/d");
+    let mut granted = 0;
+    for call in 0..40 {
+        if call == 20 {
+            redis::cmd("FLUSHALL").exec(&mut server.connect()).unwrap();
+        }
+        granted += u32::from(limiter.acquire_now([]).await.is_ok());
+    }
+    assert_eq!((granted, store.trouble()), (20, None));
+}
+
 #[test]
 fn what_cannot_be_had_is_refused_when_it_is_built() {
     let store = Store::open("redis://127.0.0.1:1").unwrap();
