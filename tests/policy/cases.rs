@@ -260,6 +260,37 @@ fn an_undone_permit_that_was_over_does_not_count_in_a_longer_window() -> Result<
     Ok(())
 }
 
+/// As above, and no undone permit counts any more when the window becomes longer.
+#[test]
+fn a_longer_window_reaches_undone_permits_beside_no_other() -> Result<(), Box<dyn Error>> {
+    let per_100_ms = Rate::new(3, Duration::from_millis(100))?;
+    let policy = SlidingLog::new(per_100_ms);
+    let state = policy.start(Nanos::ZERO);
+    let charge = policy.try_acquire(&state, ms(10), 2)?;
+    policy.undo(&state, ms(10), charge, u64::MAX);
+    // The second debit puts the undone grant apart, since it is over by the time of the first one.
+    policy.debit(&state, ms(150), 1);
+    policy.debit(&state, ms(150), 1);
+    policy.change(&state, ms(200), Change::rate(Rate::per_second(3)))?;
+    assert_eq!(policy.status(&state, ms(200)).available, 1);
+    Ok(())
+}
+
+/// A grant may be the last one of a lap, and the grants after it the first ones of the next lap.
+#[test]
+fn a_grant_of_a_log_tells_what_it_left_in_any_place() -> Result<(), Box<dyn Error>> {
+    let policy = SlidingLog::new(Rate::per_second(4));
+    let state = policy.start(Nanos::ZERO);
+    // A ring of four permits has fewer than a hundred places.
+    for second in 0..100 {
+        let first = policy.try_acquire(&state, secs(second), 1)?;
+        policy.try_acquire(&state, secs(second), 2)?;
+        assert_eq!(policy.left(&state, first, secs(second)).available, 3, "{second}");
+        assert_eq!(policy.status(&state, secs(second)).available, 1, "{second}");
+    }
+    Ok(())
+}
+
 /// An undone permit counts until its time is over. Then its place is taken anew, while another
 /// undone permit still counts.
 #[test]
