@@ -90,7 +90,7 @@ impl Timer for LoomClock {
     type Sleep = LoomSleep;
     type RuntimeId = ();
 
-    fn domain(&self) -> Option<()> {
+    fn runtime(&self) -> Option<()> {
         Some(())
     }
 

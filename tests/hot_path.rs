@@ -34,7 +34,7 @@ impl Timer for Counted {
     type Sleep = ManualSleep;
     type RuntimeId = ();
 
-    fn domain(&self) -> Option<()> {
+    fn runtime(&self) -> Option<()> {
         Some(())
     }
 

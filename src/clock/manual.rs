@@ -186,11 +186,11 @@ impl Timer for ManualClock {
     type Sleep = ManualSleep;
     type RuntimeId = ();
 
-    fn domain(&self) -> Option<()> {
+    fn runtime(&self) -> Option<()> {
         Some(())
     }
 
-    fn rings_anywhere(&self) -> bool {
+    fn wakes_threads(&self) -> bool {
         true
     }
 

@@ -95,11 +95,11 @@ pub trait Timer: Clock {
 
     /// Returns the event loop of the calling task. `None` means that there is no event loop, and
     /// that waiting for a permit here is an error.
-    fn domain(&self) -> Option<Self::RuntimeId>;
+    fn runtime(&self) -> Option<Self::RuntimeId>;
 
     /// Returns whether sleeps are woken without an event loop. Then blocked threads are woken by
     /// sleeps, as tasks are.
-    fn rings_anywhere(&self) -> bool {
+    fn wakes_threads(&self) -> bool {
         false
     }
 
@@ -107,7 +107,7 @@ pub trait Timer: Clock {
     ///
     /// # Panics
     ///
-    /// May panic if [`domain`](Timer::domain) is `None`.
+    /// May panic if [`runtime`](Timer::runtime) is `None`.
     fn sleep_until(&self, at: Nanos) -> Self::Sleep;
 
     /// Blocks the calling thread until `at`, or until the thread is unparked. It may return early

@@ -64,7 +64,7 @@ impl Timer for PreciseClock {
     type Sleep = ThreadSleep<PreciseClock>;
     type RuntimeId = ();
 
-    fn domain(&self) -> Option<()> {
+    fn runtime(&self) -> Option<()> {
         Some(())
     }
 

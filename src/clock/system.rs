@@ -55,7 +55,7 @@ impl Timer for SystemClock {
     type Sleep = SleepHere<SystemClock>;
     type RuntimeId = EventLoop;
 
-    fn domain(&self) -> Option<EventLoop> {
+    fn runtime(&self) -> Option<EventLoop> {
         Some(EventLoop::current())
     }
 

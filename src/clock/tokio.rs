@@ -102,7 +102,7 @@ impl Timer for TokioClock {
     type Sleep = SleepHere<TokioClock>;
     type RuntimeId = EventLoop;
 
-    fn domain(&self) -> Option<EventLoop> {
+    fn runtime(&self) -> Option<EventLoop> {
         Some(EventLoop::of(self.runtime().as_ref()))
     }
 

@@ -175,8 +175,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             }
             let deadline = deadline(line, visit, wait)?;
             let woken_by = match poller {
-                Poller::Thread(_) if !self.clock.rings_anywhere() => WokenBy::Thread { looks_at: Nanos::MAX },
-                Poller::Task(_) | Poller::Thread(_) => self.task(line, self.domain(), visit.now, 0),
+                Poller::Thread(_) if !self.clock.wakes_threads() => WokenBy::Thread { looks_at: Nanos::MAX },
+                Poller::Task(_) | Poller::Thread(_) => self.task(line, self.runtime(), visit.now, 0),
             };
             // After the timer, which may panic, so that no waiter makes room for a request that
             // does not come.
@@ -207,9 +207,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// The event loop of the calling task.
-    fn domain(&self) -> C::RuntimeId {
-        match self.clock.domain() {
-            Some(domain) => domain,
+    fn runtime(&self) -> C::RuntimeId {
+        match self.clock.runtime() {
+            Some(runtime) => runtime,
             None => {
                 panic!("no event loop to wait in: the clock of this limiter needs one")
             }
@@ -283,11 +283,11 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     fn task(
         self: &Arc<Self>,
         line: &mut Line<R, C>,
-        domain: C::RuntimeId,
+        runtime: C::RuntimeId,
         now: Nanos,
         lost: u8,
     ) -> WokenBy<C::RuntimeId> {
-        let alarm = line.alarms.join(&self.clock, domain, now, || self.weak());
+        let alarm = line.alarms.join(&self.clock, runtime, now, || self.weak());
         // One per event loop.
         WokenBy::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
     }
@@ -346,28 +346,28 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.visit(|line, visit| {
             let Some(woken_by) = line.waits(key) else { return };
             line.set_waker(key, &mut waker);
-            let (domain, lost) = match woken_by {
-                WokenBy::Task { alarm, .. } => match self.clock.domain() {
+            let (runtime, lost) = match woken_by {
+                WokenBy::Task { alarm, .. } => match self.clock.runtime() {
                     // Polled in another event loop than before: it relies on that one from now on.
-                    Some(domain) if domain != line.alarms.domain(alarm as usize) => (domain, 0),
+                    Some(runtime) if runtime != line.alarms.runtime(alarm as usize) => (runtime, 0),
                     // It has an alarm, and may be polled from anywhere.
                     Some(_) | None => return,
                 },
-                WokenBy::Lost { domain: before, times } => {
-                    let domain = self.domain();
-                    let times = if domain == before { times } else { 0 };
+                WokenBy::Lost { runtime: before, times } => {
+                    let runtime = self.runtime();
+                    let times = if runtime == before { times } else { 0 };
                     assert!(
                         times < TOO_OFTEN,
                         "the timer of this limiter fires long before its clock says so; if tokio's time is paused, \
                          enable tidegate's feature `test-util` or make the limiter with a `TokioClock`"
                     );
-                    (domain, times)
+                    (runtime, times)
                 }
-                WokenBy::Nobody if matches!(poller, Poller::Thread(_)) && !self.clock.rings_anywhere() => {
+                WokenBy::Nobody if matches!(poller, Poller::Thread(_)) && !self.clock.wakes_threads() => {
                     line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, visit.deferred);
                     return;
                 }
-                WokenBy::Nobody => (self.domain(), 0),
+                WokenBy::Nobody => (self.runtime(), 0),
                 WokenBy::Thread { looks_at } => {
                     if looks_at <= visit.now {
                         // The time has come without a grant: look again at the next one.
@@ -376,7 +376,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     return;
                 }
             };
-            let woken_by = self.task(line, domain, visit.now, lost);
+            let woken_by = self.task(line, runtime, visit.now, lost);
             line.set_woken_by(key, woken_by, visit.deferred);
         });
     }

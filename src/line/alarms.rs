@@ -87,7 +87,7 @@ impl Wake for AlarmWaker {
 
 #[derive(Debug)]
 struct Alarm<C: Timer> {
-    domain: C::RuntimeId,
+    runtime: C::RuntimeId,
     /// How many tasks of this event loop wait.
     users: usize,
     /// `None` while a thread has taken it to set it.
@@ -143,7 +143,7 @@ pub(crate) enum AlarmCheck<C: Timer> {
 /// An alarm that was removed, and its users have none.
 pub(crate) struct LostAlarm<C: Timer> {
     pub(crate) key: usize,
-    pub(crate) domain: C::RuntimeId,
+    pub(crate) runtime: C::RuntimeId,
     /// To be dropped without the lock.
     pub(crate) sleep: Option<Pin<Box<C::Sleep>>>,
 }
@@ -167,21 +167,21 @@ impl<C: Timer> Alarms<C> {
         self.list.is_empty()
     }
 
-    /// Adds a user from `domain`, the calling task's event loop, and returns the key of its alarm.
+    /// Adds a user from `runtime`, the calling task's event loop, and returns the key of its alarm.
     /// A new alarm rings the `owner` of the line.
     pub(crate) fn join(
         &mut self,
         clock: &C,
-        domain: C::RuntimeId,
+        runtime: C::RuntimeId,
         now: Nanos,
         owner: impl FnOnce() -> Weak<dyn Recheck>,
     ) -> usize {
-        let found = self.list.iter().find(|(_, alarm)| alarm.domain == domain).map(|(key, _)| key);
+        let found = self.list.iter().find(|(_, alarm)| alarm.runtime == runtime).map(|(key, _)| key);
         let key = found.unwrap_or_else(|| {
             let sleep = Some(Box::pin(clock.sleep_until(now)));
             let rung = Arc::new(AtomicBool::new(false));
             let waker = Waker::from(Arc::new(AlarmWaker { owner: owner(), rung: rung.clone() }));
-            self.list.insert(Alarm { domain, users: 0, sleep, waker, rung, armed: None, joined: 0 })
+            self.list.insert(Alarm { runtime, users: 0, sleep, waker, rung, armed: None, joined: 0 })
         });
         self.joins += 1;
         let alarm = &mut self.list[key];
@@ -190,8 +190,8 @@ impl<C: Timer> Alarms<C> {
     }
 
     /// The event loop of an alarm.
-    pub(crate) fn domain(&self, key: usize) -> C::RuntimeId {
-        self.list[key].domain
+    pub(crate) fn runtime(&self, key: usize) -> C::RuntimeId {
+        self.list[key].runtime
     }
 
     /// Removes a user. Returns the sleep if that was the last user, to be dropped without the lock.
@@ -228,8 +228,8 @@ impl<C: Timer> Alarms<C> {
                     lost = Some(key);
                     break;
                 }
-                if self.rung[0] != Some(alarm.domain) {
-                    self.rung = [Some(alarm.domain), self.rung[0]];
+                if self.rung[0] != Some(alarm.runtime) {
+                    self.rung = [Some(alarm.runtime), self.rung[0]];
                 }
             }
             let margin = match Some(key) {
@@ -266,18 +266,17 @@ impl<C: Timer> Alarms<C> {
             let rest = others().filter(|(key, _)| Some(*key) != not);
             rest.max_by_key(|(_, alarm)| alarm.joined).map(|(key, _)| key)
         };
-        let rang = self
-            .rung
-            .iter()
-            .flatten()
-            .find_map(|domain| others().find(|(_, alarm)| alarm.domain == *domain).map(|(key, _)| key));
+        let rang =
+            self.rung.iter().flatten().find_map(|runtime| {
+                others().find(|(_, alarm)| alarm.runtime == *runtime).map(|(key, _)| key)
+            });
         let reserve = rang.or_else(|| latest(None));
         (reserve, latest(reserve))
     }
 
     fn lose(&mut self, key: usize) -> LostAlarm<C> {
-        let Alarm { domain, sleep, .. } = self.list.remove(key);
-        LostAlarm { key, domain, sleep }
+        let Alarm { runtime, sleep, .. } = self.list.remove(key);
+        LostAlarm { key, runtime, sleep }
     }
 
     /// Puts back an alarm that was set, or that lost its event loop or timer (`gone`).

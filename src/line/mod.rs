@@ -168,7 +168,7 @@ pub(crate) enum WokenBy<RuntimeId> {
     Task { alarm: u32, lost: u8 },
     /// A task that lost its alarm, and was woken to get a new one. So many alarms of this event
     /// loop rang too early for it.
-    Lost { domain: RuntimeId, times: u8 },
+    Lost { runtime: RuntimeId, times: u8 },
     /// A blocked thread, which parks until this time and then looks at the line itself.
     Thread { looks_at: Nanos },
     /// A reservation that is not awaited yet. Nothing wakes it when it is due.

@@ -39,14 +39,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Wakes the tasks that relied on a lost alarm, so that each of them makes a new one. `early`
     /// is 1 if it rang too early, and 0 if its event loop is gone.
     fn lose(&mut self, lost: LostAlarm<C>, early: u8, deferred: &mut Deferred<C>) {
-        let LostAlarm { key, domain, sleep } = lost;
+        let LostAlarm { key, runtime, sleep } = lost;
         deferred.sleeps.extend(sleep);
         for (_, entry) in self.entries.iter_mut() {
             if let State::Waiting(waker) = &mut entry.state
                 && let WokenBy::Task { alarm, lost } = entry.woken_by
                 && alarm as usize == key
             {
-                entry.woken_by = WokenBy::Lost { domain, times: lost.saturating_add(early) };
+                entry.woken_by = WokenBy::Lost { runtime, times: lost.saturating_add(early) };
                 deferred.wake.extend(waker.take());
             }
         }

@@ -262,8 +262,8 @@ impl Timer for Slow {
     type Sleep = <ManualClock as Timer>::Sleep;
     type RuntimeId = <ManualClock as Timer>::RuntimeId;
 
-    fn domain(&self) -> Option<Self::RuntimeId> {
-        self.0.domain()
+    fn runtime(&self) -> Option<Self::RuntimeId> {
+        self.0.runtime()
     }
 
     fn sleep_until(&self, at: Nanos) -> Self::Sleep {

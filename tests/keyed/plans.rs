@@ -217,7 +217,7 @@ impl Timer for Since {
     type Sleep = ManualSleep;
     type RuntimeId = ();
 
-    fn domain(&self) -> Option<()> {
+    fn runtime(&self) -> Option<()> {
         Some(())
     }
 

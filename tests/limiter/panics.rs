@@ -339,7 +339,7 @@ impl tidegate::Timer for Unsteady {
     type Sleep = tidegate::clock::ManualSleep;
     type RuntimeId = ();
 
-    fn domain(&self) -> Option<()> {
+    fn runtime(&self) -> Option<()> {
         Some(())
     }
 

@@ -44,7 +44,7 @@ impl Timer for LateTimer {
     type Sleep = LateSleep;
     type RuntimeId = ();
 
-    fn domain(&self) -> Option<()> {
+    fn runtime(&self) -> Option<()> {
         Some(())
     }
 

@@ -80,12 +80,12 @@ impl Timer for Loops {
     type Sleep = LoopSleep;
     type RuntimeId = u32;
 
-    fn domain(&self) -> Option<u32> {
+    fn runtime(&self) -> Option<u32> {
         self.lock().current
     }
 
     fn sleep_until(&self, at: Nanos) -> LoopSleep {
-        let name = self.domain().expect("a loop");
+        let name = self.runtime().expect("a loop");
         LoopSleep { loops: self.clone(), name, sleep: self.clock.sleep_until(at), gone: false }
     }
 
