@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::support::{LoomClock, ONE, Woken, model, model_up_to};
 use crate::error::Refusal;
-use crate::limiter::pending::{Poller, Waiting};
+use crate::limiter::pending::{Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
@@ -113,7 +113,7 @@ fn joining_against_a_put_back(take: fn(&Limiter) -> bool) {
             let limiter = limiter.clone();
             thread::spawn(move || {
                 let _ = limiter.try_acquire(ONE);
-                let mut wait = Waiting::new(1);
+                let mut wait = Progress::new(1);
                 let waker = Waker::from(Woken::new());
                 let answer: Poll<Result<_, Refusal>> = limiter.poll(&mut wait, Poller::Task(&waker));
                 (answer.is_ready(), wait)

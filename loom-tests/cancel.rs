@@ -14,7 +14,7 @@ use crate::cancel::{CancelToken, Cancellable};
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::limiter::blocking;
-use crate::limiter::pending::{Pending, Poller, Waiting};
+use crate::limiter::pending::{Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::SmoothBursty;
@@ -48,7 +48,7 @@ fn parking_against_cancelling(wait: fn(&TestLimiter, &CancelToken) -> Result<Nan
 }
 
 fn acquire(limiter: &TestLimiter) -> Result<Nanos, Refusal> {
-    blocking::acquire(&mut Pending { shared: limiter, wait: Waiting::new(1) }).map(|answer| answer.waited)
+    blocking::acquire(&mut Pending { shared: limiter, wait: Progress::new(1) }).map(|answer| answer.waited)
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_blocked_thread_is_released() {
 fn broken_a_blocked_thread_is_released() {
     parking_against_cancelling(|limiter, token| {
         // Nothing here is dropped when the model ends.
-        let mut wait = Waiting::new(1);
+        let mut wait = Progress::new(1);
         while limiter.poll(&mut wait, Poller::Thread(Waker::noop())).is_pending() {
             if token.is_cancelled() {
                 limiter.leave(&mut wait);

@@ -11,7 +11,7 @@ use crate::all_of::all::{All, Entry, Kind};
 use crate::all_of::member::{Handle, Member};
 use crate::all_of::weights::Weights;
 use crate::error::Refusal;
-use crate::limiter::pending::{Poller, Waiting};
+use crate::limiter::pending::{Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
@@ -170,13 +170,13 @@ fn broken_permits_put_back_are_those_taken() {
 /// A waiter of a composite.
 struct Request {
     limiter: Both,
-    wait: Waiting<Weights>,
+    wait: Progress<Weights>,
     waker: Waker,
 }
 
 impl Request {
     fn new(limiter: &Both) -> Request {
-        Request { limiter: limiter.clone(), wait: Waiting::new(ones()), waker: Waker::from(Woken::new()) }
+        Request { limiter: limiter.clone(), wait: Progress::new(ones()), waker: Waker::from(Woken::new()) }
     }
 
     fn poll(&mut self) -> Poll<Result<Nanos, Refusal>> {

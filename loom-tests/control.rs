@@ -11,7 +11,7 @@ use loom::thread;
 use super::support::{LoomClock, ONE, Woken, model};
 use crate::error::Refusal;
 use crate::limiter::pause::Pause;
-use crate::limiter::pending::{Poller, Stage, Waiting};
+use crate::limiter::pending::{Poller, Progress, Stage};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::rule::Single;
@@ -39,13 +39,13 @@ fn limiter() -> (TestLimiter, LoomClock) {
 /// A request for one permit that a bound may refuse.
 struct Joining {
     limiter: TestLimiter,
-    wait: Waiting<u32>,
+    wait: Progress<u32>,
     waker: Waker,
 }
 
 impl Joining {
     fn new(limiter: &TestLimiter) -> Joining {
-        let wait = Waiting::with(1, &Request::permits(1));
+        let wait = Progress::with(1, &Request::permits(1));
         Joining { limiter: limiter.clone(), wait, waker: Waker::from(Woken::new()) }
     }
 
@@ -297,7 +297,7 @@ fn broken_a_bound_is_never_exceeded() {
             waker: None,
         };
         let key = lock(&limiter.line).push(&mut limiter.visit_at(Nanos::ZERO, &mut deferred), new_waiter);
-        joining.wait = Waiting { stage: Stage::Queued(key), since: Nanos::ZERO, ..Waiting::new(1) };
+        joining.wait = Progress { stage: Stage::Queued(key), since: Nanos::ZERO, ..Progress::new(1) };
         true
     });
 }

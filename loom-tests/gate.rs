@@ -10,7 +10,7 @@ use loom::thread;
 use super::support::{LoomClock, ONE, Woken, model, model_of_three};
 use crate::error::Refusal;
 use crate::limiter::blocking;
-use crate::limiter::pending::{Pending, Poller, Stage, Waiting};
+use crate::limiter::pending::{Pending, Poller, Progress, Stage};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
@@ -38,13 +38,13 @@ fn limiter() -> (TestLimiter, LoomClock) {
 /// A request for one permit.
 struct Request {
     limiter: TestLimiter,
-    wait: Waiting<u32>,
+    wait: Progress<u32>,
     waker: Waker,
 }
 
 impl Request {
     fn new(limiter: &TestLimiter) -> Request {
-        Request { limiter: limiter.clone(), wait: Waiting::new(1), waker: Waker::from(Woken::new()) }
+        Request { limiter: limiter.clone(), wait: Progress::new(1), waker: Waker::from(Woken::new()) }
     }
 
     fn poll(&mut self) -> Poll<Result<Nanos, Refusal>> {
@@ -194,7 +194,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
             arming.run();
             lock(&limiter.line).put_back(arming, false, &mut deferred);
         }
-        request.wait = Waiting { stage: Stage::Queued(key), since: now, ..Waiting::new(1) };
+        request.wait = Progress { stage: Stage::Queued(key), since: now, ..Progress::new(1) };
     });
 }
 
@@ -222,7 +222,7 @@ fn an_alarm_that_is_taken_is_set_to_the_newest_time() {
 
 /// The first of two waiters is dropped while the alarm grants it. Whichever comes first, the second
 /// waiter has the permit.
-fn drop_against_grant(leave: fn(&TestLimiter, &mut Waiting<u32>)) {
+fn drop_against_grant(leave: fn(&TestLimiter, &mut Progress<u32>)) {
     model(move || {
         let (limiter, clock) = limiter();
         let mut first = Request::new(&limiter);
@@ -309,7 +309,7 @@ fn a_blocked_thread_is_unparked() {
         let (limiter, _clock) = limiter();
         let blocked = {
             let limiter = limiter.clone();
-            thread::spawn(move || blocking::acquire(&mut Pending { shared: limiter, wait: Waiting::new(1) }))
+            thread::spawn(move || blocking::acquire(&mut Pending { shared: limiter, wait: Progress::new(1) }))
         };
         limiter.refund(1);
         assert!(blocked.join().expect("no panic").is_ok());
@@ -325,7 +325,7 @@ fn broken_a_blocked_thread_is_unparked() {
         let blocked = {
             let limiter = limiter.clone();
             thread::spawn(move || {
-                let mut wait = Waiting::new(1);
+                let mut wait = Progress::new(1);
                 while limiter.poll(&mut wait, Poller::Thread(Waker::noop())).is_pending() {
                     thread::park();
                 }

@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::support::{LoomClock, ONE, Woken, model};
 use crate::limiter::gate_word::LATE;
-use crate::limiter::pending::{Poller, Waiting};
+use crate::limiter::pending::{Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
@@ -31,7 +31,7 @@ fn late() -> (TestLimiter, LoomClock) {
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);
     let limiter = Arc::new(Shared::new(Single::new(policy, &clock), clock.clone(), Duration::from_secs(9)));
     limiter.try_acquire(ONE).expect("the first");
-    let mut wait = Waiting::new(1);
+    let mut wait = Progress::new(1);
     assert!(limiter.poll(&mut wait, Poller::Task(Waker::noop())).is_pending());
     clock.set(at(25));
     assert!(limiter.poll(&mut wait, Poller::Task(Waker::noop())).is_ready());
@@ -69,7 +69,7 @@ fn idle_against_a_waiter(take: fn(&TestLimiter)) {
             thread::spawn(move || take(&limiter))
         };
         let waker = Waker::from(Woken::new());
-        let mut wait = Waiting::new(1);
+        let mut wait = Progress::new(1);
         let waits = limiter.poll(&mut wait, Poller::Task(&waker)).is_pending();
         other.join().expect("no panic");
         if waits {

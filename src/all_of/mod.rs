@@ -152,7 +152,7 @@ use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
-use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
+use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::outcome::Outcome;
 use crate::line::undoable::{Answer, GrantKind, Granted};
@@ -713,7 +713,7 @@ impl<C: Timer> AllOf<C> {
     ) -> Result<AllPermits, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
-        let mut pending = Pending { shared: &self.shared, wait: Waiting::with(ask, &request.request) };
+        let mut pending = Pending { shared: &self.shared, wait: Progress::with(ask, &request.request) };
         match blocking::acquire(&mut pending) {
             Ok(answer) => Ok(permits(&self.shared, pending.ask(), answer)),
             Err(refusal) => Err(blame(&self.shared, pending.ask(), refusal)),
@@ -936,12 +936,12 @@ pub struct AcquireAll<C: Timer = DefaultClock> {
 impl<C: Timer> AcquireAll<C> {
     fn new(all: &AllOf<C>, request: &AllRequest<'_>) -> Self {
         match all.ask(request) {
-            Ok(ask) => AcquireAll::waiting(all.clone(), Waiting::with(ask, &request.request)),
+            Ok(ask) => AcquireAll::waiting(all.clone(), Progress::with(ask, &request.request)),
             Err(refusal) => AcquireAll { waiting: Err(refusal) },
         }
     }
 
-    fn waiting(all: AllOf<C>, wait: Waiting<Weights>) -> Self {
+    fn waiting(all: AllOf<C>, wait: Progress<Weights>) -> Self {
         AcquireAll { waiting: Ok(Pending { shared: all.shared, wait }) }
     }
 }

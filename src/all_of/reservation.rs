@@ -12,7 +12,7 @@ use crate::all_of::{AllRefusal, AllRequest, AllStatus, blame, left};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::blocking;
-use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
+use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::undoable::{Answer, Granted, Tracked};
 use crate::sync::lock;
@@ -71,7 +71,7 @@ pub struct AllReservation<C: Timer = DefaultClock> {
 }
 
 impl<C: Timer> AllReservation<C> {
-    pub(super) fn new(shared: Arc<Shared<All<C>, C>>, wait: Waiting<Weights>, exempt: bool) -> Self {
+    pub(super) fn new(shared: Arc<Shared<All<C>, C>>, wait: Progress<Weights>, exempt: bool) -> Self {
         AllReservation { pending: Pending { shared, wait }, claimed: None, exempt }
     }
 

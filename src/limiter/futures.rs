@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::grant::Grant;
-use crate::limiter::pending::{Pending, Poller, Waiting};
+use crate::limiter::pending::{Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Policy, SmoothBursty};
@@ -46,13 +46,13 @@ pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
     #[inline]
     pub(super) fn new(shared: &'a Limiter<P, C>, request: &Request) -> Self {
-        Acquire { pending: Pending { shared, wait: Waiting::with(request.permits, request) } }
+        Acquire { pending: Pending { shared, wait: Progress::with(request.permits, request) } }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
     pub(super) fn new(shared: Limiter<P, C>, request: &Request) -> Self {
-        let wait = Waiting::with(request.permits, request);
+        let wait = Progress::with(request.permits, request);
         AcquireOwned { pending: Pending { shared, wait } }
     }
 }

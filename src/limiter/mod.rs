@@ -30,7 +30,7 @@ use std::time::Duration;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
 use crate::grant::Grant;
-use crate::limiter::pending::{Pending, Waiting};
+use crate::limiter::pending::{Pending, Progress};
 use crate::limiter::shared::Shared;
 use crate::line::lateness::CATCH_UP;
 use crate::line::outcome::Outcome;
@@ -478,7 +478,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let request = request.into();
-        let wait = Waiting::with(request.permits, &request);
+        let wait = Progress::with(request.permits, &request);
         let mut pending = Pending { shared: &self.shared, wait };
         blocking::acquire(&mut pending).map(|answer| pending.grant(&answer))
     }

@@ -16,9 +16,9 @@ use crate::policy::Policy;
 use crate::request::Request;
 use crate::time::Nanos;
 
-/// A request on its way: what a future keeps.
+/// How far a request has come: what a future keeps of it.
 #[derive(Debug)]
-pub(crate) struct Waiting<Ask> {
+pub(crate) struct Progress<Ask> {
     /// The permits that it waits for, and from its grant on, the permits that it got.
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
@@ -55,7 +55,7 @@ pub(crate) enum Stage {
 pub(crate) struct Pending<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> {
     /// The limiter, as an `Arc` or a borrowed one.
     pub(crate) shared: G,
-    pub(crate) wait: Waiting<R::Ask>,
+    pub(crate) wait: Progress<R::Ask>,
 }
 
 /// [`Pending`] without a borrow.
@@ -83,9 +83,9 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
     }
 
     /// Takes the request out, so that dropping this does not leave the queue.
-    pub(crate) fn release(&mut self) -> Waiting<R::Ask> {
-        let Waiting { ref ask, tells_left, .. } = self.wait;
-        let done = Waiting { stage: Stage::Done, tells_left, ..Waiting::new(ask.clone()) };
+    pub(crate) fn release(&mut self) -> Progress<R::Ask> {
+        let Progress { ref ask, tells_left, .. } = self.wait;
+        let done = Progress { stage: Stage::Done, tells_left, ..Progress::new(ask.clone()) };
         std::mem::replace(&mut self.wait, done)
     }
 }
@@ -115,11 +115,11 @@ pub(crate) enum Poller<'a> {
     Thread(&'a Waker),
 }
 
-impl<Ask> Waiting<Ask> {
+impl<Ask> Progress<Ask> {
     /// A request that waits for any time.
-    pub(crate) fn new(ask: Ask) -> Waiting<Ask> {
+    pub(crate) fn new(ask: Ask) -> Progress<Ask> {
         let (stage, since) = (Stage::New, Nanos::ZERO);
-        Waiting {
+        Progress {
             ask,
             priority: 0,
             stage,
@@ -132,7 +132,7 @@ impl<Ask> Waiting<Ask> {
 
     /// A request that waits no longer than it says, nor than the policy lets any request wait.
     #[inline]
-    pub(crate) fn with(ask: Ask, request: &Request) -> Waiting<Ask> {
+    pub(crate) fn with(ask: Ask, request: &Request) -> Progress<Ask> {
         let most = Nanos::new(u64::MAX - 1);
         let within = request.within.map_or(Nanos::MAX, |within| Nanos::from_duration(within).min(most));
         let stage = match request.more() {
@@ -141,7 +141,7 @@ impl<Ask> Waiting<Ask> {
             None => Stage::New,
         };
         let Request { priority, tells_left, .. } = *request;
-        Waiting { within, priority, stage, tells_left, ..Waiting::new(ask) }
+        Progress { within, priority, stage, tells_left, ..Progress::new(ask) }
     }
 
     /// The longest that the request waits, if there is a limit: its own, or the `max_wait` of the
@@ -178,7 +178,7 @@ impl<Ask> Waiting<Ask> {
     }
 
     /// This request, for a grant that can be undone in part later.
-    pub(crate) fn tracked(self) -> Waiting<Ask> {
-        Waiting { kind: GrantKind::Tracked, ..self }
+    pub(crate) fn tracked(self) -> Progress<Ask> {
+        Progress { kind: GrantKind::Tracked, ..self }
     }
 }

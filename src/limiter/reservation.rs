@@ -14,7 +14,7 @@ use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::blocking;
-use crate::limiter::pending::{OwnedPending, Pending, Poller, Waiting};
+use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::settle::{Settle, Share};
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
@@ -94,7 +94,7 @@ pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 }
 
 impl<P: Policy, C: Timer> Reservation<P, C> {
-    pub(super) fn new(shared: Arc<Shared<Single<P>, C>>, wait: Waiting<u32>) -> Self {
+    pub(super) fn new(shared: Arc<Shared<Single<P>, C>>, wait: Progress<u32>) -> Self {
         let mut this = Reservation { pending: Pending { shared, wait }, claimed: None };
         if this.pending.wait.is_done() {
             // In shadow mode a refused request passes, and takes nothing.

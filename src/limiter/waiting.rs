@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::pending::{Answered, Pending, Poller, Stage, Waiting};
+use crate::limiter::pending::{Answered, Pending, Poller, Progress, Stage};
 use crate::limiter::shared::{Held, Shared};
 use crate::line::crowd::Entered;
 use crate::line::deferred::run_in_drop;
@@ -47,7 +47,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     #[inline]
     pub(crate) fn poll(
         self: &Arc<Self>,
-        wait: &mut Waiting<R::Ask>,
+        wait: &mut Progress<R::Ask>,
         poller: Poller<'_>,
     ) -> Poll<Answered<R::Charge>> {
         if let Stage::New = wait.stage {
@@ -72,7 +72,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Polls a request that has to wait, or that comes while others wait or a flag is up.
     fn poll_slowly(
         self: &Arc<Self>,
-        wait: &mut Waiting<R::Ask>,
+        wait: &mut Progress<R::Ask>,
         poller: Poller<'_>,
     ) -> Poll<Answered<R::Charge>> {
         if let Stage::New = wait.stage {
@@ -108,7 +108,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Ends a request with its answer.
     fn answer(
         &self,
-        wait: &mut Waiting<R::Ask>,
+        wait: &mut Progress<R::Ask>,
         waited: Nanos,
         answer: Decision<Granted<R::Charge>>,
     ) -> Answered<R::Charge> {
@@ -123,7 +123,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Takes up to `most` permits, or joins the line.
     fn join_for(
         self: &Arc<Self>,
-        wait: &mut Waiting<R::Ask>,
+        wait: &mut Progress<R::Ask>,
         most: u32,
         poller: Poller<'_>,
     ) -> Poll<Decision<Granted<R::Charge>>> {
@@ -145,7 +145,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// many as there are.
     fn join(
         self: &Arc<Self>,
-        wait: &mut Waiting<R::Ask>,
+        wait: &mut Progress<R::Ask>,
         most: u32,
         poller: Poller<'_>,
     ) -> Poll<Decision<Granted<R::Charge>>> {
@@ -222,8 +222,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self: &Arc<Self>,
         ask: R::Ask,
         request: &Request,
-    ) -> Result<Waiting<R::Ask>, Refusal> {
-        let mut this = Pending { shared: self, wait: Waiting::with(ask, request).tracked() };
+    ) -> Result<Progress<R::Ask>, Refusal> {
+        let mut this = Pending { shared: self, wait: Progress::with(ask, request).tracked() };
         let wait = &mut this.wait;
         if request.exempt {
             return Ok(this.release());
@@ -268,7 +268,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Refuses a new place that can no longer be served in time: another request took the permits
     /// without the lock, between the look and the charge.
-    fn kept(&self, wait: &mut Waiting<R::Ask>) -> Result<(), Refusal> {
+    fn kept(&self, wait: &mut Progress<R::Ask>) -> Result<(), Refusal> {
         let Stage::Queued(key) = wait.stage else { return Ok(()) };
         if !lock(&self.line).was_refused(key) {
             return Ok(());
@@ -298,7 +298,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Nearly always the request was granted before it was woken; then nothing is left to serve.
     fn look(
         self: &Arc<Self>,
-        wait: &mut Waiting<R::Ask>,
+        wait: &mut Progress<R::Ask>,
         key: u32,
         poller: Poller<'_>,
     ) -> Poll<(Decision<Granted<R::Charge>>, Nanos)> {
@@ -323,7 +323,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// would be a newcomer's when the request is dropped.
     fn collect(
         &self,
-        wait: &mut Waiting<R::Ask>,
+        wait: &mut Progress<R::Ask>,
         key: u32,
         now: Nanos,
     ) -> Option<Decision<Granted<R::Charge>>> {
@@ -382,7 +382,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// The refusal that a new call would get now, for a request that was refused while it waited.
-    fn refused_now(&self, wait: &Waiting<R::Ask>, refusal: Refusal) -> Refusal {
+    fn refused_now(&self, wait: &Progress<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. } | Refusal::Paused { .. }, Some(within)) =
             (refusal, wait.longest(self.rule.max_wait()))
         else {
@@ -394,14 +394,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Until when a blocked thread parks.
-    pub(crate) fn looks_at(&self, wait: &Waiting<R::Ask>) -> Nanos {
+    pub(crate) fn looks_at(&self, wait: &Progress<R::Ask>) -> Nanos {
         let Stage::Queued(key) = wait.stage else { return Nanos::ZERO };
         lock(&self.line).looks_at(key)
     }
 
     /// Ends the wait of a blocked thread, whose request stays in line without it. Returns `false` if
     /// the request has its answer.
-    pub(crate) fn stop_waiting(&self, wait: &Waiting<R::Ask>) -> bool {
+    pub(crate) fn stop_waiting(&self, wait: &Progress<R::Ask>) -> bool {
         let Stage::Queued(key) = wait.stage else { return false };
         self.visit(|line, visit| {
             let waits = line.waits(key).is_some();
@@ -416,13 +416,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// How long a request has still to wait, if nothing changes.
-    pub(crate) fn due_in(&self, wait: &Waiting<R::Ask>) -> Duration {
+    pub(crate) fn due_in(&self, wait: &Progress<R::Ask>) -> Duration {
         let Stage::Queued(key) = wait.stage else { return Duration::ZERO };
         self.visit(|line, visit| line.due_in(visit, key))
     }
 
     /// Takes the answer of a reservation, if it has one.
-    pub(crate) fn claim(&self, wait: &mut Waiting<R::Ask>) -> Option<Answered<R::Charge>> {
+    pub(crate) fn claim(&self, wait: &mut Progress<R::Ask>) -> Option<Answered<R::Charge>> {
         let (decision, waited) = match wait.stage {
             Stage::New | Stage::UpTo(_) | Stage::Joining | Stage::Done => return None,
             Stage::Exempt => {
@@ -440,7 +440,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Removes a request at any stage; a grant that it did not see is undone.
-    pub(crate) fn leave(&self, wait: &mut Waiting<R::Ask>) {
+    pub(crate) fn leave(&self, wait: &mut Progress<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {
             let (now, held) = self.locked(|line, visit| {
@@ -465,7 +465,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 fn deadline<R: Rule<C>, C: Timer>(
     line: &Line<R, C>,
     visit: &Visit<'_, R, C>,
-    wait: &Waiting<R::Ask>,
+    wait: &Progress<R::Ask>,
 ) -> Result<Nanos, Refusal> {
     if let Some(longest) = wait.longest(visit.rule.max_wait()) {
         let (by, due) = (visit.now.saturating_add(longest), line.due_behind(visit, wait.demand()));

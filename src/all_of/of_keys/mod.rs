@@ -45,7 +45,7 @@ use crate::grant::Grant;
 use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
-use crate::limiter::pending::Waiting;
+use crate::limiter::pending::Progress;
 use crate::policy::Policy;
 use crate::request::QueueBounds;
 use crate::time::Nanos;
@@ -484,7 +484,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
                 },
             },
         };
-        AcquireAll::waiting(all, Waiting::with(ask, &request)).await
+        AcquireAll::waiting(all, Progress::with(ask, &request)).await
     }
 
     /// Waits for one permit of each member for a key if that takes no longer than `within`; else
