@@ -64,6 +64,10 @@ impl Request {
     /// it takes what is there by then. If other requests wait, it leaves them the permits that they
     /// wait for. If composites wait for the limiter, it takes one permit.
     ///
+    /// A [reservation](crate::RateLimiter::reserve) that is not awaited takes what was there at its
+    /// turn, whichever call looks at the limiter first after that. A reservation of an
+    /// [`AllOf`](crate::AllOf) takes what its limiters have when a call finds that it is due.
+    ///
     /// Available are the permits that single requests could take, one after the other, as a
     /// [`Status`](crate::Status) tells. So with Guava's two policies it takes what is saved and one
     /// permit on credit, where a request for `n` permits gets them all on credit.

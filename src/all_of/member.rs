@@ -245,7 +245,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         if line.settings.is_shadow() {
             return u64::MAX;
         }
-        let left = line.leaves(&shared.rule, priority, 0, usize::from(seat > 0));
+        let left = line.leaves(&shared.rule, line.latest(), priority, 0, usize::from(seat > 0));
         left.of(shared.rule.status(now).available)
     }
 

@@ -513,7 +513,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
             let (now, opens) = (visit.now, line.settings.opens_for(visit.now));
             let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
             let status = self.rule.status(now);
-            let most = line.restraint(visit.rule);
+            let most = line.restraint(visit.rule, line.latest());
             let status = PolicyStatus {
                 available: status.available.min(most),
                 next_at,

@@ -298,19 +298,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// The most permits that are available, by a pause and the paces that follow it.
-    pub(crate) fn restraint(&self, rule: &R) -> u64 {
+    /// The most permits that are available at a time, by a pause and the paces that follow it.
+    pub(crate) fn restraint(&self, rule: &R, at: Nanos) -> u64 {
         if self.settings.pause.is_some() {
             return 0;
         }
         // A pace that was over before the waiters were served counts them, and restrains no more.
-        let held = |pace: &&Pace| !pace.is_over(rule, self.latest);
+        let held = |pace: &&Pace| !pace.is_over(rule, at);
         let paced = self
             .settings
             .paces
             .iter()
             .filter(held)
-            .map(|pace| rule.came_in(pace.part, pace.from, self.latest).saturating_sub(pace.granted));
+            .map(|pace| rule.came_in(pace.part, pace.from, at).saturating_sub(pace.granted));
         paced.min().unwrap_or(u64::MAX)
     }
 

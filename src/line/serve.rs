@@ -102,11 +102,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 return Some(due);
             }
             let demand = Demand { ask: &ask, priority };
-            let (more, due) = match self.as_many(visit, demand, most, rule.permits(&ask)) {
+            // Nothing wakes a reservation that is not awaited, so it takes what was there at its
+            // turn, whichever call finds that out.
+            let turn = matches!(woken_by, WokenBy::Nobody).then(|| due.max(begins).min(now));
+            let (more, due) = match self.as_many(visit, demand, most, rule.permits(&ask), turn) {
                 more if more != ask => {
                     // As many were there a moment ago.
-                    let due_all = self.due(rule, now, place, &none, &more);
-                    if due_all <= now { (Some(more), due_all) } else { (None, due) }
+                    let due_all = self.due(rule, turn.unwrap_or(now), place, &none, &more);
+                    if due_all <= turn.unwrap_or(now) { (Some(more), due_all) } else { (None, due) }
                 }
                 _ => (None, due),
             };

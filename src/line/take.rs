@@ -55,34 +55,37 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// The request for as many permits as there are, for a request that takes `most` at most, or
     /// exactly what it asks for if that is zero. `own` are the permits that it waits for in this
-    /// line.
+    /// line. With a time `at`, for as many as there were at that time: no grant was made since.
     pub(crate) fn as_many(
         &self,
         visit: &Visit<'_, R, C>,
         demand: Demand<'_, R::Ask>,
         most: u32,
         own: u64,
+        at: Option<Nanos>,
     ) -> R::Ask {
         let Demand { ask, priority } = demand;
         if most == 0 {
             return ask.clone();
         }
-        visit.rule.as_many(visit.now, ask, most, self.leaves(visit.rule, priority, own, 0))
+        let paced = at.unwrap_or(self.latest);
+        let line = self.leaves(visit.rule, paced, priority, own, 0);
+        visit.rule.as_many(at.unwrap_or(visit.now), ask, most, line)
     }
 
-    /// What this line leaves to a request that takes as many permits as there are, and waits in
-    /// this line for so many permits, and in so many seats.
+    /// What this line leaves at a time to a request that takes as many permits as there are, and
+    /// waits in this line for so many permits, and in so many seats.
     ///
     /// All other requests in line are left the permits that they wait for, whether or not they are
     /// due. What composites wait for in their seats depends on their other members, so beside them
     /// a request takes what it asks for at least.
-    pub(crate) fn leaves(&self, rule: &R, priority: i8, own: u64, seats: usize) -> InLine {
+    pub(crate) fn leaves(&self, rule: &R, at: Nanos, priority: i8, own: u64, seats: usize) -> InLine {
         if self.is_paused() || self.seats.len() > seats {
             return InLine { most: 0, kept: 0 };
         }
         let waiting = u64::try_from(self.permits.saturating_sub(own.into())).unwrap_or(u64::MAX);
         let kept = waiting.saturating_add(self.settings.kept_from(priority).into());
-        InLine { most: self.restraint(rule), kept }
+        InLine { most: self.restraint(rule, at), kept }
     }
 
     /// Takes permits for a request that no waiter goes before: as many as there are, at most
@@ -93,7 +96,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         demand: Demand<'_, R::Ask>,
         most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
-        let more = self.as_many(visit, demand, most, 0);
+        let more = self.as_many(visit, demand, most, 0, None);
         // A request without the lock may have taken some of them in between.
         if more != *demand.ask
             && let Ok(charge) = self.take(visit, Demand { ask: &more, ..demand })

@@ -269,3 +269,44 @@ fn threads_share_all_permits_and_no_more() {
         assert_eq!((got, limiter.status().available), (100_000, 0));
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    /// What a reservation gets depended on the call that first looked at the line after its turn.
+    #[test]
+    fn a_reservation_takes_what_was_there_at_its_turn(
+        policy in policies(),
+        before in vec((1..5_u32, 0..400_u64), 0..4),
+        pause in prop::option::of(0..900_u64),
+        requests in vec((1..12_u32, 1..4_u32), 1..4),
+        looks in vec(0..6_000_u64, 0..8),
+    ) {
+        let sizes = |looks: &[u64]| {
+            let clock = ManualClock::new();
+            let limiter = RateLimiter::with_clock(policy.clone(), clock.clone());
+            for (n, millis) in &before {
+                let _ = limiter.try_acquire_many(*n);
+                clock.advance(Duration::from_millis(*millis));
+            }
+            pause.into_iter().for_each(|millis| limiter.pause_for(Duration::from_millis(millis)));
+            let places = requests.iter().map(|(most, least)| {
+                limiter.reserve(Request::permits(*most).at_least(*least))
+            });
+            let mut places: Vec<_> = places.collect();
+            let mut looks = looks.to_vec();
+            looks.sort_unstable();
+            let mut now = 0;
+            for at in looks {
+                clock.advance(Duration::from_millis(at - now));
+                now = at;
+                let _ = limiter.status();
+            }
+            clock.advance(Duration::from_millis(60_000 - now));
+            let claimed = places.iter_mut().flatten().map(|place| (place.claim(), place.permits()));
+            let claimed: Vec<_> = claimed.collect();
+            (claimed, limiter.status().available)
+        };
+        prop_assert_eq!(sizes(&looks), sizes(&[]), "{:?}", policy);
+    }
+}
