@@ -38,7 +38,8 @@ thread_local! {
 /// with [`Refusal::Cancelled`], and each later one before it takes anything. Its permits go to the
 /// next in line. One token may end any number of waits, at any limiters: `blocking_acquire` of a
 /// [`RateLimiter`](crate::RateLimiter), an [`AllOf`](crate::AllOf), a
-/// [`CountingLimit`](crate::CountingLimit), of keys, and `blocking_claim` of reservations.
+/// [`CountingLimit`](crate::CountingLimit), of keys, and `blocking_claim` of reservations. A
+/// [`Batch`](crate::Batch) still hands out permits that are there.
 ///
 /// Tasks need no token: dropping a future ends its wait. To refuse all who wait at one limiter, and
 /// all later requests, [`close`](crate::RateLimiter::close) it.

@@ -226,3 +226,16 @@ fn a_thread_behind_a_cancelled_one_is_served() {
         assert!(place.blocking_claim().is_ok());
     }
 }
+
+#[test]
+fn a_batch_hands_out_what_it_has_under_a_cancelled_token() {
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), 3), ManualClock::new());
+    let (mut batch, token) = (limiter.batch(2), CancelToken::new());
+    token.cancel();
+    token.run(|| {
+        for _ in 0..3 {
+            assert!(batch.blocking_acquire().is_ok());
+        }
+        assert_eq!(batch.blocking_acquire(), Err(Refusal::Cancelled));
+    });
+}
