@@ -35,9 +35,9 @@ fn bucket_of(burst: u32, clock: &LoomClock) -> Bucket {
 }
 
 fn both(members: [&Bucket; 2], clock: &LoomClock) -> Both {
-    let entry = |limiter: &Bucket| Entry {
-        name: "one of them".into(),
-        kind: Kind::Rate(Arc::new(Handle(limiter.clone())) as Arc<dyn Member<LoomClock>>),
+    let entry = |limiter: &Bucket| {
+        let member = Arc::new(Handle(limiter.clone())) as Arc<dyn Member<LoomClock>>;
+        Entry::new("one of them".into(), Kind::Rate(member))
     };
     let members = members.map(entry).into();
     Arc::new_cyclic(|limiter| Shared::new(All::new(members, limiter.clone()), clock.clone(), Duration::ZERO))

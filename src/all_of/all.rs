@@ -56,6 +56,8 @@ pub(crate) struct All<C: Timer> {
 pub(crate) struct Entry<C: Timer> {
     pub(crate) name: Name,
     pub(crate) kind: Kind<C>,
+    /// What a request costs that does not name this member, if that was set.
+    pub(crate) cost: Option<u32>,
 }
 
 pub(crate) enum Kind<C: Timer> {
@@ -124,11 +126,20 @@ impl<C: Timer> Clone for Entry<C> {
             Kind::Rate(member) => Kind::Rate(member.clone()),
             Kind::Counting(limit) => Kind::Counting(limit.clone()),
         };
-        Entry { name: self.name.clone(), kind }
+        Entry { name: self.name.clone(), kind, cost: self.cost }
     }
 }
 
 impl<C: Timer> Entry<C> {
+    pub(crate) fn new(name: Name, kind: Kind<C>) -> Entry<C> {
+        Entry { name, kind, cost: None }
+    }
+
+    /// Whether the number of a request that names no member is for this one.
+    pub(crate) fn takes_number(&self) -> bool {
+        self.cost.is_none() && matches!(self.kind, Kind::Rate(_))
+    }
+
     pub(crate) fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
         match &self.kind {
             _ if n == 0 => Ok(()),

@@ -175,8 +175,9 @@ use crate::time::Nanos;
 /// | [`blocking_acquire`](AllOf::blocking_acquire), [`blocking_acquire_many`](AllOf::blocking_acquire_many) | waits in that queue, too, from a plain thread |
 /// | [`reserve`](AllOf::reserve) | takes a place in the queue, for a cost that is settled later |
 ///
-/// A request asks for one permit of each member, unless it names a member and says how many: one
-/// call and 850 tokens are `[("tokens", 850)]`. A member of which 0 are asked for is not asked. The
+/// A request asks for one permit of each member, or for its [default cost](AllOf::default_cost),
+/// unless it names a member and says how many: one call and 850 tokens are `[("tokens", 850)]`. A
+/// member of which 0 are asked for is not asked. The
 /// calls that take such a list take an [`AllRequest`] as well, which says more: a priority, a
 /// longest wait, an exemption.
 ///
@@ -263,7 +264,7 @@ use crate::time::Nanos;
 /// ```
 pub struct AllOf<C: Timer = DefaultClock> {
     shared: Arc<Shared<All<C>, C>>,
-    /// One permit of each, and the priority of the requests of this handle.
+    /// The default cost of each, and the priority of the requests of this handle.
     ones: Weights,
 }
 
@@ -500,7 +501,7 @@ impl<C: Timer + Clone> AllOf<C> {
     #[must_use]
     pub fn new<P: Policy>(name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
         let clock = limiter.clock().clone();
-        AllOf::of(vec![Entry { name: name.into(), kind: rate(limiter) }], clock)
+        AllOf::of(vec![Entry::new(name.into(), rate(limiter))], clock)
     }
 
     /// Adds a limiter.
@@ -513,7 +514,7 @@ impl<C: Timer + Clone> AllOf<C> {
     #[must_use]
     #[track_caller]
     pub fn with<P: Policy>(self, name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
-        self.and(Entry { name: name.into(), kind: rate(limiter) })
+        self.and(Entry::new(name.into(), rate(limiter)))
     }
 
     /// Adds a counting limit, which bounds the permits in use at one time.
@@ -534,7 +535,52 @@ impl<C: Timer + Clone> AllOf<C> {
     #[must_use]
     #[track_caller]
     pub fn with_counting(self, name: impl Into<Name>, limit: &CountingLimit) -> Self {
-        self.and(Entry { name: name.into(), kind: Kind::Counting(limit.clone()) })
+        self.and(Entry::new(name.into(), Kind::Counting(limit.clone())))
+    }
+
+    /// Sets what a request costs at this member where the request does not name it: 1 unless set.
+    /// With 0 a member is asked by requests that name it, and by no others.
+    ///
+    /// The number of a request that names no member, such as `try_acquire_many(3)`, is not for
+    /// this member any more: the default cost holds. A request for one permit of each member
+    /// asks for the default cost.
+    ///
+    /// The result has a queue of its own: build a composite before it is used.
+    ///
+    /// # Panics
+    ///
+    /// If no member has this name.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let limiter = |n| {
+    ///     let policy = TokenBucket::new(Rate::per_minute(n), 100);
+    ///     RateLimiter::with_clock(policy, clock.clone())
+    /// };
+    /// let (requests, tokens, uploads) = (limiter(60), limiter(6000), limiter(6));
+    /// let api = AllOf::new("requests", &requests)
+    ///     .with("tokens", &tokens)
+    ///     .with("uploads", &uploads)
+    ///     .default_cost("tokens", 20)
+    ///     .default_cost("uploads", 0);
+    ///
+    /// let _search = api.try_acquire()?;
+    /// let _upload = api.try_acquire_many([("uploads", 1), ("tokens", 50)])?;
+    /// let left = api.status().members.into_iter().map(|(_, member)| member.available);
+    /// assert_eq!(left.collect::<Vec<_>>(), [98, 30, 99]);
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn default_cost(self, name: &str, n: u32) -> Self {
+        let mut members = self.shared.rule.members.clone();
+        let member = members.iter_mut().find(|member| member.name == *name);
+        member.unwrap_or_else(|| panic!("there is no member {name:?}")).cost = Some(n);
+        AllOf::of(members, self.shared.clock.clone())
     }
 
     #[track_caller]
@@ -551,7 +597,7 @@ impl<C: Timer + Clone> AllOf<C> {
     }
 
     fn of(members: Vec<Entry<C>>, clock: C) -> Self {
-        let ones = Weights::ones(members.len());
+        let ones = ones(&members);
         // How far back a late grant is charged, each member says.
         let catch_up = Duration::MAX;
         let shared =
@@ -567,7 +613,7 @@ impl<C: Timer + Clone> AllOf<C> {
         home: Option<of_keys::Home<C>>,
         clock: C,
     ) -> Self {
-        let ones = Weights::ones(members.len());
+        let ones = ones(&members);
         let shared = Arc::new_cyclic(|shared| {
             let all = All::new(members, shared.clone()).with_home(home);
             Shared::new(all, clock, Duration::MAX).observed_by(events)
@@ -576,12 +622,14 @@ impl<C: Timer + Clone> AllOf<C> {
     }
 }
 
-/// The members with a rate.
-fn rates<'a, C: Timer>(
-    kinds: impl Iterator<Item = &'a Kind<C>> + Clone,
-) -> impl Iterator<Item = usize> + Clone {
-    let rates = kinds.enumerate().filter(|(_, kind)| matches!(kind, Kind::Rate(_)));
-    rates.map(|(index, _)| index)
+/// The costs of a request that names no member.
+fn ones<C: Timer>(members: &[Entry<C>]) -> Weights {
+    Weights::ones(members.len()).with_costs(members.iter().map(|member| member.cost))
+}
+
+/// The members that the number of a request is for.
+fn rates<C: Timer>(members: &[Entry<C>]) -> impl Iterator<Item = usize> + Clone {
+    members.iter().enumerate().filter(|(_, member)| member.takes_number()).map(|(index, _)| index)
 }
 
 fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind<C> {
@@ -888,7 +936,7 @@ impl<C: Timer> All<C> {
 
     /// Sets the costs to the costs of a request.
     fn set_costs(&self, ask: &mut Weights, request: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        ask.set_costs(request, rates(self.members.iter().map(|entry| &entry.kind)), |name| self.find(name))
+        ask.set_costs(request, rates(&self.members), |name| self.find(name))
     }
 
     /// The member with this name.

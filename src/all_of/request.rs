@@ -10,8 +10,9 @@ const FEW: usize = 4;
 /// What a call of an [`AllOf`](crate::AllOf) asks for: the cost at each member by its name, how
 /// important it is, how long it waits.
 ///
-/// A member that is not named is asked for one permit. So a call of an API that counts requests
-/// and tokens names the tokens alone. A list of costs will do where nothing else is to be said:
+/// A member that is not named is asked for one permit, or for its [default
+/// cost](crate::AllOf::default_cost). So a call of an API that counts requests and tokens names the
+/// tokens alone. A list of costs will do where nothing else is to be said:
 /// `acquire_many([("tokens", 850)])` is `acquire_many(AllRequest::new().cost("tokens", 850))`.
 ///
 /// # Examples
@@ -81,7 +82,8 @@ impl<'a> AllRequest<'a> {
 
     /// Asks for `n` permits of each rate limiter that no [`cost`](AllRequest::cost) names: bytes,
     /// for example, that count at a connection, at its user and at all users. A
-    /// [`CountingLimit`](crate::CountingLimit) that is not named is still asked for one permit.
+    /// [`CountingLimit`](crate::CountingLimit) that is not named is still asked for one permit, and
+    /// a member with a [default cost](crate::AllOf::default_cost) for that.
     pub const fn cost_of_others(mut self, n: u32) -> AllRequest<'a> {
         self.others = Some(n);
         self

@@ -56,13 +56,23 @@ impl Weights {
         }
     }
 
+    /// These numbers, with the costs that were set for members, in their order.
+    pub(crate) fn with_costs(mut self, costs: impl Iterator<Item = Option<u32>>) -> Weights {
+        for (index, cost) in costs.enumerate() {
+            if let Some(n) = cost {
+                self.set(index, n);
+            }
+        }
+        self
+    }
+
     /// These numbers, for a request.
     pub(crate) fn of_request(self, request: &Request) -> Weights {
         let Request { priority, tells_left, .. } = *request;
         Weights { priority, tells_left, ..self }
     }
 
-    /// Sets the numbers to the costs of a request. `rates` are the members with a rate.
+    /// Sets the numbers to the costs of a request. `rates` are the members that its number is for.
     pub(super) fn set_costs(
         &mut self,
         request: &AllRequest<'_>,

@@ -8,6 +8,7 @@ mod any_limiter;
 mod cases;
 mod control;
 mod counting;
+mod default_cost;
 #[cfg(feature = "config")]
 mod left;
 mod lines;

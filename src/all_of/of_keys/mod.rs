@@ -123,7 +123,7 @@ pub struct KeyedAllOf<Q: ?Sized, C: Timer = DefaultClock> {
     /// The members that all keys have in common. No request waits in it.
     common: AllOf<C>,
     keyed: Vec<KeyedEntry<Q, C>>,
-    /// One permit of each member: first the common members, then the members of the key.
+    /// The default cost of each member: first the common members, then the members of the key.
     ones: Weights,
     composites: Arc<Composites<C>>,
     bounds: QueueBounds,
@@ -133,6 +133,8 @@ pub struct KeyedAllOf<Q: ?Sized, C: Timer = DefaultClock> {
 struct KeyedEntry<Q: ?Sized, C: Timer> {
     name: Name,
     member: Arc<dyn KeyedMember<Q, C>>,
+    /// What a request costs that does not name this member, if that was set.
+    cost: Option<u32>,
 }
 
 /// A limiter of keys that is asked without a composite.
@@ -189,7 +191,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     #[must_use]
     #[track_caller]
     pub fn with<P: Policy>(self, name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
-        self.and_common(Entry { name: name.into(), kind: rate(limiter) })
+        self.and_common(Entry::new(name.into(), rate(limiter)))
     }
 
     /// Adds a counting limit that all keys have in common; see
@@ -201,7 +203,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     #[must_use]
     #[track_caller]
     pub fn with_counting(self, name: impl Into<Name>, limit: &CountingLimit) -> Self {
-        self.and_common(Entry { name: name.into(), kind: Kind::Counting(limit.clone()) })
+        self.and_common(Entry::new(name.into(), Kind::Counting(limit.clone())))
     }
 
     /// Adds another limiter of keys.
@@ -337,7 +339,26 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         if let Some(same) = self.keyed.iter().find(|other| other.member.address() == member.address()) {
             panic!("the limiter that is to be {name:?} is a member already, as {:?}", same.name);
         }
-        self.keyed.push(KeyedEntry { name, member });
+        self.keyed.push(KeyedEntry { name, member, cost: None });
+        self.renewed()
+    }
+
+    /// Sets what a request costs at this member where the request does not name it: 1 unless set.
+    /// With 0 a member is asked by requests that name it, and by no others. See
+    /// [`AllOf::default_cost`].
+    ///
+    /// The result has queues of its own: build a composite before it is used.
+    ///
+    /// # Panics
+    ///
+    /// If no member has this name.
+    #[must_use]
+    #[track_caller]
+    pub fn default_cost(mut self, name: &str, n: u32) -> Self {
+        match self.keyed.iter_mut().find(|entry| entry.name == *name) {
+            Some(entry) => entry.cost = Some(n),
+            None => self.common = self.common.default_cost(name, n),
+        }
         self.renewed()
     }
 
@@ -380,7 +401,9 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         let members = self.common.shared.rule.members.clone();
         let clock = self.common.shared.clock.clone();
         let common = AllOf::observed_by(self.events.clone(), members, None, clock);
-        let ones = Weights::ones(common.shared.rule.members.len() + self.keyed.len());
+        let members = &common.shared.rule.members;
+        let costs = members.iter().map(|entry| entry.cost).chain(self.keyed.iter().map(|entry| entry.cost));
+        let ones = Weights::ones(members.len() + self.keyed.len()).with_costs(costs);
         KeyedAllOf { common, ones, composites: Arc::new(Composites::new()), ..self }
     }
 }
@@ -560,7 +583,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         let mut members = common.rule.members.clone();
         let mut leave = Vec::with_capacity(leases.len());
         for (entry, lease) in self.keyed.iter().zip(leases) {
-            members.push(Entry { name: entry.name.clone(), kind: lease.kind });
+            members.push(Entry { name: entry.name.clone(), kind: lease.kind, cost: entry.cost });
             leave.push(lease.leave);
         }
         let is_kept = self.keyed.iter().any(|entry| entry.member.in_table().is_none());
@@ -750,14 +773,16 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
         let mut ask = self.ones.clone().of_request(&request.request);
         let common = &self.common.shared.rule.members;
-        let keyed = self.keyed.iter().enumerate().filter(|(_, entry)| entry.member.in_table().is_some());
+        let takes_number =
+            |entry: &KeyedEntry<Q, C>| entry.cost.is_none() && entry.member.in_table().is_some();
+        let keyed = self.keyed.iter().enumerate().filter(|(_, entry)| takes_number(entry));
         let keyed = keyed.map(|(index, _)| common.len() + index);
         let find = |name: &str| {
             let unknown =
                 || AllRefusal::NoMember { name: name.into(), members: self.entries().cloned().collect() };
             self.place(name).ok_or_else(unknown)
         };
-        ask.set_costs(request, rates(common.iter().map(|entry| &entry.kind)).chain(keyed), find)?;
+        ask.set_costs(request, rates(common).chain(keyed), find)?;
         Ok(ask)
     }
 }
@@ -799,7 +824,7 @@ impl<Q: ?Sized, C: Timer> Clone for KeyedAllOf<Q, C> {
 
 impl<Q: ?Sized, C: Timer> Clone for KeyedEntry<Q, C> {
     fn clone(&self) -> Self {
-        KeyedEntry { name: self.name.clone(), member: self.member.clone() }
+        KeyedEntry { name: self.name.clone(), member: self.member.clone(), cost: self.cost }
     }
 }
 
