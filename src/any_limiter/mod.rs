@@ -23,6 +23,7 @@ use std::time::Duration;
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
 use crate::grant::Grant;
 use crate::limiter::Pause;
+use crate::time::Nanos;
 
 /// A handle to a limiter of any kind: any policy, clock and key, several limits at once, or a
 /// limiter of another crate.
@@ -507,6 +508,26 @@ impl AnyReservation {
         AnyReservation(Box::new(place))
     }
 
+    /// A reservation of no permits, for an estimate of 0: it is due at once. What it is
+    /// [settled](AnyReservation::settle) with is charged to this limiter.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyLimiter, AnyReservation, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let limiter = AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// let place = AnyReservation::of_no_permits(limiter.clone());
+    /// assert!(place.due_in().is_zero());
+    /// place.settle(7)?;
+    /// assert_eq!(limiter.status().members[0].1.available, 53);
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn of_no_permits(limiter: AnyLimiter) -> AnyReservation {
+        AnyReservation::new(NoPermits(limiter))
+    }
+
     /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
     /// [`Duration::MAX`] means never.
     #[must_use]
@@ -544,6 +565,28 @@ impl Future for AnyReservation {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut *self.get_mut().0).poll(context)
+    }
+}
+
+/// A place for a request that asks for nothing.
+struct NoPermits(AnyLimiter);
+
+impl Future for NoPermits {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(Ok(Grant::new(0, Nanos::ZERO)))
+    }
+}
+
+impl Place for NoPermits {
+    fn due_in(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        // Of a limit that is not named, nothing was reserved.
+        self.0.debit(used.clone().cost_of_others(used.others().unwrap_or(0)))
     }
 }
 

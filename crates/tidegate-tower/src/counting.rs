@@ -11,7 +11,7 @@ use tidegate::{
     CountingPermit, Grant, KeyedCountingLimit, KeyedCountingPermit, Refusal, Request,
 };
 
-use crate::limit::Limit;
+use crate::limit::{Limit, or_free};
 
 /// The name of a limit that has no members, in a status.
 const NAME: &str = "limit";
@@ -49,7 +49,8 @@ impl Limit for CountingLimit {
     }
 
     fn reserve(&self, (): &(), ask: &Request) -> Result<AnyReservation, AllRefusal> {
-        AnyLimiter::from(self.clone()).reserve(AllRequest::from(*ask))
+        let limit = AnyLimiter::from(self.clone());
+        or_free(limit.reserve(AllRequest::from(*ask)), || limit)
     }
 
     fn status(&self, (): &()) -> AllStatus {
@@ -83,7 +84,8 @@ where
     }
 
     fn reserve(&self, key: &K, ask: &Request) -> Result<AnyReservation, AllRefusal> {
-        AnyLimiter::from(self.limit(key)?).reserve(AllRequest::from(*ask))
+        let limit = AnyLimiter::from(self.limit(key)?);
+        or_free(limit.reserve(AllRequest::from(*ask)), || limit)
     }
 
     fn status(&self, key: &K) -> AllStatus {

@@ -397,7 +397,9 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     ///
     /// When the [call is over](RateLimitLayer#when-a-call-is-over), the rest of the estimate goes
     /// back to the limiter, and a higher cost is charged. A handler can put what it knows into the
-    /// extensions of the response.
+    /// extensions of the response. A call that was estimated as 0 is charged what it really cost. Of
+    /// several such functions, the first that tells a cost counts. A call that is
+    /// [refunded](RateLimitLayer::refund_if) costs nothing, whatever they tell.
     ///
     /// # Examples
     ///
@@ -431,7 +433,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     }
 
     /// Gives the permits of a call back if its response is one of these: a call that failed, or
-    /// that was answered from a cache.
+    /// that was answered from a cache. It comes before [`settle`](RateLimitLayer::settle), in
+    /// whatever order the two are called.
     ///
     /// # Examples
     ///
@@ -445,8 +448,14 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     ///     .refund_if(|response| response.status == StatusCode::NOT_MODIFIED);
     /// ```
     #[must_use]
-    pub fn refund_if(self, refund: impl Fn(&M::Response) -> bool + Send + Sync + 'static) -> Self {
-        self.settle(move |response| refund(response).then_some(0))
+    pub fn refund_if(mut self, refund: impl Fn(&M::Response) -> bool + Send + Sync + 'static) -> Self {
+        let settle = self.settle.take();
+        self.settle = Some(Arc::new(move |response| match &settle {
+            _ if refund(response) => Some(0.into()),
+            Some(settle) => settle(response),
+            None => None,
+        }));
+        self
     }
 
     pub(crate) fn needs(&self) -> Needs {

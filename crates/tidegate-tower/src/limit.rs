@@ -59,7 +59,8 @@ pub trait Limit: Clone + Send + Sync + 'static {
     /// Waits for the permits.
     fn acquire(&self, key: &Self::Key, ask: &Self::Ask) -> AcquireAny;
 
-    /// Takes a place in the queue now, for permits that are settled later.
+    /// Takes a place in the queue now, for permits that are settled later. For an estimate of 0 it
+    /// is an [`AnyReservation::of_no_permits`].
     ///
     /// # Errors
     ///
@@ -115,7 +116,7 @@ impl<P: Policy, C: Timer> Limit for RateLimiter<P, C> {
     }
 
     fn reserve(&self, (): &(), ask: &Request) -> Result<AnyReservation, AllRefusal> {
-        Limiter::reserve(self, &AllRequest::from(*ask))
+        or_free(Limiter::reserve(self, &AllRequest::from(*ask)), || self.clone())
     }
 
     fn status(&self, (): &()) -> AllStatus {
@@ -144,7 +145,8 @@ where
     }
 
     fn reserve(&self, key: &K, ask: &Request) -> Result<AnyReservation, AllRefusal> {
-        OfKey::new(self, key.clone()).reserve(&AllRequest::from(*ask))
+        let limit = OfKey::new(self, key.clone());
+        or_free(limit.reserve(&AllRequest::from(*ask)), || AnyLimiter::new(limit))
     }
 
     fn status(&self, key: &K) -> AllStatus {
@@ -165,7 +167,7 @@ impl<C: Timer> Limit for AllOf<C> {
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
-        Limiter::reserve(self, ask)
+        or_free(Limiter::reserve(self, ask), || self.clone())
     }
 
     fn status(&self, (): &()) -> AllStatus {
@@ -193,7 +195,8 @@ where
 
     fn reserve(&self, key: &Q::Owned, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
         // The composite of the key, without its types.
-        Limiter::reserve(&self.for_key(key.borrow())?, ask)
+        let limit = self.for_key(key.borrow())?;
+        or_free(Limiter::reserve(&limit, ask), || limit)
     }
 
     fn status(&self, key: &Q::Owned) -> AllStatus {
@@ -218,7 +221,7 @@ impl Limit for AnyLimiter {
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
-        AnyLimiter::reserve(self, ask.clone())
+        or_free(AnyLimiter::reserve(self, ask.clone()), || self.clone())
     }
 
     fn status(&self, (): &()) -> AllStatus {
@@ -229,4 +232,15 @@ impl Limit for AnyLimiter {
 /// Whether the request asked for no permits. Then there is nothing to refuse.
 pub(crate) fn asked_for_none(refusal: &AllRefusal) -> bool {
     refusal.refusal() == Some(Refusal::ZeroPermits)
+}
+
+/// A reservation, or one of no permits if the request asks for none.
+pub(crate) fn or_free<L: Into<AnyLimiter>>(
+    reserved: Result<AnyReservation, AllRefusal>,
+    limiter: impl FnOnce() -> L,
+) -> Result<AnyReservation, AllRefusal> {
+    match reserved {
+        Err(refusal) if asked_for_none(&refusal) => Ok(AnyReservation::of_no_permits(limiter().into())),
+        reserved => reserved,
+    }
 }

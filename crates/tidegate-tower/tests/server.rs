@@ -14,8 +14,8 @@ use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full, channel::Channel};
 use tidegate::{
-    AllOf, CountingLimit, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, TokenBucket,
-    TokioClock, Unlimited,
+    AllOf, AnyLimiter, CountingLimit, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter,
+    TokenBucket, TokioClock, Unlimited,
 };
 use tidegate_http::tell::Format;
 use tidegate_tower::{Key, Limit, RateLimitLayer, Refused};
@@ -380,6 +380,58 @@ async fn an_estimate_is_settled_by_the_response() {
         StatusCode::TOO_MANY_REQUESTS
     );
     assert_eq!(limit.status().waiting, 0);
+}
+
+/// An estimate of 0 is charged by its real cost, of every kind of limiter.
+#[tokio::test]
+async fn a_call_that_was_estimated_as_free_is_settled() {
+    let used = |_: &http::response::Parts| Some(7);
+    let one = limiter(10);
+    send(&RateLimitLayer::new(one.clone()).cost(|_| 0).settle(used), get("/")).await;
+    assert_eq!(one.status().available, 3);
+    // Nothing is left: a call that is free passes, and the limiter owes its cost.
+    for _ in 0..2 {
+        let layer = RateLimitLayer::new(one.clone()).cost(|_| 0).settle(used);
+        assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
+    }
+    assert_eq!(one.status().next_in, Duration::from_millis(200) * 12);
+    let layer = RateLimitLayer::new(one.clone()).cost(|_| 0).settle(used);
+    send(&layer.wait().refund_if(|_| true), get("/")).await;
+    assert_eq!(one.status().next_in, Duration::from_millis(200) * 12);
+
+    let users: KeyedRateLimiter<String, _, _> = keyed(10);
+    send(&RateLimitLayer::keyed(users.clone(), from_header).cost(|_| 0).settle(used), of("alice")).await;
+    assert_eq!((users.status("alice").available, users.status("bob").available), (3, 10));
+
+    let (one, other) = (limiter(10), limiter(10));
+    let both = AllOf::new("one", &one).with("other", &other);
+    let layer = RateLimitLayer::new(both.clone()).cost(|_| 0).settle(|_| Some([("other", 7)]));
+    send(&layer, get("/")).await;
+    assert_eq!((one.status().available, other.status().available), (10, 3));
+    send(&RateLimitLayer::new(AnyLimiter::from(both)).cost(|_| 0).settle(|_| Some(2)), get("/")).await;
+    assert_eq!((one.status().available, other.status().available), (8, 1));
+}
+
+#[tokio::test]
+async fn a_refund_comes_before_a_cost_in_any_order() {
+    let limit = limiter(10);
+    let layer = || RateLimitLayer::new(limit.clone()).cost(|_| 2);
+    for layer in [
+        layer().settle(|_| Some(5)).refund_if(|_| true),
+        layer().refund_if(|_| true).settle(|_| Some(5)),
+        layer().refund_if(|_| true).refund_if(|_| false),
+        layer().refund_if(|_| false).refund_if(|_| true),
+    ] {
+        send(&layer, get("/")).await;
+        assert_eq!(limit.status().available, 10);
+    }
+    for (layer, left) in [
+        (layer().settle(|_| Some(3)).settle(|_| Some(4)).refund_if(|_| false), 7),
+        (layer().refund_if(|_| false).settle(|_| None::<u32>).settle(|_| Some(4)), 3),
+    ] {
+        send(&layer, get("/")).await;
+        assert_eq!(limit.status().available, left);
+    }
 }
 
 #[tokio::test]
