@@ -375,6 +375,76 @@ fn a_newer_answer_raises_only_when_the_reset_moved_on() {
     assert!(world.api.try_acquire().is_err());
 }
 
+/// Answers a call 500 ms after it began, in a window of 10 units and 5 s.
+fn answer_of_ten(world: &World, mut call: Call, left: &str) {
+    world.clock.advance(Duration::from_millis(500));
+    let told = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", left), ("x-ratelimit-reset", "5")];
+    obey(&mut call, 200, &told);
+}
+
+/// The calls of 50 tasks that begin now.
+fn begun_now(world: &World) -> Vec<Call> {
+    (0..50).map_while(|_| world.api.try_acquire().ok()).collect()
+}
+
+#[test]
+fn the_next_window_begins_with_the_limit_that_the_server_told() {
+    let world = world();
+    answer_of_ten(&world, world.call(), "9");
+    let in_flight = [world.call(), world.call(), world.call()];
+    world.clock.advance(secs(6));
+    let mut calls = begun_now(&world);
+    assert_eq!(calls.len(), 7);
+    // Two round trips: by then an answer is there, and else nothing is known.
+    assert_eq!(world.paused_for(), secs(1));
+    drop(in_flight);
+    answer_of_ten(&world, calls.remove(0), "9");
+    world.clock.advance(secs(1));
+    // Of the 9 units, 6 are in flight, and 3 ended without a word.
+    assert_eq!(begun_now(&world).len(), 0);
+}
+
+#[test]
+fn an_answer_may_allow_more_than_the_presumed_window() {
+    let world = world();
+    answer_of_ten(&world, world.call(), "9");
+    world.clock.advance(secs(6));
+    let call = world.call();
+    world.clock.advance(Duration::from_millis(500));
+    obey(
+        &mut { call },
+        200,
+        &[("x-ratelimit-limit", "30"), ("x-ratelimit-remaining", "29"), ("x-ratelimit-reset", "5")],
+    );
+    assert_eq!(begun_now(&world).len(), 29);
+}
+
+#[test]
+fn a_presumed_window_ends_without_an_answer_and_is_not_presumed_again() {
+    let world = world();
+    answer_of_ten(&world, world.call(), "9");
+    world.clock.advance(secs(6));
+    assert_eq!(begun_now(&world).len(), 10);
+    world.clock.advance(secs(3));
+    assert_eq!(begun_now(&world).len(), 50);
+}
+
+#[test]
+fn a_window_is_presumed_by_a_limit_that_the_server_told_only() {
+    let world = world();
+    let mut call = world.call();
+    world.clock.advance(Duration::from_millis(500));
+    obey(&mut call, 200, &[("x-ratelimit-remaining", "9"), ("x-ratelimit-reset", "5")]);
+    world.clock.advance(secs(6));
+    assert_eq!(begun_now(&world).len(), 50);
+    world.api.forget();
+    world.clock.advance(secs(6));
+    answer_of_ten(&world, world.call(), "9");
+    world.api.forget();
+    world.clock.advance(secs(6));
+    assert_eq!(begun_now(&world).len(), 50);
+}
+
 #[test]
 fn an_answer_of_a_window_that_is_over_says_nothing_of_the_present_one() {
     let world = world();

@@ -32,6 +32,7 @@ impl<P: Policy> Server<P> {
         let granted = self.quota.try_acquire();
         let status = self.quota.status();
         if self.tells {
+            tell("x-ratelimit-limit", status.limit);
             tell("x-ratelimit-remaining", status.available);
             tell("x-ratelimit-reset", secs_up(status.full_in));
         }
@@ -158,6 +159,24 @@ fn a_server_that_tells_what_remains_refuses_nothing() {
             assert_eq!(outcome.refused, 0, "{tasks} tasks, seed {seed}: {outcome:?}");
             assert!(outcome.granted >= least, "{tasks} tasks, seed {seed}: {outcome:?}");
         }
+    }
+}
+
+/// More calls begin within a round trip, by the client's own limit, than a window of the server has.
+#[test]
+fn no_window_begins_with_more_calls_than_the_server_allows() {
+    for (tasks, burst) in [(36, 15), (36, 1), (90, 25)] {
+        let clock = ManualClock::new();
+        let window = FixedWindow::new(Rate::new(25, Duration::from_secs(5)).unwrap());
+        let server = server(&clock, window, true);
+        let client = client(&clock, TokenBucket::new(Rate::per_second(100), burst), 0.0);
+        // The first call is alone: of the first window nothing is known.
+        let (status, headers) = server.answer();
+        client.try_acquire().unwrap().obey(StatusCode::from_u16(status).unwrap(), &headers);
+        let minute = Duration::from_secs(60);
+        let outcome = simulate((&clock, &server), &[client], (tasks, 250), minute, 0);
+        assert_eq!(outcome.refused, 0, "{tasks} tasks: {outcome:?}");
+        assert!(outcome.granted >= 265, "{tasks} tasks: {outcome:?}");
     }
 }
 

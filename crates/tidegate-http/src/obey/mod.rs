@@ -40,7 +40,8 @@
 //! | `remaining` | lowers the available permits to `remaining` less the calls in flight, and never raises them |
 //! | `remaining` with a reset | also allows no more calls until the reset. The call that takes the last unit pauses the limiter |
 //! | a redirect, or an answer from a cache | nothing, unless it is a refusal |
-//! | `limit`, or a policy | nothing |
+//! | `limit` beside `remaining` and a reset | lets the next window begin with no more calls than `limit` less those in flight, until an answer tells more |
+//! | `limit`, or a policy | nothing else |
 //!
 //! - One refusal of many calls in flight is one pause, and the longer end counts. After it, calls
 //!   go one interval apart, and no burst follows.
@@ -62,6 +63,14 @@
 //!
 //! It repeats no call. A call that is repeated begins with another `acquire`,
 //! and waits its turn.
+//!
+//! # When a server refuses nothing
+//!
+//! A server that counts in windows, and tells `limit`, `remaining` and a reset with each answer,
+//! refuses no call of a client that alone uses its quota, from the second window on. In the first
+//! window, and where `limit` is not told, the client's own limit holds until the first answer. An
+//! answer that takes more than twice as long as all those of the window before comes too late for
+//! the next window.
 //!
 //! # In flight
 //!

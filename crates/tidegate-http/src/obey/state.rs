@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 use tidegate::Nanos;
 
 use super::costs::{Count, Load};
-use super::window::{Allowed, Windows};
+use super::window::{Allowed, Windows, whole};
 use crate::read::{Advice, Answer};
 use crate::{Unit, When};
 
@@ -84,13 +84,13 @@ impl State {
     ///
     /// The server allows no more. Returns the time until which the call has to wait.
     pub(super) fn begin(&mut self, now: Nanos, costs: Load) -> Result<Ticket, Nanos> {
-        self.windows.take(now, &costs)?;
+        self.windows.take(now, &costs, &self.open)?;
         Ok(self.open(now, costs))
     }
 
     /// Begins a call also if the server allows no more.
     pub(super) fn begin_any(&mut self, now: Nanos, costs: Load) -> Ticket {
-        if self.windows.take(now, &costs).is_err() {
+        if self.windows.take(now, &costs, &self.open).is_err() {
             self.windows.take_any(&costs);
         }
         self.open(now, costs)
@@ -194,7 +194,9 @@ impl State {
                 let until = now.saturating_add(asked_within.into());
                 let not_before = ticket.began.saturating_add(asked_within.into());
                 let (answer, seen) = (self.answers, ticket.answers);
-                let allowed = Allowed { limit, count, left, not_before, until, answer, seen };
+                // Twice as long is a pause at most.
+                let trip = now.saturating_since(ticket.began).min((terms.cap / 2).into());
+                let allowed = Allowed { limit, count, left, not_before, until, answer, seen, trip };
                 let Some(left) = self.windows.tell(now, allowed) else { return };
                 if left == 0 {
                     orders.pause(asked_within, asked);
@@ -246,15 +248,6 @@ impl Orders {
     fn pause(&mut self, wait: Duration, asked: Duration) {
         self.pause = self.pause.max(Some(wait));
         self.asked = self.asked.max(Some(asked));
-    }
-}
-
-/// Units that can be used: whole ones.
-fn whole(remaining: f64) -> u64 {
-    // The cast rounds down; counts are below 10^15 and not negative.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    {
-        remaining as u64
     }
 }
 

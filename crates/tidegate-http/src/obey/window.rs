@@ -16,6 +16,12 @@
 //! | earlier for certain, of a call that began after the window was told | a new window: the server changed its mind |
 //! | earlier for certain, of a call that began before | as it was: the answer is of a window that is over |
 //! | neither | lower, if the answer allows less; never higher |
+//!
+//! A window that is over has a next one of which nothing is known for a round trip. If the server
+//! told how many units a window has, the first call after the end *presumes* the next window: it
+//! has as many units, less what is in flight. It lasts until an answer tells the true window, or
+//! for twice the longest round trip of the window before: the answer to its first call is there by
+//! then, and no window is presumed on a presumed one.
 
 use tidegate::Nanos;
 
@@ -53,6 +59,12 @@ struct Window {
     until: Nanos,
     /// The number of the answer that told the window first.
     told_by: u64,
+    /// The units of a whole window, if the server told them.
+    quota: Option<u64>,
+    /// The longest time from the beginning of a call to its answer, of all that told the window.
+    trip: Nanos,
+    /// No answer told the window.
+    is_presumed: bool,
 }
 
 /// What one answer allows of one limit.
@@ -68,9 +80,11 @@ pub(super) struct Allowed<'a> {
     pub(super) answer: u64,
     /// The number of answers that had come when the call of this answer began.
     pub(super) seen: u64,
+    /// The time from the beginning of the call to the answer.
+    pub(super) trip: Nanos,
 }
 
-/// All windows that are not over.
+/// All windows that are not over, and those that are over and can presume the next one.
 #[derive(Debug, Default)]
 pub(super) struct Windows(Vec<Window>);
 
@@ -78,13 +92,24 @@ impl Window {
     fn cost(&self, costs: &Load) -> u64 {
         self.count.map_or(1, |count| costs.of(count))
     }
+
+    /// The window is over: presumes the next one. Returns whether it can.
+    fn presume(&mut self, now: Nanos, open: &Load) -> bool {
+        let (Some(quota), Some(count), false) = (self.quota, self.count, self.is_presumed) else {
+            return false;
+        };
+        self.left = quota.saturating_sub(open.of(count));
+        self.until = now.saturating_add(self.trip).saturating_add(self.trip);
+        self.is_presumed = true;
+        self.until > now
+    }
 }
 
 impl Windows {
-    /// Takes the costs of a call from each window. Returns the time until which the call has to
-    /// wait if a window has not as many; then it takes nothing.
-    pub(super) fn take(&mut self, now: Nanos, costs: &Load) -> Result<(), Nanos> {
-        self.0.retain(|window| window.until > now);
+    /// Takes the costs of a call from each window, beside the calls in flight. Returns the time
+    /// until which the call has to wait if a window has not as many; then it takes nothing.
+    pub(super) fn take(&mut self, now: Nanos, costs: &Load, open: &Load) -> Result<(), Nanos> {
+        self.0.retain_mut(|window| window.until > now || window.presume(now, open));
         let short = self.0.iter().filter(|window| window.left < window.cost(costs));
         match short.map(|window| window.until).max() {
             Some(until) => Err(until),
@@ -111,11 +136,12 @@ impl Windows {
     /// Learns what an answer allows. Returns how much is left now; `None` if the answer is of a
     /// window that is over.
     pub(super) fn tell(&mut self, now: Nanos, allowed: Allowed<'_>) -> Option<u64> {
-        let Allowed { limit, count, left, not_before, until, answer, seen } = allowed;
+        let Allowed { limit, count, left, not_before, until, answer, seen, trip } = allowed;
         let ServerLimit { name, unit, window, partition_key, .. } = limit.clone();
         let key = Key { name, unit, window, partition_key };
-        self.0.retain(|window| window.until > now);
-        let new = |key| Window { key, count, left, anchor: until, until, told_by: answer };
+        let quota = limit.limit.map(whole);
+        let (anchor, told_by) = (until, answer);
+        let new = |key| Window { key, count, left, anchor, until, told_by, quota, trip, is_presumed: false };
         let Some(window) = self.0.iter_mut().find(|window| window.key == key) else {
             if self.0.len() == MOST_WINDOWS {
                 self.0.remove(0);
@@ -123,6 +149,10 @@ impl Windows {
             self.0.push(new(key));
             return Some(left);
         };
+        if window.until <= now || window.is_presumed {
+            *window = new(key);
+            return Some(left);
+        }
         let latest = window.anchor.saturating_add(SLACK);
         let later = not_before > latest;
         let earlier = until.saturating_add(SLACK) < window.anchor;
@@ -132,9 +162,20 @@ impl Windows {
             return None;
         } else {
             window.left = window.left.min(left);
+            window.quota = quota.or(window.quota);
+            window.trip = window.trip.max(trip);
             // An answer that was long on its way tells its reset too late.
             window.until = window.until.max(until.min(latest));
         }
         Some(window.left)
+    }
+}
+
+/// Units that can be used: whole ones.
+pub(super) fn whole(units: f64) -> u64 {
+    // The cast rounds down; counts are below 10^15 and not negative.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    {
+        units as u64
     }
 }
