@@ -228,6 +228,10 @@ impl<L: Limit> RateLimitLayer<L> {
     /// Granted requests are told the limits, too. The state is that which the request itself left, or
     /// met where it was refused, of each limit. The window of a limit is the time in which a whole
     /// quota comes in.
+    ///
+    /// Several layers should have one format. With [`Format::Draft`] each tells its limits; give
+    /// each a [name](RateLimitLayer::named). With the other formats the answer tells the tightest
+    /// limit of all layers.
     #[must_use]
     pub fn format(mut self, format: Format) -> Self {
         self.kind.tell.format = Some(format);
@@ -377,7 +381,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     }
 
     /// Names the limit, in headers and refusals. The members of an `AllOf` have names of their own.
-    /// The default is `limit`.
+    /// The default is `limit`: where a request passes several layers, name each, or a client cannot
+    /// tell their limits apart.
     ///
     /// # Panics
     ///

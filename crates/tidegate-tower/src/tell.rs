@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::header::{HeaderMap, HeaderName, RETRY_AFTER};
+use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use tidegate::AllStatus;
 use tidegate_http::tell::{self, Format, Limit};
 
@@ -26,7 +26,7 @@ impl Tell {
     pub(crate) fn granted(&self, state: &AllStatus, name: &str, headers: &mut HeaderMap) {
         let Some(format) = self.format() else { return };
         let limits = Self::limits(state, name);
-        beside(headers, |headers| tell::granted(&limits, format, headers));
+        beside(self.format, headers, |headers| tell::granted(&limits, format, headers));
     }
 
     /// Adds the headers of a request that was refused.
@@ -38,7 +38,7 @@ impl Tell {
         headers: &mut HeaderMap,
     ) {
         let wait = refused.retry_after();
-        beside(headers, |headers| match (self.format(), state) {
+        beside(self.format, headers, |headers| match (self.format(), state) {
             (Some(format), Some(state)) => {
                 let limits = Self::limits(&state, name);
                 match wait {
@@ -82,21 +82,97 @@ fn within<'a>(limit: Limit<'a>, refused: &Refused, wait: Duration) -> Limit<'a> 
     if limit.name() == refused.limit() { limit.reset(wait) } else { limit }
 }
 
-/// Tells headers beside those of an answer. The fields of the draft are lists, so those of an inner
-/// layer stay beside these. All other headers stay if they are there.
-fn beside(headers: &mut HeaderMap, tell: impl FnOnce(&mut HeaderMap)) {
+/// Tells headers beside those of an answer, which an inner layer or the service told.
+///
+/// | headers | become |
+/// |---|---|
+/// | the fields of the draft, and `RateLimit-Policy` of older ones | both lists |
+/// | the state in another format | that of the tighter limit; of equal ones that which lasts longer |
+/// | `RateLimit-Limit` of [`Format::Draft03`] | the tighter limit, and the policies of both |
+/// | `Retry-After`, and a state that cannot be compared | as they were |
+fn beside(format: Option<Format>, headers: &mut HeaderMap, tell: impl FnOnce(&mut HeaderMap)) {
     let is_told = |name: &HeaderName| name == RETRY_AFTER || name.as_str().contains("ratelimit");
     if !headers.keys().any(is_told) {
         return tell(headers);
     }
     let mut told = HeaderMap::new();
     tell(&mut told);
+    let state = |headers| format.and_then(|format| Tightness::of(format, headers));
+    let replaces = match (state(headers), state(&told)) {
+        (Some(before), Some(new)) => new.is_tighter_than(&before),
+        _ => false,
+    };
+    if format == Some(Format::Draft03)
+        && let (Some(before), Some(new)) = (headers.get(LIMIT), told.get(LIMIT))
+        && let Some(both) = joined(before, new, replaces)
+    {
+        headers.insert(LIMIT, both.clone());
+        told.insert(LIMIT, both);
+    }
     for (name, value) in told {
         let Some(name) = name else { continue };
-        if name == "ratelimit" || name == "ratelimit-policy" {
+        let is_list = name == POLICY || (name == STATE && format == Some(Format::Draft));
+        if is_list {
             headers.append(name, value);
+        } else if replaces && name != RETRY_AFTER {
+            headers.insert(name, value);
         } else {
             headers.entry(name).or_insert(value);
         }
+    }
+}
+
+const POLICY: &str = "ratelimit-policy";
+const STATE: &str = "ratelimit";
+const LIMIT: &str = "ratelimit-limit";
+
+/// `RateLimit-Limit` of Draft03: a quota, and the policies behind it.
+fn joined(before: &HeaderValue, new: &HeaderValue, new_is_first: bool) -> Option<HeaderValue> {
+    let (before, new) = (before.to_str().ok()?, new.to_str().ok()?);
+    let (first, second) = if new_is_first { (new, before) } else { (before, new) };
+    match second.split_once(',') {
+        Some((_, policies)) => HeaderValue::from_str(&format!("{first},{policies}")).ok(),
+        None => None,
+    }
+}
+
+/// The state of the one limit that a format has room for.
+struct Tightness {
+    quota: u64,
+    remaining: u64,
+    reset: Option<u64>,
+}
+
+impl Tightness {
+    /// `None` if the headers tell no state in this format.
+    fn of(format: Format, headers: &HeaderMap) -> Option<Tightness> {
+        let text = |name| headers.get(name)?.to_str().ok();
+        // The first item of a list.
+        let number = |text: &str| text.split(',').next()?.trim().parse().ok();
+        if format == Format::Draft07 {
+            let members = text(STATE)?.split(',').filter_map(|member| member.trim().split_once('='));
+            let member = |name| members.clone().find(|(key, _)| *key == name).and_then(|(_, n)| number(n));
+            return Some(Tightness {
+                quota: member("limit")?,
+                remaining: member("remaining")?,
+                reset: member("reset"),
+            });
+        }
+        let [quota, remaining, reset] = match format {
+            Format::Draft06 | Format::Draft03 => [LIMIT, "ratelimit-remaining", "ratelimit-reset"],
+            Format::XRateLimit | Format::XRateLimitUnix(_) => {
+                ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"]
+            }
+            _ => return None,
+        };
+        let told = |name| text(name).and_then(number);
+        Some(Tightness { quota: told(quota)?, remaining: told(remaining)?, reset: told(reset) })
+    }
+
+    fn is_tighter_than(&self, other: &Tightness) -> bool {
+        // remaining / quota of each, without the division.
+        let this = u128::from(self.remaining) * u128::from(other.quota);
+        let that = u128::from(other.remaining) * u128::from(self.quota);
+        this < that || (this == that && self.reset > other.reset)
     }
 }

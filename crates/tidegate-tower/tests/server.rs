@@ -142,6 +142,58 @@ async fn nested_layers_of_the_draft_tell_each_limit() {
     assert_eq!(lines, [r#""one";r=2;t=1"#, r#""all";r=4;t=1"#]);
 }
 
+/// Of several layers in one format, a format with room for one limit tells the tightest.
+#[tokio::test]
+async fn nested_layers_of_other_formats_tell_the_tightest_limit() {
+    let layer = |burst, format| RateLimitLayer::new(limiter(burst)).format(format);
+    // 4 of 5 are left of one, 9 of 10 of the other, 19 of 20 of the third.
+    for bursts in [[5, 10, 20], [5, 20, 10], [10, 5, 20], [20, 5, 10], [10, 20, 5], [20, 10, 5]] {
+        let send = async |format| {
+            let [outer, middle, inner] = bursts.map(|burst| layer(burst, format));
+            let service = outer.layer(middle.layer(inner.layer(hello())));
+            service.oneshot(get("/")).await.unwrap().into_parts().0.headers
+        };
+        let headers = send(Format::Draft07).await;
+        let states: Vec<_> = headers.get_all("ratelimit").iter().collect();
+        assert_eq!(states, ["limit=5, remaining=4, reset=1"], "{bursts:?}");
+        for (format, prefix) in
+            [(Format::Draft06, ""), (Format::Draft03, ""), (Format::XRateLimit, "x-")]
+        {
+            let headers = send(format).await;
+            let told = |name: &str| text(&headers, &format!("{prefix}ratelimit-{name}")).to_owned();
+            assert_eq!((&*told("remaining"), &*told("reset")), ("4", "1"), "{format:?} {bursts:?}");
+            if format != Format::Draft03 {
+                assert_eq!(told("limit"), "5", "{format:?} {bursts:?}");
+                continue;
+            }
+            let limit = told("limit");
+            let (quota, policies) = limit.split_once(", ").unwrap();
+            let mut policies: Vec<_> = policies.split(", ").collect();
+            policies.sort_unstable();
+            assert_eq!((quota, policies), ("5", vec!["10;w=2", "20;w=4", "5;w=1"]), "{bursts:?}");
+        }
+        let headers = send(Format::XRateLimitUnix(std::time::UNIX_EPOCH)).await;
+        assert_eq!(text(&headers, "x-ratelimit-limit"), "5", "{bursts:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_state_that_a_service_tells_stays_unless_the_limit_is_tighter() {
+    for (remaining, told) in [("0", "0"), ("90", "4"), ("soon", "soon")] {
+        let service = service_fn(move |_: Request<String>| {
+            let response = Response::builder()
+                .header("x-ratelimit-limit", "100")
+                .header("x-ratelimit-remaining", remaining)
+                .header("retry-after", "9");
+            ready(Ok::<_, Infallible>(response.body(String::new()).unwrap()))
+        });
+        let layer = RateLimitLayer::new(limiter(5)).format(Format::XRateLimit);
+        let response = layer.layer(service).oneshot(get("/")).await.unwrap();
+        assert_eq!(text(response.headers(), "x-ratelimit-remaining"), told);
+        assert_eq!(text(response.headers(), "retry-after"), "9");
+    }
+}
+
 #[tokio::test]
 async fn an_answer_of_the_user_gets_the_headers() {
     let layer = RateLimitLayer::new(limiter(1)).refuse_with(|refused: &Refused, request: &Parts| {
