@@ -850,6 +850,35 @@ fn a_call_with_permits_of_its_own_counts_as_well() {
     drop(calls);
 }
 
+#[test]
+fn a_call_that_costs_nothing_is_obeyed() {
+    let World { limiter, api, .. } = world();
+    limiter.drain();
+    let mut free = api.try_acquire_many(0).unwrap();
+    let reserved = begun(&mut api.reserve(0).unwrap());
+    let Poll::Ready(waited) = poll(&mut Box::pin(api.acquire_many(0))) else { panic!("it waits") };
+    let blocked = api.blocking_acquire_many(0).unwrap();
+    assert_eq!((api.in_flight(), limiter.status().available), (4, 0));
+    obey(&mut free, 429, &[("retry-after", "30")]);
+    assert_eq!(limiter.status().paused_for, secs(30));
+    drop((waited.unwrap(), blocked));
+    // Its real cost is charged: after the pause, 50 permits more are due.
+    let next_in = limiter.status().next_in;
+    reserved.settle(50).unwrap();
+    assert_eq!(limiter.status().next_in, next_in + Duration::from_millis(500));
+    assert_eq!(api.in_flight(), 0);
+}
+
+#[test]
+fn a_closed_limiter_does_not_pause() {
+    let world = world();
+    let mut call = world.call();
+    world.limiter.close();
+    let obeyed = obey(&mut call, 429, &[("retry-after", "30")]);
+    assert_eq!((obeyed.paused_for, obeyed.asked_for), (None, Some(secs(30))));
+    assert_eq!(obeyed.error, Some(Refusal::Closed.into()));
+}
+
 // Scopes.
 
 fn scopes(clock: &ManualClock, most: usize) -> Scopes {

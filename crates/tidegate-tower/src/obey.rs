@@ -134,7 +134,7 @@ impl ObeyLayer {
 
     /// Sets what a request costs: a number of permits, costs by the names of an
     /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one permit
-    /// of each limit.
+    /// of each limit. A cost of 0 is free: the request takes no permits, and its answer is obeyed.
     #[must_use]
     pub fn cost<C>(mut self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> ObeyLayer
     where

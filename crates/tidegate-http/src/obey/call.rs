@@ -50,7 +50,7 @@ pub struct Obeyed {
     /// How long the server asks to pause. Longer than `paused_for` if the
     /// [cap](super::Options::cap) cut it: then the server may still refuse.
     pub asked_for: Option<Duration>,
-    /// What the limiter refused to do.
+    /// What the limiter refused to do: a closed one does not pause.
     pub error: Option<AllRefusal>,
 }
 

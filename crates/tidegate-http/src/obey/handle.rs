@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
-use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, Nanos};
+use tidegate::{
+    AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, Grant, Nanos, Refusal,
+};
 
 use super::call::{Call, Held, Obeyed};
 use super::costs::{Count, Load};
@@ -51,7 +53,9 @@ struct Shared {
 pub(super) const TRIES: usize = 4;
 
 impl Obey {
-    /// Obeys the server that this limiter's calls go to, with the default [`Options`].
+    /// Obeys the server that this limiter's calls go to, with the default [`Options`]. They count
+    /// resets by the default clock: a limiter on another clock, such as a `ManualClock`, needs
+    /// [`with_options`](Obey::with_options) and that [`clock`](Options::clock).
     #[must_use]
     pub fn new(limiter: impl Into<AnyLimiter>) -> Self {
         Self::with_options(limiter, Options::new())
@@ -78,7 +82,8 @@ impl Obey {
         self.acquire_many(AllRequest::new()).await
     }
 
-    /// Waits for the permits of a call, and begins it.
+    /// Waits for the permits of a call, and begins it. A call that costs 0 begins at once, takes no
+    /// permits, and its answer is obeyed as any other.
     ///
     /// # Errors
     ///
@@ -87,7 +92,7 @@ impl Obey {
         let request = request.into();
         let (mut at, mut left) = (self.here(), TRIES);
         loop {
-            let permits = at.shared.limiter.acquire_many(request.clone()).await?;
+            let permits = or_free(at.shared.limiter.acquire_many(request.clone()).await)?;
             if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
@@ -103,7 +108,7 @@ impl Obey {
         self.try_acquire_many(AllRequest::new())
     }
 
-    /// Begins a call of these costs now, or refuses.
+    /// Begins a call of these costs now, or refuses. A call that costs 0 is not refused.
     ///
     /// # Errors
     ///
@@ -112,7 +117,7 @@ impl Obey {
         let request = request.into();
         let (mut at, mut left) = (self.here(), TRIES);
         loop {
-            let permits = at.shared.limiter.try_acquire_many(request.clone())?;
+            let permits = or_free(at.shared.limiter.try_acquire_many(request.clone()))?;
             if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
@@ -129,7 +134,7 @@ impl Obey {
         let request = request.into();
         let (mut at, mut left) = (self.here(), TRIES);
         loop {
-            let permits = at.shared.limiter.blocking_acquire_many(request.clone())?;
+            let permits = or_free(at.shared.limiter.blocking_acquire_many(request.clone()))?;
             if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
                 return Ok(call);
             }
@@ -137,7 +142,8 @@ impl Obey {
     }
 
     /// Takes a place in the queue now, for a call whose cost is known only later. Await the
-    /// reservation for the call, and tell by [`Call::settle`] what it really used.
+    /// reservation for the call, and tell by [`Call::settle`] what it really used. An estimate of 0
+    /// begins at once.
     ///
     /// # Errors
     ///
@@ -148,7 +154,7 @@ impl Obey {
     /// ```
     /// use http::{HeaderMap, StatusCode};
     /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
-    /// use tidegate_http::obey::Obey;
+    /// use tidegate_http::obey::{Obey, Options};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tidegate::AllRefusal> {
@@ -156,8 +162,9 @@ impl Obey {
     /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
     /// let requests = RateLimiter::with_clock(policy, clock.clone());
     /// let policy = TokenBucket::new(Rate::per_minute(6000), 6000);
-    /// let tokens = RateLimiter::with_clock(policy, clock);
-    /// let api = Obey::new(AllOf::new("requests", &requests).with("tokens", &tokens));
+    /// let tokens = RateLimiter::with_clock(policy, clock.clone());
+    /// let both = AllOf::new("requests", &requests).with("tokens", &tokens);
+    /// let api = Obey::with_options(both, Options::new().clock(clock));
     ///
     /// let mut call = api.reserve([("tokens", 800)])?.await?;
     /// // ... send, and read the answer
@@ -383,6 +390,7 @@ impl Obey {
             obeyed.error = obeyed.error.or(kept.and_then(Result::err));
         }
         match orders.pause.map(|wait| self.pause_for(wait)) {
+            Some(Ok(_)) if limiter.is_closed() => obeyed.error = Some(Refusal::Closed.into()),
             Some(Ok(wait)) => obeyed.paused_for = Some(wait),
             Some(Err(error)) => obeyed.error = Some(error),
             None => {}
@@ -402,6 +410,17 @@ impl Obey {
         state.lose(ticket, |_| true);
     }
 
+    /// Takes a place at the limiter.
+    pub(super) fn place(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+        let limiter = &self.shared.limiter;
+        match limiter.reserve(request.clone()) {
+            Err(refusal) if asks_for_none(&refusal) => {
+                Ok(AnyReservation::of_no_permits(limiter.clone()))
+            }
+            reserved => reserved,
+        }
+    }
+
     /// The limiter.
     #[must_use]
     pub fn limiter(&self) -> &AnyLimiter {
@@ -419,6 +438,19 @@ impl Obey {
         self.state().forget();
         self.shared.limiter.resume();
     }
+}
+
+/// The permits of a call, or none if it asks for none.
+fn or_free(answer: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefusal> {
+    match answer {
+        Err(refusal) if asks_for_none(&refusal) => Ok(Grant::new(0, Nanos::ZERO).into()),
+        answer => answer,
+    }
+}
+
+/// Whether the request asked for no permits. Then there is nothing to refuse.
+fn asks_for_none(refusal: &AllRefusal) -> bool {
+    refusal.refusal() == Some(Refusal::ZeroPermits)
 }
 
 /// Forgets times of the calendar that a reader could not count from the `Date` of the answer. There

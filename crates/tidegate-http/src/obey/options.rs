@@ -86,7 +86,8 @@ impl Options {
     }
 
     /// Maps a limit that the server names to a member of the limiter. A single limiter has one
-    /// member, `limit`.
+    /// member, `limit`. A mapping to a member that the limiter does not have maps nothing, as if it
+    /// were not there.
     ///
     /// Without this, a limit belongs to the member of its name, or else to the member that is named
     /// as its unit: `requests`, `tokens`, `bytes`, `points`. Requests also belong to a single

@@ -33,7 +33,7 @@ pub struct CallReservation<'a> {
 impl<'a> CallReservation<'a> {
     pub(super) fn new(obey: &Obey, request: AllRequest<'a>) -> Result<Self, AllRefusal> {
         let obey = obey.here();
-        let place = Some(obey.limiter().reserve(request.clone())?);
+        let place = Some(obey.place(&request)?);
         Ok(Self { obey, request, place, tries: TRIES })
     }
 
@@ -68,7 +68,7 @@ impl Future for CallReservation<'_> {
                 // The server allows no more and the limiter pauses, or the route has another
                 // limiter: the permits go back.
                 Err(place) => {
-                    let next = this.obey.limiter().reserve(this.request.clone());
+                    let next = this.obey.place(&this.request);
                     // All limits are told the same number, so there is no name that could be wrong.
                     let _ = place.settle(0);
                     match next {
