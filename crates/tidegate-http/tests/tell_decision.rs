@@ -10,7 +10,7 @@ use tidegate::{
     AllOf, AllRequest, CountingLimit, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request,
     TokenBucket, Unlimited,
 };
-use tidegate_http::tell::{Format, Limit, decision, decision_of_all};
+use tidegate_http::tell::{Format, Limit, decision, decision_of_all, granted};
 
 fn told(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().unwrap().to_owned())
@@ -88,6 +88,31 @@ fn the_member_that_refused_has_nothing_left() {
     let mut headers = HeaderMap::new();
     decision_of_all(&refused, Format::Draft, &mut headers);
     assert_eq!((headers.len(), told(&headers, "retry-after").as_deref()), (1, Some("5")));
+}
+
+#[test]
+fn a_limit_that_fills_in_less_than_a_second_tells_what_comes_in_within_one() {
+    let told_by = |status: &tidegate::Status| {
+        let mut headers = HeaderMap::new();
+        granted(&[Limit::of("a", status).unwrap()], Format::Draft, &mut headers);
+        (told(&headers, "ratelimit-policy").unwrap(), told(&headers, "ratelimit").unwrap())
+    };
+    let bucket = |rate, burst| {
+        let limiter = RateLimiter::with_clock(TokenBucket::new(rate, burst), ManualClock::new());
+        let _ = limiter.try_acquire();
+        told_by(&limiter.status())
+    };
+    let strings = |policy: &str, state: &str| (policy.to_owned(), state.to_owned());
+    assert_eq!(bucket(Rate::per_second(10), 1), strings("\"a\";q=10;w=1", "\"a\";r=0;t=1"));
+    assert_eq!(bucket(Rate::per_second(10), 9), strings("\"a\";q=10;w=1", "\"a\";r=8;t=1"));
+    assert_eq!(bucket(Rate::per_second(10), 10), strings("\"a\";q=10;w=1", "\"a\";r=9;t=1"));
+    assert_eq!(bucket(Rate::per_second(10), 20), strings("\"a\";q=20;w=2", "\"a\";r=19;t=1"));
+    // 1.5 a second: in a second comes one, and a burst is 1.
+    let slow = Rate::new(3, Duration::from_secs(2)).unwrap();
+    assert_eq!(bucket(slow, 1), strings("\"a\";q=1;w=1", "\"a\";r=0;t=1"));
+    let short = FixedWindow::new(Rate::new(5, Duration::from_millis(100)).unwrap());
+    let limiter = RateLimiter::with_clock(short, ManualClock::new());
+    assert_eq!(told_by(&limiter.status()).0, "\"a\";q=50;w=1");
 }
 
 proptest! {

@@ -91,7 +91,7 @@ async fn a_refusal_has_all_headers_and_problem_details() {
     // 200 ms, rounded up.
     assert_eq!(text(refused.headers(), "retry-after"), "1");
     assert_eq!(text(refused.headers(), "ratelimit"), r#""api";r=0;t=1"#);
-    assert_eq!(text(refused.headers(), "ratelimit-policy"), r#""api";q=1;w=1"#);
+    assert_eq!(text(refused.headers(), "ratelimit-policy"), r#""api";q=5;w=1"#);
     assert_eq!(text(refused.headers(), "content-type"), "application/problem+json");
     let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
     assert_eq!(problem.violated_policies, ["api"]);
@@ -114,7 +114,7 @@ async fn granted_answers_tell_the_decision_itself() {
 async fn headers_have_the_chosen_format_or_none() {
     let layer = RateLimitLayer::new(limiter(2)).format(Format::XRateLimit);
     let granted = send(&layer, get("/")).await;
-    assert_eq!(text(granted.headers(), "x-ratelimit-limit"), "2");
+    assert_eq!(text(granted.headers(), "x-ratelimit-limit"), "5");
     assert_eq!(text(granted.headers(), "x-ratelimit-remaining"), "1");
     let layer = RateLimitLayer::new(limiter(1)).no_headers();
     assert!(send(&layer, get("/")).await.headers().is_empty());
@@ -156,9 +156,7 @@ async fn nested_layers_of_other_formats_tell_the_tightest_limit() {
         let headers = send(Format::Draft07).await;
         let states: Vec<_> = headers.get_all("ratelimit").iter().collect();
         assert_eq!(states, ["limit=5, remaining=4, reset=1"], "{bursts:?}");
-        for (format, prefix) in
-            [(Format::Draft06, ""), (Format::Draft03, ""), (Format::XRateLimit, "x-")]
-        {
+        for (format, prefix) in [(Format::Draft06, ""), (Format::Draft03, ""), (Format::XRateLimit, "x-")] {
             let headers = send(format).await;
             let told = |name: &str| text(&headers, &format!("{prefix}ratelimit-{name}")).to_owned();
             assert_eq!((&*told("remaining"), &*told("reset")), ("4", "1"), "{format:?} {bursts:?}");

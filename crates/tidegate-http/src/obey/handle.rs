@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
-use tidegate::{
-    AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, Grant, Nanos, Refusal,
-};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, AnyReservation, Grant, Nanos, Refusal};
 
 use super::call::{Call, Held, Obeyed};
 use super::costs::{Count, Load};
@@ -414,9 +412,7 @@ impl Obey {
     pub(super) fn place(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let limiter = &self.shared.limiter;
         match limiter.reserve(request.clone()) {
-            Err(refusal) if asks_for_none(&refusal) => {
-                Ok(AnyReservation::of_no_permits(limiter.clone()))
-            }
+            Err(refusal) if asks_for_none(&refusal) => Ok(AnyReservation::of_no_permits(limiter.clone())),
             reserved => reserved,
         }
     }

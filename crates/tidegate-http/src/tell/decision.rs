@@ -115,17 +115,28 @@ impl<'a> Limit<'a> {
     /// The limit of a limiter, as its status tells it: its quota, its window, and the units that
     /// remain.
     ///
-    /// The window is the time in which a whole quota comes in. A limit without a rate counts
-    /// requests in flight.
+    /// The window is the time in which a whole quota comes in. Windows are told in whole seconds: of
+    /// a limit that fills in less than a second, the quota told is what comes in within one second,
+    /// so `TokenBucket::new(Rate::per_second(10), 1)` tells 10 per second. A limit without a rate
+    /// counts requests in flight.
     ///
     /// # Errors
     ///
     /// Returns [`InvalidName`] as [`Limit::new`] does.
     pub fn of(name: impl Into<Cow<'a, str>>, status: &Status) -> Result<Limit<'a>, InvalidName> {
-        let limit = Limit::new(name, status.limit)?;
+        let per_second = status.rate.as_per_second();
         // A quota is far below 2^53, where a float is exact.
         #[expect(clippy::cast_precision_loss)]
-        let window = status.limit as f64 / status.rate.as_per_second();
+        let window = status.limit as f64 / per_second;
+        let (quota, window) = if window < 1.0 && !status.rate.is_unlimited() {
+            // Rates such as 5 in 100 ms are a rounding below a whole number. The cast saturates.
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let whole = (per_second * (1.0 + 1e-9)) as u64;
+            (whole.max(status.limit), 1.0)
+        } else {
+            (status.limit, window)
+        };
+        let limit = Limit::new(name, quota)?;
         // A rate of zero has no window.
         let limit = match Duration::try_from_secs_f64(window) {
             _ if status.rate.is_unlimited() => limit.unit(Unit::Concurrency),
