@@ -44,7 +44,7 @@ impl From<reqwest::Error> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Refused(_) => f.write_str("a rate limit refused the request"),
+            Error::Refused(refusal) => write!(f, "a rate limit refused the request: {refusal}"),
             Error::Reqwest(error) => error.fmt(f),
         }
     }

@@ -97,7 +97,7 @@ impl RateLimit {
     }
 
     /// A limit for each host: for `https://api.example` it is named `api.example`, for
-    /// `http://localhost:3000` it is named `localhost:3000`.
+    /// `http://localhost:3000` it is named `localhost:3000`. A dot at the end does not count.
     ///
     /// # Examples
     ///
@@ -250,6 +250,8 @@ impl Ticket {
 /// The host, with its port unless it is that of the scheme.
 fn host(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
+    // The dot of the root.
+    let host = host.strip_suffix('.').unwrap_or(host);
     match url.port() {
         Some(port) => format!("{host}:{port}"),
         None => host.to_owned(),
@@ -264,5 +266,19 @@ impl fmt::Debug for RateLimit {
             Limit::Scopes(scopes, _) => shown.field("limit", scopes),
         };
         shown.field("within", &self.within).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_named_without_the_dot_of_the_root() {
+        let host = |url: &str| url.parse().map(|url| host(&url));
+        for url in ["https://api.example/", "https://API.example:443/", "https://api.example./"] {
+            assert_eq!(host(url).as_deref(), Ok("api.example"), "{url}");
+        }
+        assert_eq!(host("http://localhost.:3000/a").as_deref(), Ok("localhost:3000"));
     }
 }

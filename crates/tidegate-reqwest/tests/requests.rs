@@ -68,6 +68,7 @@ async fn a_request_that_would_wait_too_long_is_not_sent() {
     let refused = limit.send(client.get(format!("http://{address}/200"))).await.unwrap_err();
     // Due in 200 ms, of which it may wait 150.
     assert_eq!(retry_after(&refused), Some(Duration::from_millis(50)));
+    assert_eq!(refused.to_string(), "a rate limit refused the request: limited, retry after 50ms");
     assert_eq!(requests.load(Ordering::Relaxed), 2);
 }
 

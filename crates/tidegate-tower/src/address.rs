@@ -89,8 +89,8 @@ impl ClientAddress {
     ///
     /// | server | peer |
     /// |---|---|
-    /// | axum | `parts.extensions.get::<ConnectInfo<SocketAddr>>()` |
-    /// | tonic | `parts.extensions.get::<TcpConnectInfo>()` |
+    /// | axum | `Some(parts.extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip())` |
+    /// | tonic | `Some(parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())` |
     #[must_use]
     pub fn of_peer(peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> ClientAddress {
         ClientAddress {

@@ -25,8 +25,10 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// The content type of the request if it is a call of gRPC or gRPC-Web.
 pub(crate) fn content_type(request: &Parts) -> Option<HeaderValue> {
     let content_type = request.headers.get(CONTENT_TYPE)?;
-    let rest = content_type.as_bytes().strip_prefix(b"application/grpc")?;
-    matches!(rest.first(), None | Some(b'+' | b';' | b'-')).then(|| content_type.clone())
+    let (name, rest) = content_type.as_bytes().split_at_checked(b"application/grpc".len())?;
+    let is_grpc = name.eq_ignore_ascii_case(b"application/grpc")
+        && matches!(rest.first(), None | Some(b'+' | b';' | b'-' | b' '));
+    is_grpc.then(|| content_type.clone())
 }
 
 pub(crate) fn refuse(refused: &Refused, content_type: HeaderValue) -> Response<Bytes> {
@@ -89,6 +91,27 @@ mod tests {
         assert_eq!(milliseconds_up(Duration::from_nanos(1)), 1);
         assert_eq!(milliseconds_up(Duration::from_millis(7)), 7);
         assert_eq!(milliseconds_up(Duration::MAX), 0x7fff_ffff);
+    }
+
+    #[test]
+    fn a_content_type_is_of_grpc_in_any_case() {
+        let is_grpc = |text: &'static str| {
+            let (mut parts, ()) = http::Request::new(()).into_parts();
+            parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static(text));
+            content_type(&parts).is_some()
+        };
+        for text in [
+            "application/grpc",
+            "Application/gRPC",
+            "APPLICATION/GRPC+PROTO",
+            "application/grpc-web",
+            "application/grpc ; x=y",
+        ] {
+            assert!(is_grpc(text), "{text}");
+        }
+        for text in ["application/grp", "application/grpcs", "text/grpc", ""] {
+            assert!(!is_grpc(text), "{text}");
+        }
     }
 
     #[test]

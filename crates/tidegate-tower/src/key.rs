@@ -22,6 +22,24 @@ use http::StatusCode;
 /// let refused: Key<&str> = missing.ok_or(StatusCode::UNAUTHORIZED).into();
 /// assert_eq!(refused, Key::Refused(StatusCode::UNAUTHORIZED));
 /// ```
+///
+/// A request without a key is refused with 401, and one with an unknown key with 403:
+///
+/// ```
+/// use std::collections::HashSet;
+/// use http::StatusCode;
+/// use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
+/// use tidegate_tower::RateLimitLayer;
+///
+/// let known = HashSet::from(["k-1", "k-2"]);
+/// let policy = TokenBucket::new(Rate::per_second(5), 10);
+/// let users: KeyedRateLimiter<&str> = KeyedRateLimiter::new(policy, 100_000);
+/// let layer = RateLimitLayer::keyed(users, move |request| {
+///     let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
+///     let key = key.to_str().ok().and_then(|key| known.get(key).copied());
+///     key.ok_or(StatusCode::FORBIDDEN)
+/// });
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Key<K> {
     /// The request counts for this key.

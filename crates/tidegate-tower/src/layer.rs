@@ -403,7 +403,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     /// When the [call is over](RateLimitLayer#when-a-call-is-over), the rest of the estimate goes
     /// back to the limiter, and a higher cost is charged. A handler can put what it knows into the
     /// extensions of the response. A call that was estimated as 0 is charged what it really cost. Of
-    /// several such functions, the first that tells a cost counts. A call that is
+    /// several such functions, the first that tells a cost counts. If a cost has a name that no limit
+    /// has, the estimate is the cost, since the answer is on its way by then. A call that is
     /// [refunded](RateLimitLayer::refund_if) costs nothing, whatever they tell.
     ///
     /// # Examples

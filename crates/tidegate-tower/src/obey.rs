@@ -109,13 +109,15 @@ impl ObeyLayer {
 
     /// A limit for each host, by the authority of the request's address: for
     /// `https://api.example/` it is named `api.example`, for `http://localhost:3000/` it is named
-    /// `localhost:3000`. A request without a host is not limited. A client of tonic that is told no
+    /// `localhost:3000`. A dot at the end and the case of letters do not count. A request without a host is not limited. A client of tonic that is told no
     /// origin sends such requests.
     #[must_use]
     pub fn per_host(scopes: Scopes) -> ObeyLayer {
         ObeyLayer::per(scopes, |request| {
             let host = request.uri.host()?;
-            Some(request.uri.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
+            // One host, in any case, and with the dot of the root.
+            let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+            Some(request.uri.port().map_or_else(|| host.clone(), |port| format!("{host}:{port}")))
         })
     }
 

@@ -94,7 +94,8 @@ impl Refused {
     /// A call of gRPC gets status 200 and `grpc-status` 8 (`RESOURCE_EXHAUSTED`) or 14
     /// (`UNAVAILABLE`), with the time to wait in `grpc-retry-pushback-ms`. Any other request gets
     /// [`status`](Refused::status) and a body of type `application/problem+json`, or no body if it
-    /// has no key. The layer adds the `RateLimit` headers and `Retry-After`.
+    /// has no key, or if its cost names a member that is not there: that is an error of the server.
+    /// The layer adds the `RateLimit` headers and `Retry-After`.
     #[must_use]
     pub fn to_response(&self, request: &Parts) -> Response<Bytes> {
         match grpc::content_type(request) {

@@ -104,6 +104,17 @@ fn local() -> impl Service<
 }
 
 #[tokio::test]
+async fn a_host_is_one_in_any_case_and_with_the_dot_of_the_root() {
+    let clock = ManualClock::new();
+    let hosts = Scopes::new(10, move |_host| obey(bucket(9, &clock), &clock));
+    let client = ObeyLayer::per_host(hosts.clone()).layer(local());
+    for uri in ["http://api.example/", "http://API.Example/", "http://api.example./"] {
+        client.clone().oneshot(Request::get(uri).body(String::new()).unwrap()).await.unwrap();
+        assert_eq!(hosts.len(), 1, "{uri}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_costs_what_it_is_said_to_and_nothing_without_a_scope() {
     let clock = ManualClock::new();
     let rate = bucket(10, &clock);

@@ -32,7 +32,8 @@ pub enum Format {
     XRateLimitUnix(SystemTime),
 }
 
-/// Writes the limits of a request that was granted. Headers of earlier calls are replaced.
+/// Writes the limits of a request that was granted. Limits of earlier calls are replaced. A
+/// `Retry-After` stays: the answer to a granted request can have its own.
 ///
 /// # Examples
 ///
