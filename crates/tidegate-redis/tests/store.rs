@@ -12,9 +12,18 @@ use std::time::Duration;
 
 use support::Server;
 use tidegate::{AllRefusal, AllRequest, AnyLimiter, Pause, Refusal, Request};
-use tidegate_redis::{BuildError, Store, StoreLimiter, WhileAway};
+use tidegate_redis::{BuildError, Store, StoreBuilder, StoreLimiter, WhileAway};
 
 const HOUR: Duration = Duration::from_secs(3600);
+
+/// With a deadline that no machine misses, for tests of anything else.
+fn builder(server: &Server) -> StoreBuilder {
+    Store::builder(server.url()).timeout(Duration::from_secs(60))
+}
+
+fn open(server: &Server) -> Store {
+    builder(server).open().unwrap()
+}
 
 fn limiter(store: &Store, lines: &[(&str, &str)]) -> StoreLimiter {
     let builder = store.limiter("all");
@@ -53,7 +62,7 @@ fn calls_of(server: &Server, command: &str) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn a_decision_is_one_call_whatever_the_number_of_limits() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let lines = [
         ("second", "token_bucket 100/s burst 100000"),
         ("minute", "sliding_window 100000/min cells 6"),
@@ -77,11 +86,11 @@ async fn a_decision_is_one_call_whatever_the_number_of_limits() {
 #[tokio::test(start_paused = true)]
 async fn a_set_of_limits_is_asked_as_one_limiter() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let lines = [("requests", "fixed_window 3/d"), ("tokens", "token_bucket 1/h burst 1000")];
     let api = AnyLimiter::from(limiter(&store, &lines));
     // Another process.
-    let other = AnyLimiter::from(limiter(&Store::open(&server.url()).unwrap(), &lines));
+    let other = AnyLimiter::from(limiter(&open(&server), &lines));
     assert_eq!(api.acquire_now([("tokens", 850)]).await.unwrap().permits(), 1);
     let refusal = other.acquire_now([("tokens", 151)]).await.unwrap_err();
     assert_eq!(refusal.member(), Some("tokens"));
@@ -109,7 +118,7 @@ async fn a_set_of_limits_is_asked_as_one_limiter() {
 #[tokio::test(start_paused = true)]
 async fn waits_are_booked_in_order_and_settled() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let limiter = any(&store, "token_bucket 1/h burst 3");
     for _ in 0..3 {
         assert_eq!(limiter.acquire().await.unwrap().waited(), Duration::ZERO);
@@ -134,7 +143,7 @@ async fn waits_are_booked_in_order_and_settled() {
 #[tokio::test(start_paused = true)]
 async fn dropped_waits_leave_no_debt() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let limiter = any(&store, "token_bucket 1/h burst 1");
     let _ = limiter.acquire().await.unwrap();
     let mut waits = Vec::new();
@@ -177,7 +186,7 @@ async fn dropped_waits_leave_no_debt() {
 #[tokio::test(start_paused = true)]
 async fn a_limiter_is_paused_for_all_and_closed_for_one() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let (one, other) = (any(&store, "token_bucket 10/s burst 10"), any(&store, "token_bucket 10/s burst 10"));
     one.pause(Pause::lasting(HOUR).keep_stock()).unwrap();
     let refusal = other.acquire_now([]).await.unwrap_err();
@@ -199,7 +208,7 @@ async fn a_limiter_is_paused_for_all_and_closed_for_one() {
 #[tokio::test(start_paused = true)]
 async fn a_shadow_limit_grants_all_and_takes_what_is_there() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let shadow = limiter(&store, &[("limit", "fixed_window 2/d")]);
     shadow.set_shadow(true);
     let shadow = AnyLimiter::from(shadow);
@@ -213,7 +222,7 @@ async fn a_shadow_limit_grants_all_and_takes_what_is_there() {
 #[test]
 fn threads_without_a_runtime_are_served() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let limiter = any(&store, "fixed_window 1000/d");
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -228,7 +237,7 @@ fn threads_without_a_runtime_are_served() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_forgets_scripts_is_told_the_text() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let limiter = any(&store, "fixed_window 1000/d");
     let mut connection = server.connect();
     for _ in 0..100 {
@@ -252,7 +261,8 @@ async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
     user("weak", "-evalsha");
     let open = |user: &str, password: &str| {
         let url = format!("{}?user={user}&pass={password}", server.url());
-        Store::builder(url).while_away(WhileAway::Open).open().unwrap()
+        let builder = Store::builder(url).timeout(Duration::from_secs(60));
+        builder.while_away(WhileAway::Open).open().unwrap()
     };
     let lean = open("lean", "pass-word");
     lean.check().await.unwrap();
@@ -269,7 +279,7 @@ async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
         assert!(store.counts().misconfigured > 0);
     }
     // A key that holds something else.
-    let store = Store::builder(server.url()).while_away(WhileAway::Open).open().unwrap();
+    let store = builder(&server).while_away(WhileAway::Open).open().unwrap();
     redis::cmd("DEL").arg("tidegate:1:{all}:limit:fixed").exec(&mut server.connect()).unwrap();
     redis::cmd("LPUSH").arg("tidegate:1:{all}:limit:fixed").arg("x").exec(&mut server.connect()).unwrap();
     assert!(any(&store, "fixed_window 5/d").acquire_now([]).await.is_err());
@@ -281,7 +291,7 @@ async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
 #[tokio::test]
 async fn a_server_that_stops_is_left_alone_and_charges_once() {
     let Some(server) = Server::start() else { return };
-    let builder = Store::builder(server.url()).timeout(Duration::from_millis(20));
+    let builder = builder(&server).timeout(Duration::from_millis(20));
     let store = builder.while_away(WhileAway::Open).open().unwrap();
     let limiter = any(&store, "fixed_window 100000/d");
     let _ = limiter.acquire_now([]).await.unwrap();
@@ -348,7 +358,7 @@ async fn a_call_whose_answer_is_lost_is_not_repeated() {
     tokio::spawn(relay(server.socket(), socket.clone(), 3));
     until(|| socket.exists()).await;
     let store = Store::builder(format!("redis+unix://{}", socket.display()));
-    let store = store.while_away(WhileAway::Open).timeout(Duration::from_secs(10)).open().unwrap();
+    let store = store.while_away(WhileAway::Open).timeout(Duration::from_secs(60)).open().unwrap();
     let limiter = any(&store, "fixed_window 1000/d");
     let mut known = 0;
     for _ in 0..60 {
@@ -357,7 +367,7 @@ async fn a_call_whose_answer_is_lost_is_not_repeated() {
     let lost = store.counts().unknown;
     assert!(lost >= 15 && known + lost == 60, "{known} known, {lost} lost");
     // As the server itself tells it.
-    let direct = Store::open(&server.url()).unwrap();
+    let direct = open(&server);
     let status = crate::limiter(&direct, &[("limit", "fixed_window 1000/d")]).status().await.unwrap();
     assert_eq!(status.members[0].1.available, 1000 - 60);
 }
@@ -366,7 +376,7 @@ async fn a_call_whose_answer_is_lost_is_not_repeated() {
 async fn a_killed_server_is_replaced_by_a_share_and_found_again() {
     let Some(mut server) = Server::start() else { return };
     let two = NonZeroU32::new(2).unwrap();
-    let store = Store::builder(server.url()).while_away(WhileAway::Share(two)).open().unwrap();
+    let store = builder(&server).while_away(WhileAway::Share(two)).open().unwrap();
     let limiter = any(&store, "fixed_window 10/d");
     assert!(limiter.acquire_now([]).await.is_ok());
     server.kill();
@@ -410,7 +420,7 @@ async fn a_store_that_is_not_there_is_refused_and_not_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_becomes_a_replica_is_connected_to_anew() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let limiter = any(&store, "fixed_window 10/d");
     let _ = limiter.acquire_now([]).await.unwrap();
     let mut connection = server.connect();
@@ -431,7 +441,7 @@ async fn a_server_that_becomes_a_replica_is_connected_to_anew() {
 #[tokio::test(start_paused = true)]
 async fn a_server_without_memory_is_away_and_changes_nothing() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let lines = [("a", "fixed_window 10/d"), ("b", "token_bucket 1/d burst 10")];
     let limiter = AnyLimiter::from(limiter(&store, &lines));
     let _ = limiter.acquire_now([]).await.unwrap();
@@ -452,7 +462,7 @@ async fn a_server_without_memory_is_away_and_changes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_busy_server_is_away_and_charges_nothing() {
     let Some(server) = Server::start() else { return };
-    let store = Store::builder(server.url()).timeout(Duration::from_secs(30)).open().unwrap();
+    let store = builder(&server).open().unwrap();
     let limiter = any(&store, "fixed_window 10/d");
     let _ = limiter.acquire_now([]).await.unwrap();
     let mut connection = server.connect();
@@ -481,7 +491,7 @@ async fn a_server_without_a_free_connection_is_away() {
         redis::cmd("CONFIG").arg(&["SET", "maxclients", most]).exec(&mut connection).unwrap();
     };
     clients("1");
-    let store = Store::builder(server.url()).while_away(WhileAway::Open).open().unwrap();
+    let store = builder(&server).while_away(WhileAway::Open).open().unwrap();
     let limiter = any(&store, "fixed_window 10/d");
     assert_eq!(limiter.acquire_now([]).await.unwrap().permits(), 0);
     assert!(store.trouble().unwrap().is_away());
@@ -494,7 +504,7 @@ async fn a_server_without_a_free_connection_is_away() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_loses_its_keys_grants_one_limit_more() {
     let Some(server) = Server::start() else { return };
-    let store = Store::open(&server.url()).unwrap();
+    let store = open(&server);
     let limiter = any(&store, "fixed_window 10/d");
     let mut granted = 0;
     for call in 0..40 {
