@@ -8,8 +8,8 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, FixedWindow, KeyedRateLimiter, ManualClock,
-    OfKey, Rate, RateLimiter, Refusal, Request, TokenBucket, Unlimited,
+    AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, FixedWindow, KeyedAllOf, KeyedRateLimiter,
+    ManualClock, OfKey, Rate, RateLimiter, Refusal, Request, TokenBucket, Unlimited,
 };
 use tidegate_http::obey::{Call, CallReservation, Obey, Obeyed, Options, Pace, Scopes};
 use tidegate_http::read::{Reader, Vendor};
@@ -775,6 +775,27 @@ fn names_of_limits_are_mapped_to_members() {
     ];
     obey(&mut call, 200, &pairs);
     assert_eq!((calls.status().available, input.status().available), (42, 500));
+}
+
+#[test]
+fn a_key_of_several_limits_is_obeyed_by_its_calls_alone() {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    let users: KeyedRateLimiter<String, _, _> =
+        KeyedRateLimiter::with_clock(policy.clone(), 10, clock.clone());
+    let everyone = RateLimiter::with_clock(policy, clock.clone());
+    let limits = KeyedAllOf::<str, _>::new("user", &users).with("everyone", &everyone);
+    let api = |user| Obey::with_options(limits.for_key(user).unwrap(), options(&clock));
+    let (alice, bob) = (api("alice"), api("bob"));
+    let mut call = alice.try_acquire_many([("everyone", 1)]).unwrap();
+    obey(&mut call, 429, &[("retry-after", "30")]);
+    // The first call comes an interval after the pause.
+    assert_eq!(alice.try_acquire().unwrap_err().retry_after(), Some(secs(31)));
+    assert!(bob.try_acquire().is_ok());
+    // The limits of the key are those of every other call for it.
+    assert!(limits.try_acquire("alice").is_err());
+    clock.advance(secs(31));
+    assert!(limits.try_acquire("alice").is_ok());
 }
 
 #[test]
