@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::error::Refusal;
 use crate::keyed::WhenKeysFull;
 use crate::keyed::plan::{Plan, Plans};
-use crate::keyed::table::{Found, Line, Table};
+use crate::keyed::table::{Found, KeyLimiter, Table};
 use crate::limiter::Pause;
 use crate::line::deferred::Deferred;
 use crate::policy::{Change, Policy, TokenBucket};
@@ -249,7 +249,7 @@ fn a_state_moves_into_a_line_and_back_whole() {
 }
 
 /// Two calls use the line of a key at once. The call that ends last settles it.
-fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
+fn two_calls_leave(leave: fn(&Keys, KeyLimiter<TokenBucket, LoomClock>)) {
     model(move || {
         let (keys, _) = keys(2);
         assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
@@ -266,7 +266,7 @@ fn two_calls_leave(leave: fn(&Keys, Line<TokenBucket, LoomClock>)) {
     });
 }
 
-fn number(line: &Line<TokenBucket, LoomClock>) -> u64 {
+fn number(line: &KeyLimiter<TokenBucket, LoomClock>) -> u64 {
     line.shared().number
 }
 

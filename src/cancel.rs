@@ -41,8 +41,8 @@ thread_local! {
 /// [`CountingLimit`](crate::CountingLimit), of keys, and `blocking_claim` of reservations. A
 /// [`Batch`](crate::Batch) still hands out permits that are there.
 ///
-/// Tasks need no token: dropping a future ends its wait. To refuse all who wait at one limiter, and
-/// all later requests, [`close`](crate::RateLimiter::close) it.
+/// Tasks need no token: dropping a future ends its wait. To refuse all requests that wait at one
+/// limiter, and all later ones, [`close`](crate::RateLimiter::close) it.
 ///
 /// Clones are one token. A cancelled token stays cancelled.
 ///

@@ -55,8 +55,8 @@ pub struct Left {
 }
 
 impl Left {
-    /// What is left in a limiter of your own. The next permit comes, and the limiter is full, now
-    /// where the numbers say so, and otherwise never, unless these times are set.
+    /// The permits left in a limiter of your own. The next permit comes, and the limiter is full,
+    /// now where the numbers say so, and otherwise never, unless these times are set.
     ///
     /// # Examples
     ///

@@ -180,7 +180,7 @@
 //! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause`](RateLimiter::pause) with a [`Pause`], [`resume`](RateLimiter::resume) |
 //! | end tasks and threads that wait | [`close`](RateLimiter::close) |
 //! | end one blocking wait from another thread | [`CancelToken`] |
-//! | tell a caller what is left | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
+//! | tell a caller the permits left | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
 //! | match the limiter to a server's count | [`keep_at_most`](RateLimiter::keep_at_most), [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
 //! | change the rate, the burst or the window | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change) |
 //! | see what a limit would refuse | [`set_shadow`](RateLimiter::set_shadow) |
@@ -233,8 +233,8 @@
 //! # Testing code that waits
 //!
 //! Make the limiter with a [`ManualClock`] and advance it, or with a [`TokioClock`] in a test with
-//! paused time. With the feature `test-util` in dev-dependencies, every limiter made without a clock
-//! follows tokio's time:
+//! paused time. With the feature `test-util` in dev-dependencies, every limiter made without a
+//! clock follows tokio's time:
 //!
 //! ```
 //! use std::time::Duration;
@@ -255,8 +255,8 @@
 //! clock was made; see [`TokioClock`].
 //!
 //! A type that stores an [`AnyLimiter`] needs no type parameter: a test gives it a limiter with
-//! another clock. A type that needs more calls, and so stores a [`RateLimiter`], takes the clock as a
-//! parameter:
+//! another clock. A type that needs more calls, and so stores a [`RateLimiter`], takes the clock as
+//! a parameter:
 //!
 //! ```
 //! use std::time::Duration;
@@ -288,11 +288,11 @@
 //!
 //! # Runtimes
 //!
-//! In a tokio runtime, a wait uses the timer of that runtime, so its time driver must be enabled. In
-//! any other executor, and everywhere without the feature `tokio`, one thread of the process is the
-//! timer of all limiters; it starts when it is first needed. `try_acquire` and the blocking calls
-//! need neither. Several runtimes and plain threads can share one limiter, and none of them waits
-//! for the event loop of another.
+//! In a tokio runtime, a wait uses the timer of that runtime, so its time driver must be enabled.
+//! In any other executor, and everywhere without the feature `tokio`, one thread of the process is
+//! the timer of all limiters; it starts when it is first needed. `try_acquire` and the blocking
+//! calls need neither. Several runtimes and plain threads can share one limiter, and none of them
+//! waits for the event loop of another.
 //!
 //! tokio's timer ticks in milliseconds. With a [`PreciseClock`] a limiter waits by the thread also
 //! in tokio, and releases each permit at its time.

@@ -46,7 +46,7 @@ pub struct Request {
     pub within: Option<Duration>,
     /// Whether the request passes without taking permits.
     pub exempt: bool,
-    /// Whether the answer tells what is left.
+    /// Whether the answer tells the permits left.
     pub tells_left: bool,
 }
 
@@ -61,16 +61,15 @@ impl Request {
     ///
     /// The request never gets more permits than there are, and is never refused where one permit is
     /// there. If there is none, it waits, or is refused, as a request for one permit. At its turn
-    /// it takes what is there by then. If other requests wait, it leaves them the permits that they
-    /// wait for. If composites wait for the limiter, it takes one permit.
+    /// it takes the permits that are there by then. If other requests wait, it leaves them the
+    /// permits that they wait for. If composites wait for the limiter, it takes one permit.
     ///
     /// A [reservation](crate::RateLimiter::reserve) that is not awaited takes what was there at its
     /// turn, whichever call looks at the limiter first after that. A reservation of an
     /// [`AllOf`](crate::AllOf) takes what its limiters have when a call finds that it is due.
     ///
     /// Available are the permits that single requests could take, one after the other, as a
-    /// [`Status`](crate::Status) tells. So with Guava's two policies it takes what is saved and one
-    /// permit on credit, where a request for `n` permits gets them all on credit.
+    /// [`Status`](crate::Status) tells. So with Guava's two policies it takes the saved permits and one on credit, where a request for `n` permits gets them all on credit.
     ///
     /// # Examples
     ///
@@ -188,8 +187,8 @@ impl Request {
     /// many permits are available, when the next one comes, and when the limiter is full. The
     /// numbers belong to this grant, whatever other threads do meanwhile.
     ///
-    /// A [`Refusal`](crate::Refusal) has no room for them. Where a refusal is to tell them, too, make
-    /// the call by [`try_telling`](crate::RateLimiter::try_telling), or through an
+    /// A [`Refusal`](crate::Refusal) has no room for them. Where a refusal is to tell them, too,
+    /// make the call by [`try_telling`](crate::RateLimiter::try_telling), or through an
     /// [`AnyLimiter`](crate::AnyLimiter), whose [refusals](crate::AllRefusal::left) tell them.
     ///
     /// Requests that do not ask for this pay nothing for it.

@@ -19,7 +19,7 @@ use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::pause::Stop;
 use crate::line::recheck::Recheck;
-use crate::line::rule::{InLine, Rule};
+use crate::line::rule::{LeftByLine, Rule};
 use crate::line::seats::CLOCK_SKEW;
 use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, limited};
@@ -403,7 +403,7 @@ impl<C: Timer> Rule<C> for All<C> {
     }
 
     /// An equal number of each member that the request does not name.
-    fn as_many(&self, _at: Nanos, ask: &Weights, most: u32, line: InLine) -> Weights {
+    fn as_many(&self, _at: Nanos, ask: &Weights, most: u32, line: LeftByLine) -> Weights {
         let Some(as_many) = &ask.as_many else { return ask.clone() };
         let seats = lock(&self.seats);
         let there = as_many.members.iter().filter_map(|&index| match &self.members.get(index)?.kind {
@@ -426,7 +426,7 @@ impl<C: Timer> Rule<C> for All<C> {
             let now = self.shared.upgrade().map_or(to, |shared| shared.clock.now());
             for entry in &self.members {
                 if let Kind::Rate(member) = &entry.kind {
-                    member.empty(span(to, now), deferred);
+                    member.leave_empty(span(to, now), deferred);
                 }
             }
         }

@@ -8,16 +8,17 @@
 //!
 //! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
 //! it puts back exactly that, as far as there was room since (`line/undo.rs`). The line knows that
-//! only of grants that were made under its lock. So the limiter publishes a number (`refunds`) that
-//! changes each time permits are given back, and the line keeps how much that was the last times.
-//! The room since the number that was read before the take follows from that. If permits were given
-//! back more often than is kept, or the terms were changed, nothing is put back.
+//! only of grants that were made under its lock. So the limiter publishes a number (`undo_number`)
+//! that changes each time permits are given back, and at other times, and the line keeps how much
+//! was given back the last times. The room since the number that was read before the take follows
+//! from that. If permits were given back more often than is kept, or the terms were changed,
+//! nothing is put back.
 //!
 //! | operation | ordering | pairs with | what for |
 //! |---|---|---|---|
-//! | `refunds` is stored, under the lock, after permits were given back | Release | the load | |
-//! | `refunds` is loaded, before the take without the lock | Acquire | the store | a thread that reads a number takes from a state in which these permits are back |
-//! | `refunds` is compared, under the lock | as the lock | | |
+//! | `undo_number` is stored, under the lock, after permits were given back | Release | the load | |
+//! | `undo_number` is loaded, before the take without the lock | Acquire | the store | a thread that reads a number takes from a state in which these permits are back |
+//! | `undo_number` is compared, under the lock | as the lock | | |
 //!
 //! **Why enough.** The bad execution: permits are given back after the take, and the number is that
 //! read before it. Giving back happens under the lock and raises the line's own number in one
@@ -141,7 +142,7 @@ pub(crate) trait Member<C: Timer>: Recheck {
     ) -> Span;
 
     /// Leaves the limiter as if it were empty at a time that has passed.
-    fn empty(&self, at: Span, deferred: &mut Deferred<C>);
+    fn leave_empty(&self, at: Span, deferred: &mut Deferred<C>);
 
     /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to
     /// be granted `at`. Returns the place, and when the request is due here.
@@ -189,7 +190,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
         let mut line = lock(&self.line);
         let now = self.clock.now();
         // The pause of a single limiter defers nothing.
-        line.arrive(&self.rule, now, &mut Deferred::new());
+        line.begin_visit(&self.rule, now, &mut Deferred::new());
         (line, now)
     }
 
@@ -293,9 +294,9 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let word = shared.gate_word.load();
         let taken = if word.needs_no_lock() {
             // Before the take, so that a refund in between counts as after it.
-            let refunds = shared.refunds.load(Ordering::Acquire);
+            let undo_number = shared.undo_number.load(Ordering::Acquire);
             let charge = shared.take_without_lock(word, shared.clock.now(), &n);
-            charge.map(|charge| Undoable::Since(charge, refunds))
+            charge.map(|charge| Undoable::Since(charge, undo_number))
         } else {
             shared.visit(|line, visit| {
                 let (_, charge) = line.try_take(visit, Demand { ask: &n, priority }, 0)?;
@@ -349,12 +350,12 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         if due <= now && !shared.rule.catches_up() { Span::MIN } else { span(due, now) }
     }
 
-    fn empty(&self, at: Span, deferred: &mut Deferred<C>) {
+    fn leave_empty(&self, at: Span, deferred: &mut Deferred<C>) {
         let shared = &self.0;
         let (mut line, now) = shared.reach();
         let visit = &mut shared.visit_at(now, deferred);
         line.serve(visit);
-        line.empty(visit, time(now, at));
+        line.leave_empty(visit, time(now, at));
         shared.retime(&mut line, visit);
         shared.let_go(line, true, 0, deferred);
     }
@@ -418,7 +419,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let late = if shared.rule.catches_up() { late.min(shared.lateness.catch_up()) } else { Nanos::ZERO };
         let at = Nanos::new(now.as_u64().saturating_sub(late.as_u64()));
         // A request that just came may use how late the last grants were.
-        let at = if due <= now { at.min(visit.arrival(|| due).max(due)) } else { at };
+        let at = if due <= now { at.min(visit.made_at(|| due).max(due)) } else { at };
         let charge = match due <= now {
             true => line.charge(visit, at, &n),
             false => Err(limited(due, now)),
@@ -459,7 +460,7 @@ impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
 
     fn seen(&self) {
         let (line, now) = self.shared.reach();
-        self.shared.was_late(&line, now);
+        self.shared.note_lateness(&line, now);
         self.shared.publish(&line);
     }
 

@@ -416,8 +416,8 @@ impl AllRefusal {
     /// Returns the state of each limit, if the request asked for it by [`AllRequest::with_left`]:
     /// the limit, the permits that are there, when the next one comes, and when the limit is full.
     ///
-    /// The state does not contradict the refusal, whatever other threads do meanwhile: of the member
-    /// that refused it tells fewer permits than the request asked for.
+    /// The state does not contradict the refusal, whatever other threads do meanwhile: of the
+    /// member that refused it tells fewer permits than the request asked for.
     #[must_use]
     pub fn left(&self) -> Option<&AllStatus> {
         match self {
@@ -901,7 +901,7 @@ fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge<C>) -> AllStatus {
     status(of).with_left(charge.left.iter().flat_map(|left| left.iter().copied()).chain(taken))
 }
 
-/// Names the member that refused, and tells what is left if that is asked for.
+/// Names the member that refused, and tells the permits left if the request asks for them.
 fn blame<C: Timer>(of: &Shared<All<C>, C>, ask: &Weights, refusal: Refusal) -> AllRefusal {
     let refusal = of.rule.blame(ask, refusal);
     if ask.tells_left { refusal.with_left(status(of)) } else { refusal }
@@ -973,8 +973,8 @@ impl<C: Timer> fmt::Debug for AllOf<C> {
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics. So does waiting on the default clock outside of a
-/// tokio runtime.
+/// Polling it again after it was ready panics. So does waiting with the default clock in a tokio
+/// runtime without its time driver.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAll<C: Timer = DefaultClock> {
     /// Or the refusal that the first poll returns.

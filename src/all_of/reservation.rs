@@ -222,8 +222,8 @@ impl<C: Timer> AllReservation<C> {
 ///
 /// # Panics
 ///
-/// With the default clock, if it has to wait outside of a tokio runtime. Polling it again after it
-/// was refused panics.
+/// With the default clock, if it has to wait in a tokio runtime without its time driver. Polling it
+/// again after it was refused panics.
 impl<C: Timer> Future for AllReservation<C> {
     type Output = Result<Duration, AllRefusal>;
 

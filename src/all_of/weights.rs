@@ -20,7 +20,7 @@ pub(crate) struct Weights {
     more: Option<Arc<[u32]>>,
     /// The number of each member with a rate that the request does not name.
     pub(crate) others: u32,
-    /// Whether the answer tells what is left.
+    /// Whether the answer tells the permits left.
     pub(crate) tells_left: bool,
     /// Where the request takes as many of these members as there are.
     pub(crate) as_many: Option<Arc<AsMany>>,

@@ -58,7 +58,7 @@ fn permits_alone(permits: AllPermits) -> AllPermits {
     }
 }
 
-/// What is left of a limiter without members.
+/// The permits left in a limiter without members.
 fn left_alone(mut left: AllStatus) -> AllStatus {
     left.members.retain(|(name, _)| *name != *UNLIMITED);
     left

@@ -44,8 +44,8 @@ pub(super) fn permits(grant: Grant, status: impl FnOnce() -> Status) -> AllPermi
     }
 }
 
-/// A refusal of this request, which could wait, by a limiter without members, and what is left if
-/// that is asked for.
+/// A refusal of this request, which could wait, by a limiter without members, and the permits left
+/// if it asks for them.
 pub(super) fn refused(request: &Request, refusal: Refusal, status: impl FnOnce() -> Status) -> AllRefusal {
     match request.tells_left {
         true => AllRefusal::from(refusal).with_left(status_of(status())),

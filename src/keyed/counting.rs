@@ -300,7 +300,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime with time enabled.
+    /// In a tokio runtime without its time driver.
     pub async fn acquire_within<Q>(
         &self,
         key: &Q,
@@ -322,7 +322,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime with time enabled.
+    /// In a tokio runtime without its time driver.
     pub async fn acquire_many_within<Q>(
         &self,
         key: &Q,

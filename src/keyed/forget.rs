@@ -40,7 +40,7 @@ use super::pause::may_forget;
 use super::removed::Removed;
 use super::shard::{Locked, Shard};
 use super::slots::Slots;
-use super::table::{Line, SEARCH, Table};
+use super::table::{KeyLimiter, SEARCH, Table};
 use crate::clock::Timer;
 use crate::policy::Policy;
 use crate::sync::{Ordering, read, write};
@@ -117,7 +117,7 @@ where
     }
 
     /// Returns whether a line can become a known key again, or be forgotten.
-    fn can_settle(line: &Line<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
+    fn can_settle(line: &KeyLimiter<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
         line.is_idle()
             && !line.policy().is_own()
             && (line.policy().shares_states() || may_forget(line.policy(), line.state(), now, emptied))
@@ -213,7 +213,7 @@ where
         let emptied = shard.emptied();
         let fresh =
             |place| entries.at(place).is_some_and(|(policy, state)| may_forget(policy, state, now, emptied));
-        let idle = |lines: &Slots<K, Line<P, C>>| {
+        let idle = |lines: &Slots<K, KeyLimiter<P, C>>| {
             let idle = |place| lines.at(place).is_some_and(|(_, line)| Self::can_settle(line, now, emptied));
             lines.places_from(first, self.search).any(idle)
         };

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::key_policy::KeyPolicy;
-use super::table::{Found, Line, Step, Table};
+use super::table::{Found, KeyLimiter, Step, Table};
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
@@ -19,9 +19,9 @@ use crate::policy::Policy;
 
 /// A line that a call uses. When the call ends and the line is idle, its key becomes a known key
 /// again.
-pub(crate) struct Visit<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
+pub(crate) struct Lent<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     /// Dropped first: `_leave` must see the table's handle as the only one.
-    line: Line<P, C>,
+    line: KeyLimiter<P, C>,
     _leave: Leave<'a, K, P, C>,
 }
 
@@ -32,10 +32,10 @@ struct Leave<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     number: u64,
 }
 
-impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for Visit<'_, K, P, C> {
-    type Target = Line<P, C>;
+impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for Lent<'_, K, P, C> {
+    type Target = KeyLimiter<P, C>;
 
-    fn deref(&self) -> &Line<P, C> {
+    fn deref(&self) -> &KeyLimiter<P, C> {
         &self.line
     }
 }
@@ -53,13 +53,13 @@ where
     C: Timer + Clone,
 {
     /// Lends a line of the table, or the shared line, to a call.
-    pub(super) fn visit(&self, hash: u64, line: Line<P, C>) -> Visit<'_, K, P, C> {
+    pub(super) fn lend(&self, hash: u64, line: KeyLimiter<P, C>) -> Lent<'_, K, P, C> {
         let number = line.shared().number;
-        Visit { line, _leave: Leave { table: self, hash, number } }
+        Lent { line, _leave: Leave { table: self, hash, number } }
     }
 
     /// Returns the limiter of a key, or the shared limiter if there is no room.
-    pub(crate) fn line<Q>(&self, key: &Q) -> Result<Line<P, C>, Refusal>
+    pub(crate) fn line<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -68,18 +68,18 @@ where
     }
 
     /// Returns the limiter of a key for one call.
-    pub(crate) fn line_of_a_call<Q>(&self, key: &Q) -> Result<Visit<'_, K, P, C>, Refusal>
+    pub(crate) fn line_of_a_call<Q>(&self, key: &Q) -> Result<Lent<'_, K, P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        Ok(self.visit(self.hash_of(key), self.line(key)?))
+        Ok(self.lend(self.hash_of(key), self.line(key)?))
     }
 
     /// Returns the limiter in which a request for `n` permits of a key waits. A request that can
     /// never be granted makes no line.
     #[cold]
-    pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Visit<'_, K, P, C>, Refusal>
+    pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Lent<'_, K, P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -105,13 +105,13 @@ where
             Err(never) => Err(never),
         };
         match line {
-            Ok(line) => Ok(self.visit(hash, line)),
+            Ok(line) => Ok(self.lend(hash, line)),
             Err(refusal) => self.tell(key, n, Err(refusal)),
         }
     }
 
     /// Returns the limiter of a key, which has a line from then on.
-    pub(crate) fn own_line<Q>(&self, key: &Q) -> Result<Line<P, C>, Refusal>
+    pub(crate) fn own_line<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -174,7 +174,7 @@ pub(super) fn new_line<P, C>(
     clock: C,
     events: Option<Arc<dyn Events>>,
     crowd: &Arc<Crowd>,
-) -> Line<P, C>
+) -> KeyLimiter<P, C>
 where
     P: Policy,
     C: Timer,

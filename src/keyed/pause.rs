@@ -386,9 +386,9 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             part_index += 1;
         });
         let mut line = lock(&self.line);
-        line.was_spaced(paces);
+        line.begin_spaced(paces);
         if !ended {
-            line.was_paused(&self.rule, begin, Stop { from, to, keeps_stock });
+            line.begin_paused(&self.rule, begin, Stop { from, to, keeps_stock });
         }
         self.store_gate_word(&line);
     }

@@ -6,7 +6,7 @@
 
 use super::entries::Entry;
 use super::key_policy::KeyPolicy;
-use super::table::Line;
+use super::table::KeyLimiter;
 use crate::clock::Timer;
 use crate::limiter::Rest;
 use crate::line::deferred::{go_on, run};
@@ -16,7 +16,7 @@ use crate::policy::Policy;
 /// after the guard.
 pub(crate) struct Removed<K, P: Policy, C: Timer> {
     pub(crate) known: Vec<Entry<K, P>>,
-    pub(crate) lines: Vec<(K, Line<P, C>)>,
+    pub(crate) lines: Vec<(K, KeyLimiter<P, C>)>,
     /// The remains of settled lines. Their keys and states are back in the table.
     pub(crate) rests: Vec<Rest<KeyPolicy<P>, C>>,
 }

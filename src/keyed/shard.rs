@@ -8,7 +8,7 @@ use super::entries::{Entries, EntriesMut};
 use super::pause::Hold;
 use super::plan::{Planned, Terms};
 use super::slots::Slots;
-use super::table::Line;
+use super::table::KeyLimiter;
 use crate::clock::Timer;
 use crate::policy::Policy;
 use crate::sync::ShardLock;
@@ -40,7 +40,7 @@ pub(crate) struct More<K, P: Policy + Clone, C: Timer> {
     held: Slots<K, P::State>,
 }
 
-pub(crate) type Lines<K, P, C> = Slots<K, Line<P, C>>;
+pub(crate) type Lines<K, P, C> = Slots<K, KeyLimiter<P, C>>;
 
 /// The known keys of a shard, and its lines if there may be any.
 pub(super) type Parts<'a, K, P, C> = (EntriesMut<'a, K, P>, Option<&'a mut Lines<K, P, C>>);
@@ -79,7 +79,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.more.as_ref().map(|more| &more.lines).filter(|lines| !lines.is_empty())
     }
 
-    pub(crate) fn all_lines(&self) -> impl Iterator<Item = &(K, Line<P, C>)> {
+    pub(crate) fn all_lines(&self) -> impl Iterator<Item = &(K, KeyLimiter<P, C>)> {
         self.more.iter().flat_map(|more| more.lines.iter())
     }
 
@@ -146,7 +146,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         *hold = new;
     }
 
-    pub(super) fn line<Q>(&self, hash: u64, key: &Q) -> Option<&Line<P, C>>
+    pub(super) fn line<Q>(&self, hash: u64, key: &Q) -> Option<&KeyLimiter<P, C>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,

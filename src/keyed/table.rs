@@ -78,7 +78,7 @@ use hashbrown::DefaultHashBuilder;
 use super::WhenKeysFull;
 use super::events::Watch;
 use super::key_policy::KeyPolicy;
-use super::lines::{Visit, new_line};
+use super::lines::{Lent, new_line};
 use super::pause::Hold;
 use super::plan::{NewKey, Plans};
 use super::removed::Removed;
@@ -89,7 +89,7 @@ use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
 use crate::line::crowd::Crowd;
-use crate::line::rule::InLine;
+use crate::line::rule::LeftByLine;
 use crate::policy::part::take_all;
 use crate::policy::{Policy, PolicyStatus};
 use crate::rate::Rate;
@@ -133,7 +133,7 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     /// The number of searches for room so far. Each search starts at another place.
     pub(super) hand: AtomicUsize,
     /// The limiter that all keys without room share, with `ShareOne`.
-    pub(super) overflow: Line<P, C>,
+    pub(super) overflow: KeyLimiter<P, C>,
     /// Held while all keys change or are paused, so that each shard goes through all changes in one
     /// order.
     pub(super) changing: Mutex<()>,
@@ -168,10 +168,10 @@ pub(crate) enum Found<T, L> {
     Nowhere,
 }
 
-pub(crate) type Line<P, C> = RateLimiter<KeyPolicy<P>, C>;
+pub(crate) type KeyLimiter<P, C> = RateLimiter<KeyPolicy<P>, C>;
 
 /// The answer to a request, or the line that has to answer it.
-type Asked<P, C> = Found<Result<Grant, Refusal>, Line<P, C>>;
+type Asked<P, C> = Found<Result<Grant, Refusal>, KeyLimiter<P, C>>;
 
 /// What a request got, or the line at which it waits.
 pub(crate) enum Taken<L> {
@@ -180,7 +180,7 @@ pub(crate) enum Taken<L> {
 }
 
 /// A key, and its status or the line that knows its status.
-type Snapshot<K, P, C> = (K, Found<Status, Line<P, C>>);
+type Snapshot<K, P, C> = (K, Found<Status, KeyLimiter<P, C>>);
 
 /// How far a request for a place got under the lock.
 pub(super) enum Step<T> {
@@ -340,7 +340,7 @@ where
         &self,
         key: &Q,
         request: &Request,
-    ) -> Result<Taken<Visit<'_, K, P, C>>, Refusal>
+    ) -> Result<Taken<Lent<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -372,7 +372,7 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         if let Found::Line(line) = self.find_hashed(hash, key, |_, _, _| ()) {
-            return self.visit(hash, line).try_acquire_many(*request);
+            return self.lend(hash, line).try_acquire_many(*request);
         }
         self.report(key, |events| events.exempted(request.permits.into()));
         Ok(Grant::at_once(0))
@@ -419,7 +419,7 @@ where
 
     /// Returns the limiter of the keys without room, if they share one and a new key would find no
     /// room.
-    pub(crate) fn shared(&self) -> Option<&Line<P, C>> {
+    pub(crate) fn shared(&self) -> Option<&KeyLimiter<P, C>> {
         let shares = self.when_full == WhenKeysFull::ShareOne && !self.has_room();
         (shares && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
     }
@@ -431,7 +431,7 @@ where
         hash: u64,
         key: &Q,
         request: &Request,
-    ) -> Result<Taken<Visit<'_, K, P, C>>, Refusal>
+    ) -> Result<Taken<Lent<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -448,9 +448,9 @@ where
         };
         match found {
             Found::Known(answer) => answer.map(Taken::Granted),
-            Found::Line(line) => Ok(Taken::Line(self.visit(hash, line))),
+            Found::Line(line) => Ok(Taken::Line(self.lend(hash, line))),
             // Its grants are spaced after a pause, which its limiter does.
-            Found::Nowhere => Ok(Taken::Line(self.visit(hash, self.line(key)?))),
+            Found::Nowhere => Ok(Taken::Line(self.lend(hash, self.line(key)?))),
         }
     }
 
@@ -459,7 +459,7 @@ where
         &self,
         key: &Q,
         work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
-    ) -> Found<T, Line<P, C>>
+    ) -> Found<T, KeyLimiter<P, C>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -472,7 +472,7 @@ where
         hash: u64,
         key: &Q,
         work: impl FnOnce(&P, &P::State, Option<&Hold>) -> T,
-    ) -> Found<T, Line<P, C>>
+    ) -> Found<T, KeyLimiter<P, C>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
@@ -583,7 +583,7 @@ where
     pub(super) fn or_shared<T>(
         &self,
         found: Result<T, Refusal>,
-        shared: fn(Line<P, C>) -> T,
+        shared: fn(KeyLimiter<P, C>) -> T,
     ) -> Result<T, Refusal> {
         found.or_else(|refusal| match self.when_full {
             WhenKeysFull::ShareOne => Ok(shared(self.overflow.clone())),
@@ -724,7 +724,7 @@ fn take_as_many<P: Policy, C: Clock>(
     // Another request may take some of the permits between the look and the take.
     for _ in 0..=LOOKS {
         let available = policy.status(state, now.0).available;
-        let permits = InLine::FREE.more_of(available, request.permits, most);
+        let permits = LeftByLine::FREE.more_of(available, request.permits, most);
         if permits == request.permits {
             break;
         }

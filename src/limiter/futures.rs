@@ -29,8 +29,8 @@ type Limiter<P, C> = Arc<Shared<Single<P>, C>>;
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics. So does waiting on the default clock outside of a
-/// tokio runtime.
+/// Polling it again after it was ready panics. So does waiting with the default clock in a tokio
+/// runtime without its time driver.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: Pending<Single<P>, C, &'a Limiter<P, C>>,

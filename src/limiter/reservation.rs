@@ -209,8 +209,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
 ///
 /// # Panics
 ///
-/// With the default clock, if it has to wait outside of a tokio runtime. Polling it again after it
-/// was refused panics.
+/// With the default clock, if it has to wait in a tokio runtime without its time driver. Polling it
+/// again after it was refused panics.
 impl<P: Policy, C: Timer> Future for Reservation<P, C> {
     type Output = Result<Grant, Refusal>;
 

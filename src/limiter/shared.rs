@@ -6,7 +6,7 @@
 //! | operation | ordering | why |
 //! |---|---|---|
 //! | the gate word | Relaxed | `limiter/gate_word.rs` |
-//! | `refunds` is stored, under the lock | Release | only for composites: `all_of/member.rs` |
+//! | `undo_number` is stored, under the lock | Release | only for composites: `all_of/member.rs` |
 //! | policy state | as in `policy/cell.rs` | |
 //! | everything else | under the lock | |
 
@@ -30,7 +30,7 @@ use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
-use crate::line::rule::{InLine, OneRule, Rule, Single};
+use crate::line::rule::{LeftByLine, OneRule, Rule, Single};
 use crate::line::undoable::{Answer, GrantKind, Granted, Undoable, counts, part_counts};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::{Change, Policy, PolicyStatus};
@@ -51,10 +51,10 @@ pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     /// Its number among all limiters. Composites ask their members in the order of numbers.
     pub(crate) number: u64,
     pub(crate) gate_word: GateWord,
-    /// The next number of the line's undo log, which rises with each mark and each refund. A
-    /// composite reads it before it takes without the lock, so that the log can tell, when the
+    /// The next number of the line's undo log, which rises with each mark, refund, debit and change.
+    /// A composite reads it before it takes without the lock, so that the log can tell, when the
     /// grant is undone, what happened since.
-    pub(crate) refunds: AtomicU64,
+    pub(crate) undo_number: AtomicU64,
     /// How often the waiters in line were moved. Composites weigh their requests anew by it.
     pub(crate) changes: AtomicU64,
     /// By how much the last grants were late.
@@ -72,7 +72,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             // Relaxed: each limiter gets a number of its own at any ordering.
             number: LIMITERS_MADE.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             gate_word: GateWord::new(false),
-            refunds: AtomicU64::new(line.refunds()),
+            undo_number: AtomicU64::new(line.undo_number()),
             changes: AtomicU64::new(0),
             lateness: Lateness::new(catch_up),
             line: Mutex::new(line),
@@ -167,7 +167,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
         for _ in 0..=LOOKS {
-            let more = self.rule.as_many(now, ask, most, InLine::FREE);
+            let more = self.rule.as_many(now, ask, most, LeftByLine::FREE);
             if more == *ask {
                 break;
             }
@@ -197,9 +197,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             return self.rule.try_take(at, ask);
         }
         // As a composite puts back: `all_of/member.rs` has the orderings.
-        let refunds = || self.refunds.load(Ordering::Acquire);
-        self.rule.take_all(at, ask, refunds, |refunds, taken| {
-            self.visit(|line, visit| line.take_back(visit, Undoable::Since(taken, refunds)));
+        let undo_number = || self.undo_number.load(Ordering::Acquire);
+        self.rule.take_all(at, ask, undo_number, |undo_number, taken| {
+            self.visit(|line, visit| line.take_back(visit, Undoable::Since(taken, undo_number)));
         })
     }
 
@@ -212,7 +212,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             if due > now {
                 break;
             }
-            let at = due.max(self.lateness.arrival(now, due)).min(now);
+            let at = due.max(self.lateness.made_at(now, due)).min(now);
             match self.take_at(at, ask) {
                 Err(refusal) if refusal.may_retry() => {}
                 Err(refusal) => return Err(refusal),
@@ -296,7 +296,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let mut line = lock(&self.line);
         let now = self.clock.now();
         // A pause may have ended with no call since.
-        line.arrive(&self.rule, now, &mut Deferred::new());
+        line.begin_visit(&self.rule, now, &mut Deferred::new());
         // Shadow mode of all keys is no setting of this limiter.
         let unset = if line.settings.shadow { OBSERVED } else { OBSERVED | SHADOW };
         word_of(&line).has_only(unset)
@@ -367,7 +367,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// counts.
     fn read_time(&self, line: &mut Line<R, C>, deferred: &mut Deferred<C>) -> Nanos {
         let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
-        deferred.run_with(|deferred| line.arrive(&self.rule, now, deferred));
+        deferred.run_with(|deferred| line.begin_visit(&self.rule, now, deferred));
         now
     }
 
@@ -482,7 +482,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are
     /// charged as of when they are due.
-    pub(crate) fn was_late(&self, line: &Line<R, C>, now: Nanos) {
+    pub(crate) fn note_lateness(&self, line: &Line<R, C>, now: Nanos) {
         if line.len() + line.seats.len() == 0 && self.rule.knows_lateness() {
             self.lateness.seen(now, now.saturating_since(line.charged));
         }
@@ -493,12 +493,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.gate_word.store(line, self.lateness.is_some());
     }
 
-    /// Stores the gate word, and the number of refunds.
+    /// Stores the gate word, and the next number of the undo log.
     pub(crate) fn publish(&self, line: &Line<R, C>) {
         self.store_gate_word(line);
         // Release: a thread that reads this number also sees the refunds before it in the policy's
         // state, see `all_of/member.rs`.
-        self.refunds.store(line.refunds(), Ordering::Release);
+        self.undo_number.store(line.undo_number(), Ordering::Release);
     }
 }
 

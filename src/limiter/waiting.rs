@@ -176,7 +176,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             let deadline = deadline(line, visit, wait)?;
             let woken_by = match poller {
                 Poller::Thread(_) if !self.clock.wakes_threads() => WokenBy::Thread { looks_at: Nanos::MAX },
-                Poller::Task(_) | Poller::Thread(_) => self.task(line, self.runtime(), visit.now, 0),
+                Poller::Task(_) | Poller::Thread(_) => self.rely_on_alarm(line, self.runtime(), visit.now, 0),
             };
             // After the timer, which may panic, so that no waiter makes room for a request that
             // does not come.
@@ -188,7 +188,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     return Err(refusal);
                 }
             };
-            let since = visit.arrival(|| line.due_behind(visit, demand));
+            let since = visit.made_at(|| line.due_behind(visit, demand));
             let Demand { ask, priority } = demand;
             let (ask, waker, droppable) = (ask.clone(), waker.take(), true);
             let new_waiter = NewWaiter { ask, most, priority, droppable, woken_by, since, deadline, waker };
@@ -250,7 +250,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 // The owner of a reservation counts on its place.
                 droppable: false,
                 woken_by: WokenBy::Nobody,
-                since: visit.arrival(|| due),
+                since: visit.made_at(|| due),
                 deadline,
                 waker: None,
             };
@@ -258,7 +258,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             entered.into_iter().for_each(Entered::keep);
             Ok(())
         });
-        if let Err(refusal) = answer.and_then(|()| self.kept(&mut this.wait)) {
+        if let Err(refusal) = answer.and_then(|()| self.check_not_refused(&mut this.wait)) {
             // In shadow mode the request passes, and has nothing to claim.
             this.wait.stage = Stage::Done;
             self.tell(&this.wait.ask, Nanos::ZERO, Err(refusal))?;
@@ -268,7 +268,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Refuses a new place that can no longer be served in time: another request took the permits
     /// without the lock, between the look and the charge.
-    fn kept(&self, wait: &mut Progress<R::Ask>) -> Result<(), Refusal> {
+    fn check_not_refused(&self, wait: &mut Progress<R::Ask>) -> Result<(), Refusal> {
         let Stage::Queued(key) = wait.stage else { return Ok(()) };
         if !lock(&self.line).was_refused(key) {
             return Ok(());
@@ -279,8 +279,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Makes a waiter rely on the alarm of its event loop, of which it has `lost` so many before.
-    fn task(
+    /// Makes a waiter rely on the alarm of its event loop. So many alarms of it were `lost` for the
+    /// waiter before.
+    fn rely_on_alarm(
         self: &Arc<Self>,
         line: &mut Line<R, C>,
         runtime: C::RuntimeId,
@@ -329,7 +330,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     ) -> Option<Decision<Granted<R::Charge>>> {
         let mut line = lock(&self.line);
         if line.was_granted(key) {
-            self.was_late(&line, now);
+            self.note_lateness(&line, now);
         }
         let answer = line.collect(key, wait.kind, &mut wait.ask)?;
         wait.stage = Stage::Done;
@@ -376,7 +377,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     return;
                 }
             };
-            let woken_by = self.task(line, runtime, visit.now, lost);
+            let woken_by = self.rely_on_alarm(line, runtime, visit.now, lost);
             line.set_woken_by(key, woken_by, visit.deferred);
         });
     }

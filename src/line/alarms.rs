@@ -76,8 +76,6 @@ impl Wake for AlarmWaker {
     fn wake(self: Arc<Self>) {
         // Before the lock, so that a thread that holds the lock, or has taken the alarm, finds the
         // ring when it looks again. Release: pairs with the Acquire load in `check`.
-        // As the waker of the alarm does: the holder of the lock that serves next finds the alarm
-        // rung.
         self.rung.store(true, Ordering::Release);
         if let Some(owner) = self.owner.upgrade() {
             owner.recheck();
@@ -299,6 +297,7 @@ impl<C: Timer> Arming<C> {
     pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.armed.at);
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
+            // As the waker of the alarm does: the holder of the lock that looks next finds the ring.
             self.rung.store(true, Ordering::Release);
         }
         self.sleep.is_gone()

@@ -93,7 +93,7 @@ impl Lateness {
 
     /// The time as of which a request counts as made that comes now and is due at `due`: now, less
     /// the lateness.
-    pub(crate) fn arrival(&self, now: Nanos, due: Nanos) -> Nanos {
+    pub(crate) fn made_at(&self, now: Nanos, due: Nanos) -> Nanos {
         if !self.is_usable(now) {
             return now;
         }

@@ -100,7 +100,7 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     /// All requests that wait in this line and in others, if there is a bound on them.
     pub(crate) crowd: Option<Arc<Crowd>>,
     /// How many places were given, to entries and to seats.
-    arrivals: u64,
+    places_given: u64,
     /// The deadlines of the entries in line that have one, in order of time.
     deadlines: BTreeSet<(Nanos, u32)>,
     /// The highest clock reading so far.
@@ -152,7 +152,7 @@ pub(crate) struct NewWaiter<Ask, RuntimeId> {
     /// Whether it may have to make room for others.
     pub(crate) droppable: bool,
     pub(crate) woken_by: WokenBy<RuntimeId>,
-    /// The waiter is not charged as of a time before this: now, or [earlier](Visit::arrival) where
+    /// The waiter is not charged as of a time before this: now, or [earlier](Visit::made_at) where
     /// the last grants were late.
     pub(crate) since: Nanos,
     /// The waiter is refused if it is due later than this.
@@ -203,7 +203,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             len: 0,
             permits: 0,
             crowd: None,
-            arrivals: 0,
+            places_given: 0,
             deadlines: BTreeSet::new(),
             latest: Nanos::ZERO,
             charged: Nanos::ZERO,
@@ -262,8 +262,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// A new place behind all others of a priority.
     fn new_place(&mut self, priority: i8) -> u64 {
-        self.arrivals += 1;
-        place_of(priority, self.arrivals)
+        self.places_given += 1;
+        place_of(priority, self.places_given)
     }
 
     /// Takes a seat for a composite, behind all others of a priority. Returns its place.
@@ -442,8 +442,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Takes the answer out of an entry and removes it, if its wait is over.
     ///
     /// Another entry may get the key after that, so no foreign code may run before the future has
-    /// forgotten it. A grant of the kind `Final` can no longer be undone after that.
-    /// Tells what it was granted in `ask`.
+    /// forgotten it. A grant of the kind `Final` can no longer be undone after that. Writes to `ask`
+    /// how many permits were granted, if the request took up to a number.
     pub(crate) fn collect(
         &mut self,
         key: u32,
@@ -460,7 +460,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         match state {
             State::Waiting(_) => None,
             State::Granted(Uncollected { grant, epoch }) => {
-                self.was_collected(woken_by, epoch);
+                self.uncount_collected(woken_by, epoch);
                 Some(Ok(Outcome::Granted(self.hand_over(grant, kind))))
             }
             State::Passed(refusal) => Some(Ok(Outcome::Shadow(refusal))),
@@ -486,7 +486,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// A grant of this epoch was collected, or given up.
-    fn was_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, epoch: u32) {
+    fn uncount_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, epoch: u32) {
         match self.epoch.wrapping_sub(epoch) {
             _ if matches!(woken_by, WokenBy::Nobody) => {}
             0 => self.uncollected[1] -= 1,
@@ -520,7 +520,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         match state {
             State::Waiting(waker) => visit.deferred.discard.extend(waker),
             State::Granted(Uncollected { grant, epoch }) => {
-                self.was_collected(woken_by, epoch);
+                self.uncount_collected(woken_by, epoch);
                 if counts(visit.rule, &grant.charge) {
                     return Some(grant);
                 }

@@ -114,7 +114,7 @@ impl Pace {
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Notes the time, and does what a pause has to do by then. Each lock holder calls it first.
-    pub(crate) fn arrive(&mut self, rule: &R, now: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn begin_visit(&mut self, rule: &R, now: Nanos, deferred: &mut Deferred<C>) {
         self.note_time(now);
         if self.settings.is_restrained() {
             self.pause_goes_on(rule, deferred);
@@ -150,8 +150,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// Leaves each part empty that can stand still. What grants from before took is spent as well:
-    /// they give back no more than what is owed beyond that.
+    /// Leaves each part empty that can stand still. The permits that earlier grants took are spent
+    /// as well: these grants give back no more than the debt beyond that.
     fn spend_stock(&mut self, rule: &R, at: Nanos, deferred: &mut Deferred<C>) {
         self.pause_parts(rule, Stop::end(at), |part| rule.empty_level(at, part), deferred);
     }
@@ -195,7 +195,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Begins a new line with a pause that began earlier, and may be over.
     #[cfg(feature = "keyed")]
-    pub(crate) fn was_paused(&mut self, rule: &R, begin: Nanos, stop: Stop) {
+    pub(crate) fn begin_paused(&mut self, rule: &R, begin: Nanos, stop: Stop) {
         let Stop { from, to, keeps_stock } = stop;
         self.settings.opens = to;
         self.settings.pause = Some(Pausing::new(rule, begin, from, keeps_stock));
@@ -203,7 +203,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Begins a new line in a time in which the grants of some parts are spaced.
     #[cfg(feature = "keyed")]
-    pub(crate) fn was_spaced(&mut self, from: Vec<(usize, Nanos)>) {
+    pub(crate) fn begin_spaced(&mut self, from: Vec<(usize, Nanos)>) {
         self.settings.paces = from.into_iter().map(|(part, from)| Pace::new(part, from)).collect();
     }
 
@@ -239,7 +239,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Leaves the limiter as if it were empty at a time, for a composite with a pause that ended
     /// then.
-    pub(crate) fn empty(&mut self, visit: &mut Visit<'_, R, C>, at: Nanos) {
+    pub(crate) fn leave_empty(&mut self, visit: &mut Visit<'_, R, C>, at: Nanos) {
         let rule = visit.rule;
         self.spend_stock(rule, at, visit.deferred);
         // A pace that began later allows less.

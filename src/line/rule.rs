@@ -65,7 +65,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// The request for as many permits as there are at a time, for a request that takes `ask` or
     /// more: at most `most`, and no more than the line leaves to it. Not less than `ask`. It only
     /// looks: another request may take some of them before this one does.
-    fn as_many(&self, at: Nanos, ask: &Self::Ask, most: u32, line: InLine) -> Self::Ask;
+    fn as_many(&self, at: Nanos, ask: &Self::Ask, most: u32, line: LeftByLine) -> Self::Ask;
 
     /// When a request is due behind all that are `ahead`.
     fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
@@ -246,16 +246,16 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
 
 /// What a line leaves to a request that takes as many permits as there are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct InLine {
+pub(crate) struct LeftByLine {
     /// The most permits that a request may take now.
     pub(crate) most: u64,
     /// The permits that are kept for others.
     pub(crate) kept: u64,
 }
 
-impl InLine {
+impl LeftByLine {
     /// Nothing waits, and nothing is kept.
-    pub(crate) const FREE: InLine = InLine { most: u64::MAX, kept: 0 };
+    pub(crate) const FREE: LeftByLine = LeftByLine { most: u64::MAX, kept: 0 };
 
     /// How many of the available permits are left to a request.
     pub(crate) fn of(self, available: u64) -> u64 {
@@ -369,7 +369,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.try_acquire(&self.state, at, *n)
     }
 
-    fn as_many(&self, at: Nanos, n: &u32, most: u32, line: InLine) -> u32 {
+    fn as_many(&self, at: Nanos, n: &u32, most: u32, line: LeftByLine) -> u32 {
         line.more_of(self.policy.status(&self.state, at).available, *n, most)
     }
 

@@ -20,11 +20,14 @@
 //!
 //! # What a look costs
 //!
-//! Seats that are here are summed. Of the seats that are away, the [`BACKFILL_DEPTH`] with the earliest
-//! times are judged, one by one. A seat with a later time loses nothing yet. If many times come at
-//! once, a seat may find at its time that other requests have taken what it needs. Then it is here,
-//! at its old place, until a time that is at most its turn away, and at its other limiters its time
-//! is among the first. So a seat does not wait for ever.
+//! Seats that are here are summed. Of the seats that are away, the [`BACKFILL_DEPTH`] with the
+//! earliest times are judged, one by one. A seat with a later time loses nothing yet. If many times
+//! come at once, a seat may find at its time that other requests have taken its permits. Then it
+//! becomes a seat that is here, at its old place, and no later request passes it. Example: a
+//! composite waits for *A* and *B*. *B* is ready at 10 s, and ten seats with other times are judged
+//! at *A*. At 10 s the permits of *A* are gone, so the seat is here at *A*, and due at *A* at 11 s,
+//! behind the requests that came before it. At *B* it is away until 11 s, a time among the first
+//! there. So a seat does not wait for ever.
 //!
 //! Each seat counts the entries of the line between the seat before it and itself, by their sizes.
 //! Seats lie in blocks of about [`BLOCK`], in the order of their places, and each block has the

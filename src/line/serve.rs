@@ -78,9 +78,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { most, place, woken_by, since, deadline, priority, .. } = first;
-            // A policy that counts returns "now" for a permit that was available before. Nothing
-            // wakes a reservation that is not awaited, so it may have been due long ago. Asked as
-            // of the grant before it, the policy returns when the reservation was due.
+            // A reservation that no task awaits is asked for as of the grant before it, which tells
+            // when it was due: nothing wakes it, so that may be long ago. As of now, a policy that
+            // counts would answer "now" for any time that has passed.
             let unattended =
                 matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.is_empty();
             let begins = since.max(self.charged).max(self.settings.opens_for(now));

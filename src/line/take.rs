@@ -6,7 +6,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::Line;
 use crate::line::place::end_of;
-use crate::line::rule::{InLine, Rule};
+use crate::line::rule::{LeftByLine, Rule};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::limited;
 use crate::time::Nanos;
@@ -79,13 +79,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// All other requests in line are left the permits that they wait for, whether or not they are
     /// due. What composites wait for in their seats depends on their other members, so beside them
     /// a request takes what it asks for at least.
-    pub(crate) fn leaves(&self, rule: &R, at: Nanos, priority: i8, own: u64, seats: usize) -> InLine {
+    pub(crate) fn leaves(&self, rule: &R, at: Nanos, priority: i8, own: u64, seats: usize) -> LeftByLine {
         if self.is_paused() || self.seats.len() > seats {
-            return InLine { most: 0, kept: 0 };
+            return LeftByLine { most: 0, kept: 0 };
         }
         let waiting = u64::try_from(self.permits.saturating_sub(own.into())).unwrap_or(u64::MAX);
         let kept = waiting.saturating_add(self.settings.kept_from(priority).into());
-        InLine { most: self.restraint(rule, at), kept }
+        LeftByLine { most: self.restraint(rule, at), kept }
     }
 
     /// Takes permits for a request that no waiter goes before: as many as there are, at most
@@ -124,7 +124,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 return Err(limited(due, now));
             }
         }
-        let at = visit.arrival(due);
+        let at = visit.made_at(due);
         let at = if at < now { due().max(at).min(now) } else { now };
         let charge = self.charge(visit, at, ask)?;
         self.moved_back(visit, priority);
@@ -174,7 +174,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ) -> Result<R::Charge, Refusal> {
         let rule = visit.rule;
         let line = RefCell::new((self, visit));
-        let number = || line.borrow().0.refunds();
+        let number = || line.borrow().0.undo_number();
         rule.take_all(at, ask, number, |number, taken| {
             let (line, visit) = &mut *line.borrow_mut();
             line.undo_since(visit, taken, number);

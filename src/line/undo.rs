@@ -171,7 +171,7 @@ impl UndoLog {
         UndoLog { parts: PerPart::new(parts, |part| PartLog::new(unit(part))), next: 1, touched: 0 }
     }
 
-    /// The next number of the log. It rises each time permits are given back.
+    /// The next number of the log. It rises with each mark, refund, debit and change.
     pub(crate) fn number(&self) -> u64 {
         self.next
     }

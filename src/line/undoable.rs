@@ -25,7 +25,7 @@ pub(crate) struct GrantId(pub(super) u64);
 pub(crate) enum Undoable<Charge> {
     Tracked(Tracked<Charge>),
     /// A grant that the undo log does not track, with the log's [next
-    /// number](crate::line::Line::refunds). A taker under the lock reads the number after the take,
+    /// number](crate::line::Line::undo_number). A taker under the lock reads the number after the take,
     /// before it unlocks. A composite that takes without the lock reads it before the take.
     Since(Charge, u64),
 }
@@ -136,7 +136,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn undoable(&mut self, rule: &R, charge: R::Charge, kind: GrantKind) -> Undoable<R::Charge> {
         match kind {
             GrantKind::Tracked => Undoable::Tracked(self.track(rule, charge)),
-            GrantKind::Final => Undoable::Since(charge, self.refunds()),
+            GrantKind::Final => Undoable::Since(charge, self.undo_number()),
         }
     }
 
@@ -144,7 +144,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
         match grant {
             Undoable::Tracked(grant) => self.undo(visit, grant),
-            Undoable::Since(charge, refunds) => self.undo_since(visit, charge, refunds),
+            Undoable::Since(charge, undo_number) => self.undo_since(visit, charge, undo_number),
         }
     }
 
@@ -179,7 +179,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Undoes a grant that the undo log does not track. `since` is the log's [next
-    /// number](Line::refunds) when the grant was made.
+    /// number](Line::undo_number) when the grant was made.
     pub(super) fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
         let (Visit { rule, deferred, .. }, mut charge) = (visit, charge);
         let measures = self.measures(rule, &charge);
@@ -202,8 +202,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         Measure { moved: rule.moved(charge, part), full: rule.full_level(self.latest, part) }
     }
 
-    /// The next number of the undo log. It rises each time permits are given back.
-    pub(crate) fn refunds(&self) -> u64 {
+    /// The next number of the undo log. It rises with each mark, refund, debit and change.
+    pub(crate) fn undo_number(&self) -> u64 {
         self.undo_log.number()
     }
 

@@ -18,8 +18,8 @@ pub(crate) struct Visit<'a, R, C: Timer> {
 impl<R, C: Timer> Visit<'_, R, C> {
     /// The time as of which a request counts as made that comes now and is due at `due`: earlier
     /// than now where the last grants were late.
-    pub(crate) fn arrival(&self, due: impl FnOnce() -> Nanos) -> Nanos {
-        if self.lateness.is_some() { self.lateness.arrival(self.now, due()) } else { self.now }
+    pub(crate) fn made_at(&self, due: impl FnOnce() -> Nanos) -> Nanos {
+        if self.lateness.is_some() { self.lateness.made_at(self.now, due()) } else { self.now }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::keyed::pause::Hold;
-use crate::keyed::table::{Found, Line, Table, Taken};
+use crate::keyed::table::{Found, KeyLimiter, Table, Taken};
 use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
@@ -92,7 +92,9 @@ pub(crate) struct ByKey<K, P: Policy + Clone, C: Timer, R: ?Sized, F> {
     pub(crate) of: PhantomData<fn(&R)>,
 }
 
-fn handle<P: Policy + Clone, C: Timer>(line: &Line<P, C>) -> Handle<impl crate::line::rule::OneRule<C>, C> {
+fn handle<P: Policy + Clone, C: Timer>(
+    line: &KeyLimiter<P, C>,
+) -> Handle<impl crate::line::rule::OneRule<C>, C> {
     Handle(line.shared().clone())
 }
 
@@ -157,7 +159,7 @@ where
             let paused = hold.is_some_and(|hold| now < hold.opens);
             Ok(Wait { time: due.saturating_since(now), paused })
         };
-        let look_at = |line: &Line<P, C>| {
+        let look_at = |line: &KeyLimiter<P, C>| {
             let member = handle(line);
             member.check(n, priority)?;
             Ok(member.look(n, priority))

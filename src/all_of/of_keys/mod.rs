@@ -661,7 +661,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
-    /// Tells what is left, if that is asked for, of a request that was refused at once.
+    /// Tells the permits left to a request that was refused at once, if it asks for them.
     fn tell_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
         if !ask.tells_left {
             return refusal;
