@@ -1,6 +1,8 @@
 //! Loom models, which run a few threads in every interleaving, within a bound. See `README.md`
 //! beside this file.
 
+#[cfg(feature = "keyed")]
+mod all_waiters;
 mod both;
 mod cancel;
 mod cell;
@@ -8,8 +10,6 @@ mod change;
 mod compose;
 mod control;
 mod counting;
-#[cfg(feature = "keyed")]
-mod crowd;
 mod gate;
 mod keep_at_most;
 #[cfg(feature = "keyed")]

@@ -13,7 +13,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
-use crate::line::crowd::Crowd;
+use crate::line::all_waiters::AllWaiters;
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 
@@ -154,7 +154,8 @@ where
                 }),
             };
             let Some((key, terms, state)) = moved else { return Step::Room };
-            let line = new_line(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.crowd);
+            let line =
+                new_line(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.all_waiters);
             if let Some(hold) = hold {
                 line.shared().begin_in_hold(hold);
             }
@@ -173,11 +174,11 @@ pub(super) fn new_line<P, C>(
     state: P::State,
     clock: C,
     events: Option<Arc<dyn Events>>,
-    crowd: &Arc<Crowd>,
+    all_waiters: &Arc<AllWaiters>,
 ) -> KeyLimiter<P, C>
 where
     P: Policy,
     C: Timer,
 {
-    RateLimiter::with_state(policy, state, clock, events, crowd.clone())
+    RateLimiter::with_state(policy, state, clock, events, all_waiters.clone())
 }

@@ -261,8 +261,8 @@ where
     fn anew(&self, when_full: WhenKeysFull, events: Option<Watch<K>>, plans: Option<Plans<K, P>>) -> Self {
         let Table { max_keys, clock, .. } = &*self.table;
         let table = Table::new(self.table.policy(), *max_keys, when_full, clock.clone());
-        let (requests, permits) = self.table.crowd.bounds();
-        table.crowd.set_bounds(requests, permits);
+        let (requests, permits) = self.table.all_waiters.bounds();
+        table.all_waiters.set_bounds(requests, permits);
         KeyedRateLimiter { table: Arc::new(table.observed_by(events).with_plans(plans)) }
     }
 
@@ -352,13 +352,13 @@ where
     /// # Ok::<(), Refusal>(())
     /// ```
     pub fn set_max_waiting(&self, requests: usize, permits: u64) {
-        self.table.crowd.set_bounds(requests, permits);
+        self.table.all_waiters.set_bounds(requests, permits);
     }
 
     /// Returns how many requests wait for all keys together.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.table.crowd.requests()
+        self.table.all_waiters.requests()
     }
 
     pub(crate) fn table(&self) -> &Arc<Table<K, P, C>> {

@@ -88,7 +88,7 @@ use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
-use crate::line::crowd::Crowd;
+use crate::line::all_waiters::AllWaiters;
 use crate::line::rule::LeftByLine;
 use crate::policy::part::take_all;
 use crate::policy::{Policy, PolicyStatus};
@@ -140,7 +140,7 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     /// The observer of all calls, if there is one.
     pub(crate) events: Option<Watch<K>>,
     /// The requests that wait for any key.
-    pub(crate) crowd: Arc<Crowd>,
+    pub(crate) all_waiters: Arc<AllWaiters>,
     /// All keys are in shadow.
     pub(crate) shadow: AtomicBool,
     /// Gives plans to keys, if keys have plans.
@@ -226,8 +226,9 @@ where
         // All shards share one policy until a change gives each its own.
         let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
-        let crowd = Arc::new(Crowd::new());
-        let overflow = new_line(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None, &crowd);
+        let all_waiters = Arc::new(AllWaiters::new());
+        let overflow =
+            new_line(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None, &all_waiters);
         Table {
             clock,
             hasher: DefaultHashBuilder::default(),
@@ -240,7 +241,7 @@ where
             overflow,
             changing: Mutex::new(()),
             events: None,
-            crowd,
+            all_waiters,
             shadow: AtomicBool::new(false),
             plans: None,
         }
@@ -266,7 +267,8 @@ where
             Some(Watch::All(events)) => Some(events.clone()),
             Some(Watch::Key(_)) | None => None,
         };
-        let overflow = new_line(KeyPolicy::new(policy, None), state, self.clock.clone(), all, &self.crowd);
+        let overflow =
+            new_line(KeyPolicy::new(policy, None), state, self.clock.clone(), all, &self.all_waiters);
         Table { overflow, events, ..self }
     }
 

@@ -177,10 +177,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         state: P::State,
         clock: C,
         all: Option<Arc<dyn crate::limiter::events::Events>>,
-        crowd: Arc<crate::line::crowd::Crowd>,
+        all_waiters: Arc<crate::line::all_waiters::AllWaiters>,
     ) -> Self {
         let shared = Shared::new(Single::with_state(policy, state), clock, CATCH_UP);
-        RateLimiter { shared: Arc::new(shared.observed_by(all).in_crowd(crowd)) }
+        RateLimiter { shared: Arc::new(shared.observed_by(all).among(all_waiters)) }
     }
 
     /// Whether this is the only handle to the limiter, no request waits, and all settings are as in

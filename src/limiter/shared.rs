@@ -23,7 +23,7 @@ use crate::limiter::gate_word::{GateWord, LATE, PAUSED, SHADOW, Word};
 use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::Line;
 #[cfg(feature = "keyed")]
-use crate::line::crowd::Crowd;
+use crate::line::all_waiters::AllWaiters;
 use crate::line::deferred::{Deferred, run_in_drop};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
@@ -82,8 +82,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Counts the waiters among the waiters of all keys.
     #[cfg(feature = "keyed")]
-    pub(crate) fn in_crowd(self, crowd: Arc<Crowd>) -> Self {
-        lock(&self.line).crowd = Some(crowd);
+    pub(crate) fn among(self, all_waiters: Arc<AllWaiters>) -> Self {
+        lock(&self.line).all_waiters = Some(all_waiters);
         self
     }
 

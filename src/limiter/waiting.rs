@@ -25,7 +25,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::pending::{Answered, Pending, Poller, Progress, Stage};
 use crate::limiter::shared::{Held, Shared};
-use crate::line::crowd::Entered;
+use crate::line::all_waiters::Entered;
 use crate::line::deferred::run_in_drop;
 use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
@@ -240,7 +240,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 line.make_room(visit, demand)?;
                 Some(entered)
             } else {
-                Entered::new(line.crowd.as_ref(), visit.rule.permits(demand.ask), true)
+                Entered::new(line.all_waiters.as_ref(), visit.rule.permits(demand.ask), true)
             };
             let Demand { ask, priority } = demand;
             let new_waiter = NewWaiter {

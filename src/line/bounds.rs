@@ -2,7 +2,7 @@
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::crowd::Entered;
+use crate::line::all_waiters::Entered;
 use crate::line::due::FORESEEN;
 use crate::line::priorities::NONE;
 use crate::line::rule::Rule;
@@ -14,7 +14,7 @@ use crate::time::Nanos;
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Whether there is room in line, without dropping a waiter.
     pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
-        self.fits(rule, ask) && self.crowd.as_ref().is_none_or(|crowd| crowd.has_room(rule.permits(ask)))
+        self.fits(rule, ask) && self.all_waiters.as_ref().is_none_or(|all| all.has_room(rule.permits(ask)))
     }
 
     /// Whether the line's own bounds have room.
@@ -29,7 +29,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         demand: Demand<'_, R::Ask>,
     ) -> Result<Entered, Refusal> {
         let permits = visit.rule.permits(demand.ask);
-        Entered::new(self.crowd.as_ref(), permits, false).ok_or_else(|| {
+        Entered::new(self.all_waiters.as_ref(), permits, false).ok_or_else(|| {
             // By then it need not wait.
             let retry_after = self.due_behind(visit, demand).saturating_since(visit.now);
             Refusal::QueueFull { retry_after }

@@ -31,8 +31,8 @@
 //! foreign code that comes back here.
 
 pub(crate) mod alarms;
+pub(crate) mod all_waiters;
 pub(crate) mod bounds;
-pub(crate) mod crowd;
 pub(crate) mod deferred;
 mod due;
 pub(crate) mod entries;
@@ -63,7 +63,7 @@ use std::task::Waker;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::alarms::Alarms;
-use crate::line::crowd::Crowd;
+use crate::line::all_waiters::AllWaiters;
 use crate::line::due::Memo;
 use crate::line::entries::Entries;
 use crate::line::index::{Index, LONG};
@@ -98,7 +98,7 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     /// How many permits the waiters in line ask for.
     permits: u128,
     /// All requests that wait in this line and in others, if there is a bound on them.
-    pub(crate) crowd: Option<Arc<Crowd>>,
+    pub(crate) all_waiters: Option<Arc<AllWaiters>>,
     /// How many places were given, to entries and to seats.
     places_given: u64,
     /// The deadlines of the entries in line that have one, in order of time.
@@ -202,7 +202,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             memo: Cell::new(None),
             len: 0,
             permits: 0,
-            crowd: None,
+            all_waiters: None,
             places_given: 0,
             deadlines: BTreeSet::new(),
             latest: Nanos::ZERO,
@@ -376,8 +376,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.memo.set(None);
         let permits = rule.permits(ask);
         self.permits = self.permits.saturating_sub(permits.into());
-        if let Some(crowd) = &self.crowd {
-            crowd.leave(permits);
+        if let Some(all_waiters) = &self.all_waiters {
+            all_waiters.leave(permits);
         }
         let class = self.priorities.class(priority);
         rule.subtract(&mut class.ahead, ask);

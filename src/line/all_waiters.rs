@@ -1,7 +1,8 @@
 //! The requests that wait in several lines, and a bound on all of them.
 //!
-//! A line with a crowd enters each waiter here before it joins, and takes it out when it leaves the
-//! line. The lock of the crowd is taken while a line is locked, never the other way round.
+//! A line with such a bound enters each waiter here before it joins, and takes it out when it
+//! leaves the line. The lock of the count is taken while a line is locked, never the other way
+//! round.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::sync::{Mutex, lock};
 
 /// All requests that wait in some lines.
 #[derive(Debug)]
-pub(crate) struct Crowd(Mutex<Counts>);
+pub(crate) struct AllWaiters(Mutex<Counts>);
 
 #[derive(Clone, Copy, Debug)]
 struct Counts {
@@ -21,15 +22,15 @@ struct Counts {
 
 /// A request that was entered, and may still fail to join its line. Dropping this takes it out.
 pub(crate) struct Entered {
-    crowd: Option<Arc<Crowd>>,
+    all_waiters: Option<Arc<AllWaiters>>,
     permits: u64,
 }
 
-impl Crowd {
+impl AllWaiters {
     #[cfg(feature = "keyed")]
-    pub(crate) fn new() -> Crowd {
+    pub(crate) fn new() -> AllWaiters {
         let (max_requests, max_permits) = (usize::MAX, u64::MAX);
-        Crowd(Mutex::new(Counts { requests: 0, permits: 0, max_requests, max_permits }))
+        AllWaiters(Mutex::new(Counts { requests: 0, permits: 0, max_requests, max_permits }))
     }
 
     /// Bounds the requests that enter from now on.
@@ -75,29 +76,29 @@ impl Counts {
 impl Entered {
     /// Enters a request for so many permits. Returns `None` if there is no room, unless it enters
     /// `anyway`.
-    pub(crate) fn new(crowd: Option<&Arc<Crowd>>, permits: u64, anyway: bool) -> Option<Entered> {
-        if let Some(crowd) = crowd {
+    pub(crate) fn new(all_waiters: Option<&Arc<AllWaiters>>, permits: u64, anyway: bool) -> Option<Entered> {
+        if let Some(all_waiters) = all_waiters {
             // One section checks and counts, so that no two requests take the last place.
-            let mut counts = lock(&crowd.0);
+            let mut counts = lock(&all_waiters.0);
             if !anyway && !counts.have_room(permits) {
                 return None;
             }
             counts.requests += 1;
             counts.permits += u128::from(permits);
         }
-        Some(Entered { crowd: crowd.cloned(), permits })
+        Some(Entered { all_waiters: all_waiters.cloned(), permits })
     }
 
     /// The request has joined its line, and is taken out when it leaves the line.
     pub(crate) fn keep(mut self) {
-        self.crowd = None;
+        self.all_waiters = None;
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        if let Some(crowd) = &self.crowd {
-            crowd.leave(self.permits);
+        if let Some(all_waiters) = &self.all_waiters {
+            all_waiters.leave(self.permits);
         }
     }
 }
