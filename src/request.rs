@@ -165,7 +165,8 @@ impl Request {
     /// let deadline = Instant::now() + Duration::from_secs(1);
     /// // One deadline for several calls.
     /// for _ in 0..2 {
-    ///     let refusal = limiter.blocking_acquire_many(Request::permits(1).deadline(deadline));
+    ///     let refusal =
+    ///         limiter.blocking_acquire_many(Request::permits(1).deadline(deadline));
     ///     assert!(matches!(refusal, Err(Refusal::Limited { .. })));
     /// }
     /// # Ok::<(), Refusal>(())

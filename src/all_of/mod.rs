@@ -250,7 +250,8 @@ use crate::time::Nanos;
 /// use tidegate::{AllOf, CountingLimit, Rate, RateLimiter, TokenBucket};
 ///
 /// let requests = RateLimiter::new(TokenBucket::new(Rate::per_minute(500), 500));
-/// let tokens = RateLimiter::new(TokenBucket::new(Rate::per_minute(30_000), 30_000));
+/// let tokens =
+///     RateLimiter::new(TokenBucket::new(Rate::per_minute(30_000), 30_000));
 /// let in_flight = CountingLimit::new(10);
 /// let api = AllOf::new("requests", &requests)
 ///     .with("tokens", &tokens)

@@ -19,7 +19,9 @@ const FEW: usize = 4;
 ///
 /// ```
 /// use std::time::Duration;
-/// use tidegate::{AllOf, AllRefusal, AllRequest, Rate, RateLimiter, SmoothBursty, TokioClock};
+/// use tidegate::{
+///     AllOf, AllRefusal, AllRequest, Rate, RateLimiter, SmoothBursty, TokioClock,
+/// };
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), AllRefusal> {
@@ -30,10 +32,12 @@ const FEW: usize = 4;
 /// let tokens = RateLimiter::with_clock(policy, clock);
 /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
 /// let call = AllRequest::new().cost("tokens", 850);
-/// let _permits = api.acquire_many(call.priority(1).within(Duration::from_secs(1))).await?;
+/// let _permits =
+///     api.acquire_many(call.priority(1).within(Duration::from_secs(1))).await?;
 ///
 /// let refusal = api.try_acquire_many([("tonkes", 850)]).unwrap_err();
-/// let expected = r#""tonkes" is not a member: the members are "requests", "tokens""#;
+/// let expected =
+///     r#""tonkes" is not a member: the members are "requests", "tokens""#;
 /// assert_eq!(refusal.to_string(), expected);
 /// # Ok(())
 /// # }
@@ -175,11 +179,15 @@ impl<'a> AllRequest<'a> {
     /// let call = AllRequest::new().cost("tokens", 850).with_left();
     /// let permits = api.try_acquire_many(call.clone())?;
     /// let left = permits.left().expect("it was asked for");
-    /// let available: Vec<_> = left.members.iter().map(|(_, member)| member.available).collect();
+    /// let available: Vec<_> =
+    ///     left.members.iter().map(|(_, member)| member.available).collect();
     /// assert_eq!(available, [9, 150]);
     ///
     /// let refusal = api.try_acquire_many(call).unwrap_err();
-    /// let tokens = refusal.left().and_then(|left| left.member("tokens")).expect("it was asked for");
+    /// let tokens = refusal
+    ///     .left()
+    ///     .and_then(|left| left.member("tokens"))
+    ///     .expect("it was asked for");
     /// assert_eq!((tokens.limit, tokens.available), (1000, 150));
     /// assert_eq!(tokens.full_in, Duration::from_millis(8500));
     /// # Ok::<(), tidegate::AllRefusal>(())

@@ -237,7 +237,8 @@ impl AnyLimiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tidegate::AllRefusal> {
     /// let policy = TokenBucket::new(Rate::per_second(5), 2);
-    /// let limiter = AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// let limiter =
+    ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
     /// let _permits = limiter.acquire_now(2).await?;
     /// assert!(limiter.acquire_now(1).await.is_err());
     /// # Ok(())
@@ -405,7 +406,8 @@ impl AnyLimiter {
     /// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
     ///
     /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
-    /// let limiter = AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// let limiter =
+    ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
     /// assert_eq!(limiter.keep_at_most("limit", 3)?, 57);
     /// assert_eq!(limiter.status().members[0].1.available, 3);
     /// # Ok::<(), tidegate::AllRefusal>(())
@@ -514,10 +516,13 @@ impl AnyReservation {
     /// # Examples
     ///
     /// ```
-    /// use tidegate::{AnyLimiter, AnyReservation, ManualClock, Rate, RateLimiter, TokenBucket};
+    /// use tidegate::{
+    ///     AnyLimiter, AnyReservation, ManualClock, Rate, RateLimiter, TokenBucket,
+    /// };
     ///
     /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
-    /// let limiter = AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// let limiter =
+    ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
     /// let place = AnyReservation::of_no_permits(limiter.clone());
     /// assert!(place.due_in().is_zero());
     /// place.settle(7)?;

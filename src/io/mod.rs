@@ -271,7 +271,8 @@ impl fmt::Debug for Direction {
 /// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
 ///
 /// let policy = TokenBucket::new(Rate::per_second(1_000_000), 50_000);
-/// let limiter = AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+/// let limiter =
+///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
 /// assert_eq!(chunk_size(&limiter), 10_000);
 /// ```
 #[must_use]

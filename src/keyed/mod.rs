@@ -867,7 +867,9 @@ where
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tidegate::{KeyedRateLimiter, ManualClock, Pause, Rate, Refusal, TokenBucket};
+    /// use tidegate::{
+    ///     KeyedRateLimiter, ManualClock, Pause, Rate, Refusal, TokenBucket,
+    /// };
     ///
     /// let clock = ManualClock::new();
     /// let policy = TokenBucket::new(Rate::per_second(10), 5);
@@ -912,7 +914,9 @@ where
     ///
     /// ```
     /// use std::sync::Arc;
-    /// use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, Statistics, TokenBucket};
+    /// use tidegate::{
+    ///     KeyedRateLimiter, ManualClock, Rate, Refusal, Statistics, TokenBucket,
+    /// };
     ///
     /// let policy = TokenBucket::new(Rate::per_second(10), 2);
     /// let users = KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());

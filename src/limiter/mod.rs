@@ -437,8 +437,14 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// assert!(answer.is_ok());
     /// assert_eq!((status.limit, status.available), (10, 2));
     /// let (answer, status) = limiter.try_telling(8);
-    /// assert_eq!(answer.unwrap_err().retry_after(), Some(Duration::from_millis(1200)));
-    /// assert_eq!((status.available, status.full_in), (2, Duration::from_millis(1600)));
+    /// assert_eq!(
+    ///     answer.unwrap_err().retry_after(),
+    ///     Some(Duration::from_millis(1200))
+    /// );
+    /// assert_eq!(
+    ///     (status.available, status.full_in),
+    ///     (2, Duration::from_millis(1600))
+    /// );
     /// ```
     pub fn try_telling(&self, request: impl Into<Request>) -> (Result<Grant, Refusal>, Status) {
         let request = request.into().with_left();

@@ -107,10 +107,13 @@ use crate::time::Nanos;
 ///
 /// ```
 /// use std::time::Duration;
-/// use tidegate::{FixedWindow, ManualClock, Policy, Rate, RateLimiter, Refusal, TokenBucket};
+/// use tidegate::{
+///     FixedWindow, ManualClock, Policy, Rate, RateLimiter, Refusal, TokenBucket,
+/// };
 ///
 /// let clock = ManualClock::new();
-/// let policy = TokenBucket::new(Rate::per_second(10), 10).and(FixedWindow::new(Rate::per_minute(100)));
+/// let policy = TokenBucket::new(Rate::per_second(10), 10)
+///     .and(FixedWindow::new(Rate::per_minute(100)));
 /// let limiter = RateLimiter::with_clock(policy, clock.clone());
 /// limiter.try_acquire_many(10)?;
 /// // The burst is used up.

@@ -59,7 +59,9 @@ use crate::refused::{Error, Refused};
 /// use tidegate_tower::ObeyLayer;
 /// use tower::ServiceBuilder;
 ///
-/// let hosts = Scopes::new(1000, |_host| Obey::new(RateLimiter::paced(Rate::per_second(10))));
+/// let hosts = Scopes::new(1000, |_host| {
+///     Obey::new(RateLimiter::paced(Rate::per_second(10)))
+/// });
 /// let client = ServiceBuilder::new()
 ///     .layer(ObeyLayer::per_host(hosts).wait_at_most(Duration::from_secs(30)))
 ///     .service(Client::builder(TokioExecutor::new()).build_http::<String>());

@@ -25,7 +25,8 @@ use crate::Unit;
 /// use tidegate_http::tell::{self, Format, Limit};
 ///
 /// let clock = ManualClock::new();
-/// let limiter = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock);
+/// let limiter =
+///     RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock);
 /// let per_minute = Limit::new("per minute", 100)?.window(Duration::from_secs(60));
 /// let mut headers = HeaderMap::new();
 ///
@@ -77,14 +78,21 @@ pub fn decision(
 /// use tidegate_http::tell::{self, Format};
 ///
 /// let clock = ManualClock::new();
-/// let minute = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock.clone());
-/// let hour = RateLimiter::with_clock(FixedWindow::new(Rate::per_hour(1000)), clock);
+/// let minute = RateLimiter::with_clock(
+///     FixedWindow::new(Rate::per_minute(100)),
+///     clock.clone(),
+/// );
+/// let hour =
+///     RateLimiter::with_clock(FixedWindow::new(Rate::per_hour(1000)), clock);
 /// let limits = AllOf::new("minute", &minute).with("hour", &hour);
 ///
 /// let decision = limits.try_acquire_many(AllRequest::new().with_left());
 /// let mut headers = HeaderMap::new();
 /// tell::decision_of_all(&decision, Format::Draft, &mut headers);
-/// assert_eq!(headers["ratelimit-policy"], r#""minute";q=100;w=60, "hour";q=1000;w=3600"#);
+/// assert_eq!(
+///     headers["ratelimit-policy"],
+///     r#""minute";q=100;w=60, "hour";q=1000;w=3600"#
+/// );
 /// assert_eq!(headers["ratelimit"], r#""minute";r=99;t=60, "hour";r=999;t=3600"#);
 /// ```
 pub fn decision_of_all(decision: &Result<AllPermits, AllRefusal>, format: Format, headers: &mut HeaderMap) {

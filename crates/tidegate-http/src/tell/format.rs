@@ -48,7 +48,10 @@ pub enum Format {
 /// ];
 /// let mut headers = HeaderMap::new();
 /// tell::granted(&limits, Format::Draft, &mut headers);
-/// assert_eq!(headers["ratelimit-policy"], r#""burst";q=100;w=60, "daily";q=1000;w=86400"#);
+/// assert_eq!(
+///     headers["ratelimit-policy"],
+///     r#""burst";q=100;w=60, "daily";q=1000;w=86400"#
+/// );
 /// assert_eq!(headers["ratelimit"], r#""burst";r=99"#);
 ///
 /// tell::granted(&limits, Format::XRateLimit, &mut headers);

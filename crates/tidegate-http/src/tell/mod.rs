@@ -17,9 +17,15 @@
 //! use tidegate_http::Problem;
 //! use tidegate_http::tell::{self, Format, Limit};
 //!
-//! let limit = Limit::new("burst", 100)?.window(Duration::from_secs(60)).remaining(0);
+//! let limit =
+//!     Limit::new("burst", 100)?.window(Duration::from_secs(60)).remaining(0);
 //! let mut headers = HeaderMap::new();
-//! tell::refused(&[limit], Duration::from_millis(1200), Format::Draft, &mut headers);
+//! tell::refused(
+//!     &[limit],
+//!     Duration::from_millis(1200),
+//!     Format::Draft,
+//!     &mut headers,
+//! );
 //!
 //! assert_eq!(headers["ratelimit-policy"], r#""burst";q=100;w=60"#);
 //! assert_eq!(headers["ratelimit"], r#""burst";r=0;t=2"#);
