@@ -69,7 +69,8 @@ impl Request {
     /// [`AllOf`](crate::AllOf) takes what its limiters have when a call finds that it is due.
     ///
     /// Available are the permits that single requests could take, one after the other, as a
-    /// [`Status`](crate::Status) tells. So with Guava's two policies it takes the saved permits and one on credit, where a request for `n` permits gets them all on credit.
+    /// [`Status`](crate::Status) tells. So with Guava's two policies it takes the saved permits and
+    /// one on credit, where a request for `n` permits gets them all on credit.
     ///
     /// # Examples
     ///

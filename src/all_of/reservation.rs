@@ -117,8 +117,8 @@ impl<C: Timer> AllReservation<C> {
     ///
     /// # Errors
     ///
-    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that is
-    /// cancelled. Then the reservation keeps its place.
+    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
+    /// is cancelled. Then the reservation keeps its place.
     pub fn blocking_claim(&mut self) -> Result<Duration, AllRefusal> {
         if self.claimed.is_some() {
             return Ok(Duration::ZERO);

@@ -47,9 +47,9 @@ pin_project! {
     /// # Chunks
     ///
     /// A chunk is what comes in within 10 ms: at least 512 bytes, at most 64 KiB, and no more than
-    /// the limiter can grant at once. So a policy with a burst of at least 10 ms is right;
-    /// with a smaller one the chunks are smaller, and more of them wait. The size follows the rate
-    /// and the burst, also of a chunk that waits. [`max_chunk`](Throttled::max_chunk) makes them smaller.
+    /// the limiter can grant at once. So a policy with a burst of at least 10 ms is right; with a
+    /// smaller one the chunks are smaller, and more of them wait. The size follows the rate and the
+    /// burst, also of a chunk that waits. [`max_chunk`](Throttled::max_chunk) makes them smaller.
     ///
     /// # Fairness
     ///

@@ -398,8 +398,8 @@ where
         self.table.try_acquire(key, &request.into())
     }
 
-    /// Takes the permits of a [`Request`] from a key now, or refuses, and tells the state of the key
-    /// either way. See [`RateLimiter::try_telling`].
+    /// Takes the permits of a [`Request`] from a key now, or refuses, and tells the state of the
+    /// key either way. See [`RateLimiter::try_telling`].
     ///
     /// # Errors
     ///

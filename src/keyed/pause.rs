@@ -12,8 +12,8 @@
 //! | from then on | the next call for the shard ends the pause: each known state is left empty as of its end, and the known keys lie in their table again | the line ends its pause |
 //!
 //! **A policy that counts**, or a part of one, has no state that is empty and lets permits come in
-//! one by one. The line of such a key spaces its grants (`line/pause.rs`). So the hold goes on until a window has
-//! passed, and until then a key whose permits are due gets a line.
+//! one by one. The line of such a key spaces its grants (`line/pause.rs`). So the hold goes on
+//! until a window has passed, and until then a key whose permits are due gets a line.
 //!
 //! **A line that is made during the hold** begins with the pause of its shard, as if it had been
 //! there before. No line is settled during a hold, since a state that a line leaves is as of

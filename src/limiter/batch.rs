@@ -102,8 +102,8 @@ impl<P: Policy, C: Timer> Batch<P, C> {
     /// Hands out one permit, and blocks the calling thread if there is none. Do not call it from a
     /// task.
     ///
-    /// Under a [`CancelToken`](crate::CancelToken) that is cancelled it still hands out permits that
-    /// are there. Only a wait is refused.
+    /// Under a [`CancelToken`](crate::CancelToken) that is cancelled it still hands out permits
+    /// that are there. Only a wait is refused.
     ///
     /// # Errors
     ///

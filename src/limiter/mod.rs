@@ -417,9 +417,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Takes what a [`Request`] asks for now, or refuses, and tells the state of the limiter either
     /// way: what a grant left, or what a refused request met.
     ///
-    /// The state belongs to the decision, whatever other threads do meanwhile. Of a grant it is that
-    /// of [`Grant::left`]. Of a refusal it tells fewer permits than the request asked for, and the
-    /// next one not before the `retry_after` of a request for one permit.
+    /// The state belongs to the decision, whatever other threads do meanwhile. Of a grant it is
+    /// that of [`Grant::left`]. Of a refusal it tells fewer permits than the request asked for, and
+    /// the next one not before the `retry_after` of a request for one permit.
     ///
     /// # Errors
     ///

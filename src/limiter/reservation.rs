@@ -144,8 +144,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     ///
     /// # Errors
     ///
-    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that is
-    /// cancelled. Then the reservation keeps its place.
+    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
+    /// is cancelled. Then the reservation keeps its place.
     pub fn blocking_claim(&mut self) -> Result<Grant, Refusal> {
         if let Some((grant, _)) = self.claimed {
             return Ok(grant);

@@ -51,9 +51,9 @@ pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     /// Its number among all limiters. Composites ask their members in the order of numbers.
     pub(crate) number: u64,
     pub(crate) gate_word: GateWord,
-    /// The next number of the line's undo log, which rises with each mark, refund, debit and change.
-    /// A composite reads it before it takes without the lock, so that the log can tell, when the
-    /// grant is undone, what happened since.
+    /// The next number of the line's undo log, which rises with each mark, refund, debit and
+    /// change. A composite reads it before it takes without the lock, so that the log can tell,
+    /// when the grant is undone, what happened since.
     pub(crate) undo_number: AtomicU64,
     /// How often the waiters in line were moved. Composites weigh their requests anew by it.
     pub(crate) changes: AtomicU64,

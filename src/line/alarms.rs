@@ -297,7 +297,8 @@ impl<C: Timer> Arming<C> {
     pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.armed.at);
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
-            // As the waker of the alarm does: the holder of the lock that looks next finds the ring.
+            // As the waker of the alarm does: the holder of the lock that looks next finds the
+            // ring.
             self.rung.store(true, Ordering::Release);
         }
         self.sleep.is_gone()

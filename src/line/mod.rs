@@ -442,8 +442,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Takes the answer out of an entry and removes it, if its wait is over.
     ///
     /// Another entry may get the key after that, so no foreign code may run before the future has
-    /// forgotten it. A grant of the kind `Final` can no longer be undone after that. Writes to `ask`
-    /// how many permits were granted, if the request took up to a number.
+    /// forgotten it. A grant of the kind `Final` can no longer be undone after that. Writes to
+    /// `ask` how many permits were granted, if the request took up to a number.
     pub(crate) fn collect(
         &mut self,
         key: u32,

@@ -58,8 +58,8 @@ impl Settings {
         self.bounds == QueueBounds::UNBOUNDED
     }
 
-    /// The end of the latest pause, for a call that reads this time. A pause that has ended does not
-    /// hold again for a call whose clock reading is behind its end.
+    /// The end of the latest pause, for a call that reads this time. A pause that has ended does
+    /// not hold again for a call whose clock reading is behind its end.
     pub(crate) fn opens_for(&self, now: Nanos) -> Nanos {
         if self.pause.is_none() && !self.closed && now < self.opens { Nanos::ZERO } else { self.opens }
     }

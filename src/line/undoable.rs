@@ -25,8 +25,8 @@ pub(crate) struct GrantId(pub(super) u64);
 pub(crate) enum Undoable<Charge> {
     Tracked(Tracked<Charge>),
     /// A grant that the undo log does not track, with the log's [next
-    /// number](crate::line::Line::undo_number). A taker under the lock reads the number after the take,
-    /// before it unlocks. A composite that takes without the lock reads it before the take.
+    /// number](crate::line::Line::undo_number). A taker under the lock reads the number after the
+    /// take, before it unlocks. A composite that takes without the lock reads it before the take.
     Since(Charge, u64),
 }
 

@@ -1,5 +1,6 @@
 //! The list of all policies. A new policy is added here, beside its own file, the exports of
-//! `policy/mod.rs` and `lib.rs`, and the imports of `policy/any/kind.rs` and `policy/config/mod.rs`.
+//! `policy/mod.rs` and `lib.rs`, and the imports of `policy/any/kind.rs` and
+//! `policy/config/mod.rs`.
 
 /// Calls the macro `$define` with its arguments and the list of all kinds of policies.
 ///

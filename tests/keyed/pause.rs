@@ -55,8 +55,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Runs the steps with all keys and with a plain limiter for each key. `of` says whether the rate of
-/// all keys is that of a key.
+/// Runs the steps with all keys and with a plain limiter for each key. `of` says whether the rate
+/// of all keys is that of a key.
 fn agree<P: Policy + Clone>(
     keys: &KeysOf<P>,
     clock: &ManualClock,

@@ -281,7 +281,8 @@ fn a_chunk_is_no_larger_than_it_may_be() {
             assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), chunk);
         }
     }
-    // A hundredth of a second is 100,000 bytes, of which a chunk has 65,536 unless it may be larger.
+    // A hundredth of a second is 100,000 bytes, of which a chunk has 65,536 unless it may be
+    // larger.
     let (limiter, _) = bucket(10_000_000, 1_000_000);
     let mut buffer = vec![0; 200_000];
     for (most, chunk) in [(None, 65_536), (Some(80_000), 80_000), (Some(u32::MAX), 100_000)] {

@@ -49,7 +49,7 @@ pin_project! {
     ///
     /// An error is that of the inner body, or the [`AllRefusal`](tidegate::AllRefusal) of the
     /// limiter: it was closed, its queue is full, or it never grants a byte. After a refusal the
-    /// next poll asks again for the same bytes.
+    /// next poll asks for these bytes again.
     ///
     /// # Cancel safety
     ///
@@ -85,7 +85,7 @@ pin_project! {
         limiter: AnyLimiter,
         chunk: u32,
         max_chunk: u32,
-        // What is not yielded yet of a frame: never empty.
+        // The bytes of a frame that are not yielded yet: never empty.
         data: Option<B::Data>,
         // The chunk that is being paid for. The lock is never taken: it makes the body `Sync`,
         // which clients such as reqwest ask for.

@@ -162,7 +162,8 @@ fn a_server_that_tells_what_remains_refuses_nothing() {
     }
 }
 
-/// More calls begin within a round trip, by the client's own limit, than a window of the server has.
+/// More calls begin within a round trip, by the client's own limit, than a window of the server
+/// has.
 #[test]
 fn no_window_begins_with_more_calls_than_the_server_allows() {
     for (tasks, burst) in [(36, 15), (36, 1), (90, 25)] {

@@ -100,7 +100,7 @@ impl fmt::Display for OpenError {
 
 impl Error for OpenError {}
 
-/// What is wrong with a store.
+/// A fault of a store or of its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
     is_away: bool,
@@ -117,7 +117,7 @@ impl StoreError {
     }
 
     /// Whether the store is merely away: it may answer later. `false` says that its configuration
-    /// is wrong: a password, a permission, or what is stored under a key.
+    /// is wrong: a password, a permission, or a foreign value under a key.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.is_away

@@ -2,8 +2,8 @@
 
 use crate::terms::Kind;
 
-/// The version of what is stored under a key. Two releases with different versions share a server,
-/// and no key.
+/// The version of the values that are stored under keys. Two releases with different versions share
+/// a server, and no key.
 const VERSION: u32 = 1;
 
 /// Whether a text can be part of a key: it does not end the tag, nor the part.

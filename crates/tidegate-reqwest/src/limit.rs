@@ -134,8 +134,9 @@ impl RateLimit {
     }
 
     /// Sets what a request costs: a number of permits, costs by the names of an
-    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one permit
-    /// of each limit. A cost of 0 is free: the request takes no permits, and its answer is obeyed.
+    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one
+    /// permit of each limit. A cost of 0 is free: the request takes no permits, and its answer is
+    /// obeyed.
     ///
     /// # Examples
     ///

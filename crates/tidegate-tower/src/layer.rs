@@ -225,9 +225,9 @@ impl<L: Limit> RateLimitLayer<L> {
     /// Sets the headers that tell the state of the limits. The default is
     /// [`Format::Draft`]. The time in [`Format::XRateLimitUnix`] is set anew for each answer.
     ///
-    /// Granted requests are told the limits, too. The state is that which the request itself left, or
-    /// met where it was refused, of each limit. The window of a limit is the time in which a whole
-    /// quota comes in.
+    /// Granted requests are told the limits, too. The state is that which the request itself left,
+    /// or met where it was refused, of each limit. The window of a limit is the time in which a
+    /// whole quota comes in.
     ///
     /// Several layers should have one format. With [`Format::Draft`] each tells its limits; give
     /// each a [name](RateLimitLayer::named). With the other formats the answer tells the tightest
@@ -402,9 +402,9 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     ///
     /// When the [call is over](RateLimitLayer#when-a-call-is-over), the rest of the estimate goes
     /// back to the limiter, and a higher cost is charged. A handler can put what it knows into the
-    /// extensions of the response. A call that was estimated as 0 is charged what it really cost. Of
-    /// several such functions, the first that tells a cost counts. If a cost has a name that no limit
-    /// has, the estimate is the cost, since the answer is on its way by then. A call that is
+    /// extensions of the response. A call that was estimated as 0 is charged what it really cost.
+    /// Of several such functions, the first that tells a cost counts. If a cost has a name that no
+    /// limit has, the estimate is the cost, since the answer is on its way by then. A call that is
     /// [refunded](RateLimitLayer::refund_if) costs nothing, whatever they tell.
     ///
     /// # Examples

@@ -28,8 +28,8 @@ use tidegate::{
 /// # Calls in flight
 ///
 /// A counting limit has no priorities, and gives a request for up to a number of permits the fewest
-/// that it takes. An [`AnyLimiter`] made from it has priorities and pauses. To limit a rate as well,
-/// put both into an [`AllOf`].
+/// that it takes. An [`AnyLimiter`] made from it has priorities and pauses. To limit a rate as
+/// well, put both into an [`AllOf`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no limiter that a layer can ask",
     note = "give the layer the limiter itself, without `Arc` or `&`: its clones share their permits",

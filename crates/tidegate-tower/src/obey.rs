@@ -109,10 +109,10 @@ impl ObeyLayer {
         ObeyLayer::of(Limit::One(obey))
     }
 
-    /// A limit for each host, by the authority of the request's address: for
-    /// `https://api.example/` it is named `api.example`, for `http://localhost:3000/` it is named
-    /// `localhost:3000`. A dot at the end and the case of letters do not count. A request without a host is not limited. A client of tonic that is told no
-    /// origin sends such requests.
+    /// A limit for each host, by the authority of the request's address: for `https://api.example/`
+    /// it is named `api.example`, for `http://localhost:3000/` it is named `localhost:3000`. A dot
+    /// at the end and the case of letters do not count. A request without a host is not limited. A
+    /// client of tonic that is told no origin sends such requests.
     #[must_use]
     pub fn per_host(scopes: Scopes) -> ObeyLayer {
         ObeyLayer::per(scopes, |request| {
@@ -137,8 +137,9 @@ impl ObeyLayer {
     }
 
     /// Sets what a request costs: a number of permits, costs by the names of an
-    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one permit
-    /// of each limit. A cost of 0 is free: the request takes no permits, and its answer is obeyed.
+    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one
+    /// permit of each limit. A cost of 0 is free: the request takes no permits, and its answer is
+    /// obeyed.
     #[must_use]
     pub fn cost<C>(mut self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> ObeyLayer
     where

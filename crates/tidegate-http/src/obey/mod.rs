@@ -56,8 +56,8 @@
 //!
 //! # Costs that are known later
 //!
-//! [`Obey::reserve`] takes a place for an estimate, and [`Call::settle`] gives the rest back. A call
-//! that has its permits from elsewhere begins by [`Obey::begin`], so that its answer counts.
+//! [`Obey::reserve`] takes a place for an estimate, and [`Call::settle`] gives the rest back. A
+//! call that has its permits from elsewhere begins by [`Obey::begin`], so that its answer counts.
 //!
 //! # Retries
 //!

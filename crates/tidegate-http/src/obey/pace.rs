@@ -91,9 +91,9 @@ impl Pace {
     ///
     /// It spreads calls, and costs throughput where windows are short. The units that the server
     /// allows until a reset hold as well. At the server's own rate they last as long as the window,
-    /// resets are told in whole seconds, and a limiter at that rate does not make up the pause until
-    /// the next window. In simulations of servers with windows of 1 s and 5 s, a client that learns
-    /// got 44 to 50 % of the server's limit, and a client that does not 74 to 93 %.
+    /// resets are told in whole seconds, and a limiter at that rate does not make up the pause
+    /// until the next window. In simulations of servers with windows of 1 s and 5 s, a client that
+    /// learns got 44 to 50 % of the server's limit, and a client that does not 74 to 93 %.
     pub fn learn(self) -> Self {
         Self { learns: true, ..self }
     }

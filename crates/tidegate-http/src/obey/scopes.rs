@@ -21,8 +21,8 @@ use super::handle::Obey;
 /// With [`by_bucket`](Scopes::by_bucket), a route begins with a limiter of its own. When an answer
 /// tells its bucket, the limiter becomes that of the bucket, or the route moves to the limiter that
 /// the bucket has already. A call that waits at the limiter that a route leaves gets its permits
-/// there, and then waits its turn at the limiter of the bucket. So it obeys what the server tells of
-/// the bucket.
+/// there, and then waits its turn at the limiter of the bucket. So it obeys what the server tells
+/// of the bucket.
 ///
 /// # Examples
 ///

@@ -19,7 +19,7 @@
 //!
 //! A window that is over has a next one of which nothing is known for a round trip. If the server
 //! told how many units a window has, the first call after the end *presumes* the next window: it
-//! has as many units, less what is in flight. It lasts until an answer tells the true window, or
+//! has as many units, less the calls in flight. It lasts until an answer tells the true window, or
 //! for twice the longest round trip of the window before: the answer to its first call is there by
 //! then, and no window is presumed on a presumed one.
 

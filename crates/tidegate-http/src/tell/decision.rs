@@ -123,10 +123,10 @@ impl<'a> Limit<'a> {
     /// The limit of a limiter, as its status tells it: its quota, its window, and the units that
     /// remain.
     ///
-    /// The window is the time in which a whole quota comes in. Windows are told in whole seconds: of
-    /// a limit that fills in less than a second, the quota told is what comes in within one second,
-    /// so `TokenBucket::new(Rate::per_second(10), 1)` tells 10 per second. A limit without a rate
-    /// counts requests in flight.
+    /// The window is the time in which a whole quota comes in. Windows are told in whole seconds:
+    /// of a limit that fills in less than a second, the quota told is what comes in within one
+    /// second, so `TokenBucket::new(Rate::per_second(10), 1)` tells 10 per second. A limit without
+    /// a rate counts requests in flight.
     ///
     /// # Errors
     ///
