@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod block_on;
 mod breaker;
 mod connection;
 mod error;

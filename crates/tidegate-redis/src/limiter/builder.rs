@@ -1,0 +1,105 @@
+//! [`LimiterBuilder`]: the settings of a limiter.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use tidegate::PolicyConfig;
+use tokio::sync::watch;
+
+use crate::error::BuildError;
+use crate::key;
+use crate::limiter::StoreLimiter;
+use crate::script::Script;
+use crate::set::{Member, Set};
+use crate::share;
+use crate::store::{Store, WhileAway};
+use crate::terms::Terms;
+
+/// The limits of a [`StoreLimiter`].
+#[derive(Clone, Debug)]
+#[must_use = "limits do nothing until the limiter is built"]
+pub struct LimiterBuilder {
+    store: Store,
+    tag: String,
+    limits: Vec<(String, PolicyConfig)>,
+}
+
+impl Store {
+    /// A limiter for this tag: a user, a tenant, an API key, or the name of what all share. Limits
+    /// of one tag lie in one slot of a cluster, so they can be decided together.
+    ///
+    /// A limiter costs the client some hundred bytes and no call; make one for each tag when it is
+    /// needed, and drop it. The state is in the store, and expires there.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tidegate::AnyLimiter;
+    /// use tidegate_redis::Store;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let limiter: AnyLimiter = store
+    ///     .limiter("tenant-7")
+    ///     .limit("calls", "token_bucket 100/s burst 20".parse()?)
+    ///     .limit("daily", "fixed_window 1000000/d at_wall_clock 0s".parse()?)
+    ///     .build()?
+    ///     .into();
+    /// limiter.acquire().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn limiter(&self, tag: impl Into<String>) -> LimiterBuilder {
+        LimiterBuilder { store: self.clone(), tag: tag.into(), limits: Vec::new() }
+    }
+}
+
+impl LimiterBuilder {
+    /// Adds a limit. The name is part of the key in the store, and that by which requests name
+    /// their cost.
+    pub fn limit(mut self, name: impl Into<String>, policy: PolicyConfig) -> LimiterBuilder {
+        self.limits.push((name.into(), policy));
+        self
+    }
+
+    /// Makes the limiter. The store is not asked.
+    ///
+    /// # Errors
+    ///
+    /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a policy cannot be had
+    /// over a store, or if there is no limit.
+    pub fn build(self) -> Result<StoreLimiter, BuildError> {
+        let LimiterBuilder { store, tag, limits } = self;
+        if !key::is_tag(&tag) {
+            return Err(BuildError::Name { name: tag });
+        }
+        if limits.is_empty() {
+            return Err(BuildError::NoLimit);
+        }
+        let mut members: Vec<Member> = Vec::with_capacity(limits.len());
+        for (name, config) in &limits {
+            if !key::is_name(name) {
+                return Err(BuildError::Name { name: name.clone() });
+            }
+            if members.iter().any(|member| member.name == *name) {
+                return Err(BuildError::Twice { name: name.clone() });
+            }
+            let terms = Terms::new(config)?;
+            let key = key::of(store.prefix(), &tag, name, terms.kind);
+            members.push(Member { name: name.clone(), key, terms });
+        }
+        let share = match store.while_away() {
+            WhileAway::Share(processes) => Some(share::limiter(&limits, processes)?),
+            WhileAway::Open | WhileAway::Closed => None,
+        };
+        Ok(StoreLimiter(Arc::new(Set {
+            script: Arc::new(Script::of(members.iter().map(|member| member.terms.kind))),
+            store,
+            members,
+            share,
+            shadow: AtomicBool::new(false),
+            closed: watch::Sender::new(false),
+            waiting: AtomicUsize::new(0),
+        })))
+    }
+}

@@ -1,0 +1,284 @@
+//! [`StoreLimiter`]: limits in a store, as a limiter of the core.
+
+mod builder;
+mod request;
+mod reserved;
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use tidegate::{
+    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
+    DefaultClock, Limiter, Nanos, Pause, Refusal, Status, Timer,
+};
+
+pub use builder::LimiterBuilder;
+
+use crate::block_on::block_on;
+use crate::script::{Operation, Reply};
+use crate::set::{Instead, Set, left};
+use request::{Ask, Won};
+use reserved::Reserved;
+
+/// One or several limits that all processes share which name the same store, tag and names.
+///
+/// It is made by [`Store::limiter`](crate::Store::limiter), and used as an [`AnyLimiter`], which it converts to: every
+/// adapter of `tidegate` works over it. A request is decided by one round trip, for all limits
+/// together, all or nothing.
+///
+/// # Fairness
+///
+/// A request that waits books its instant when the store gets it, and sleeps until then: first
+/// come, first served over all processes. A request that does not wait never overtakes a booking.
+/// [Priorities](tidegate::Request::priority) have no effect over a store yet.
+///
+/// # Cancel safety
+///
+/// Dropping a future gives its permits back once, by a message that is not waited for. If a request
+/// is dropped whose instant is not the last one booked, its instant goes to the next request of
+/// equal size, and is lost if there is none in time.
+///
+/// # Blocking
+///
+/// `acquire`, `acquire_now` and the futures never block a thread.
+/// [`try_acquire`](AnyLimiter::try_acquire), [`reserve`](AnyLimiter::reserve),
+/// [`status`](AnyLimiter::status), [`keep_at_most`](AnyLimiter::keep_at_most) and
+/// [`resume`](AnyLimiter::resume) block the calling thread for the round trip, at most for the
+/// [timeout](crate::StoreBuilder::timeout) of the store.
+#[derive(Clone, Debug)]
+pub struct StoreLimiter(Arc<Set>);
+
+impl StoreLimiter {
+    /// Sets whether requests that would be refused pass without permits, for trying out a limit.
+    /// It holds for this process.
+    pub fn set_shadow(&self, shadow: bool) {
+        self.0.shadow.store(shadow, Ordering::Relaxed);
+    }
+
+    /// Forgets what all processes took: every limit is as new.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have been reset.
+    pub async fn reset(&self) -> Result<(), AllRefusal> {
+        self.ask_all(Operation::Reset).await.map(drop)
+    }
+
+    /// A snapshot of the limits, as [`AnyLimiter::status`], without blocking a thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unavailable`] if the store did not answer.
+    pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
+        let reply = self.ask_all(Operation::Status).await?;
+        Ok(self.status_of(&reply))
+    }
+
+    async fn ask_all(&self, operation: Operation) -> Result<Reply, AllRefusal> {
+        let costs = vec![(1, 1); self.0.members.len()];
+        self.0.ask(operation, &costs).await.map_err(|undecided| self.0.unavailable(undecided))
+    }
+
+    fn status_of(&self, reply: &Reply) -> AllStatus {
+        let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
+        let members = self.0.members.iter().zip(&reply.limits).map(|(member, told)| {
+            let status = Status::from(left(member, told)).rate(member.terms.rate);
+            (member.name.as_str(), status.paused_for(told.paused_for))
+        });
+        let waiting = self.0.waiting.load(Ordering::Relaxed);
+        AllStatus::new(members).waiting(waiting).paused_for(paused_for)
+    }
+
+    /// Waits for permits, at most this long.
+    async fn wait(self, ask: Ask, longest: Duration) -> Result<Won, AllRefusal> {
+        if ask.exempt {
+            return Ok(Won::Free);
+        }
+        self.0.check(&ask.costs)?;
+        let undecided = match self.0.book(ask.costs.clone(), longest).await {
+            Ok(Ok(mut booking)) => {
+                self.sleep(booking.reply.wait).await?;
+                booking.keep();
+                return Ok(Won::Booked(booking));
+            }
+            Ok(Err(refusal)) => return Err(refusal),
+            Err(undecided) => undecided,
+        };
+        match self.0.instead(undecided) {
+            Instead::Everyone => Ok(Won::Free),
+            Instead::Nobody => Err(self.0.unavailable(undecided)),
+            Instead::Share(share) => {
+                let request = ask.request();
+                let permits = match longest {
+                    Duration::ZERO => share.try_acquire_many(request)?,
+                    _ => share.acquire_many(request).await?,
+                };
+                Ok(Won::Shared(permits))
+            }
+        }
+    }
+
+    /// Sleeps until a booking is due, from now on: the reply is as old as its way back.
+    async fn sleep(&self, wait: Duration) -> Result<(), AllRefusal> {
+        if wait == Duration::ZERO {
+            return Ok(());
+        }
+        let waiting = Waiting::new(&self.0.waiting);
+        let mut closed = self.0.closed.subscribe();
+        let clock = DefaultClock::new();
+        let due = clock.now().saturating_add(Nanos::from_duration(wait));
+        let mut sleep = pin!(clock.sleep_until(due));
+        let mut is_closed = pin!(closed.wait_for(|closed| *closed));
+        let answer = poll_fn(|context| match sleep.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Ok(())),
+            Poll::Pending => is_closed.as_mut().poll(context).map(|_| Err(Refusal::Closed.into())),
+        });
+        let answer = answer.await;
+        drop(waiting);
+        answer
+    }
+}
+
+/// Counts a request that waits.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn new(waiting: &AtomicUsize) -> Waiting<'_> {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Limiter for StoreLimiter {
+    fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        block_on(self.acquire_now(request))
+    }
+
+    fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
+        let ask = match Ask::new(&self.0, request) {
+            Ok(ask) => ask,
+            Err(refusal) => return AcquireAny::ready(Err(refusal)),
+        };
+        let this = self.clone();
+        AcquireAny::new(async move {
+            let won = this.clone().wait(ask.clone(), Duration::ZERO).await?;
+            Ok(won.permits(&this.0, &ask))
+        })
+    }
+
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
+        let ask = match Ask::new(&self.0, request) {
+            Ok(ask) => ask,
+            Err(refusal) => return AcquireAny::ready(Err(refusal)),
+        };
+        let this = self.clone();
+        AcquireAny::new(async move {
+            let longest = ask.all_else.within.unwrap_or(Duration::MAX);
+            let won = this.clone().wait(ask.clone(), longest).await?;
+            Ok(won.permits(&this.0, &ask))
+        })
+    }
+
+    fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        block_on(self.acquire(request))
+    }
+
+    /// The place is booked in the store. It is given back when it is dropped, as far as
+    /// [`StoreLimiter`] says. While the store is away there is a place in the share of this
+    /// process, or none.
+    fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+        let ask = Ask::new(&self.0, request)?;
+        if ask.exempt {
+            return Ok(AnyReservation::new(Reserved::free(self)));
+        }
+        self.0.check(&ask.costs)?;
+        let longest = ask.all_else.within.unwrap_or(Duration::MAX);
+        match block_on(self.0.book(ask.costs.clone(), longest)) {
+            Ok(Ok(booking)) => Ok(AnyReservation::new(Reserved::new(self, &ask, booking))),
+            Ok(Err(refusal)) => Err(refusal),
+            Err(undecided) => match self.0.instead(undecided) {
+                Instead::Everyone => Ok(AnyReservation::new(Reserved::free(self))),
+                Instead::Nobody => Err(self.0.unavailable(undecided)),
+                Instead::Share(share) => share.reserve(ask.request()),
+            },
+        }
+    }
+
+    /// While the store does not answer, nothing is available.
+    fn status(&self) -> AllStatus {
+        block_on(StoreLimiter::status(self)).unwrap_or_else(|_| {
+            let members = self.0.members.iter().map(|member| {
+                let nothing = tidegate::Left::new(member.terms.limit, 0);
+                (member.name.as_str(), Status::from(nothing).rate(member.terms.rate))
+            });
+            AllStatus::new(members).waiting(self.0.waiting.load(Ordering::Relaxed))
+        })
+    }
+
+    /// For all processes. The message is not waited for. Bookings that were made before are still
+    /// granted in the pause.
+    fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        let now = DefaultClock::new().now();
+        let span = pause.end(now).saturating_since(now).as_duration();
+        let operation = Operation::Pause { span, keep_stock: pause.keeps_stock() };
+        if let Some(share) = &self.0.share {
+            share.pause(pause)?;
+        }
+        self.0.tell(operation, &vec![(1, 1); self.0.members.len()], &[]);
+        Ok(())
+    }
+
+    fn resume(&self) -> bool {
+        if let Some(share) = &self.0.share {
+            share.resume();
+        }
+        let reply = block_on(self.ask_all(Operation::Resume));
+        reply.is_ok_and(|reply| reply.limits.iter().any(|told| told.other > 0))
+    }
+
+    /// The message is not waited for.
+    fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        let others = u64::from(costs.others().unwrap_or(1));
+        let costs = self.0.costs(costs, (others, others))?;
+        self.0.tell(Operation::Debit, &costs, &[]);
+        Ok(())
+    }
+
+    fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
+        let member = self.0.find(name)?;
+        // Of the other members any number may stay; a script counts below 2^53.
+        let any = 1 << 52;
+        let mut costs = vec![(any, any); self.0.members.len()];
+        costs[member] = (permits.min(any), permits.min(any));
+        let reply = block_on(self.0.ask(Operation::Keep, &costs));
+        reply.map(|reply| reply.limits[member].other).map_err(|undecided| self.0.unavailable(undecided))
+    }
+
+    /// For this process.
+    fn close(&self) -> Result<bool, AllRefusal> {
+        if let Some(share) = &self.0.share {
+            share.close()?;
+        }
+        Ok(!self.0.closed.send_replace(true))
+    }
+
+    fn is_closed(&self) -> bool {
+        *self.0.closed.borrow()
+    }
+}
+
+impl From<StoreLimiter> for AnyLimiter {
+    fn from(limiter: StoreLimiter) -> AnyLimiter {
+        AnyLimiter::new(limiter)
+    }
+}

@@ -1,0 +1,81 @@
+//! What a request asks for, and what it got.
+
+use tidegate::{AllPermits, AllRefusal, AllRequest, Grant, Nanos, Request};
+
+use crate::set::{Booking, Costs, Set};
+
+/// What a request asks for, without a borrow.
+#[derive(Clone)]
+pub(super) struct Ask {
+    pub(super) costs: Costs,
+    named: Vec<(String, u32)>,
+    others: Option<u32>,
+    pub(super) exempt: bool,
+    with_left: bool,
+    /// All else that it says.
+    pub(super) all_else: Request,
+}
+
+impl Ask {
+    pub(super) fn new(set: &Set, request: &AllRequest<'_>) -> Result<Ask, AllRefusal> {
+        let all_else = request.to_request();
+        let Request { permits, most, exempt, tells_left, .. } = all_else;
+        Ok(Ask {
+            costs: set.costs(request, (permits.into(), most.max(permits).into()))?,
+            named: request.costs().map(|(name, n)| (name.to_owned(), n)).collect(),
+            others: request.others(),
+            exempt,
+            with_left: tells_left,
+            all_else,
+        })
+    }
+
+    /// The request again.
+    pub(super) fn request(&self) -> AllRequest<'_> {
+        let Request { priority, within, .. } = self.all_else;
+        let mut request = match self.others {
+            Some(_) => AllRequest::from(self.all_else),
+            None => AllRequest::new().priority(priority),
+        };
+        if let Some(within) = within {
+            request = request.within(within);
+        }
+        self.named.iter().fold(request, |request, (name, n)| request.cost(name, *n))
+    }
+}
+
+/// What a request got.
+pub(super) enum Won {
+    Booked(Booking),
+    Shared(AllPermits),
+    /// It passes without permits.
+    Free,
+}
+
+impl Won {
+    pub(super) fn permits(self, set: &Set, ask: &Ask) -> AllPermits {
+        match self {
+            Won::Shared(permits) => permits,
+            Won::Free => Grant::new(0, Nanos::ZERO).into(),
+            Won::Booked(booking) => grant(set, ask, &booking).into(),
+        }
+    }
+}
+
+pub(super) fn grant(set: &Set, ask: &Ask, booking: &Booking) -> Grant {
+    if booking.is_shadow() {
+        return Grant::new(0, Nanos::ZERO);
+    }
+    // Of the members that the request does not name; of a member that is, if it names all.
+    let unnamed =
+        set.members.iter().position(|member| ask.named.iter().all(|(name, _)| *name != member.name));
+    let permits = match unnamed {
+        Some(i) => booking.reply.limits[i].permits,
+        None => ask.all_else.permits.into(),
+    };
+    let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), booking.reply.wait);
+    match set.left(&booking.reply).filter(|_| ask.with_left) {
+        Some(left) => grant.with_left(left),
+        None => grant,
+    }
+}
