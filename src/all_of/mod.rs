@@ -289,13 +289,15 @@ struct More {
     left: Option<AllStatus>,
     /// What another kind of limiter holds while the permits are in use.
     held: Option<Box<dyn Send + Sync>>,
+    /// Whether the request was decided without the store of the limiter.
+    degraded: bool,
 }
 
 impl AllPermits {
     /// Permits that a limiter of another kind gave. Dropping `held` gives back the permits that are
     /// counted while in use. For an own [`Limiter`](crate::Limiter).
     pub fn holding(grant: Grant, held: impl Send + Sync + 'static) -> AllPermits {
-        let more = More { held: Some(Box::new(held)), left: None };
+        let more = More { held: Some(Box::new(held)), ..More::default() };
         AllPermits { more: Some(Box::new(more)), ..AllPermits::from(grant) }
     }
 
@@ -303,6 +305,31 @@ impl AllPermits {
     pub fn with_left(mut self, left: AllStatus) -> AllPermits {
         self.more.get_or_insert_default().left = Some(left);
         self
+    }
+
+    /// Marks the permits as granted without the store that was to decide. For an own
+    /// [`Limiter`](crate::Limiter) over a network.
+    pub fn as_degraded(mut self) -> AllPermits {
+        self.more.get_or_insert_default().degraded = true;
+        self
+    }
+
+    /// Returns whether the request was decided without the store of the limiter, which did not
+    /// answer: the permits are of the share of this process, or the request passed without permits.
+    /// `false` for every limiter in one process.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{AllPermits, Grant};
+    ///
+    /// let permits = AllPermits::from(Grant::new(1, Duration::ZERO));
+    /// assert!(!permits.is_degraded() && permits.as_degraded().is_degraded());
+    /// ```
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        self.more.as_ref().is_some_and(|more| more.degraded)
     }
 
     /// Returns what the grant left in each limit, if the request asked for it by
@@ -361,6 +388,7 @@ impl fmt::Debug for AllPermits {
             .field("counted", &counted)
             .field("left", &self.left())
             .field("holds", &self.more.as_ref().is_some_and(|more| more.held.is_some()))
+            .field("degraded", &self.is_degraded())
             .finish()
     }
 }
@@ -378,6 +406,9 @@ pub enum AllRefusal {
         refusal: Refusal,
         /// The state of each limit, if the request asked for it; see [`left`](AllRefusal::left).
         left: Option<Box<AllStatus>>,
+        /// Whether the store of the limiter did not decide; see
+        /// [`is_degraded`](AllRefusal::is_degraded).
+        degraded: bool,
     },
     /// The composite itself refused: its queue is full, it is paused, or the call was cancelled. Or
     /// there is no limiter to ask, when it is made from the refusal of
@@ -388,6 +419,9 @@ pub enum AllRefusal {
         refusal: Refusal,
         /// The state of each limit, if the request asked for it; see [`left`](AllRefusal::left).
         left: Option<Box<AllStatus>>,
+        /// Whether the store of the limiter did not decide; see
+        /// [`is_degraded`](AllRefusal::is_degraded).
+        degraded: bool,
     },
     /// The request names a member that there is not. Waiting does not help.
     NoMember {
@@ -402,7 +436,7 @@ impl AllRefusal {
     /// The refusal by the limit with this name. For an own [`Limiter`](crate::Limiter); a refusal
     /// by all limits together is made from a [`Refusal`].
     pub fn by(name: impl Into<Name>, refusal: Refusal) -> AllRefusal {
-        AllRefusal::Member { name: name.into(), refusal, left: None }
+        AllRefusal::Member { name: name.into(), refusal, left: None, degraded: false }
     }
 
     /// Sets the state of each limit. A refusal for a name that there is not tells none.
@@ -427,6 +461,42 @@ impl AllRefusal {
         }
     }
 
+    /// Marks the refusal as made without the store that was to decide. For an own
+    /// [`Limiter`](crate::Limiter) over a network. A refusal for a name that there is not needs no
+    /// store.
+    #[must_use]
+    pub fn as_degraded(mut self) -> AllRefusal {
+        if let AllRefusal::Member { degraded, .. } | AllRefusal::Queue { degraded, .. } = &mut self {
+            *degraded = true;
+        }
+        self
+    }
+
+    /// Returns whether the request was decided without the store of the limiter, which did not
+    /// answer: by the share of this process, or as [`Refusal::Unavailable`]. `false` for every
+    /// limiter in one process.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{AllRefusal, Refusal};
+    ///
+    /// let retry_after = Duration::from_millis(100).into();
+    /// let refusal = AllRefusal::by("minute", Refusal::Limited { retry_after });
+    /// assert!(!refusal.is_degraded() && refusal.as_degraded().is_degraded());
+    /// assert!(AllRefusal::from(Refusal::Unavailable { retry_after }).is_degraded());
+    /// ```
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        match self {
+            AllRefusal::Member { degraded, refusal, .. } | AllRefusal::Queue { degraded, refusal, .. } => {
+                *degraded || matches!(refusal, Refusal::Unavailable { .. })
+            }
+            AllRefusal::NoMember { .. } => false,
+        }
+    }
+
     /// This refusal of a request that did not wait, and asked for so many permits of the member
     /// with a name: the state is that which it met.
     pub(crate) fn at_once(mut self, asked: impl Fn(&str) -> u32) -> AllRefusal {
@@ -434,6 +504,7 @@ impl AllRefusal {
             name,
             refusal: Refusal::Limited { retry_after } | Refusal::Paused { retry_after },
             left: Some(left),
+            ..
         } = &mut self
         {
             left.met(name, asked(name), retry_after.as_duration());
@@ -493,7 +564,7 @@ impl std::error::Error for AllRefusal {}
 
 impl From<Refusal> for AllRefusal {
     fn from(refusal: Refusal) -> AllRefusal {
-        AllRefusal::Queue { refusal, left: None }
+        AllRefusal::Queue { refusal, left: None, degraded: false }
     }
 }
 
@@ -885,7 +956,7 @@ fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, answer: Answer<
     #[cfg(not(feature = "keyed"))]
     let held = None;
     let has_more = left.is_some() || held.is_some();
-    AllPermits { permits, n, waited, more: has_more.then(|| Box::new(More { left, held })) }
+    AllPermits { permits, n, waited, more: has_more.then(|| Box::new(More { left, held, degraded: false })) }
 }
 
 #[cold]

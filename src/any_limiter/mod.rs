@@ -89,6 +89,7 @@ pub struct AnyLimiter(Arc<dyn Limiter>);
 /// | [`Grant`] | [`Grant::new`] |
 /// | [`AllStatus`] | [`AllStatus::new`], of a [`Status`](crate::Status) for each member, which is made from a [`Left`](crate::Left). A request that [asks](crate::Request::tells_left) is told it with the answer: [`AllPermits::with_left`], [`AllRefusal::with_left`], [`Place::left`] |
 /// | [`AllRefusal`] | [`AllRefusal::by`], or `From<Refusal>` |
+/// | answers without the store | [`AllPermits::as_degraded`], [`AllRefusal::as_degraded`], [`Place::is_degraded`] |
 /// | [`AcquireAny`], [`AnyReservation`] | [`AcquireAny::new`], [`AcquireAny::ready`], [`AnyReservation::new`] |
 ///
 /// A limiter over a network answers [`acquire_now`](Limiter::acquire_now) by a future, since
@@ -184,6 +185,11 @@ pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'st
     /// [asked](AllRequest::with_left) for it.
     fn left(&self) -> Option<AllStatus> {
         None
+    }
+
+    /// Whether the place was decided without the store of the limiter, which did not answer.
+    fn is_degraded(&self) -> bool {
+        false
     }
 
     /// Tells how many permits were really used, claimed or not. What the request does not tell was
@@ -545,6 +551,13 @@ impl AnyReservation {
     #[must_use]
     pub fn left(&self) -> Option<AllStatus> {
         self.0.left()
+    }
+
+    /// Returns whether the place was decided without the store of the limiter; see
+    /// [`AllPermits::is_degraded`].
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        self.0.is_degraded()
     }
 
     /// Tells how many permits were really used: a number, or costs by name. Of a limit that is not

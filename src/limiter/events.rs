@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::error::Refusal;
+use crate::grant::Left;
 use crate::line::deferred::run_in_drop;
 
 /// Told of every call, when it ends: give it to
@@ -83,6 +84,48 @@ pub trait Events: Send + Sync + 'static {
 
     /// A pause was ended before its time.
     fn resumed(&self) {}
+
+    /// A call was decided without the store of the limiter, which did not answer. It is told of as
+    /// granted or refused as well. Only a limiter over a network tells this.
+    fn degraded(&self, permits: u64) {
+        let _ = permits;
+    }
+
+    /// A granted call left a fifth of a limit, or less: of the limit that has the smallest part
+    /// left, if there are several. Only a limiter over a network tells this, since its answers tell
+    /// the state at no cost.
+    fn near_limit(&self, left: &Left) {
+        let _ = left;
+    }
+
+    /// A call was made to the store of the limiter, or the store is left alone or asked again. Only
+    /// a limiter over a network tells this.
+    fn store(&self, event: &StoreEvent) {
+        let _ = event;
+    }
+}
+
+/// What happened at the store of a limiter over a network, told to [`Events::store`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreEvent {
+    /// The store answered a call, so long after the call was made.
+    Answered(Duration),
+    /// A call has no answer. The store may have carried it out.
+    Unknown,
+    /// The store did not carry out a call.
+    Failed,
+    /// A call was not made, since the store did not answer earlier calls, or since too many calls
+    /// are in flight.
+    Skipped,
+    /// A call showed that the store is not as it must be: a password, a permission, or a foreign
+    /// value under a key.
+    Misconfigured,
+    /// The store is left alone for a while, since it did not answer several calls in a row, or a
+    /// call that probed it.
+    Opened,
+    /// The store answered again, and is asked as before.
+    Closed,
 }
 
 /// The observers of one limiter.

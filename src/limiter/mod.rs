@@ -17,7 +17,7 @@ mod statistics;
 mod waiting;
 
 pub use batch::Batch;
-pub use events::Events;
+pub use events::{Events, StoreEvent};
 pub use futures::{Acquire, AcquireOwned};
 pub use pause::Pause;
 pub use reservation::Reservation;

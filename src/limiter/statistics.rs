@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::Refusal;
+use crate::grant::Left;
 use crate::limiter::events::Events;
 use crate::policy::cell::update;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
@@ -73,6 +74,8 @@ pub struct Statistics {
     cancelled: AtomicU64,
     shadowed: AtomicU64,
     exempted: AtomicU64,
+    degraded: AtomicU64,
+    near_limit: AtomicU64,
     pauses: AtomicU64,
     /// How many grants waited how long.
     waited: Box<[AtomicU64]>,
@@ -115,6 +118,10 @@ pub struct StatisticsSnapshot {
     pub shadowed: u64,
     /// Passed because they are exempt.
     pub exempted: u64,
+    /// Decided without the store of the limiter, which did not answer; granted or refused as well.
+    pub degraded: u64,
+    /// Granted, and left a fifth of a limit or less: counted only over a store.
+    pub near_limit: u64,
     /// How often the limiter was paused, or a pause made longer.
     pub pauses: u64,
     /// How long the granted ones waited.
@@ -151,6 +158,8 @@ impl Statistics {
             cancelled: zero(),
             shadowed: zero(),
             exempted: zero(),
+            degraded: zero(),
+            near_limit: zero(),
             pauses: zero(),
             waited: (0..BUCKETS).map(|_| zero()).collect(),
             waited_sum: AtomicU128::new(0),
@@ -180,6 +189,8 @@ impl Statistics {
             cancelled: read(&self.cancelled),
             shadowed: read(&self.shadowed),
             exempted: read(&self.exempted),
+            degraded: read(&self.degraded),
+            near_limit: read(&self.near_limit),
             pauses: read(&self.pauses),
             waited: WaitHistogram {
                 counts: self.waited.iter().map(read).collect(),
@@ -245,6 +256,14 @@ impl Events for Statistics {
 
     fn paused(&self, _remaining: Duration) {
         add(&self.pauses, 1);
+    }
+
+    fn degraded(&self, _permits: u64) {
+        add(&self.degraded, 1);
+    }
+
+    fn near_limit(&self, _left: &Left) {
+        add(&self.near_limit, 1);
     }
 }
 
