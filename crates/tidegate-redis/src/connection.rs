@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, Value};
+use redis::{Cmd, ErrorKind, RedisError, Value};
 
 use crate::script::Script;
+use crate::wire::{Connection, Wire};
 
 /// How long a server that is loading or changing roles is left alone before the one repetition.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -27,12 +27,10 @@ pub(crate) enum Failure {
 const CONNECTING: Duration = Duration::from_secs(5);
 
 /// A server that is asked by one connection. All calls share it.
-#[derive(Debug)]
 pub(crate) struct Server {
-    client: Client,
-    config: AsyncConnectionConfig,
+    wire: Wire,
     /// With the number of the connection, so that a call drops the one that failed it.
-    current: Mutex<Option<(u64, MultiplexedConnection)>>,
+    current: Mutex<Option<(u64, Connection)>>,
     /// Held while connecting: one attempt at a time.
     connecting: tokio::sync::Mutex<Option<Failure>>,
     /// How many attempts have ended.
@@ -40,18 +38,16 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(client: Client) -> Server {
-        // Deadlines are set by the caller.
-        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+    pub(crate) fn new(wire: Wire) -> Server {
         let (current, connecting) = (Mutex::new(None), tokio::sync::Mutex::new(None));
-        Server { client, config, current, connecting, attempts: AtomicU64::new(0) }
+        Server { wire, current, connecting, attempts: AtomicU64::new(0) }
     }
 
-    fn current(&self) -> Option<(u64, MultiplexedConnection)> {
+    fn current(&self) -> Option<(u64, Connection)> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn connection(self: &Arc<Server>) -> Result<(u64, MultiplexedConnection), Failure> {
+    async fn connection(self: &Arc<Server>) -> Result<(u64, Connection), Failure> {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
@@ -64,7 +60,7 @@ impl Server {
     }
 
     /// Connects, unless an attempt has ended since so many had.
-    async fn connect(&self, attempts: u64) -> Result<(u64, MultiplexedConnection), Failure> {
+    async fn connect(&self, attempts: u64) -> Result<(u64, Connection), Failure> {
         let mut last_failure = self.connecting.lock().await;
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -74,8 +70,7 @@ impl Server {
         {
             return Err(failure.clone());
         }
-        let made = self.client.get_multiplexed_async_connection_with_config(&self.config);
-        let made = match tokio::time::timeout(CONNECTING, made).await {
+        let made = match tokio::time::timeout(CONNECTING, self.wire.connect()).await {
             Ok(made) => made.map_err(|error| match meaning(&error) {
                 Meaning::Misconfigured => Failure::Misconfigured(told(&error)),
                 _ => Failure::NotRun(told(&error)),
@@ -115,11 +110,7 @@ impl Server {
             sent.set(false);
             let (number, mut connection) = self.connection().await?;
             sent.set(true);
-            let error = match connection
-                .send_packed_command(by_text.as_ref().unwrap_or(by_hash))
-                .await
-                .and_then(Value::extract_error)
-            {
+            let error = match connection.call(by_text.as_ref().unwrap_or(by_hash)).await {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };

@@ -5,8 +5,28 @@ use std::time::Duration;
 
 /// A span between three and five quarters of this one.
 pub(crate) fn jittered(span: Duration) -> Duration {
-    // A hasher's keys are random, and differ from call to call.
-    let random = RandomState::new().hash_one(0) >> 11;
-    let share = random as f64 / (1u64 << 53) as f64;
+    let share = random() as f64 / (1u64 << 53) as f64;
     span.mul_f64(0.75 + share / 2.0)
+}
+
+/// A random number below 2^53.
+fn random() -> u64 {
+    #[cfg(feature = "simulation")]
+    if let Some(random) = SEEDED.with_borrow_mut(|seeded| seeded.as_mut().map(rand::Rng::random::<u64>)) {
+        return random >> 11;
+    }
+    // A hasher's keys are random, and differ from call to call.
+    RandomState::new().hash_one(0) >> 11
+}
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static SEEDED: std::cell::RefCell<Option<rand::rngs::SmallRng>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Makes the random numbers of this thread those of a seed.
+#[cfg(feature = "simulation")]
+pub(crate) fn seed(seed: u64) {
+    use rand::SeedableRng;
+    SEEDED.set(Some(rand::rngs::SmallRng::seed_from_u64(seed)));
 }

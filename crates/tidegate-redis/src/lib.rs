@@ -11,8 +11,12 @@ mod limiter;
 mod script;
 mod set;
 mod share;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod store;
 mod terms;
+mod wire;
 
 pub use error::{BuildError, OpenError, StoreError};
 pub use limiter::{LimiterBuilder, StoreLimiter};

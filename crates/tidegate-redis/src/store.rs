@@ -4,15 +4,17 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{Client, Cmd, Value};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::breaker::{Admission, Breaker};
 use crate::connection::{Failure, Sent, Server};
 use crate::error::{OpenError, StoreError};
 use crate::script::Script;
+use crate::wire::Wire;
 
 /// So many calls may be in flight; more are answered as if the store were away.
 const MOST_IN_FLIGHT: usize = 16_384;
@@ -93,7 +95,6 @@ struct Inner {
 struct Shared {
     server: Arc<Server>,
     timeout: Duration,
-    began: Instant,
     breaker: Mutex<Breaker>,
     in_flight: AtomicUsize,
     counters: Counters,
@@ -260,30 +261,35 @@ impl StoreBuilder {
     ///
     /// An [`OpenError`] if the address or the prefix cannot be used, or no thread can be started.
     pub fn open(self) -> Result<Store, OpenError> {
+        // The text of the error may have the address, and so a password.
+        let client = Client::open(self.url.as_str()).map_err(|_| OpenError::Address)?;
+        let (store, work) = self.parts(Wire::Client(client))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        std::thread::Builder::new()
+            .name("tidegate-redis".into())
+            .spawn(move || runtime.block_on(work))
+            .map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        Ok(store)
+    }
+
+    /// A store, and the work that answers its calls, for any runtime.
+    pub(crate) fn parts(self, wire: Wire) -> Result<(Store, impl Future<Output = ()>), OpenError> {
         if !crate::key::is_name(&self.prefix) {
             return Err(OpenError::Prefix { prefix: self.prefix });
         }
-        // The text of the error may have the address, and so a password.
-        let client = Client::open(self.url).map_err(|_| OpenError::Address)?;
         let shared = Arc::new(Shared {
-            server: Arc::new(Server::new(client)),
+            server: Arc::new(Server::new(wire)),
             timeout: self.timeout,
-            began: Instant::now(),
             breaker: Mutex::default(),
             in_flight: AtomicUsize::new(0),
             counters: Counters::default(),
             trouble: Mutex::default(),
         });
         let (calls, received) = mpsc::unbounded_channel();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| OpenError::Thread { kind: error.kind() })?;
-        let of_thread = shared.clone();
-        std::thread::Builder::new()
-            .name("tidegate-redis".into())
-            .spawn(move || runtime.block_on(serve(received, of_thread)))
-            .map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        let work = serve(received, shared.clone());
         let Self { prefix, while_away, .. } = self;
-        Ok(Store(Arc::new(Inner { calls, shared, prefix, while_away })))
+        Ok((Store(Arc::new(Inner { calls, shared, prefix, while_away })), work))
     }
 }
 
@@ -298,13 +304,15 @@ impl fmt::Debug for StoreBuilder {
     }
 }
 
-/// The thread of a store, until all handles are dropped and all calls are answered.
+/// The work of a store, until all handles are dropped and all calls are answered.
 async fn serve(mut calls: mpsc::UnboundedReceiver<Call>, shared: Arc<Shared>) {
+    // By the clock of the runtime, which may be paused.
+    let began = Instant::now();
     let (running, mut ended) = mpsc::channel::<()>(1);
     while let Some(call) = calls.recv().await {
         let (shared, running) = (shared.clone(), running.clone());
         tokio::spawn(async move {
-            let outcome = shared.carry_out(&call.by_hash, &call.script).await;
+            let outcome = shared.carry_out(began, &call.by_hash, &call.script).await;
             (call.answer)(outcome);
             drop(running);
         });
@@ -315,7 +323,7 @@ async fn serve(mut calls: mpsc::UnboundedReceiver<Call>, shared: Arc<Shared>) {
 }
 
 impl Shared {
-    async fn carry_out(&self, by_hash: &Cmd, script: &Script) -> Result<Value, Away> {
+    async fn carry_out(&self, began: Instant, by_hash: &Cmd, script: &Script) -> Result<Value, Away> {
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
         // First, since a probe that is admitted has to be made.
         let _place = match InFlight::new(&self.in_flight) {
@@ -325,7 +333,7 @@ impl Shared {
                 return Err(Away::For(Duration::ZERO));
             }
         };
-        let admission = lock(&self.breaker).admit(self.began.elapsed());
+        let admission = lock(&self.breaker).admit(began.elapsed());
         if let Admission::Rest(rest) = admission {
             count(&self.counters.skipped);
             return Err(Away::For(rest));
@@ -356,7 +364,7 @@ impl Shared {
             lock(&self.breaker).succeeded(admission);
             return Err(Away::Misconfigured);
         }
-        let now = self.began.elapsed();
+        let now = began.elapsed();
         let mut breaker = lock(&self.breaker);
         if breaker.failed(admission, now) {
             // A connection without an answer may be one to a server that is gone.

@@ -1,0 +1,291 @@
+//! What the model of a server knows, and the interpreter of its scripts.
+
+use std::collections::{HashMap, VecDeque};
+
+use mlua::{Function, Lua, MultiValue, Variadic};
+use redis::Value;
+
+/// The keys of a server. Times are Unix time in microseconds.
+#[derive(Default)]
+pub(super) struct Data {
+    now: u64,
+    keys: HashMap<Vec<u8>, Entry>,
+    /// What each key was before a write, for a replica that lags behind.
+    undo: VecDeque<(u64, Vec<u8>, Option<Entry>)>,
+    lag: u64,
+}
+
+#[derive(Clone)]
+struct Entry {
+    value: Vec<u8>,
+    expires: Option<u64>,
+}
+
+impl Data {
+    fn get(&mut self, key: &[u8]) -> Option<&Entry> {
+        let now = self.now;
+        if self.keys.get(key).is_some_and(|entry| entry.expires.is_some_and(|at| at <= now)) {
+            self.keys.remove(key);
+        }
+        self.keys.get(key)
+    }
+
+    fn put(&mut self, key: &[u8], entry: Option<Entry>) {
+        let before = match entry {
+            Some(entry) => self.keys.insert(key.to_vec(), entry),
+            None => self.keys.remove(key),
+        };
+        if self.lag > 0 {
+            self.undo.push_back((self.now, key.to_vec(), before));
+            while self.undo.front().is_some_and(|(at, ..)| at + self.lag < self.now) {
+                self.undo.pop_front();
+            }
+        }
+    }
+
+    /// The state as a replica has it.
+    fn become_replica(&mut self, now: u64) {
+        while let Some((at, key, before)) = self.undo.pop_back() {
+            if at + self.lag < now {
+                break;
+            }
+            match before {
+                Some(entry) => self.keys.insert(key, entry),
+                None => self.keys.remove(&key),
+            };
+        }
+    }
+}
+
+/// A server: its data, and the scripts that it knows.
+pub(super) struct Server {
+    lua: Lua,
+    scripts: HashMap<String, Function>,
+}
+
+impl Server {
+    /// A server whose replica has each write so many microseconds later.
+    pub(super) fn new(lag: u64) -> mlua::Result<Server> {
+        let lua = Lua::new();
+        lua.set_app_data(Data { lag, ..Data::default() });
+        let (redis, structs) = (lua.create_table()?, lua.create_table()?);
+        redis.set("call", lua.create_function(call)?)?;
+        structs.set("pack", lua.create_function(pack)?)?;
+        structs.set("unpack", lua.create_function(unpack)?)?;
+        lua.globals().set("redis", redis)?;
+        lua.globals().set("struct", structs)?;
+        Ok(Server { lua, scripts: HashMap::new() })
+    }
+
+    /// Forgets all scripts, as a server does that is started anew.
+    pub(super) fn forget_scripts(&mut self) {
+        self.scripts.clear();
+    }
+
+    pub(super) fn forget_keys(&mut self) {
+        self.data(|data| *data = Data { lag: data.lag, ..Data::default() });
+    }
+
+    pub(super) fn become_replica(&mut self, now: u64) {
+        self.data(|data| data.become_replica(now));
+    }
+
+    /// How many keys there are that have not expired.
+    pub(super) fn size(&mut self, now: u64) -> usize {
+        self.data(|data| {
+            data.keys.retain(|_, entry| entry.expires.is_none_or(|at| at > now));
+            data.keys.len()
+        })
+    }
+
+    fn data<T>(&mut self, work: impl FnOnce(&mut Data) -> T) -> T {
+        work(&mut self.lua.app_data_mut::<Data>().expect("it is set"))
+    }
+
+    /// Carries out a command at a time.
+    pub(super) fn carry_out(&mut self, now: u64, args: &[Vec<u8>]) -> Value {
+        self.data(|data| data.now = now);
+        let name = args.first().map(|name| name.to_ascii_uppercase());
+        match (name.as_deref(), args) {
+            (Some(b"EVALSHA"), [_, hash, rest @ ..]) => {
+                let hash = String::from_utf8_lossy(hash).into_owned();
+                match self.scripts.get(&hash).cloned() {
+                    Some(script) => self.run(&script, rest),
+                    None => error("NOSCRIPT No matching script."),
+                }
+            }
+            (Some(b"EVAL"), [_, text, rest @ ..]) => {
+                let hash = sha1_smol::Sha1::from(text).digest().to_string();
+                let script = match self.scripts.get(&hash) {
+                    Some(script) => Ok(script.clone()),
+                    None => self.lua.load(text.as_slice()).into_function(),
+                };
+                match script {
+                    Ok(script) => {
+                        self.scripts.insert(hash, script.clone());
+                        self.run(&script, rest)
+                    }
+                    Err(wrong) => error(&format!("ERR {wrong}")),
+                }
+            }
+            _ => error("ERR unknown command"),
+        }
+    }
+
+    fn run(&mut self, script: &Function, rest: &[Vec<u8>]) -> Value {
+        let answer = || -> mlua::Result<Value> {
+            let keys = rest.first().and_then(|n| std::str::from_utf8(n).ok()?.parse::<usize>().ok());
+            let (keys, args) = rest[1..].split_at(keys.unwrap_or(0));
+            let strings = |strings: &[Vec<u8>]| {
+                let strings = strings.iter().map(|string| self.lua.create_string(string));
+                self.lua.create_sequence_from(strings.collect::<mlua::Result<Vec<_>>>()?)
+            };
+            let globals = self.lua.globals();
+            globals.raw_set("KEYS", strings(keys)?)?;
+            globals.raw_set("ARGV", strings(args)?)?;
+            reply(script.call(())?)
+        };
+        answer().unwrap_or_else(|wrong| error(&format!("ERR {wrong}")))
+    }
+}
+
+/// The answer of a server that is an error.
+pub(super) fn error(text: &str) -> Value {
+    let line = format!("-{}\r\n", text.replace(['\r', '\n'], " "));
+    redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)
+}
+
+/// A value of Lua as a server answers it.
+fn reply(value: mlua::Value) -> mlua::Result<Value> {
+    // A server cuts numbers to integers, too.
+    #[allow(clippy::cast_possible_truncation)]
+    Ok(match value {
+        mlua::Value::Integer(number) => Value::Int(number),
+        mlua::Value::Number(number) => Value::Int(number as i64),
+        mlua::Value::Boolean(true) => Value::Int(1),
+        mlua::Value::String(text) => Value::BulkString(text.as_bytes().to_vec()),
+        mlua::Value::Table(table) => {
+            let mut values = Vec::with_capacity(table.raw_len());
+            for value in table.sequence_values() {
+                values.push(reply(value?)?);
+            }
+            Value::Array(values)
+        }
+        _ => Value::Nil,
+    })
+}
+
+/// `redis.call`, of the commands that the scripts have.
+fn call(lua: &Lua, args: Variadic<mlua::LuaString>) -> mlua::Result<mlua::Value> {
+    let mut data = lua.app_data_mut::<Data>().expect("it is set");
+    let args: Vec<_> = args.iter().map(|arg| arg.as_bytes()).collect();
+    let args: Vec<&[u8]> = args.iter().map(|arg| &**arg).collect();
+    let number = |text: &[u8]| -> mlua::Result<u64> {
+        let number = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+        number.ok_or_else(|| mlua::Error::runtime("value is not an integer or out of range"))
+    };
+    let count = |n: usize| i32::try_from(n).map_or(mlua::Value::Nil, |n| mlua::Value::Number(n.into()));
+    match *args {
+        [b"TIME"] => {
+            let now = data.now;
+            drop(data);
+            let parts = [now / 1_000_000, now % 1_000_000].map(|part| lua.create_string(part.to_string()));
+            let [seconds, micros] = parts;
+            Ok(mlua::Value::Table(lua.create_sequence_from([seconds?, micros?])?))
+        }
+        [b"GET", key] => match data.get(key) {
+            Some(entry) => Ok(mlua::Value::String(lua.create_string(&entry.value)?)),
+            None => Ok(mlua::Value::Boolean(false)),
+        },
+        [b"SET", key, value, b"PX", ttl] => {
+            // A server counts the time to live in milliseconds of its clock.
+            let expires = (data.now / 1000 + number(ttl)?) * 1000;
+            let entry = Entry { value: value.to_vec(), expires: Some(expires) };
+            data.put(key, Some(entry));
+            Ok(mlua::Value::Boolean(true))
+        }
+        [b"DEL", ref keys @ ..] => {
+            let found: Vec<_> = keys.iter().filter(|key| data.get(key).is_some()).copied().collect();
+            for key in &found {
+                data.put(key, None);
+            }
+            Ok(count(found.len()))
+        }
+        _ => Err(mlua::Error::runtime("the model does not know this command")),
+    }
+}
+
+/// What a format says of one value.
+enum Item {
+    Double,
+    Unsigned(usize),
+}
+
+/// Reads a big-endian format of `d` and `I` with a size.
+fn items(format: &[u8]) -> mlua::Result<Vec<Item>> {
+    let wrong = || mlua::Error::runtime("the model does not know this format");
+    let (b'>', mut rest) = format.split_first().map(|(first, rest)| (*first, rest)).ok_or_else(wrong)? else {
+        return Err(wrong());
+    };
+    let mut items = Vec::with_capacity(rest.len());
+    loop {
+        rest = match rest {
+            [] => return Ok(items),
+            [b'd', rest @ ..] => {
+                items.push(Item::Double);
+                rest
+            }
+            [b'I', size @ b'1'..=b'8', rest @ ..] => {
+                items.push(Item::Unsigned(usize::from(size - b'0')));
+                rest
+            }
+            _ => return Err(wrong()),
+        };
+    }
+}
+
+/// `struct.pack`.
+// A number is cut to its field, as the server does.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn pack(lua: &Lua, (format, numbers): (mlua::LuaString, Variadic<f64>)) -> mlua::Result<mlua::LuaString> {
+    let items = items(&format.as_bytes())?;
+    if items.len() > numbers.len() {
+        return Err(mlua::Error::runtime("too few values"));
+    }
+    let mut bytes = Vec::with_capacity(8 * items.len());
+    for (item, number) in items.iter().zip(numbers.iter()) {
+        match item {
+            Item::Double => bytes.extend_from_slice(&number.to_be_bytes()),
+            Item::Unsigned(size) => {
+                bytes.extend_from_slice(&(*number as i64 as u64).to_be_bytes()[8 - size..]);
+            }
+        }
+    }
+    lua.create_string(bytes)
+}
+
+/// `struct.unpack`: the values, and the position behind them.
+fn unpack(
+    _: &Lua,
+    (format, bytes, from): (mlua::LuaString, mlua::LuaString, Option<usize>),
+) -> mlua::Result<MultiValue> {
+    let (items, bytes) = (items(&format.as_bytes())?, bytes.as_bytes());
+    let mut at = from.unwrap_or(1).saturating_sub(1);
+    let mut values = MultiValue::with_capacity(items.len() + 1);
+    for item in items {
+        let size = match item {
+            Item::Double => 8,
+            Item::Unsigned(size) => size,
+        };
+        let field = bytes.get(at..at + size).ok_or_else(|| mlua::Error::runtime("data string too short"))?;
+        let mut wide = [0; 8];
+        wide[8 - size..].copy_from_slice(field);
+        values.push_back(mlua::Value::Number(match item {
+            Item::Double => f64::from_be_bytes(wide),
+            Item::Unsigned(_) => u64::from_be_bytes(wide) as f64,
+        }));
+        at += size;
+    }
+    values.push_back(mlua::Value::Number((at + 1) as f64));
+    Ok(values)
+}

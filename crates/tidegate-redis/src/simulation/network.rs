@@ -1,0 +1,437 @@
+//! The network between clients and a server, and the faults of both.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io::ErrorKind;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use redis::{Arg, Cmd, RedisError, Value};
+use tokio::sync::{Notify, oneshot};
+
+use super::clock::Clock;
+use super::data::{self, Server};
+use crate::error::OpenError;
+use crate::store::{Store, StoreBuilder};
+use crate::wire::Wire;
+
+/// Unix time at which a simulation begins, in microseconds.
+const START: u64 = 1_764_000_000_000_000;
+
+/// How a network and a server behave while nothing is wrong.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// One way, for each client one value of this range, as many clients in each octave.
+    pub latency: RangeInclusive<Duration>,
+    /// The mean of what a message takes longer, as a share of its latency.
+    pub jitter: f64,
+    /// Which share of the answers is lost.
+    pub lost_answers: f64,
+    /// How long a server works for a call.
+    pub service: Duration,
+    /// How far a replica lags behind.
+    pub lag: Duration,
+}
+
+/// A server and its network. Clones are handles to one model.
+#[derive(Clone)]
+pub struct Model(Arc<Inner>);
+
+struct Inner {
+    state: Mutex<State>,
+    /// An event was added that comes before all others.
+    sooner: Notify,
+}
+
+struct State {
+    clock: Clock,
+    random: SmallRng,
+    network: Network,
+    server: Server,
+    life: Life,
+    /// How often another server came in place of one. A connection is one to the server of its number.
+    number: u64,
+    /// Whether servers that were replaced go on, as replicas.
+    demoted: bool,
+    /// When the server has done all that it got.
+    free_at: u64,
+    links: Vec<Line>,
+    events: BinaryHeap<Reverse<Event>>,
+    events_made: u64,
+    calls: u64,
+}
+
+/// What a server does with a call.
+enum Life {
+    Up,
+    /// It gets calls, and answers none until it goes on.
+    Stopped(Vec<Call>),
+    Down,
+}
+
+/// The way of one client to the server.
+struct Line {
+    latency: f64,
+    /// Messages do not overtake each other.
+    last: [u64; 2],
+    /// While it is cut, messages are held, as those of a connection are that are sent again.
+    held: Option<Vec<Message>>,
+}
+
+/// Something that happens at a time, in microseconds since the start.
+struct Event {
+    at: u64,
+    number: u64,
+    message: Message,
+}
+
+enum Message {
+    Call(Call),
+    Answer { link: usize, answer: Answer, to: oneshot::Sender<Answer> },
+}
+
+struct Call {
+    link: usize,
+    /// The number of the server that the connection is to; `None` connects.
+    server: Option<u64>,
+    args: Vec<Vec<u8>>,
+    to: oneshot::Sender<Answer>,
+}
+
+/// The number of the server, and a value or why the connection ended.
+type Answer = (u64, Result<Value, ErrorKind>);
+
+/// The way of a store to its server.
+pub(crate) struct Link {
+    model: Model,
+    number: usize,
+}
+
+/// A connection to the server of a number.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    model: Model,
+    link: usize,
+    server: u64,
+}
+
+impl Model {
+    /// A model in the current [simulation](super::run), which has one at most.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a simulation, and where there is no memory for an interpreter.
+    pub fn new(seed: u64, network: Network) -> Model {
+        crate::jitter::seed(seed);
+        let clock = Clock::current();
+        let server = Server::new(micros(network.lag)).expect("an interpreter");
+        let state = State {
+            clock: clock.clone(),
+            random: SmallRng::seed_from_u64(seed),
+            network,
+            server,
+            life: Life::Up,
+            number: 0,
+            demoted: false,
+            free_at: 0,
+            links: Vec::new(),
+            events: BinaryHeap::new(),
+            events_made: 0,
+            calls: 0,
+        };
+        let inner = Arc::new(Inner { state: Mutex::new(state), sooner: Notify::new() });
+        let model = Arc::downgrade(&inner);
+        tokio::spawn(async move {
+            loop {
+                let Some(inner) = model.upgrade() else { return };
+                let next = inner.state.lock().unwrap_or_else(PoisonError::into_inner).work();
+                clock.go_to(next, &inner.sooner).await;
+            }
+        });
+        Model(inner)
+    }
+
+    /// Opens a store over this model, as another client. The address of the builder is not used.
+    ///
+    /// # Errors
+    ///
+    /// As [`StoreBuilder::open`].
+    pub fn open(&self, builder: StoreBuilder) -> Result<Store, OpenError> {
+        let number = {
+            let mut state = self.state();
+            let (low, high) = state.network.latency.clone().into_inner();
+            let (low, high) = (micros(low).max(1) as f64, micros(high).max(1) as f64);
+            let latency = low * (high / low).powf(state.random.random());
+            state.links.push(Line { latency, last: [0; 2], held: None });
+            state.links.len() - 1
+        };
+        let (store, work) = builder.parts(Wire::Model(Link { model: self.clone(), number }))?;
+        tokio::spawn(work);
+        Ok(store)
+    }
+
+    /// Cuts the ways of clients, by the order in which they opened, or joins them again.
+    pub fn cut(&self, clients: impl IntoIterator<Item = usize>, is_cut: bool) {
+        let mut state = self.state();
+        for client in clients {
+            let line = &mut state.links[client];
+            let held = match is_cut {
+                true => {
+                    line.held.get_or_insert_default();
+                    continue;
+                }
+                false => line.held.take().unwrap_or_default(),
+            };
+            for message in held {
+                _ = state.send(message);
+            }
+        }
+        drop(state);
+        self.0.sooner.notify_one();
+    }
+
+    /// Stops the server, which still gets calls, or lets it go on.
+    pub fn stop(&self, is_stopped: bool) {
+        let mut state = self.state();
+        match (&mut state.life, is_stopped) {
+            (Life::Up, true) => state.life = Life::Stopped(Vec::new()),
+            (Life::Stopped(calls), false) => {
+                let (calls, now) = (std::mem::take(calls), state.now());
+                state.life = Life::Up;
+                state.free_at = state.free_at.max(now);
+                for call in calls {
+                    state.carry_out(now, call);
+                }
+            }
+            _ => {}
+        }
+        drop(state);
+        self.0.sooner.notify_one();
+    }
+
+    /// Ends the server. Its connections are reset.
+    pub fn kill(&self) {
+        let mut state = self.state();
+        let now = state.now();
+        state.number += 1;
+        state.demoted = false;
+        if let Life::Stopped(calls) = std::mem::replace(&mut state.life, Life::Down) {
+            for call in calls {
+                state.answer(now, call, Err(ErrorKind::ConnectionReset));
+            }
+        }
+        drop(state);
+        self.0.sooner.notify_one();
+    }
+
+    /// Starts a server that was killed, without its data.
+    pub fn start_empty(&self) {
+        let mut state = self.state();
+        state.server.forget_keys();
+        state.server.forget_scripts();
+        state.life = Life::Up;
+    }
+
+    /// Makes a replica the server, with the data that it has. The server before is killed, or goes
+    /// on as a replica.
+    pub fn fail_over(&self, is_demoted: bool) {
+        if !is_demoted {
+            self.kill();
+        }
+        let mut state = self.state();
+        let now = START + state.now();
+        if is_demoted {
+            state.number += 1;
+            state.demoted = true;
+        }
+        state.server.become_replica(now);
+        state.server.forget_scripts();
+        state.life = Life::Up;
+    }
+
+    /// How many calls servers carried out.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.state().calls
+    }
+
+    /// How many keys there are.
+    #[must_use]
+    pub fn keys(&self) -> usize {
+        let mut state = self.state();
+        let now = START + state.now();
+        state.server.size(now)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn ask(&self, link: usize, server: Option<u64>, args: Vec<Vec<u8>>) -> Answer {
+        let (to, answer) = oneshot::channel();
+        let is_first = self.state().send(Message::Call(Call { link, server, args, to }));
+        if is_first {
+            self.0.sooner.notify_one();
+        }
+        match answer.await {
+            Ok(answer) => answer,
+            // An answer that was lost.
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    pub(crate) async fn connect(&self) -> Result<Connection, RedisError> {
+        let (model, link) = (self.model.clone(), self.number);
+        match model.ask(link, None, Vec::new()).await {
+            (server, Ok(_)) => Ok(Connection { model, link, server }),
+            (_, Err(kind)) => Err(std::io::Error::from(kind).into()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    pub(crate) async fn call(&self, cmd: &Cmd) -> Result<Value, RedisError> {
+        let args = cmd.args_iter().map(|arg| match arg {
+            Arg::Simple(bytes) => bytes.to_vec(),
+            _ => Vec::new(),
+        });
+        let (_, answer) = self.model.ask(self.link, Some(self.server), args.collect()).await;
+        answer.map_err(|kind| std::io::Error::from(kind).into())
+    }
+}
+
+impl State {
+    fn now(&self) -> u64 {
+        micros(self.clock.now())
+    }
+
+    /// Sends a message now. Returns whether it is the next event.
+    fn send(&mut self, message: Message) -> bool {
+        let now = self.now();
+        self.send_at(now, message)
+    }
+
+    fn send_at(&mut self, now: u64, message: Message) -> bool {
+        let (link, way) = match &message {
+            Message::Call(call) => (call.link, 0),
+            Message::Answer { link, .. } => (*link, 1),
+        };
+        let longer = -(1.0 - self.random.random::<f64>()).ln() * self.network.jitter;
+        let line = &mut self.links[link];
+        if let Some(held) = &mut line.held {
+            held.push(message);
+            return false;
+        }
+        let at = now + micros(Duration::from_secs_f64(line.latency * (1.0 + longer) / 1e6));
+        line.last[way] = line.last[way].max(at);
+        self.events_made += 1;
+        let event = Event { at: line.last[way], number: self.events_made, message };
+        let is_first = self.events.peek().is_none_or(|Reverse(first)| event < *first);
+        self.events.push(Reverse(event));
+        is_first
+    }
+
+    /// Does what is due. Returns when the next event is.
+    fn work(&mut self) -> Option<Duration> {
+        let now = self.now();
+        loop {
+            let at = self.events.peek()?.0.at;
+            if at > now {
+                return Some(Duration::from_micros(at));
+            }
+            let Reverse(Event { at, message, .. }) = self.events.pop()?;
+            let link = match &message {
+                Message::Call(call) => call.link,
+                Message::Answer { link, .. } => *link,
+            };
+            if let Some(held) = &mut self.links[link].held {
+                held.push(message);
+                continue;
+            }
+            match message {
+                Message::Call(call) => self.arrive(at, call),
+                // A receiver that is gone does not wait any more.
+                Message::Answer { answer, to, .. } => _ = to.send(answer),
+            }
+        }
+    }
+
+    fn arrive(&mut self, at: u64, call: Call) {
+        let is_old = call.server.is_some_and(|server| server != self.number);
+        match &mut self.life {
+            _ if is_old && self.demoted => {
+                let text = "READONLY You can't write against a read only replica.";
+                self.answer(at, call, Ok(data::error(text)));
+            }
+            _ if is_old => self.answer(at, call, Err(ErrorKind::ConnectionReset)),
+            Life::Down => self.answer(at, call, Err(ErrorKind::ConnectionRefused)),
+            Life::Stopped(calls) => calls.push(call),
+            Life::Up => self.carry_out(at, call),
+        }
+    }
+
+    fn carry_out(&mut self, at: u64, call: Call) {
+        // One call at a time, in the order of arrival.
+        let begins = at.max(self.free_at);
+        self.free_at = begins + micros(self.network.service);
+        let answer = match call.server {
+            Some(_) => {
+                self.calls += 1;
+                self.server.carry_out(START + begins, &call.args)
+            }
+            None => Value::Okay,
+        };
+        self.answer(self.free_at, call, Ok(answer));
+    }
+
+    fn answer(&mut self, at: u64, call: Call, answer: Result<Value, ErrorKind>) {
+        // Only of calls: a connection is made with several messages.
+        if call.server.is_some() && self.random.random_bool(self.network.lost_answers) {
+            return;
+        }
+        let Call { link, to, .. } = call;
+        let answer = (self.number, answer);
+        self.send_at(at, Message::Answer { link, answer, to });
+    }
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Event) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Event) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Event) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,182 @@
+//! Stores over a model of a server: what each fault makes of calls, on paused time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use tidegate::{AllRefusal, AnyLimiter, Refusal};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Counts, Store};
+use tokio::time::Instant;
+
+const MS: Duration = Duration::from_millis(1);
+const US: Duration = Duration::from_micros(1);
+
+fn network(latency: Duration) -> Network {
+    Network {
+        latency: latency..=latency,
+        jitter: 0.0,
+        lost_answers: 0.0,
+        service: Duration::from_micros(10),
+        lag: Duration::ZERO,
+    }
+}
+
+fn open(model: &Model) -> (Store, AnyLimiter) {
+    let store = model.open(Store::builder("redis://model")).unwrap();
+    let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 10".parse().unwrap());
+    let limiter = limiter.build().unwrap();
+    (store, limiter.into())
+}
+
+fn is_away(answer: Result<tidegate::AllPermits, AllRefusal>) -> bool {
+    answer.is_err_and(|refusal| matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })))
+}
+
+fn counts(store: &Store) -> (u64, u64, u64, u64) {
+    let Counts { answered, unknown, failed, skipped, .. } = store.counts();
+    (answered, unknown, failed, skipped)
+}
+
+#[test]
+fn clients_of_one_model_share_a_limit() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let ((_, one), (store, other)) = (open(&model), open(&model));
+        let began = Instant::now();
+        for _ in 0..5 {
+            assert_eq!(one.acquire_now([]).await.unwrap().permits(), 1);
+            assert_eq!(other.acquire_now([]).await.unwrap().permits(), 1);
+        }
+        // Ten round trips and ten times the server's work for them; each of the two connects, and
+        // the first sends the script.
+        assert_eq!(began.elapsed(), 13 * (2 * MS + 10 * US));
+        // Until one permit came in since the first request arrived, by the server's clock.
+        let first = 5 * MS + 20 * US;
+        let refusal = one.acquire_now([]).await.unwrap_err();
+        let now = began.elapsed() - MS - 10 * US;
+        assert_eq!(refusal.retry_after().unwrap(), Duration::from_secs(1) - (now - first));
+        assert_eq!((counts(&store), model.keys()), ((5, 0, 0, 0), 1));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(model.keys(), 0);
+    });
+}
+
+#[test]
+fn a_call_to_a_stopped_server_is_charged_and_not_known() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let ((store, one), (_, other)) = (open(&model), open(&model));
+        let _ = one.acquire_now([]).await.unwrap();
+        model.stop(true);
+        // A timer fires at a whole millisecond.
+        tokio::time::sleep(MS).await;
+        let began = Instant::now();
+        assert!(is_away(one.acquire_now([]).await));
+        assert_eq!((began.elapsed(), counts(&store)), (50 * MS, (1, 1, 0, 0)));
+        model.stop(false);
+        for _ in 0..8 {
+            let _ = other.acquire_now([]).await.unwrap();
+        }
+        assert!(other.acquire_now([]).await.is_err());
+    });
+}
+
+#[test]
+fn a_killed_server_refuses_and_comes_back_empty() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, one) = open(&model);
+        for _ in 0..10 {
+            let _ = one.acquire_now([]).await.unwrap();
+        }
+        model.kill();
+        let began = Instant::now();
+        for _ in 0..5 {
+            assert!(is_away(one.acquire_now([]).await));
+        }
+        // A trip for each: the first finds its connection reset, the others cannot connect.
+        assert_eq!((began.elapsed(), counts(&store)), (5 * 2 * MS, (10, 1, 4, 0)));
+        // The breaker has opened.
+        assert!(is_away(one.acquire_now([]).await));
+        assert_eq!((began.elapsed(), counts(&store)), (5 * 2 * MS, (10, 1, 4, 1)));
+        model.start_empty();
+        tokio::time::sleep(125 * MS).await;
+        assert_eq!(one.acquire_now([]).await.unwrap().permits(), 1);
+        assert_eq!((store.is_away(), model.keys()), (false, 1));
+    });
+}
+
+#[test]
+fn calls_into_a_cut_arrive_when_it_is_joined() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let ((store, one), (_, other)) = (open(&model), open(&model));
+        let _ = one.acquire_now([]).await.unwrap();
+        model.cut([0], true);
+        assert!(is_away(one.acquire_now([]).await));
+        let _ = other.acquire_now([]).await.unwrap();
+        assert_eq!((counts(&store), model.calls()), ((1, 1, 0, 0), 3));
+        model.cut([0], false);
+        let _ = other.acquire_now([]).await.unwrap();
+        assert_eq!(model.calls(), 5);
+    });
+}
+
+#[test]
+fn a_replica_that_lags_forgets_the_last_writes() {
+    for is_demoted in [false, true] {
+        run(async {
+            let model = Model::new(1, Network { lag: 10 * MS, ..network(MS) });
+            let (store, one) = open(&model);
+            for _ in 0..5 {
+                let _ = one.acquire_now([]).await.unwrap();
+            }
+            tokio::time::sleep(20 * MS).await;
+            for _ in 0..4 {
+                let _ = one.acquire_now([]).await.unwrap();
+            }
+            model.fail_over(is_demoted);
+            // The connection is to the server of before.
+            assert!(is_away(one.acquire_now([]).await));
+            let (unknown, failed) = if is_demoted { (0, 1) } else { (1, 0) };
+            assert_eq!(counts(&store), (9, unknown, failed, 0));
+            for _ in 0..5 {
+                let _ = one.acquire_now([]).await.unwrap();
+            }
+            assert!(one.acquire_now([]).await.is_err());
+        });
+    }
+}
+
+#[test]
+fn an_answer_that_is_lost_was_charged() {
+    run(async {
+        let model = Model::new(1, Network { lost_answers: 1.0, ..network(MS) });
+        let (store, one) = open(&model);
+        for _ in 0..3 {
+            assert!(is_away(one.acquire_now([]).await));
+        }
+        assert_eq!(counts(&store), (0, 3, 0, 0));
+    });
+}
+
+#[test]
+fn a_seed_gives_one_course_of_events() {
+    let course = |seed| {
+        run(async move {
+            let network = Network { latency: MS..=20 * MS, jitter: 0.5, ..network(MS) };
+            let model = Model::new(seed, Network { lost_answers: 0.1, ..network });
+            let (store, one) = open(&model);
+            let began = Instant::now();
+            let mut times = Vec::new();
+            for _ in 0..20 {
+                let _ = one.acquire().await;
+                times.push(began.elapsed());
+            }
+            (times, counts(&store))
+        })
+    };
+    assert_eq!(course(1), course(1));
+    assert_ne!(course(1), course(2));
+}
