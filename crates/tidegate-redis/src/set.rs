@@ -220,7 +220,11 @@ pub(crate) struct Booking {
 impl Booking {
     /// The permits are used.
     pub(crate) fn keep(&mut self) {
-        self.is_kept = true;
+        if !std::mem::replace(&mut self.is_kept, true) && !self.is_shadow() {
+            for (member, told) in self.set.members.iter().zip(&self.reply.limits) {
+                self.set.store.log_grant(&member.key, self.reply.due, told.permits);
+            }
+        }
     }
 
     pub(crate) fn is_shadow(&self) -> bool {

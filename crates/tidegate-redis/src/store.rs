@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use redis::{Client, Cmd, Value};
@@ -84,7 +84,11 @@ pub struct Counts {
     pub degraded: u64,
 }
 
+/// A log of grants: the key, the server's Unix time in microseconds, and the permits.
+type GrantLog = Box<dyn Fn(&str, i64, u64) + Send + Sync>;
+
 struct Inner {
+    grant_log: OnceLock<GrantLog>,
     calls: mpsc::UnboundedSender<Call>,
     shared: Arc<Shared>,
     prefix: String,
@@ -195,6 +199,19 @@ impl Store {
         }
     }
 
+    /// Has every grant of the store that is used told to a function, for programs that check the
+    /// bound of a limit. The first function stays.
+    #[doc(hidden)]
+    pub fn log_grants(&self, log: impl Fn(&str, i64, u64) + Send + Sync + 'static) {
+        _ = self.0.grant_log.set(Box::new(log));
+    }
+
+    pub(crate) fn log_grant(&self, key: &str, due: i64, permits: u64) {
+        if let Some(log) = self.0.grant_log.get() {
+            log(key, due, permits);
+        }
+    }
+
     pub(crate) fn prefix(&self) -> &str {
         &self.0.prefix
     }
@@ -289,7 +306,8 @@ impl StoreBuilder {
         let (calls, received) = mpsc::unbounded_channel();
         let work = serve(received, shared.clone());
         let Self { prefix, while_away, .. } = self;
-        Ok((Store(Arc::new(Inner { calls, shared, prefix, while_away })), work))
+        let grant_log = OnceLock::new();
+        Ok((Store(Arc::new(Inner { grant_log, calls, shared, prefix, while_away })), work))
     }
 }
 

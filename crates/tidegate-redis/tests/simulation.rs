@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate::{AllRefusal, AnyLimiter, Refusal};
@@ -59,6 +60,25 @@ fn clients_of_one_model_share_a_limit() {
         assert_eq!((counts(&store), model.keys()), ((5, 0, 0, 0), 1));
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert_eq!(model.keys(), 0);
+    });
+}
+
+#[test]
+fn used_grants_are_logged_at_their_instants() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, one) = open(&model);
+        let grants = Arc::new(Mutex::new(Vec::new()));
+        let log = grants.clone();
+        store.log_grants(move |key, due, n| log.lock().unwrap().push((key.to_owned(), due, n)));
+        let _ = one.acquire_now(10).await.unwrap();
+        // A dropped wait is no grant.
+        let dropped = tokio::time::timeout(100 * MS, one.acquire()).await;
+        assert!(dropped.is_err());
+        let _ = one.acquire_many(2).await.unwrap();
+        let grants = std::mem::take(&mut *grants.lock().unwrap());
+        let [(key, first, 10), (other, second, 2)] = &grants[..] else { panic!("{grants:?}") };
+        assert_eq!((key, second - first), (other, 2_000_000));
     });
 }
 
