@@ -59,7 +59,8 @@ impl Script {
 /// What a script does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Takes permits if they are due within the longest wait.
+    /// Decides one request, of the permits of each part.
+    #[cfg(test)]
     Reserve {
         longest: Duration,
         shadow: bool,
@@ -87,21 +88,27 @@ pub(crate) struct Part<'a> {
     pub(crate) key: &'a str,
     pub(crate) terms: &'a Terms,
     pub(crate) permits: u64,
-    /// The most permits, where the request takes as many as there are.
-    pub(crate) most: u64,
     /// The value before the booking that is given back.
     pub(crate) booking: &'a [u8],
 }
 
+/// One request of a call that reserves.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) longest: Duration,
+    pub(crate) shadow: bool,
+    /// Of each limit, how many permits, and at most how many.
+    pub(crate) costs: Vec<(u64, u64)>,
+}
+
 /// A call of a script by its hash. `now` is the time in microseconds, for tests.
 pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, parts: &[Part<'_>]) -> Cmd {
-    let mut cmd = redis::cmd("EVALSHA");
-    cmd.arg(&script.hash).arg(parts.len());
-    for part in parts {
-        cmd.arg(part.key);
-    }
-    let (name, longest, flag, due) = match operation {
-        Operation::Reserve { longest, shadow } => ("reserve", longest, shadow, 0),
+    let (name, span, flag, due) = match operation {
+        #[cfg(test)]
+        Operation::Reserve { longest, shadow } => {
+            let costs = parts.iter().map(|part| (part.permits, part.permits)).collect();
+            return reserve(script, now, parts, &[Wanted { longest, shadow, costs }]);
+        }
         Operation::Back { due } => ("back", Duration::ZERO, false, due),
         Operation::Debit => ("debit", Duration::ZERO, false, 0),
         Operation::Refund => ("refund", Duration::ZERO, false, 0),
@@ -111,18 +118,43 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         Operation::Pause { span, keep_stock } => ("pause", span, keep_stock, 0),
         Operation::Resume => ("resume", Duration::ZERO, false, 0),
     };
-    // A pause is rounded up, and a longest wait down.
-    let round_up = matches!(operation, Operation::Pause { .. });
+    call(
+        script,
+        name,
+        [now.map_or(-1.0, exact), exact(micros(span, true)), f64::from(u8::from(flag)), due as f64],
+        parts,
+    )
+}
+
+/// A call that decides requests in their order.
+pub(crate) fn reserve(script: &Script, now: Option<u64>, parts: &[Part<'_>], requests: &[Wanted]) -> Cmd {
+    let mut cmd = call(script, "reserve", [now.map_or(-1.0, exact), 0.0, 0.0, 0.0], parts);
+    let mut numbers = Vec::with_capacity(16 * requests.len() * (1 + parts.len()));
+    for Wanted { longest, shadow, costs } in requests {
+        pack(&mut numbers, exact(micros(*longest, false)));
+        pack(&mut numbers, f64::from(u8::from(*shadow)));
+        for (permits, most) in costs {
+            pack(&mut numbers, exact(*permits));
+            pack(&mut numbers, exact(*most));
+        }
+    }
+    cmd.arg(numbers);
+    cmd
+}
+
+fn call(script: &Script, name: &str, numbers: [f64; 4], parts: &[Part<'_>]) -> Cmd {
+    let mut cmd = redis::cmd("EVALSHA");
+    cmd.arg(&script.hash).arg(parts.len());
+    for part in parts {
+        cmd.arg(part.key);
+    }
     let mut head = Vec::with_capacity(32);
-    pack(&mut head, now.map_or(-1.0, exact));
-    pack(&mut head, exact(micros(longest, round_up)));
-    pack(&mut head, f64::from(u8::from(flag)));
-    pack(&mut head, due as f64);
+    numbers.into_iter().for_each(|number| pack(&mut head, number));
     cmd.arg(name).arg(head);
-    for Part { terms, permits, most, booking, .. } in parts {
+    for Part { terms, permits, booking, .. } in parts {
         let longest = micros(terms.longest.unwrap_or(Duration::MAX), false);
-        let mut numbers = Vec::with_capacity(8 * (3 + terms.numbers.len()));
-        for number in [*permits, *most, longest] {
+        let mut numbers = Vec::with_capacity(8 * (2 + terms.numbers.len()));
+        for number in [*permits, longest] {
             pack(&mut numbers, exact(number));
         }
         for number in &terms.numbers {
@@ -188,9 +220,23 @@ pub(crate) struct Told {
 }
 
 impl Reply {
+    /// Reads the reply of a call that reserves: that of each of so many requests.
+    pub(crate) fn read_all(value: Value, requests: usize, limits: usize) -> Option<Vec<Reply>> {
+        match value {
+            Value::Array(replies) if replies.len() == requests => {
+                replies.into_iter().map(|reply| Reply::read(reply, limits)).collect()
+            }
+            _ => None,
+        }
+    }
+
     /// Reads the reply of a call with so many limits; `None` if it is none.
     pub(crate) fn read(value: Value, limits: usize) -> Option<Reply> {
         let values = match value {
+            // Of a call that reserves for one request.
+            Value::Array(mut values) if matches!(values[..], [Value::Array(_)]) => {
+                return Reply::read(values.pop()?, limits);
+            }
             Value::Array(values) if values.len() >= 4 + NUMBERS * limits => values,
             _ => return None,
         };

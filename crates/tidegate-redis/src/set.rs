@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use redis::{Cmd, Value};
 use tidegate::{AllRefusal, AllRequest, AnyLimiter, Left, Nanos, Refusal};
 use tokio::sync::{oneshot, watch};
 
-use crate::script::{Answer, Operation, Part, Reply, Script, Told, command};
+use crate::script::{Answer, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
 use crate::store::{Away, Store, WhileAway};
 use crate::terms::Terms;
 
@@ -90,22 +91,40 @@ impl Set {
         before: &[Vec<u8>],
         answer: impl FnOnce(Result<Reply, Undecided>) + Send + 'static,
     ) {
-        let nothing = Vec::new();
-        let parts: Vec<Part<'_>> = self
-            .members
-            .iter()
-            .zip(costs)
-            .enumerate()
-            .map(|(i, (member, (n, most)))| {
-                let booking = before.get(i).unwrap_or(&nothing);
-                Part { key: &member.key, terms: &member.terms, permits: *n, most: *most, booking }
-            })
-            .collect();
-        let cmd = command(&self.script, operation, None, &parts);
-        let limits = parts.len();
+        let cmd = command(&self.script, operation, None, &self.parts(costs, before));
+        let limits = self.members.len();
+        self.carry_out(cmd, move |value| Reply::read(value, limits), answer);
+    }
+
+    /// Has requests decided in their order, by one call.
+    fn reserve(
+        &self,
+        requests: &[Wanted],
+        answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
+    ) {
+        let none = vec![(0, 0); self.members.len()];
+        let cmd = reserve(&self.script, None, &self.parts(&none, &[]), requests);
+        let (requests, limits) = (requests.len(), self.members.len());
+        self.carry_out(cmd, move |value| Reply::read_all(value, requests, limits), answer);
+    }
+
+    fn parts<'a>(&'a self, costs: &Costs, before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
+        let part = |(i, (member, (n, _))): (usize, (&'a Member, &(u64, u64)))| {
+            let booking = before.get(i).map_or(&[][..], Vec::as_slice);
+            Part { key: &member.key, terms: &member.terms, permits: *n, booking }
+        };
+        self.members.iter().zip(costs).enumerate().map(part).collect()
+    }
+
+    fn carry_out<T>(
+        &self,
+        cmd: Cmd,
+        read: impl FnOnce(Value) -> Option<T> + Send + 'static,
+        answer: impl FnOnce(Result<T, Undecided>) + Send + 'static,
+    ) {
         self.store.send(cmd, self.script.clone(), move |outcome| {
             answer(match outcome {
-                Ok(value) => Reply::read(value, limits).ok_or(Undecided::Misconfigured),
+                Ok(value) => read(value).ok_or(Undecided::Misconfigured),
                 Err(Away::For(rest)) => Err(Undecided::Away(rest)),
                 Err(Away::Misconfigured) => Err(Undecided::Misconfigured),
             });
@@ -134,11 +153,10 @@ impl Set {
         let shadow = self.shadow.load(Ordering::Relaxed);
         // A request that would have to wait passes without permits.
         let longest = if shadow { Duration::ZERO } else { longest };
-        let operation = Operation::Reserve { longest, shadow };
         let (sender, receiver) = oneshot::channel();
         let set = self.clone();
-        let asked = costs.clone();
-        self.send(operation, &asked, &[], move |reply| {
+        self.reserve(&[Wanted { longest, shadow, costs }], move |replies| {
+            let reply = replies.and_then(|mut replies| replies.pop().ok_or(Undecided::Misconfigured));
             let booked = reply.map(|reply| match reply.answer {
                 Answer::Refused => Err(set.refusal(&reply, longest)),
                 Answer::Done | Answer::Shadow => Ok(Booking { set: set.clone(), reply, is_kept: false }),

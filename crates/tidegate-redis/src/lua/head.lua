@@ -28,18 +28,25 @@
 -- the instants of the limits alone. A request that is due within its longest wait takes its
 -- permits as of that instant; any other request changes nothing.
 --
+-- Several requests. A call decides about a list of requests, one after the other, each as if it were
+-- alone: the clock stands still, each change is in the numbers that the next request sees, and
+-- every key is read and written once.
+--
 -- Giving back. The last booking is given back by the value from before it. Any other one, if its
 -- instant is still to come, is kept as free: a request of its size takes it, at its instant. So all
--- grants are bookings that were made one behind the other, and no bound suffers. A free booking whose instant passes is lost, and so is one for which there is no
--- place.
+-- grants are bookings that were made one behind the other, and no bound suffers. A free booking
+-- whose instant passes is lost, and so is one for which there is no place. The value from before a
+-- booking is told if it is short, or if the booking is the last one of its call.
 --
--- ARGV: the operation; packed, the time (-1 for TIME), the longest wait in us, a flag (shadow; for
--- `pause`, that it keeps the stock), the instant of a booking (for `back`). Then for each key: the
--- kind; packed, its permits, the most permits, its own longest wait in us, and its terms; the value
--- from before the booking (for `back`).
+-- ARGV: the operation; packed, the time (-1 for TIME), a span in us (of `pause`), a flag (of
+-- `pause`: it keeps the stock), the instant of a booking (for `back`). Then for each key: the kind;
+-- packed, its permits, its own longest wait in us, and its terms; the value from before the booking
+-- (for `back`). Then for `reserve` the requests, packed: of each its longest wait in us and a flag
+-- (shadow), and for each key its permits and the most permits.
 
 local MOST = 2^52
 local MOST_FREE = 16
+local MOST_BEFORE = 1024
 local YEARS = 315576000 * 1000000
 local kinds = {}
 

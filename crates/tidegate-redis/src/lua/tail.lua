@@ -2,7 +2,6 @@
 
 local operation = ARGV[1]
 local now, longest, flag, place = struct.unpack('>dddd', ARGV[2])
-local shadow = flag == 1
 -- Keys expire by the server's clock. Under another time they are kept for a day more.
 local kept = 86400000
 if now < 0 then
@@ -28,7 +27,7 @@ local function read(l, value)
   local ahead = l.seen - now
   if ahead > l.span then
     -- The clock was set back. It is written that it was: else it would count again.
-    l.changed = true
+    l.writes, l.changed, l.newer = l.writes + 1, true, true
     l.seen, l.booked = now, l.booked - ahead
     for _, place in ipairs(l.places) do place[1] = place[1] - ahead end
     if l.held > 0 then l.held = l.held - ahead end
@@ -39,11 +38,23 @@ local function read(l, value)
   l.at = math.max(l.now, l.booked, l.held)
 end
 
-local function write(l)
-  l.seen = l.now
-  local value = struct.pack('>ddddd', l.writes + 1, l.seen, l.booked, l.held, #l.places)
+-- The value of a limit, with what this call changed.
+local function value_of(l)
+  if not l.newer then return l.value or '' end
+  local value = struct.pack('>ddddd', l.writes, l.seen, l.booked, l.held, #l.places)
   for _, place in ipairs(l.places) do value = value .. struct.pack('>dd', place[1], place[2]) end
-  value = value .. l.kind.value(l)
+  l.value, l.newer = value .. l.kind.value(l), false
+  return l.value
+end
+
+-- A change of a limit, which is written at the end.
+local function change(l)
+  l.writes, l.seen, l.changed, l.newer = l.writes + 1, l.now, true, true
+  l.at = math.max(l.now, l.booked, l.held)
+end
+
+local function write(l)
+  local value = value_of(l)
   local expires = math.max(l.kind.expires(l), l.booked, l.held) - now
   local ttl = math.max(1, whole_up(math.max(0, expires), 1000)) + kept
   redis.call('SET', l.key, value, 'PX', ttl)
@@ -53,9 +64,8 @@ local limits = {}
 for i = 1, #KEYS do
   local numbers, booking = ARGV[3 * i + 1], ARGV[3 * i + 2]
   local l = {key = KEYS[i], kind = kinds[ARGV[3 * i]], booking = booking}
-  l.n, l.most, l.longest = struct.unpack('>ddd', numbers)
-  l.longest = math.min(longest, l.longest)
-  l.terms = {struct.unpack('>' .. ('d'):rep(#numbers / 8 - 3), numbers, 25)}
+  l.n, l.longest = struct.unpack('>dd', numbers)
+  l.terms = {struct.unpack('>' .. ('d'):rep(#numbers / 8 - 2), numbers, 17)}
   l.value = redis.call('GET', l.key)
   read(l, l.value)
   limits[i] = l
@@ -88,12 +98,6 @@ local function reply(answer, wait, tightest, due, other)
   return told
 end
 
--- A request that takes nothing.
-local function refusal(wait, tightest)
-  write_changed()
-  return reply(shadow and 2 or 0, wait, tightest, 0)
-end
-
 -- Which free booking of a limit has an instant and the size of its request.
 local function place_of(l, due)
   for i, free in ipairs(l.places) do
@@ -118,7 +122,11 @@ local function free_booking()
   return earliest
 end
 
-if operation == 'reserve' then
+-- Decides about one request, as if it were alone in its call. `is_last`: no other one follows.
+local function reserve(longest, shadow, is_last)
+  local function refusal(wait, tightest)
+    return reply(shadow and 2 or 0, wait, tightest, 0)
+  end
   -- A request for up to a number takes what all limits have that it does not name.
   local there
   for _, l in ipairs(limits) do
@@ -145,22 +153,35 @@ if operation == 'reserve' then
   if free then due = free end
   local wait = due - now
   for _, l in ipairs(limits) do
-    if l.n > 0 and wait > l.longest then return refusal(wait, tightest) end
+    if l.n > 0 and wait > math.min(longest, l.longest) then return refusal(wait, tightest) end
   end
-  for _, l in ipairs(limits) do
+  local before = {}
+  for i, l in ipairs(limits) do
+    if wait > 0 then
+      local value = value_of(l)
+      before[i] = (is_last or #value <= MOST_BEFORE) and value or ''
+    end
     if l.n > 0 and free then
       table.remove(l.places, place_of(l, free))
     elseif l.n > 0 then
       l.kind.take(l, math.max(due, l.at), l.n)
     end
-  end
-  for _, l in ipairs(limits) do
-    if l.n > 0 then write(l) end
+    if l.n > 0 then change(l) end
   end
   local told = reply(1, wait, tightest, due)
-  if wait > 0 then
-    for _, l in ipairs(limits) do told[#told + 1] = l.value or '' end
+  for _, value in ipairs(before) do told[#told + 1] = value end
+  return told
+end
+
+if operation == 'reserve' then
+  local requests, told = ARGV[3 * #KEYS + 3], {}
+  local size = 16 + 16 * #KEYS
+  for first = 1, #requests, size do
+    local longest, shadow = struct.unpack('>dd', requests, first)
+    for i, l in ipairs(limits) do l.n, l.most = struct.unpack('>dd', requests, first + 16 * i) end
+    told[#told + 1] = reserve(longest, shadow == 1, first + size > #requests)
   end
+  write_changed()
   return told
 end
 
@@ -178,21 +199,21 @@ if operation == 'back' then
       elseif #l.places < MOST_FREE then
         l.places[#l.places + 1] = {place, l.n}
       end
-      l.changed = true
+      change(l)
     end
   end
 elseif operation == 'debit' then
   for _, l in ipairs(limits) do
     if l.n > 0 then
       l.kind.take(l, l.at, l.n)
-      l.changed = true
+      change(l)
     end
   end
 elseif operation == 'refund' then
   for _, l in ipairs(limits) do
     if l.n > 0 and l.value then
       l.kind.give(l, l.at, l.n)
-      l.changed = true
+      change(l)
     end
   end
 elseif operation == 'keep' then
@@ -201,18 +222,18 @@ elseif operation == 'keep' then
     taken[i] = l.at > l.now and 0 or math.max(0, l.kind.left(l, l.at) - l.n)
     if taken[i] > 0 then
       l.kind.take(l, l.at, taken[i])
-      l.changed = true
+      change(l)
     end
   end
   write_changed()
   return reply(1, 0, 0, 0, taken)
 elseif operation == 'pause' then
-  -- For the longest wait; the stock stays where `shadow` says so.
+  -- For the longest wait; the stock stays where the flag says so.
   for _, l in ipairs(limits) do
     local till = math.max(l.held, now + longest)
-    if l.kind.hold then l.kind.hold(l, till, shadow) end
+    if l.kind.hold then l.kind.hold(l, till, flag == 1) end
     l.held = till
-    l.changed = true
+    change(l)
   end
 elseif operation == 'resume' then
   local held = {}
@@ -223,7 +244,7 @@ elseif operation == 'resume' then
       -- The level of a bucket stood still at `booked`.
       if l.kind.hold then l.booked = math.max(l.now, l.booked - rest) end
       l.held = 0
-      l.changed = true
+      change(l)
     end
   end
   write_changed()

@@ -1,5 +1,6 @@
 //! The scripts alone, under a time that the tests set.
 
+mod batch;
 mod booking;
 mod conformance;
 mod several;
@@ -72,7 +73,7 @@ impl Limit {
     }
 
     pub(crate) fn part<'a>(&'a self, permits: u64, booking: &'a [u8]) -> Part<'a> {
-        Part { key: &self.key, terms: &self.terms, permits, most: permits, booking }
+        Part { key: &self.key, terms: &self.terms, permits, booking }
     }
 }
 
