@@ -8,7 +8,7 @@ use loom::thread;
 use super::support::{model_of_three, model_up_to};
 #[cfg(feature = "keyed")]
 use crate::keyed::KeyPolicy;
-use crate::policy::cell::update;
+use crate::policy::atomic_word::update;
 use crate::policy::state::BucketState;
 use crate::policy::window::stamp;
 use crate::policy::{

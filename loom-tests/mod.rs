@@ -3,9 +3,9 @@
 
 #[cfg(feature = "keyed")]
 mod all_waiters;
+mod atomic_word;
 mod both;
 mod cancel;
-mod cell;
 mod change;
 mod compose;
 mod control;

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | the gate word | Relaxed | `limiter/gate_word.rs` |
 //! | `undo_number` is stored, under the lock | Release | only for composites: `all_of/member.rs` |
-//! | policy state | as in `policy/cell.rs` | |
+//! | policy state | as in `policy/atomic_word.rs` | |
 //! | everything else | under the lock | |
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

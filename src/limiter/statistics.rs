@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::limiter::events::Events;
-use crate::policy::cell::update;
+use crate::policy::atomic_word::update;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 use crate::time::Nanos;
 

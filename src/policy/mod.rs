@@ -37,9 +37,9 @@
 
 #[cfg(feature = "config")]
 mod any;
+pub(crate) mod atomic_word;
 mod both;
 mod bucket;
-pub(crate) mod cell;
 mod change;
 #[cfg(feature = "config")]
 mod config;

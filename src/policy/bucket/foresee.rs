@@ -1,7 +1,7 @@
 //! When the requests in a line before a bucket are due.
 
+use crate::policy::atomic_word::AtomicWord;
 use crate::policy::bucket::{Bucket, BucketState};
-use crate::policy::cell::Cell;
 use crate::policy::{Crowd, Forecast, ticks};
 use crate::time::Nanos;
 
@@ -18,7 +18,7 @@ impl Bucket {
         if price > self.reach(&numbers, price) {
             return Nanos::MAX;
         }
-        let mut zero = numbers.step_tick(Cell::load(&state.zero));
+        let mut zero = numbers.step_tick(AtomicWord::load(&state.zero));
         if ahead > 0 {
             // The requests ahead are not one large request, which might find more tokens than the
             // bucket holds.
@@ -38,7 +38,7 @@ impl Bucket {
     }
 
     pub(crate) fn forecast(state: &BucketState, at: Nanos) -> Forecast {
-        Forecast::with(at, [Cell::load(&state.zero), 0, 0])
+        Forecast::with(at, [AtomicWord::load(&state.zero), 0, 0])
     }
 
     /// See [`Policy::forecast_pause`](crate::policy::Policy::forecast_pause).
@@ -50,7 +50,7 @@ impl Bucket {
         keeps_stock: bool,
     ) -> Forecast {
         let (numbers, _) = self.price(1);
-        Forecast::with(to, [numbers.paused(Cell::load(&state.zero), from, to, keeps_stock), 0, 0])
+        Forecast::with(to, [numbers.paused(AtomicWord::load(&state.zero), from, to, keeps_stock), 0, 0])
     }
 
     pub(crate) fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {

@@ -3,9 +3,9 @@
 
 use std::convert::Infallible;
 
+use crate::policy::atomic_word::update;
 use crate::policy::bucket::terms::{More, Numbers};
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState};
-use crate::policy::cell::update;
 use crate::policy::shut::Remainder;
 use crate::policy::ticks;
 use crate::sync::Ordering;

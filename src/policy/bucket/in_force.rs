@@ -55,9 +55,9 @@
 use std::convert::Infallible;
 
 use crate::error::PolicyError;
+use crate::policy::atomic_word::convert;
 use crate::policy::bucket::terms::{More, Numbers, Terms, carried_over, small, words};
 use crate::policy::bucket::{Bucket, BucketState};
-use crate::policy::cell::convert;
 use crate::policy::interval::Interval;
 use crate::policy::{Change, Keep, ticks};
 use crate::rate::Rate;

@@ -46,7 +46,7 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`. The terms by which a request reads it are
+//! One word under the shared loop: see `policy/atomic_word.rs`. The terms by which a request reads it are
 //! other words: see `policy/bucket/in_force.rs`.
 //!
 //! # Source
@@ -66,9 +66,9 @@ pub use token::TokenBucket;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
+use crate::policy::atomic_word::{AtomicWord, update};
 use crate::policy::bucket::in_force::{CLOSED, Hot, IN_STEPS, PLAIN};
 use crate::policy::bucket::terms::{More, Numbers, PLACEHOLDER_INTERVAL, Terms, words};
-use crate::policy::cell::{Cell, update};
 use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::window::nanos_between;
@@ -206,7 +206,7 @@ pub struct BucketState {
 
 impl BucketState {
     fn word(&self) -> u64 {
-        Cell::load(&self.zero)
+        AtomicWord::load(&self.zero)
     }
 }
 
@@ -515,13 +515,14 @@ impl Bucket {
     pub(crate) fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
         let (numbers, _) = self.numbers_and_more();
         numbers.is_unlimited()
-            || numbers.step_tick(Cell::load(&state.zero)) <= numbers.tick(at).saturating_sub(numbers.capacity)
+            || numbers.step_tick(AtomicWord::load(&state.zero))
+                <= numbers.tick(at).saturating_sub(numbers.capacity)
     }
 
     /// The tokens with their fraction; negative in debt.
     pub(crate) fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
         let (numbers, more) = self.numbers_and_more();
-        let (zero, tick) = (numbers.step_tick(Cell::load(&state.zero)), numbers.tick(at));
+        let (zero, tick) = (numbers.step_tick(AtomicWord::load(&state.zero)), numbers.tick(at));
         match zero.checked_sub(tick) {
             _ if numbers.is_unlimited() => f64::INFINITY,
             Some(0) => 0.0,

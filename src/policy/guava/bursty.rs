@@ -39,7 +39,7 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`.
+//! One word under the shared loop: see `policy/atomic_word.rs`.
 //!
 //! # Source
 //!
@@ -54,7 +54,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::cell::{Cell, update};
+use crate::policy::atomic_word::{AtomicWord, update};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
 use crate::policy::shut::{Remainder, Shut};
@@ -349,7 +349,7 @@ impl Policy for SmoothBursty {
 
     #[inline]
     fn ready_at(&self, state: &BurstyState, at: Nanos, ahead: u64, _n: u32) -> Nanos {
-        let zero = Cell::load(&state.zero);
+        let zero = AtomicWord::load(&state.zero);
         if self.rate.is_zero() {
             return Nanos::MAX;
         }
@@ -360,7 +360,7 @@ impl Policy for SmoothBursty {
     }
 
     fn forecast(&self, state: &BurstyState, at: Nanos) -> Forecast {
-        Forecast::with(at, [Cell::load(&state.zero), 0, 0])
+        Forecast::with(at, [AtomicWord::load(&state.zero), 0, 0])
     }
 
     fn foresee(&self, _state: &BurstyState, forecast: &mut Forecast, n: u32) -> Nanos {
@@ -432,7 +432,7 @@ impl Policy for SmoothBursty {
         to: Nanos,
         keeps_stock: bool,
     ) -> Option<Forecast> {
-        let zero = self.paused(Cell::load(&state.zero), from, to, keeps_stock);
+        let zero = self.paused(AtomicWord::load(&state.zero), from, to, keeps_stock);
         Some(Forecast::with(to, [zero, 0, 0]))
     }
 
@@ -443,7 +443,7 @@ impl Policy for SmoothBursty {
         to: Nanos,
         keeps_stock: bool,
     ) -> Option<Nanos> {
-        let zero = self.paused(Cell::load(&state.zero), from, to, keeps_stock);
+        let zero = self.paused(AtomicWord::load(&state.zero), from, to, keeps_stock);
         Some(self.status_of(zero, to).full_at.max(to))
     }
 
@@ -461,7 +461,7 @@ impl Policy for SmoothBursty {
         // worth.
         let mut kept = !old.is_unlimited() || new.is_unlimited();
         if stopped < at {
-            kept &= Cell::load(&state.zero) <= stopped;
+            kept &= AtomicWord::load(&state.zero) <= stopped;
             // Nothing came in meanwhile: the stock is what it was. A debt was paid as far as the
             // time goes.
             move_to(state, |zero| match stopped.checked_sub(zero.max(stopped - self.saved)) {
@@ -480,7 +480,7 @@ impl Policy for SmoothBursty {
                 move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) })
             }
             // The word is a time, which does not depend on the rate.
-            Keep::Ratio => Cell::load(&state.zero),
+            Keep::Ratio => AtomicWord::load(&state.zero),
             Keep::Count => {
                 kept = false;
                 move_to(state, |zero| match zero.checked_sub(at) {
@@ -511,7 +511,7 @@ impl Policy for SmoothBursty {
     }
 
     fn status(&self, state: &BurstyState, at: Nanos) -> PolicyStatus {
-        self.status_of(Cell::load(&state.zero), at)
+        self.status_of(AtomicWord::load(&state.zero), at)
     }
 
     fn left(&self, _state: &BurstyState, charge: BurstyCharge, at: Nanos) -> PolicyStatus {

@@ -72,7 +72,7 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/cell.rs`.
+//! One word under the shared loop: see `policy/atomic_word.rs`.
 //!
 //! # Source
 //!
@@ -85,7 +85,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::cell::{Cell, update};
+use crate::policy::atomic_word::{AtomicWord, update};
 use crate::policy::guava::bursty::{owed, unused_share};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
@@ -503,7 +503,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn ready_at(&self, state: &WarmingUpState, at: Nanos, ahead: u64, _n: u32) -> Nanos {
-        let word = Word::decode(Cell::load(&state.word));
+        let word = Word::decode(AtomicWord::load(&state.word));
         if self.rate.is_zero() {
             return Nanos::MAX;
         }
@@ -515,7 +515,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn forecast(&self, state: &WarmingUpState, at: Nanos) -> Forecast {
-        let Word { coldness, next } = Word::decode(Cell::load(&state.word));
+        let Word { coldness, next } = Word::decode(AtomicWord::load(&state.word));
         Forecast::with(at, [coldness, next, 0])
     }
 
@@ -636,7 +636,7 @@ impl Policy for SmoothWarmingUp {
         to: Nanos,
         keeps_stock: bool,
     ) -> Option<Forecast> {
-        let word = Word::decode(Cell::load(&state.word));
+        let word = Word::decode(AtomicWord::load(&state.word));
         let Word { coldness, next } = self.paused(word, from, to, keeps_stock);
         Some(Forecast::with(to, [coldness, next, 0]))
     }
@@ -648,7 +648,7 @@ impl Policy for SmoothWarmingUp {
         to: Nanos,
         keeps_stock: bool,
     ) -> Option<Nanos> {
-        let word = Word::decode(Cell::load(&state.word));
+        let word = Word::decode(AtomicWord::load(&state.word));
         Some(self.status_of(self.paused(word, from, to, keeps_stock), to).full_at.max(to))
     }
 
@@ -666,7 +666,7 @@ impl Policy for SmoothWarmingUp {
                 replace(state, |word| Word { coldness: 0, next: word.next.max(at) })
             }
             // Both numbers are times, which do not depend on the rate.
-            Keep::Ratio => Word::decode(Cell::load(&state.word)).next,
+            Keep::Ratio => Word::decode(AtomicWord::load(&state.word)).next,
             Keep::Count => replace(state, |word| {
                 let Word { coldness, next } = self.idled(word, at, old);
                 let coldness = owed(old, coldness, new).min(self.warm_up);
@@ -700,7 +700,7 @@ impl Policy for SmoothWarmingUp {
 
     /// A key at rest is cold. One that is forgotten while it is warm would have to warm up again.
     fn is_fresh(&self, state: &WarmingUpState, at: Nanos) -> bool {
-        let (word, tick) = (Word::decode(Cell::load(&state.word)), ticks::from_nanos(at));
+        let (word, tick) = (Word::decode(AtomicWord::load(&state.word)), ticks::from_nanos(at));
         let interval = self.rate.interval();
         word.next <= tick
             && (interval.is_unlimited() || self.idled(word, tick, interval).coldness == self.warm_up)
@@ -713,7 +713,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn status(&self, state: &WarmingUpState, at: Nanos) -> PolicyStatus {
-        self.status_of(Word::decode(Cell::load(&state.word)), at)
+        self.status_of(Word::decode(AtomicWord::load(&state.word)), at)
     }
 
     fn left(&self, _state: &WarmingUpState, charge: WarmingUpCharge, at: Nanos) -> PolicyStatus {

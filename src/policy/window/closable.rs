@@ -64,7 +64,7 @@
 use std::fmt;
 
 use crate::error::Refusal;
-use crate::policy::cell::Cell;
+use crate::policy::atomic_word::AtomicWord;
 use crate::policy::limited;
 use crate::sync::{AtomicU128, LOOKS, Ordering, spin_loop};
 use crate::time::Nanos;
@@ -96,7 +96,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     /// The word if it is open, or becomes so soon.
     #[inline]
     pub(crate) fn load(&self) -> Option<Seen<TOP, TURNS>> {
-        let bits = Cell::load(&self.0);
+        let bits = AtomicWord::load(&self.0);
         if bits & Self::CLOSED == 0 { Some(Seen(bits)) } else { self.look_again() }
     }
 
@@ -104,7 +104,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     #[cold]
     fn look_again(&self) -> Option<Seen<TOP, TURNS>> {
         for _ in 0..LOOKS {
-            let bits = Cell::load(&self.0);
+            let bits = AtomicWord::load(&self.0);
             if bits & Self::CLOSED == 0 {
                 return Some(Seen(bits));
             }
@@ -115,7 +115,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
 
     /// Whether the word is the one that was seen.
     pub(crate) fn is_still(&self, seen: Seen<TOP, TURNS>) -> bool {
-        Cell::load(&self.0) == seen.0
+        AtomicWord::load(&self.0) == seen.0
     }
 
     /// Replaces the content, if the word is still the one that was seen. May fail for no reason.
@@ -168,7 +168,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
             let result = look(seen.content());
             // Another turn says that the terms were replaced meanwhile. Permits that were taken
             // meanwhile do not matter.
-            if (Cell::load(&self.0) ^ seen.0) & !Self::CONTENT == 0 {
+            if (AtomicWord::load(&self.0) ^ seen.0) & !Self::CONTENT == 0 {
                 return result;
             }
         }
@@ -176,7 +176,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
 
     /// Closes the word. The caller holds the lock of the terms' writer. Returns the content.
     pub(crate) fn close(&self) -> u128 {
-        let mut bits = Cell::load(&self.0);
+        let mut bits = AtomicWord::load(&self.0);
         // Relaxed: the stores of the terms publish it (1).
         while let Err(newer) = self.0.exchange(bits, bits | Self::CLOSED, Ordering::Relaxed) {
             bits = newer;
@@ -188,7 +188,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     /// of the content.
     pub(crate) fn open(&self, content: u128) {
         // No other thread writes a closed word.
-        let turn = (Cell::load(&self.0) & Self::TURN) + Self::NEXT;
+        let turn = (AtomicWord::load(&self.0) & Self::TURN) + Self::NEXT;
         // Release: a request that reads this content reads the new terms (3).
         self.0.store(turn & Self::TURN | content & Self::CONTENT, Ordering::Release);
     }
@@ -202,6 +202,6 @@ pub(crate) fn refused_as_closed(at: Nanos) -> Refusal {
 
 impl<const TOP: u32, const TURNS: u32> fmt::Debug for ClosableWord<TOP, TURNS> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", Cell::load(&self.0))
+        write!(f, "{:#x}", AtomicWord::load(&self.0))
     }
 }

@@ -24,13 +24,13 @@
 //!
 //! **Promise.** None: a grant establishes no happens-before between callers.
 //!
-//! **Checked by** `loom-tests/cell.rs`, with a load-and-store twin that double-spends, and
+//! **Checked by** `loom-tests/atomic_word.rs`, with a load-and-store twin that double-spends, and
 //! `change.rs`.
 
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 
 /// A word of state that is replaced as a whole.
-pub(crate) trait Cell {
+pub(crate) trait AtomicWord {
     type Word: Copy;
     fn load(&self) -> Self::Word;
     /// Replaces `current` by `new`, or returns the word that is there instead; may fail for no
@@ -38,7 +38,7 @@ pub(crate) trait Cell {
     fn exchange(&self, current: Self::Word, new: Self::Word, success: Ordering) -> Result<(), Self::Word>;
 }
 
-impl Cell for AtomicU64 {
+impl AtomicWord for AtomicU64 {
     type Word = u64;
 
     fn load(&self) -> u64 {
@@ -52,10 +52,11 @@ impl Cell for AtomicU64 {
     }
 }
 
-impl Cell for AtomicU128 {
+impl AtomicWord for AtomicU128 {
     type Word = u128;
 
     fn load(&self) -> u128 {
+        // Acquire, here and below: as for a word of 64 bits.
         self.load(Ordering::Acquire)
     }
 
@@ -67,32 +68,32 @@ impl Cell for AtomicU128 {
 /// Applies a pure step until it is applied to the newest word. An error from the step writes
 /// nothing.
 #[inline]
-pub(crate) fn update<C: Cell, R, E>(
-    cell: &C,
-    step: impl Fn(C::Word) -> Result<(C::Word, R), E>,
+pub(crate) fn update<A: AtomicWord, R, E>(
+    atomic: &A,
+    step: impl Fn(A::Word) -> Result<(A::Word, R), E>,
 ) -> Result<R, E> {
-    apply(cell, Ordering::Relaxed, step)
+    apply(atomic, Ordering::Relaxed, step)
 }
 
 /// Converts a word to other terms. A thread that sees the new word, or a word made of it, also sees
 /// all that was written before.
-pub(crate) fn convert<C: Cell, R, E>(
-    cell: &C,
-    step: impl Fn(C::Word) -> Result<(C::Word, R), E>,
+pub(crate) fn convert<A: AtomicWord, R, E>(
+    atomic: &A,
+    step: impl Fn(A::Word) -> Result<(A::Word, R), E>,
 ) -> Result<R, E> {
-    apply(cell, Ordering::Release, step)
+    apply(atomic, Ordering::Release, step)
 }
 
 #[inline]
-fn apply<C: Cell, R, E>(
-    cell: &C,
+fn apply<A: AtomicWord, R, E>(
+    atomic: &A,
     success: Ordering,
-    step: impl Fn(C::Word) -> Result<(C::Word, R), E>,
+    step: impl Fn(A::Word) -> Result<(A::Word, R), E>,
 ) -> Result<R, E> {
-    let mut word = cell.load();
+    let mut word = atomic.load();
     loop {
         let (new, result) = step(word)?;
-        match cell.exchange(word, new, success) {
+        match atomic.exchange(word, new, success) {
             Ok(()) => return Ok(result),
             Err(newer) => word = newer,
         }

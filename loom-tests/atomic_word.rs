@@ -4,7 +4,7 @@ use loom::thread;
 use std::sync::Arc;
 
 use super::support::{model, model_of_three};
-use crate::policy::cell::{Cell, update};
+use crate::policy::atomic_word::{AtomicWord, update};
 use crate::policy::{Policy, SmoothBursty, SmoothWarmingUp};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
@@ -65,7 +65,7 @@ fn no_grant_is_lost() {
         for other in others {
             other.join().expect("no panic").expect("never refused");
         }
-        assert_eq!(Cell::load(&*state), 111);
+        assert_eq!(AtomicWord::load(&*state), 111);
     });
 }
 
