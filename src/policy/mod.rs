@@ -51,7 +51,7 @@ pub(crate) mod interval;
 mod kinds;
 pub(crate) mod part;
 pub(crate) mod published;
-pub(crate) mod shut;
+pub(crate) mod remainder;
 pub(crate) mod ticks;
 mod unlimited;
 pub(crate) mod window;

@@ -1,7 +1,7 @@
 //! No limit at all.
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::{Change, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::time::Nanos;

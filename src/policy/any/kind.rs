@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::any::AnyPolicy;
 use crate::policy::kinds::kinds;
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::{
     Change, Crowd, DenyAll, FixedWindow, Forecast, LeakyBucket, Policy, PolicyStatus, SlidingEstimate,
     SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited, limited,

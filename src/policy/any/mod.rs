@@ -16,7 +16,7 @@
 //! |---|---|---|---|
 //! | 2*k* | decides | | takes by era *k* |
 //! | 2*k* + 1 | decides | | has found era *k*: takes by it. Else looks again |
-//! | 2*k* + 1 | [shut](crate::policy::shut::Shut) | is made | is refused by era *k*, sees that it is over, and looks again |
+//! | 2*k* + 1 | [shut](crate::policy::remainder::Shut) | is made | is refused by era *k*, sees that it is over, and looks again |
 //! | 2*k* + 1 | shut | is stored | takes by era *k* + 1, if it finds it already |
 //! | 2*k* + 2 | shut | decides | takes by era *k* + 1 |
 //!

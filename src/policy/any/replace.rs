@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::policy::any::kind::{Kind, KindState};
 use crate::policy::any::{AnyPolicy, AnyState, Era, Ruled};
 use crate::policy::config::ConfigError;
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::{Change, Keep, Policy, PolicyConfig, SmoothBursty};
 use crate::sync::{AtomicU32, Ordering, Swap, fence};
 use crate::time::Nanos;

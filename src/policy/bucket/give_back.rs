@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use crate::policy::atomic_word::update;
 use crate::policy::bucket::terms::{More, Numbers};
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState};
-use crate::policy::shut::Remainder;
+use crate::policy::remainder::Remainder;
 use crate::policy::ticks;
 use crate::sync::Ordering;
 use crate::time::Nanos;
@@ -78,7 +78,7 @@ impl Bucket {
         })
     }
 
-    /// See [`Shut`](crate::policy::shut::Shut).
+    /// See [`Shut`](crate::policy::remainder::Shut).
     pub(crate) fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
         // Relaxed: one exchange, which reads the newest word. The word publishes nothing else.
         let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);

@@ -24,7 +24,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::bucket::terms::Terms;
 use crate::policy::bucket::{Bucket, BucketCharge, BucketState, Start, passed_on_to_bucket};
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;

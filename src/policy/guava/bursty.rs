@@ -57,7 +57,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::policy::atomic_word::{AtomicWord, update};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};

@@ -89,7 +89,7 @@ use crate::policy::atomic_word::{AtomicWord, update};
 use crate::policy::guava::bursty::{owed, unused_share};
 use crate::policy::guava::current_rate::CurrentRate;
 use crate::policy::interval::Interval;
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::sync::AtomicU128;

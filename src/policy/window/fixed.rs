@@ -40,7 +40,7 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::window::closable::{ClosableWord, refused_as_closed};
 use crate::policy::window::{CurrentWindow, Refused, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus};

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::published::Published;
-use crate::policy::shut::Remainder;
+use crate::policy::remainder::Remainder;
 use crate::policy::window::closable::ClosableWord;
 use crate::policy::{Keep, limited};
 use crate::rate::Rate;

@@ -36,7 +36,7 @@
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::window::cells::{Cells, Head, View};
 use crate::policy::window::closable::{Seen, refused_as_closed};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};

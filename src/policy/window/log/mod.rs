@@ -30,7 +30,7 @@ pub(crate) mod state;
 use std::time::Duration;
 
 use crate::error::{PolicyError, Refusal};
-use crate::policy::shut::{Remainder, Shut};
+use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;

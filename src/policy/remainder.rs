@@ -1,4 +1,4 @@
-//! Shutting a state for good, so that a policy of another kind can go on from what it had.
+//! The remainder of a state that is shut for good, from which a policy of another kind goes on.
 
 use crate::policy::interval::Interval;
 use crate::policy::{Policy, PolicyStatus, ticks};
