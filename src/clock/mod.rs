@@ -12,7 +12,7 @@
 //!
 //! [`DefaultClock`] is [`SystemClock`], or `TokioClock` with the feature `test-util`.
 
-mod here;
+mod event_loop;
 mod manual;
 mod precise;
 mod system;
@@ -22,7 +22,7 @@ mod timeout;
 #[cfg(feature = "tokio")]
 mod tokio;
 
-pub use self::here::{EventLoop, SleepHere};
+pub use self::event_loop::{EventLoop, EventLoopSleep};
 pub use self::manual::{ManualClock, ManualSleep};
 pub use self::precise::PreciseClock;
 pub use self::system::SystemClock;

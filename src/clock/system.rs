@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::clock::here::{EventLoop, SleepHere};
+use crate::clock::event_loop::{EventLoop, EventLoopSleep};
 use crate::clock::time_stamp::TimeStamp;
 use crate::clock::{Clock, Timer, park_for, unix_time};
 use crate::time::Nanos;
@@ -52,15 +52,15 @@ impl Clock for SystemClock {
 }
 
 impl Timer for SystemClock {
-    type Sleep = SleepHere<SystemClock>;
+    type Sleep = EventLoopSleep<SystemClock>;
     type RuntimeId = EventLoop;
 
     fn runtime(&self) -> Option<EventLoop> {
         Some(EventLoop::current())
     }
 
-    fn sleep_until(&self, at: Nanos) -> SleepHere<SystemClock> {
-        SleepHere::new(self.clone(), at)
+    fn sleep_until(&self, at: Nanos) -> EventLoopSleep<SystemClock> {
+        EventLoopSleep::new(self.clone(), at)
     }
 
     fn park_until(&self, at: Nanos) {

@@ -12,7 +12,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::coop;
 use tokio::time::Instant;
 
-use crate::clock::here::{EventLoop, SleepHere};
+use crate::clock::event_loop::{EventLoop, EventLoopSleep};
 use crate::clock::tokio::runtime::{Runtime, lock};
 use crate::clock::tokio::unpark::Unpark;
 use crate::clock::{Clock, Sleep, Timer, park_for, unix_time};
@@ -99,17 +99,17 @@ impl Clock for TokioClock {
 }
 
 impl Timer for TokioClock {
-    type Sleep = SleepHere<TokioClock>;
+    type Sleep = EventLoopSleep<TokioClock>;
     type RuntimeId = EventLoop;
 
     fn runtime(&self) -> Option<EventLoop> {
         Some(EventLoop::of(self.runtime().as_ref()))
     }
 
-    fn sleep_until(&self, at: Nanos) -> SleepHere<TokioClock> {
+    fn sleep_until(&self, at: Nanos) -> EventLoopSleep<TokioClock> {
         match self.runtime() {
-            Some(runtime) => SleepHere::by_tokio(&runtime, *self, at),
-            None => SleepHere::by_thread(*self, at),
+            Some(runtime) => EventLoopSleep::by_tokio(&runtime, *self, at),
+            None => EventLoopSleep::by_thread(*self, at),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Sleeps by the timer of the place where they are made: of the tokio runtime, or of the thread
-//! that rings everywhere else.
+//! The event loop of a task, and sleeps by its timer: a tokio runtime, or outside of any, the thread
+//! that rings for all limiters.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -40,7 +40,7 @@ impl EventLoop {
 
 /// The [`Sleep`] of clocks that wait by the timer of the caller's event loop.
 #[derive(Debug)]
-pub struct SleepHere<C>(By<C>);
+pub struct EventLoopSleep<C>(By<C>);
 
 #[derive(Debug)]
 enum By<C> {
@@ -49,27 +49,27 @@ enum By<C> {
     Thread(ThreadSleep<C>),
 }
 
-impl<C: Clock> SleepHere<C> {
+impl<C: Clock> EventLoopSleep<C> {
     /// A sleep until `clock` says `at`, in the event loop of the calling task.
-    pub(super) fn new(clock: C, at: Nanos) -> SleepHere<C> {
+    pub(super) fn new(clock: C, at: Nanos) -> EventLoopSleep<C> {
         #[cfg(feature = "tokio")]
         if let Ok(runtime) = Handle::try_current() {
-            return SleepHere::by_tokio(&runtime, clock, at);
+            return EventLoopSleep::by_tokio(&runtime, clock, at);
         }
-        SleepHere::by_thread(clock, at)
+        EventLoopSleep::by_thread(clock, at)
     }
 
     #[cfg(feature = "tokio")]
-    pub(super) fn by_tokio(runtime: &Handle, clock: C, at: Nanos) -> SleepHere<C> {
-        SleepHere(By::Tokio(TokioSleep::new(runtime, clock, at)))
+    pub(super) fn by_tokio(runtime: &Handle, clock: C, at: Nanos) -> EventLoopSleep<C> {
+        EventLoopSleep(By::Tokio(TokioSleep::new(runtime, clock, at)))
     }
 
-    pub(super) fn by_thread(clock: C, at: Nanos) -> SleepHere<C> {
-        SleepHere(By::Thread(ThreadSleep::new(clock, at)))
+    pub(super) fn by_thread(clock: C, at: Nanos) -> EventLoopSleep<C> {
+        EventLoopSleep(By::Thread(ThreadSleep::new(clock, at)))
     }
 }
 
-impl<C: Clock + Unpin> Future for SleepHere<C> {
+impl<C: Clock + Unpin> Future for EventLoopSleep<C> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -81,7 +81,7 @@ impl<C: Clock + Unpin> Future for SleepHere<C> {
     }
 }
 
-impl<C: Clock + Unpin> Sleep for SleepHere<C> {
+impl<C: Clock + Unpin> Sleep for EventLoopSleep<C> {
     fn reset(self: Pin<&mut Self>, at: Nanos) {
         match &mut self.get_mut().0 {
             #[cfg(feature = "tokio")]
