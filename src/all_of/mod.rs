@@ -119,7 +119,6 @@
 // much, or forget to ring.
 
 pub(crate) mod all;
-mod control;
 mod counting;
 pub(crate) mod member;
 mod name;
@@ -127,6 +126,7 @@ mod name;
 mod of_keys;
 mod request;
 mod reservation;
+mod settings;
 mod status;
 pub(crate) mod weights;
 

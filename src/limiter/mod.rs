@@ -4,16 +4,18 @@
 mod apply;
 mod batch;
 pub(crate) mod blocking;
-mod control;
+mod close;
 pub(crate) mod events;
 mod futures;
 pub(crate) mod gate_word;
 pub(crate) mod pause;
 pub(crate) mod pending;
 mod reservation;
+mod settings;
 pub(crate) mod settle;
 pub(crate) mod shared;
 mod statistics;
+mod stock;
 mod waiting;
 
 pub use batch::Batch;

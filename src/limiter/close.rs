@@ -1,0 +1,64 @@
+//! Closing a limiter for good.
+
+use crate::clock::Timer;
+use crate::limiter::RateLimiter;
+use crate::limiter::gate_word::PAUSED;
+use crate::limiter::shared::Shared;
+use crate::line::rule::Rule;
+use crate::policy::Policy;
+use crate::sync::lock;
+
+impl<R: Rule<C>, C: Timer> Shared<R, C> {
+    /// Grants no request any more, and refuses all that wait. Returns whether the limiter was open.
+    pub(crate) fn close(&self) -> bool {
+        self.visit(|line, visit| {
+            let was_open = line.settings.close();
+            self.lateness.clear();
+            // Rings the composites. The waiters in line are refused when the line is served, at the
+            // end of the visit.
+            self.retime(line, visit);
+            was_open
+        })
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.gate_word.load().has(PAUSED) && lock(&self.line).settings.closed
+    }
+}
+
+/// The end.
+impl<P: Policy, C: Timer> RateLimiter<P, C> {
+    /// Closes the limiter for good. From then on no request gets a permit, and all waiters are
+    /// refused at once with [`Refusal::Closed`](crate::Refusal::Closed): tasks, blocked threads and
+    /// reservations. Permits that were granted before stay granted. Returns whether the limiter was
+    /// open.
+    ///
+    /// Use it to end a program in which tasks or threads wait. An [exempt](crate::Request::exempt)
+    /// request still passes. A composite that waits for this limiter is refused, too.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{Rate, RateLimiter, Refusal};
+    ///
+    /// let limiter = RateLimiter::smooth_bursty(Rate::per_hour(1));
+    /// limiter.blocking_acquire()?;
+    /// let worker = std::thread::spawn({
+    ///     let limiter = limiter.clone();
+    ///     move || limiter.blocking_acquire() // would take an hour
+    /// });
+    /// limiter.close();
+    /// assert_eq!(worker.join().unwrap(), Err(Refusal::Closed));
+    /// assert_eq!(limiter.try_acquire(), Err(Refusal::Closed));
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn close(&self) -> bool {
+        self.shared().close()
+    }
+
+    /// Whether the limiter was [closed](RateLimiter::close).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared().is_closed()
+    }
+}

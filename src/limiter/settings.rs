@@ -1,0 +1,158 @@
+//! Settings that change at run time: queue bounds, a kept share, shadow mode, and the observer.
+
+use std::sync::Arc;
+
+use crate::clock::Timer;
+use crate::limiter::RateLimiter;
+use crate::limiter::events::Events;
+use crate::limiter::gate_word::SHADOW;
+use crate::limiter::shared::Shared;
+use crate::line::rule::Rule;
+use crate::line::settings::KeptShare;
+use crate::policy::Policy;
+use crate::request::QueueBounds;
+
+/// Settings of any limiter: a plain one, a key's, or a composite.
+impl<R: Rule<C>, C: Timer> Shared<R, C> {
+    /// Sets the observer. Returns `false`, and changes nothing, if the limiter has one already.
+    pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
+        let first = self.events.observe(events);
+        self.visit(|line, _| line.settings.observed = true);
+        first
+    }
+
+    /// Turns shadow mode on or off. When it is turned on, the waiters in line pass at once.
+    pub(crate) fn set_shadow(&self, shadow: bool) {
+        let begins = self.visit(|line, _| {
+            let was = line.settings.is_shadow();
+            line.settings.shadow = shadow;
+            shadow && !was
+        });
+        if begins {
+            self.ring_seats();
+        }
+    }
+
+    /// Lets the composites that wait here look for a time without this limiter, when shadow mode
+    /// begins. Few at a time, so that other calls can have the lock.
+    pub(crate) fn ring_seats(&self) {
+        let mut next = Some(0);
+        while let Some(place) = next {
+            next = self.visit(|line, visit| line.seats.ring_from(place, visit.deferred));
+        }
+    }
+
+    /// Whether the limiter is in shadow mode.
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.gate_word.load().has(SHADOW)
+    }
+
+    /// Bounds the line, for requests that join it from now on.
+    pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
+        self.visit(|line, _| line.settings.bounds = bounds);
+    }
+
+    /// Keeps `permits` for requests of the priority `from` or a higher one.
+    pub(crate) fn keep_for_priority(&self, permits: u32, from: i8) {
+        self.visit(|line, visit| {
+            let kept = Some(KeptShare { permits, from });
+            line.settings.kept = kept.filter(|kept| kept.permits > 0 && kept.from > i8::MIN);
+            self.retime(line, visit);
+        });
+    }
+}
+
+/// Settings. Each can be changed from any clone, and holds at once for waiters, too.
+impl<P: Policy, C: Timer> RateLimiter<P, C> {
+    /// Bounds the queue: how many requests may wait, for how many permits, and which request makes
+    /// room in a full queue. A new limiter has no bounds.
+    ///
+    /// The bounds hold for requests that come from now on; requests that already wait stay, even
+    /// if they exceed the bounds. [`QueueBounds`] says which requests are refused;
+    /// [`acquire`](RateLimiter::acquire) never is.
+    pub fn set_queue_bounds(&self, bounds: QueueBounds) {
+        self.shared.set_bounds(bounds);
+    }
+
+    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one. A request
+    /// of lower priority is granted only if `permits` remain afterwards. Zero keeps no permits, as
+    /// in a new limiter.
+    ///
+    /// The remaining permits are the ones that single calls could get one after the other; with
+    /// Guava's two policies they include the one on credit. A request below `from` that asks for
+    /// more than the burst less the kept permits can never be granted: it is refused with
+    /// [`ExceedsLimit`](crate::Refusal::ExceedsLimit), which tells the smaller burst. A request for
+    /// a single permit is not refused but waits, for ever if all permits are kept. Calls without a
+    /// priority have priority 0. Waiters that are served later by this move back.
+    ///
+    /// While permits are kept, every call takes the queue's lock, since counting the remaining
+    /// permits and taking some are two steps. Late timers then lower the average where the burst
+    /// less the kept permits is worth less than the lateness: permits that come in while the
+    /// limiter is full are lost. And a reservation that is not polled is charged when a call looks
+    /// at the line, which may be later than it was due; behind it, told times may be too early.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(1), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// limiter.keep_for_priority(4, 1);
+    /// limiter.try_acquire_many(6)?;
+    /// assert!(limiter.try_acquire().is_err());
+    /// limiter.try_acquire_many(Request::permits(4).priority(1))?;
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn keep_for_priority(&self, permits: u32, from: i8) {
+        self.shared.keep_for_priority(permits, from);
+    }
+
+    /// Turns shadow mode on or off. In shadow mode every call passes, and the
+    /// [observer](RateLimiter::observe) is told what the limit would have done.
+    ///
+    /// The limiter decides as usual. It tells the observer of each call that would have been
+    /// refused, or would have waited, and how long. Such a call then passes at once and takes no
+    /// permits. This holds for every kind of refusal, and for pauses. Requests that wait when
+    /// shadow mode begins pass at once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::{
+    ///     ManualClock, Rate, RateLimiter, Refusal, SmoothBursty, Statistics,
+    /// };
+    ///
+    /// let policy = SmoothBursty::new(Rate::per_second(1));
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// let statistics = Arc::new(Statistics::new());
+    /// limiter.observe(statistics.clone());
+    /// limiter.set_shadow(true);
+    /// for _ in 0..5 {
+    ///     limiter.try_acquire()?;
+    /// }
+    /// assert_eq!(statistics.snapshot().granted, 1);
+    /// assert_eq!(statistics.snapshot().shadowed, 4);
+    /// # Ok::<(), Refusal>(())
+    /// ```
+    pub fn set_shadow(&self, shadow: bool) {
+        self.shared.set_shadow(shadow);
+    }
+
+    /// Whether the limiter is in [shadow mode](RateLimiter::set_shadow).
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.shared.is_shadow()
+    }
+
+    /// Sets the observer, which is told of every call from now on. Returns `false`, and changes
+    /// nothing, if the limiter has an observer already.
+    ///
+    /// All clones of a limiter share the observer. A limiter without one pays nothing for this
+    /// feature. With one, each call takes a few instructions more, and still no lock while no
+    /// request waits. [`Events`] has an example.
+    pub fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.shared.observe(events)
+    }
+}

@@ -1,0 +1,163 @@
+//! Permits that are charged or put back without a request: debits, lower stocks, and resets.
+
+use crate::clock::Timer;
+use crate::limiter::RateLimiter;
+use crate::limiter::shared::Shared;
+use crate::line::rule::{OneRule, Single};
+use crate::policy::{Change, Policy};
+
+/// Changes of the state of a single limiter: a plain one, a key's, or a member of a composite.
+impl<R: OneRule<C>, C: Timer> Shared<R, C> {
+    /// Charges `n` permits, also if they are not available: the rest is owed.
+    pub(crate) fn debit(&self, n: u32) {
+        self.visit(|line, visit| {
+            self.rule.debit(line.latest(), n);
+            line.debited();
+            self.retime(line, visit);
+        });
+    }
+
+    /// Takes the permits that are available beyond so many. Returns how many it took.
+    pub(crate) fn keep_at_most(&self, permits: u64) -> u64 {
+        self.visit(|line, visit| {
+            line.stock_at_most(&self.rule, permits);
+            let taken = self.rule.keep_at_most(visit.now, permits);
+            if taken > 0 {
+                self.retime(line, visit);
+            }
+            taken
+        })
+    }
+}
+
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
+    /// Puts the state back to that of a new limiter, and ends a pause.
+    pub(crate) fn reset(&self) {
+        let Single { policy, state } = &self.rule;
+        let resumed = self.visit(|line, visit| {
+            let resumed = line.reset_pause();
+            self.lateness.clear();
+            // No policy refuses a reset.
+            let _ = line.change(&self.rule, None, || policy.change(state, visit.now, Change::reset()));
+            self.retime(line, visit);
+            resumed
+        });
+        if resumed {
+            self.report(|events| events.resumed());
+        }
+    }
+}
+
+/// Permits that are charged or put back without a request. Waiters move at once.
+impl<P: Policy, C: Timer> RateLimiter<P, C> {
+    /// Charges `n` permits, also if fewer are available: for work that was done without asking, or
+    /// that a server counted. Waiters move back at once, and a request
+    /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused.
+    ///
+    /// The limiter owes the permits that were not available, and grants no request until the debt
+    /// is paid. Each policy says how it owes, see [`Policy::debit`]: an unlimited policy charges
+    /// nothing, and a debt beyond the clock's 34 years shuts the limiter until it is
+    /// [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero does nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// limiter.debit(20);
+    /// // Ten are owed, and one more is needed.
+    /// assert_eq!(
+    ///     limiter.try_acquire().unwrap_err().retry_after(),
+    ///     Some(Duration::from_millis(2200))
+    /// );
+    /// ```
+    pub fn debit(&self, n: u32) {
+        self.shared.debit(n);
+    }
+
+    /// Takes all permits that are available now, and returns how many it took, for a server that
+    /// says that it has no permits left. If the server also says when to come back,
+    /// [pause](RateLimiter::pause_for).
+    ///
+    /// New permits accrue as before. An unlimited policy has no permits to take. Waiters stay in
+    /// line, and move back if some of their permits were available already.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// assert_eq!(limiter.drain(), 10);
+    /// assert_eq!(
+    ///     limiter.try_acquire().unwrap_err().retry_after(),
+    ///     Some(Duration::from_millis(200))
+    /// );
+    /// ```
+    pub fn drain(&self) -> u64 {
+        self.keep_at_most(0)
+    }
+
+    /// Takes the permits that are available now beyond `permits`, and returns how many it took: for
+    /// a server that says how many permits it has left. It never adds permits.
+    ///
+    /// It is one step beside requests that take permits at the same time: a permit that such a
+    /// request takes is one that this call need not take. New permits accrue as before, and permits
+    /// that are [settled](crate::Reservation::settle), [refunded](RateLimiter::refund) or undone
+    /// later come on top. An unlimited policy has no permits to take. In a pause it lowers the
+    /// permits that the limiter goes on with.
+    ///
+    /// A permit that was granted to a waiter is taken, whether or not its task has run. A permit
+    /// that the first waiter still saves up for counts as available. So no waiter moves up, and
+    /// waiters move back if some of their permits were available already.
+    ///
+    /// | policy | `permits` are left |
+    /// |---|---|
+    /// | a rate or a bucket | as if requests for one permit had taken the others: the next permit comes in when it would have |
+    /// | a window or a log | as if requests for one permit had taken the others now: they come back with the window |
+    /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | it has one permit at most, so only 0 takes anything |
+    /// | [`Both`](crate::Both) | in the policy that has fewer; the other policy is charged as many |
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// // Another client took permits as well: `RateLimit-Remaining: 40`.
+    /// assert_eq!(limiter.keep_at_most(40), 20);
+    /// assert_eq!(limiter.keep_at_most(50), 0);
+    /// assert_eq!(limiter.status().available, 40);
+    /// ```
+    pub fn keep_at_most(&self, permits: u64) -> u64 {
+        self.shared.keep_at_most(permits)
+    }
+
+    /// Puts the limiter back to its start: as full as it began, without debts, and not paused.
+    /// Waiters are served with the permits that this brings.
+    ///
+    /// The settings stay: rate and burst, [bounds](RateLimiter::set_queue_bounds), the
+    /// [kept share](RateLimiter::keep_for_priority), [shadow mode](RateLimiter::set_shadow) and the
+    /// [observer](RateLimiter::observe).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(5), 10);
+    /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
+    /// limiter.debit(1000);
+    /// limiter.reset();
+    /// assert_eq!(limiter.status().available, 10);
+    /// ```
+    pub fn reset(&self) {
+        self.shared.reset();
+    }
+}
