@@ -7,7 +7,7 @@
 //! # Taking without the lock
 //!
 //! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
-//! it puts back exactly that, as far as there was room since (`line/undo.rs`). The line knows that
+//! it puts back exactly that, as far as there was room since (`line/undo_log.rs`). The line knows that
 //! only of grants that were made under its lock. So the limiter publishes a number (`undo_number`)
 //! that changes each time permits are given back, and at other times, and the line keeps how much
 //! was given back the last times. The room since the number that was read before the take follows
@@ -41,11 +41,11 @@ use crate::limiter::settle::{Settle, Share};
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
+use crate::line::due::Schedule;
+use crate::line::grants::{Tracked, Undoable};
 use crate::line::place::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::OneRule;
-use crate::line::terms::Terms;
-use crate::line::undoable::{Tracked, Undoable};
 use crate::line::visit::Demand;
 use crate::policy::limited;
 use crate::status::Status;
@@ -338,12 +338,12 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         }
         let times = (time(now, begin), time(now, at.max(0)));
         let emptied = emptied.map(|at| time(now, at));
-        let terms = Terms { emptied, ..line.terms(&shared.rule) };
-        let due = match line.seats.due_in_seat(&terms, times, seat, &n) {
+        let schedule = Schedule { emptied, ..line.schedule(&shared.rule) };
+        let due = match line.seats.due_in_seat(&schedule, times, seat, &n) {
             Some(due) => due,
             None => {
                 let ahead = line.ahead(&shared.rule, priority).saturating_add(ahead);
-                line.seats.due(&terms, times, (end_of(priority), own), &ahead, &n)
+                line.seats.due(&schedule, times, (end_of(priority), own), &ahead, &n)
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
@@ -411,7 +411,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let (mut line, now) = shared.reach();
         let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand { ask: &n, priority });
         line.serve(visit);
-        let due = match line.seats.due_in_seat(&line.terms(&shared.rule), (now, now), seat, &n) {
+        let due = match line.seats.due_in_seat(&line.schedule(&shared.rule), (now, now), seat, &n) {
             Some(due) => due,
             None if line.is_open(visit, demand) => line.due_behind(visit, demand),
             None => Nanos::MAX,

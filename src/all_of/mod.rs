@@ -154,8 +154,8 @@ use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
-use crate::line::outcome::Outcome;
-use crate::line::undoable::{Answer, GrantKind, Granted};
+use crate::line::answer::{Passed, Receipt};
+use crate::line::grants::{GrantKind, Granted};
 use crate::line::visit::Demand;
 use crate::policy::Policy;
 use crate::request::Request;
@@ -905,9 +905,9 @@ impl<C: Timer> AllOf<C> {
     }
 
     fn exempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
-        let passed = self.shared.tell(ask, Nanos::ZERO, Ok(Outcome::Exempt));
+        let passed = self.shared.tell(ask, Nanos::ZERO, Ok(Passed::Exempt));
         passed
-            .map(|granted| permits(&self.shared, ask, Answer { waited: Nanos::ZERO, granted }))
+            .map(|granted| permits(&self.shared, ask, Receipt { waited: Nanos::ZERO, granted }))
             .map_err(AllRefusal::from)
     }
 
@@ -916,7 +916,7 @@ impl<C: Timer> AllOf<C> {
             return self.attempt_as_many(ask, as_many.most);
         }
         match self.shared.try_grant(Demand { ask, priority: ask.priority }) {
-            Ok(granted) => Ok(permits(&self.shared, ask, Answer { waited: Nanos::ZERO, granted })),
+            Ok(granted) => Ok(permits(&self.shared, ask, Receipt { waited: Nanos::ZERO, granted })),
             Err(refusal) => Err(self.refused(ask, refusal)),
         }
     }
@@ -937,14 +937,18 @@ impl<C: Timer> AllOf<C> {
     fn attempt_as_many(&self, ask: &Weights, most: u32) -> Result<AllPermits, AllRefusal> {
         let demand = Demand { ask, priority: ask.priority };
         match self.shared.try_as_many(demand, most, GrantKind::Final) {
-            Ok((ask, granted)) => Ok(permits(&self.shared, &ask, Answer { waited: Nanos::ZERO, granted })),
+            Ok((ask, granted)) => Ok(permits(&self.shared, &ask, Receipt { waited: Nanos::ZERO, granted })),
             Err(refusal) => Err(self.refused(ask, refusal)),
         }
     }
 }
 
-fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, answer: Answer<AllCharge<C>>) -> AllPermits {
-    let Answer { waited, granted } = answer;
+fn permits<C: Timer>(
+    of: &Arc<Shared<All<C>, C>>,
+    ask: &Weights,
+    receipt: Receipt<AllCharge<C>>,
+) -> AllPermits {
+    let Receipt { waited, granted } = receipt;
     let (n, took) = if granted.is_some() { (ask.others, true) } else { (0, false) };
     let charge = granted.map(Granted::into_charge).unwrap_or_default();
     let left = (ask.tells_left && took).then(|| left(of, &charge));

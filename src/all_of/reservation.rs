@@ -14,7 +14,8 @@ use crate::error::Refusal;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
-use crate::line::undoable::{Answer, Granted, Tracked};
+use crate::line::answer::Receipt;
+use crate::line::grants::{Granted, Tracked};
 use crate::sync::lock;
 
 /// A place in the queue of an [`AllOf`](crate::AllOf), taken at once: made by
@@ -124,7 +125,7 @@ impl<C: Timer> AllReservation<C> {
             return Ok(Duration::ZERO);
         }
         match blocking::acquire(&mut self.pending) {
-            Ok(Answer { waited, granted }) => {
+            Ok(Receipt { waited, granted }) => {
                 self.keep(granted);
                 Ok(waited.as_duration())
             }
@@ -233,7 +234,7 @@ impl<C: Timer> Future for AllReservation<C> {
             return Poll::Ready(Ok(Duration::ZERO));
         }
         Poll::Ready(match ready!(this.pending.poll(Poller::Task(context.waker()))) {
-            Ok(Answer { waited, granted }) => {
+            Ok(Receipt { waited, granted }) => {
                 this.keep(granted);
                 Ok(waited.as_duration())
             }

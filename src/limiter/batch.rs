@@ -11,8 +11,8 @@ use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::settle::{Settle, Share};
 use crate::line::deferred::run_in_drop;
+use crate::line::grants::{GrantKind, Granted};
 use crate::line::rule::Single;
-use crate::line::undoable::{GrantKind, Granted};
 use crate::line::visit::Demand;
 use crate::policy::{Policy, SmoothBursty};
 

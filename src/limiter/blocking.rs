@@ -7,8 +7,9 @@ use std::task::{Poll, Wake, Waker};
 use crate::cancel::Cancellable;
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::pending::{Answered, Pending, Poller};
+use crate::limiter::pending::{Pending, Poller};
 use crate::limiter::shared::Shared;
+use crate::line::answer::Receipt;
 use crate::line::rule::Rule;
 use crate::sync::{Thread, current_thread};
 
@@ -38,7 +39,7 @@ impl Wake for Unpark {
 /// thread. Any other leaves the line when it is dropped.
 pub(crate) fn acquire<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
     pending: &mut Pending<R, C, G>,
-) -> Answered<R::Charge> {
+) -> Result<Receipt<R::Charge>, Refusal> {
     let mut cancellable = Cancellable::begin()?;
     let waker = Unpark::waker();
     loop {

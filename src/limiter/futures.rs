@@ -64,7 +64,7 @@ impl<P: Policy, C: Timer> Future for Acquire<'_, P, C> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let pending = &mut self.get_mut().pending;
         let answer = pending.poll(Poller::Task(context.waker()));
-        answer.map_ok(|answer| pending.grant(&answer))
+        answer.map_ok(|receipt| pending.grant(&receipt))
     }
 }
 
@@ -75,7 +75,7 @@ impl<P: Policy, C: Timer> Future for AcquireOwned<P, C> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let pending = &mut self.get_mut().pending;
         let answer = pending.poll(Poller::Task(context.waker()));
-        answer.map_ok(|answer| pending.grant(&answer))
+        answer.map_ok(|receipt| pending.grant(&receipt))
     }
 }
 

@@ -34,8 +34,8 @@ use crate::error::{PolicyError, Refusal};
 use crate::grant::Grant;
 use crate::limiter::pending::{Pending, Progress};
 use crate::limiter::shared::Shared;
+use crate::line::answer::Passed;
 use crate::line::lateness::CATCH_UP;
-use crate::line::outcome::Outcome;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
 use crate::policy::{Change, Policy, SmoothBursty, SmoothWarmingUp};
@@ -407,7 +407,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         let request = request.into();
         let Request { ref permits, priority, exempt, tells_left, .. } = request;
         if exempt {
-            return self.shared.tell(permits, Nanos::ZERO, Ok(Outcome::Exempt)).map(|_| Grant::at_once(0));
+            return self.shared.tell(permits, Nanos::ZERO, Ok(Passed::Exempt)).map(|_| Grant::at_once(0));
         }
         let demand = Demand { ask: permits, priority };
         if let Some(most) = request.more() {

@@ -9,8 +9,9 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::shared::Shared;
+use crate::line::answer::Receipt;
+use crate::line::grants::GrantKind;
 use crate::line::rule::{Rule, Single};
-use crate::line::undoable::{Answer, GrantKind};
 use crate::line::visit::Demand;
 use crate::policy::Policy;
 use crate::request::Request;
@@ -63,12 +64,12 @@ pub(crate) type OwnedPending<R, C> = Pending<R, C, Arc<Shared<R, C>>>;
 
 impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
     #[inline]
-    pub(crate) fn poll(&mut self, poller: Poller<'_>) -> Poll<Answered<R::Charge>> {
+    pub(crate) fn poll(&mut self, poller: Poller<'_>) -> Poll<Result<Receipt<R::Charge>, Refusal>> {
         self.shared.borrow().poll(&mut self.wait, poller)
     }
 
     /// Takes the answer if it is there.
-    pub(crate) fn claim(&mut self) -> Option<Answered<R::Charge>> {
+    pub(crate) fn claim(&mut self) -> Option<Result<Receipt<R::Charge>, Refusal>> {
         self.shared.borrow().claim(&mut self.wait)
     }
 
@@ -91,10 +92,10 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
 }
 
 impl<P: Policy, C: Timer, G: Borrow<Arc<Shared<Single<P>, C>>>> Pending<Single<P>, C, G> {
-    /// An answer as the caller gets it.
+    /// The receipt as the caller gets it.
     #[inline]
-    pub(crate) fn grant(&self, answer: &Answer<P::Charge>) -> Grant {
-        self.shared.borrow().grant(answer, self.wait.ask, self.wait.tells_left)
+    pub(crate) fn grant(&self, receipt: &Receipt<P::Charge>) -> Grant {
+        self.shared.borrow().grant(receipt, self.wait.ask, self.wait.tells_left)
     }
 }
 
@@ -104,9 +105,6 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Drop for Pending<R, C, 
         self.leave();
     }
 }
-
-/// The end of a request: a grant or a refusal.
-pub(crate) type Answered<Charge> = Result<Answer<Charge>, Refusal>;
 
 /// The caller that polls, with what wakes it.
 #[derive(Clone, Copy)]

@@ -17,8 +17,9 @@ use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::settle::{Settle, Share};
 use crate::limiter::shared::Shared;
+use crate::line::answer::Receipt;
+use crate::line::grants::Granted;
 use crate::line::rule::Single;
-use crate::line::undoable::{Answer, Granted};
 use crate::policy::{Policy, SmoothBursty};
 use crate::status::Status;
 use crate::time::Nanos;
@@ -98,16 +99,16 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         let mut this = Reservation { pending: Pending { shared, wait }, claimed: None };
         if this.pending.wait.is_done() {
             // In shadow mode a refused request passes, and takes nothing.
-            this.keep(Answer { waited: Nanos::ZERO, granted: None });
+            this.keep(Receipt { waited: Nanos::ZERO, granted: None });
         }
         this
     }
 
     /// Keeps the grant and what it took.
-    fn keep(&mut self, answer: Answer<P::Charge>) -> Grant {
-        let grant = self.pending.grant(&answer);
+    fn keep(&mut self, receipt: Receipt<P::Charge>) -> Grant {
+        let grant = self.pending.grant(&receipt);
         let (n, shared) = (*self.pending.ask(), self.pending.shared.clone());
-        let share = Share { shared, n, grant: answer.granted.and_then(Granted::tracked) };
+        let share = Share { shared, n, grant: receipt.granted.and_then(Granted::tracked) };
         self.claimed = Some((grant, share));
         grant
     }
@@ -131,8 +132,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// [within](crate::Request::within) its time, returns `false` for good. Awaiting it tells the
     /// refusal, if it was not claimed before.
     pub fn claim(&mut self) -> bool {
-        if let Some(Ok(answer)) = self.pending.claim() {
-            self.keep(answer);
+        if let Some(Ok(receipt)) = self.pending.claim() {
+            self.keep(receipt);
         }
         self.claimed.is_some()
     }
@@ -150,8 +151,8 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         if let Some((grant, _)) = self.claimed {
             return Ok(grant);
         }
-        let answer = blocking::acquire(&mut self.pending)?;
-        Ok(self.keep(answer))
+        let receipt = blocking::acquire(&mut self.pending)?;
+        Ok(self.keep(receipt))
     }
 
     /// Tells how many permits were really used, for a cost that was estimated. If fewer were used
@@ -220,7 +221,7 @@ impl<P: Policy, C: Timer> Future for Reservation<P, C> {
             return Poll::Ready(Ok(grant));
         }
         let answer = ready!(this.pending.poll(Poller::Task(context.waker())));
-        Poll::Ready(answer.map(|answer| this.keep(answer)))
+        Poll::Ready(answer.map(|receipt| this.keep(receipt)))
     }
 }
 

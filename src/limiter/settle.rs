@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
+use crate::line::grants::{Tracked, Undoable};
 use crate::line::rule::OneRule;
-use crate::line::undoable::{Tracked, Undoable};
 use crate::sync::lock;
 
 /// A grant of which a part can be given back.

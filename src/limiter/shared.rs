@@ -24,14 +24,14 @@ use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::Line;
 #[cfg(feature = "keyed")]
 use crate::line::all_waiters::AllWaiters;
+use crate::line::answer::{Answer, Passed, Receipt};
 use crate::line::deferred::{Deferred, run_in_drop};
+use crate::line::grants::{GrantKind, Granted, Undoable, counts, part_counts};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
-use crate::line::outcome::{Decision, Outcome};
 use crate::line::recheck::Recheck;
 use crate::line::rule::{LeftByLine, OneRule, Rule, Single};
-use crate::line::undoable::{Answer, GrantKind, Granted, Undoable, counts, part_counts};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::status::Status;
@@ -127,7 +127,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             }
             _ => self.try_in_line(demand, 0, kind).map(|(_, granted)| granted),
         };
-        self.tell(demand.ask, Nanos::ZERO, answer.map(Outcome::Granted))
+        self.tell(demand.ask, Nanos::ZERO, answer.map(Passed::Granted))
     }
 
     /// Takes as many permits as there are, at most `most`, or none where there are fewer than it
@@ -146,7 +146,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             _ => self.try_in_line(demand, most, kind),
         };
         let (ask, answer) = match taken {
-            Ok((ask, granted)) => (ask, Ok(Outcome::Granted(granted))),
+            Ok((ask, granted)) => (ask, Ok(Passed::Granted(granted))),
             Err(refusal) => (demand.ask.clone(), Err(refusal)),
         };
         let granted = self.tell(&ask, Nanos::ZERO, answer)?;
@@ -252,27 +252,27 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         &self,
         ask: &R::Ask,
         waited: Nanos,
-        answer: Decision<Granted<R::Charge>>,
+        answer: Answer<Granted<R::Charge>>,
     ) -> Result<Option<Granted<R::Charge>>, Refusal> {
         let told = |refusal| self.rule.told(ask, refusal);
         let answer = match answer {
-            Ok(Outcome::Shadow(refusal)) => Ok(Outcome::Shadow(told(refusal))),
+            Ok(Passed::Shadow(refusal)) => Ok(Passed::Shadow(told(refusal))),
             // Also in shadow a closed limiter refuses: what it guards has ended.
             Err(refusal) if refusal != Refusal::Closed && self.gate_word.load().has(SHADOW) => {
-                Ok(Outcome::Shadow(told(refusal)))
+                Ok(Passed::Shadow(told(refusal)))
             }
             answer => answer.map_err(told),
         };
         self.report(|events| {
             let permits = self.rule.permits(ask);
             match &answer {
-                Ok(Outcome::Granted(_)) => events.granted(permits, waited.as_duration()),
-                Ok(Outcome::Shadow(refusal)) => events.shadowed(permits, refusal),
-                Ok(Outcome::Exempt) => events.exempted(permits),
+                Ok(Passed::Granted(_)) => events.granted(permits, waited.as_duration()),
+                Ok(Passed::Shadow(refusal)) => events.shadowed(permits, refusal),
+                Ok(Passed::Exempt) => events.exempted(permits),
                 Err(refusal) => events.refused(permits, refusal),
             }
         });
-        answer.map(Outcome::granted)
+        answer.map(Passed::granted)
     }
 
     /// Tells the observers, if there are any. Not under the lock.
@@ -517,7 +517,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
             let status = PolicyStatus {
                 available: status.available.min(most),
                 next_at,
-                full_at: line.terms(visit.rule).full_at(now),
+                full_at: line.schedule(visit.rule).full_at(now),
                 ..status
             };
             let status = Status::new(status, self.rule.rate(), now);
@@ -581,23 +581,23 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         tells_left: bool,
     ) -> Result<Grant, Refusal> {
         let (n, granted) = self.try_as_many(demand, most, GrantKind::Final)?;
-        Ok(self.grant(&Answer { waited: Nanos::ZERO, granted }, n, tells_left))
+        Ok(self.grant(&Receipt { waited: Nanos::ZERO, granted }, n, tells_left))
     }
 
     /// Takes permits now or not at all, and tells what that left.
     pub(crate) fn try_telling(&self, demand: Demand<'_, u32>) -> Result<Grant, Refusal> {
-        let answer = Answer { waited: Nanos::ZERO, granted: self.try_grant(demand)? };
-        Ok(self.grant(&answer, *demand.ask, true))
+        let receipt = Receipt { waited: Nanos::ZERO, granted: self.try_grant(demand)? };
+        Ok(self.grant(&receipt, *demand.ask, true))
     }
 
-    /// An answer to a request for `n` permits, as its caller gets it. It tells what it left if the
+    /// The receipt of a request for `n` permits, as its caller gets it. It tells what it left if the
     /// request asked for that.
     #[inline]
-    pub(crate) fn grant(&self, answer: &Answer<P::Charge>, n: u32, tells_left: bool) -> Grant {
-        match &answer.granted {
-            None => Grant::new(0, answer.waited),
-            Some(_) if !tells_left => Grant::new(n, answer.waited),
-            Some(granted) => Grant::new(n, answer.waited).with_left(self.left(granted.charge())),
+    pub(crate) fn grant(&self, receipt: &Receipt<P::Charge>, n: u32, tells_left: bool) -> Grant {
+        match &receipt.granted {
+            None => Grant::new(0, receipt.waited),
+            Some(_) if !tells_left => Grant::new(n, receipt.waited),
+            Some(granted) => Grant::new(n, receipt.waited).with_left(self.left(granted.charge())),
         }
     }
 

@@ -23,14 +23,14 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::limiter::pending::{Answered, Pending, Poller, Progress, Stage};
+use crate::limiter::pending::{Pending, Poller, Progress, Stage};
 use crate::limiter::shared::{Held, Shared};
 use crate::line::all_waiters::Entered;
+use crate::line::answer::{Answer, Passed, Receipt};
 use crate::line::deferred::run_in_drop;
-use crate::line::outcome::{Decision, Outcome};
+use crate::line::grants::{GrantKind, Granted, Undoable};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
-use crate::line::undoable::{Answer, GrantKind, Granted, Undoable};
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Line, NewWaiter, WokenBy};
 use crate::policy::limited;
@@ -49,7 +49,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self: &Arc<Self>,
         wait: &mut Progress<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Answered<R::Charge>> {
+    ) -> Poll<Result<Receipt<R::Charge>, Refusal>> {
         if let Stage::New = wait.stage {
             wait.since = self.clock.now();
             let word = self.gate_word.load();
@@ -58,7 +58,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     Err(refusal) if refusal.may_retry() => wait.stage = Stage::Joining,
                     answer => {
                         wait.stage = Stage::Done;
-                        return Poll::Ready(answer.map(|charge| Answer {
+                        return Poll::Ready(answer.map(|charge| Receipt {
                             waited: Nanos::ZERO,
                             granted: Some(Granted::Final(charge)),
                         }));
@@ -74,7 +74,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self: &Arc<Self>,
         wait: &mut Progress<R::Ask>,
         poller: Poller<'_>,
-    ) -> Poll<Answered<R::Charge>> {
+    ) -> Poll<Result<Receipt<R::Charge>, Refusal>> {
         if let Stage::New = wait.stage {
             wait.stage = Stage::Joining;
             let word = self.gate_word.load();
@@ -82,14 +82,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 match self.take_without_lock(word, wait.since, &wait.ask) {
                     Err(refusal) if refusal.may_retry() => {}
                     answer => {
-                        let answer = answer.map(|charge| Outcome::Granted(Granted::Final(charge)));
+                        let answer = answer.map(|charge| Passed::Granted(Granted::Final(charge)));
                         return Poll::Ready(self.answer(wait, Nanos::ZERO, answer));
                     }
                 }
             }
         }
         let (answer, waited) = match wait.stage {
-            Stage::Exempt => (Ok(Outcome::Exempt), Nanos::ZERO),
+            Stage::Exempt => (Ok(Passed::Exempt), Nanos::ZERO),
             Stage::UpTo(most) => {
                 wait.since = self.clock.now();
                 (ready!(self.join_for(wait, most, poller)), Nanos::ZERO)
@@ -110,14 +110,14 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         &self,
         wait: &mut Progress<R::Ask>,
         waited: Nanos,
-        answer: Decision<Granted<R::Charge>>,
-    ) -> Answered<R::Charge> {
+        answer: Answer<Granted<R::Charge>>,
+    ) -> Result<Receipt<R::Charge>, Refusal> {
         // First, so that the drop after a panic of an observer finds nothing to leave.
         wait.stage = Stage::Done;
-        if let Ok(Outcome::Granted(granted)) = &answer {
+        if let Ok(Passed::Granted(granted)) = &answer {
             self.rule.seen(granted.charge());
         }
-        self.tell(&wait.ask, waited, answer).map(|granted| Answer { waited, granted })
+        self.tell(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
     }
 
     /// Takes up to `most` permits, or joins the line.
@@ -126,7 +126,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         wait: &mut Progress<R::Ask>,
         most: u32,
         poller: Poller<'_>,
-    ) -> Poll<Decision<Granted<R::Charge>>> {
+    ) -> Poll<Answer<Granted<R::Charge>>> {
         let word = self.gate_word.load();
         if word.needs_no_lock() && wait.kind == GrantKind::Final {
             match self.take_as_many(word, wait.since, &wait.ask, most) {
@@ -134,7 +134,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 Err(refusal) => return Poll::Ready(Err(refusal)),
                 Ok((ask, charge)) => {
                     wait.ask = ask;
-                    return Poll::Ready(Ok(Outcome::Granted(Granted::Final(charge))));
+                    return Poll::Ready(Ok(Passed::Granted(Granted::Final(charge))));
                 }
             }
         }
@@ -148,7 +148,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         wait: &mut Progress<R::Ask>,
         most: u32,
         poller: Poller<'_>,
-    ) -> Poll<Decision<Granted<R::Charge>>> {
+    ) -> Poll<Answer<Granted<R::Charge>>> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and dropped if it is not needed, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
@@ -166,12 +166,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     Ok((ask, charge)) => {
                         wait.ask = ask;
                         let grant = line.undoable(visit.rule, charge, wait.kind);
-                        return Ok(Some(Outcome::Granted(Held::new(self, grant))));
+                        return Ok(Some(Passed::Granted(Held::new(self, grant))));
                     }
                 }
             }
             if line.settings.is_shadow() {
-                return Ok(Some(Outcome::Shadow(limited(line.due_behind(visit, demand), visit.now))));
+                return Ok(Some(Passed::Shadow(limited(line.due_behind(visit, demand), visit.now))));
             }
             let deadline = deadline(line, visit, wait)?;
             let woken_by = match poller {
@@ -302,7 +302,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         wait: &mut Progress<R::Ask>,
         key: u32,
         poller: Poller<'_>,
-    ) -> Poll<(Decision<Granted<R::Charge>>, Nanos)> {
+    ) -> Poll<(Answer<Granted<R::Charge>>, Nanos)> {
         let mut now = self.clock.now();
         let mut answer = self.collect(wait, key, now);
         if answer.is_none() {
@@ -327,7 +327,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         wait: &mut Progress<R::Ask>,
         key: u32,
         now: Nanos,
-    ) -> Option<Decision<Granted<R::Charge>>> {
+    ) -> Option<Answer<Granted<R::Charge>>> {
         let mut line = lock(&self.line);
         if line.was_granted(key) {
             self.note_lateness(&line, now);
@@ -423,12 +423,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Takes the answer of a reservation, if it has one.
-    pub(crate) fn claim(&self, wait: &mut Progress<R::Ask>) -> Option<Answered<R::Charge>> {
+    pub(crate) fn claim(&self, wait: &mut Progress<R::Ask>) -> Option<Result<Receipt<R::Charge>, Refusal>> {
         let (decision, waited) = match wait.stage {
             Stage::New | Stage::UpTo(_) | Stage::Joining | Stage::Done => return None,
             Stage::Exempt => {
                 wait.stage = Stage::Done;
-                (Ok(Outcome::Exempt), Nanos::ZERO)
+                (Ok(Passed::Exempt), Nanos::ZERO)
             }
             Stage::Queued(key) => {
                 self.recheck();

@@ -1,5 +1,8 @@
 //! Told times: when a request is due behind the waiters in line.
 //!
+//! A [`Schedule`] says when a request is due behind a weight: by the policy, a kept share and a
+//! pause. The [`Line`] knows the weight.
+//!
 //! For most policies the sum of the weights ahead tells the time, at a cost that does not depend on
 //! their number. For a window it does not: a request that does not fit leaves room that no other
 //! request uses, so each request ahead is foreseen, in order. That costs a few nanoseconds for
@@ -12,7 +15,7 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::line::index::block_of;
-use crate::line::pause::{Pace, Pausing};
+use crate::line::pause::{Pace, Pausing, Stop};
 use crate::line::place::{end_of, priority_of};
 use crate::line::priorities::{Class, NONE};
 use crate::line::rule::{OneRule, Rule};
@@ -25,6 +28,63 @@ use crate::time::Nanos;
 
 /// So many requests are foreseen one by one, at most.
 pub(super) const FORESEEN: usize = 4096;
+
+/// What decides when a request is due: the policy with its state, and the settings.
+pub(crate) struct Schedule<'a, R> {
+    pub(crate) rule: &'a R,
+    pub(crate) settings: &'a Settings,
+    /// When the limiter will be emptied, at the end of a composite's pause.
+    pub(crate) emptied: Option<Nanos>,
+}
+
+impl<R> Schedule<'_, R> {
+    /// When the limiter is full if no request takes permits: not before the end of a pause, in
+    /// which no permit comes in, and not while grants are spaced after it.
+    pub(crate) fn full_at<C: Timer>(&self, now: Nanos) -> Nanos
+    where
+        R: OneRule<C>,
+    {
+        let &Schedule { rule, settings, .. } = self;
+        let pause = settings.pause.as_ref();
+        let stands_still = pause.and_then(|pause| rule.full_after_pause(pause.until(settings.opens)));
+        let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
+        let paced = settings.paces_to_come(rule).map(|pace| rule.come_in(pace.part, pace.from, u64::MAX));
+        full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens_for(now))
+    }
+
+    /// When a request of this priority is due behind all that are `ahead`.
+    pub(crate) fn due<C: Timer>(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos
+    where
+        R: Rule<C>,
+    {
+        let opens = self.settings.opens_for(now);
+        if opens == Nanos::MAX {
+            return opens;
+        }
+        // As of the end of a pause, since permits accrue until then, up to the burst.
+        self.ready_at(now.max(opens), priority, ahead, ask).max(opens)
+    }
+
+    /// When a request is due of which nothing is to happen before `now`, at or after the end of a
+    /// pause.
+    pub(crate) fn ready_at<C: Timer>(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos
+    where
+        R: Rule<C>,
+    {
+        let (rule, settings, kept) = (self.rule, self.settings, self.settings.kept_from(priority));
+        let due = match &settings.pause {
+            Some(pause) => rule.ready_after_pause(pause.until(settings.opens), now, ahead, ask, kept),
+            None if kept > 0 => rule.ready_at(now, ahead, ask).max(rule.ready_leaving(now, ahead, ask, kept)),
+            None => rule.ready_at(now, ahead, ask),
+        };
+        let paced = |pace: Pace| pace.due(rule, rule.permits_in(ahead), ask, kept);
+        let due = settings.paces_to_come(rule).map(paced).fold(due, Nanos::max);
+        let Some(at) = self.emptied else { return due };
+        let due = due.max(rule.ready_after_pause(Stop::end(at), now, ahead, ask, kept));
+        let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
+        counting.map(|part| paced(Pace::new(part, at))).fold(due, Nanos::max)
+    }
+}
 
 /// Requests in line before some place, as sums.
 struct Sums<Ahead> {
@@ -103,11 +163,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// When a request at this place is due, behind requests that weigh `ahead` together.
     pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
-        let terms = self.terms(rule);
+        let schedule = self.schedule(rule);
         if self.seats.is_empty() {
-            return terms.due(now, priority_of(place), ahead, ask);
+            return schedule.due(now, priority_of(place), ahead, ask);
         }
-        self.seats.due(&terms, (now, now), (place, 0), ahead, ask)
+        self.seats.due(&schedule, (now, now), (place, 0), ahead, ask)
     }
 
     /// When a newcomer is due, behind the requests that go before it.

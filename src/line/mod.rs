@@ -19,11 +19,11 @@
 //! |---|---|
 //! | `entries`, `place`, `priorities`, `index`, `sizes` | the entries in memory, and their order and sums |
 //! | `serve`, `take`, `bounds` | granting and refusing waiters, taking permits under the lock, making room in a full line |
-//! | `due`, `terms`, `settings` | when a request is due, and the settings that decide it |
+//! | `due`, `settings` | when a request is due, and the settings that decide it |
 //! | `watch`, `alarms` | what wakes the line when its head is due |
 //! | `seats` | places of composites |
-//! | `undoable`, `undo`, `lateness` | grants that can be undone, how much of them, and late grants |
-//! | `rule`, `visit`, `outcome` | the interface to the policy, the context of a lock holder, the end of a request |
+//! | `grants`, `undo_log`, `lateness` | grants that can be undone, how much of them, and late grants |
+//! | `rule`, `visit`, `answer` | the interface to the policy, the context of a lock holder, the end of a request |
 //! | `deferred`, `recheck` | work for the time after the lock: wakers, drops, and other limiters that must look at their lines |
 //!
 //! All of this is plain data under one lock. Wakers and sleeps are collected in
@@ -32,13 +32,14 @@
 
 pub(crate) mod alarms;
 pub(crate) mod all_waiters;
+pub(crate) mod answer;
 pub(crate) mod bounds;
 pub(crate) mod deferred;
-mod due;
+pub(crate) mod due;
 pub(crate) mod entries;
+pub(crate) mod grants;
 mod index;
 pub(crate) mod lateness;
-pub(crate) mod outcome;
 pub(crate) mod pause;
 pub(crate) mod place;
 pub(crate) mod priorities;
@@ -49,9 +50,7 @@ mod serve;
 pub(crate) mod settings;
 pub(crate) mod sizes;
 mod take;
-pub(crate) mod terms;
-mod undo;
-pub(crate) mod undoable;
+mod undo_log;
 pub(crate) mod visit;
 mod watch;
 
@@ -64,10 +63,11 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::alarms::Alarms;
 use crate::line::all_waiters::AllWaiters;
-use crate::line::due::Memo;
+use crate::line::answer::{Answer, Passed};
+use crate::line::due::{Memo, Schedule};
 use crate::line::entries::Entries;
+use crate::line::grants::{GrantKind, Granted, Tracked, counts};
 use crate::line::index::{Index, LONG};
-use crate::line::outcome::{Decision, Outcome};
 use crate::line::place::place_of;
 use crate::line::priorities::{NONE, Priorities};
 use crate::line::recheck::Recheck;
@@ -75,9 +75,7 @@ use crate::line::rule::Rule;
 use crate::line::seats::Seats;
 use crate::line::settings::Settings;
 use crate::line::sizes::Sizes;
-use crate::line::terms::Terms;
-use crate::line::undo::UndoLog;
-use crate::line::undoable::{GrantKind, Granted, Tracked, counts};
+use crate::line::undo_log::UndoLog;
 use crate::line::visit::{Demand, Visit};
 use crate::time::Nanos;
 
@@ -255,9 +253,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.len + self.uncollected() + self.seats.len()
     }
 
-    /// The policy and the settings.
-    pub(crate) fn terms<'a>(&'a self, rule: &'a R) -> Terms<'a, R> {
-        Terms { rule, settings: &self.settings, emptied: None }
+    /// What decides when a request is due.
+    pub(crate) fn schedule<'a>(&'a self, rule: &'a R) -> Schedule<'a, R> {
+        Schedule { rule, settings: &self.settings, emptied: None }
     }
 
     /// A new place behind all others of a priority.
@@ -285,7 +283,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
-        self.seats.tell(&Terms { rule, settings: &self.settings, emptied: None }, now, place, ask, at)
+        self.seats.tell(&Schedule { rule, settings: &self.settings, emptied: None }, now, place, ask, at)
     }
 
     /// Whether a pause lasts.
@@ -449,7 +447,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         key: u32,
         kind: GrantKind,
         ask: &mut R::Ask,
-    ) -> Option<Decision<Granted<R::Charge>>> {
+    ) -> Option<Answer<Granted<R::Charge>>> {
         if self.waits(key).is_some() {
             return None;
         }
@@ -461,9 +459,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             State::Waiting(_) => None,
             State::Granted(Uncollected { grant, epoch }) => {
                 self.uncount_collected(woken_by, epoch);
-                Some(Ok(Outcome::Granted(self.hand_over(grant, kind))))
+                Some(Ok(Passed::Granted(self.hand_over(grant, kind))))
             }
-            State::Passed(refusal) => Some(Ok(Outcome::Shadow(refusal))),
+            State::Passed(refusal) => Some(Ok(Passed::Shadow(refusal))),
             State::Refused(refusal) => Some(Err(refusal)),
         }
     }

@@ -41,7 +41,7 @@ use crate::clock::Timer;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
 use crate::line::rule::Rule;
-use crate::line::undo::PerPart;
+use crate::line::undo_log::PerPart;
 use crate::line::visit::Visit;
 use crate::policy::Forecast;
 use crate::time::Nanos;

@@ -50,11 +50,11 @@ use std::sync::Weak;
 
 use crate::clock::Timer;
 use crate::line::deferred::Deferred;
+use crate::line::due::Schedule;
 use crate::line::place::{LAST_PLACE, priority_of};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::line::sizes::Sizes;
-use crate::line::terms::Terms;
 use crate::time::Nanos;
 
 /// Two times that were converted from one clock to another may differ by what passes between two
@@ -279,54 +279,54 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// and no seat before it is held up. Leaves out the seat `own`.
     pub(crate) fn due(
         &self,
-        terms: &Terms<'_, R>,
+        schedule: &Schedule<'_, R>,
         times: (Nanos, Nanos),
         (place, own): (u64, u64),
         ahead: &R::Ahead,
         ask: &R::Ask,
     ) -> Nanos {
-        let rule = terms.rule;
+        let rule = schedule.rule;
         let mut here = self.sums_before(rule, place).here;
         if let Some(own) = self.here.get(&own).filter(|_| own < place) {
             rule.size(own).into_iter().for_each(|n| here.remove(n));
         }
         let mut ahead = ahead.clone();
         rule.merge(&mut ahead, &rule.weigh(&here).unwrap_or_default());
-        self.due_among(terms, times, (place, own), &ahead, ask)
+        self.due_among(schedule, times, (place, own), &ahead, ask)
     }
 
     /// When a request in the seat at this place is due, not before `at`; `None` if there is no such
     /// seat.
     pub(crate) fn due_in_seat(
         &self,
-        terms: &Terms<'_, R>,
+        schedule: &Schedule<'_, R>,
         times: (Nanos, Nanos),
         place: u64,
         ask: &R::Ask,
     ) -> Option<Nanos> {
         let seat = self.list.get(&place)?;
-        let Sums { mut entries, here } = self.sums_before(terms.rule, place);
+        let Sums { mut entries, here } = self.sums_before(schedule.rule, place);
         entries.merge(&seat.before);
         entries.merge(&here);
-        let ahead = terms.rule.weigh(&entries).unwrap_or_default();
-        Some(self.due_among(terms, times, (place, place), &ahead, ask))
+        let ahead = schedule.rule.weigh(&entries).unwrap_or_default();
+        Some(self.due_among(schedule, times, (place, place), &ahead, ask))
     }
 
     /// When a request at this place is due, not before `at`, behind the sum `ahead` and among the
     /// seats that are away.
     pub(crate) fn due_among(
         &self,
-        terms: &Terms<'_, R>,
+        schedule: &Schedule<'_, R>,
         (now, at): (Nanos, Nanos),
         (place, own): (u64, u64),
         ahead: &R::Ahead,
         ask: &R::Ask,
     ) -> Nanos {
-        let due = terms.due(now, priority_of(place), ahead, ask);
+        let due = schedule.due(now, priority_of(place), ahead, ask);
         if self.away.is_empty() || due == Nanos::MAX {
             return due;
         }
-        let (rule, now) = (terms.rule, now.max(terms.settings.opens_for(now)));
+        let (rule, now) = (schedule.rule, now.max(schedule.settings.opens_for(now)));
         let first = self.away.iter().take(BACKFILL_DEPTH);
         let before = first.filter(|(_, other)| *other < place && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
@@ -341,7 +341,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         rule.add(&mut all, ask);
         for (seat, seat_at, seat_ask) in seats {
             let held_up = || {
-                let ready_at = |at, ahead| terms.ready_at(at, priority_of(seat), ahead, seat_ask);
+                let ready_at = |at, ahead| schedule.ready_at(at, priority_of(seat), ahead, seat_ask);
                 ready_at(now, &all).max(ready_at(due.max(now), &one)) > seat_at
             };
             if seat_at <= due.max(now) || held_up() {
@@ -351,7 +351,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
                 }
                 rule.add(&mut first, seat_ask);
                 rule.add(&mut last, seat_ask);
-                let ready_at = |at, ahead| terms.ready_at(at, priority_of(place), ahead, ask);
+                let ready_at = |at, ahead| schedule.ready_at(at, priority_of(place), ahead, ask);
                 due = due.max(ready_at(now, &first)).max(ready_at(begins, &last)).max(seat_at);
             }
             rule.add(&mut all, seat_ask);
@@ -392,14 +392,14 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// anything for the requests behind, and when the seat is due here.
     pub(crate) fn tell(
         &mut self,
-        terms: &Terms<'_, R>,
+        schedule: &Schedule<'_, R>,
         now: Nanos,
         place: u64,
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
-        let due = self.due_in_seat(terms, (now, now), place, ask).unwrap_or(Nanos::ZERO);
-        (self.file(terms.rule, place, ask, (at, due)), due)
+        let due = self.due_in_seat(schedule, (now, now), place, ask).unwrap_or(Nanos::ZERO);
+        (self.file(schedule.rule, place, ask, (at, due)), due)
     }
 
     /// Makes a seat idle, for a waiter that is not the first of its composite any more. Returns
@@ -458,7 +458,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// Rings the seats that are due, and the first seat that is here if it is due earlier than it
     /// was told, or never.
-    pub(crate) fn ring(&mut self, terms: &Terms<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn ring(&mut self, schedule: &Schedule<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
         let mut due = Vec::new();
         while let Some(ring) = self.rings.first().copied().filter(|(at, _)| *at <= now) {
             self.rings.remove(&ring);
@@ -469,7 +469,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         due.sort_unstable();
         deferred.rechecks.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };
-        let Some(due) = self.due_in_seat(terms, (now, now), place, ask) else { return };
+        let Some(due) = self.due_in_seat(schedule, (now, now), place, ask) else { return };
         // A request that can never be granted is refused now, or all behind it would wait.
         if let Some(seat) = self.list.get_mut(&place)
             && (due < seat.due || due == Nanos::MAX && seat.due < due)

@@ -3,9 +3,8 @@
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::due::FORESEEN;
+use crate::line::due::{FORESEEN, Schedule};
 use crate::line::rule::Rule;
-use crate::line::terms::Terms;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State, WokenBy};
 use crate::policy::limited;
@@ -38,8 +37,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             due = (self.len() > 0).then_some(now);
         }
         if !self.seats.is_empty() {
-            let terms = Terms { rule: visit.rule, settings: &self.settings, emptied: None };
-            self.seats.ring(&terms, now, visit.deferred);
+            let schedule = Schedule { rule: visit.rule, settings: &self.settings, emptied: None };
+            self.seats.ring(&schedule, now, visit.deferred);
         }
         let first = self.entries.get(self.head as usize).zip(due);
         let first = first.map(|(first, due)| (&first.ask, first.priority, due));
@@ -247,7 +246,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
                 Some(never)
             } else if deadline < Nanos::MAX {
-                let due = self.seats.due_among(&self.terms(rule), (now, now), (place, 0), &ahead, ask);
+                let due = self.seats.due_among(&self.schedule(rule), (now, now), (place, 0), &ahead, ask);
                 (due > deadline).then(|| self.too_early(due, deadline))
             } else {
                 None

@@ -68,7 +68,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::line::undoable::GrantId;
+use crate::line::grants::GrantId;
 use crate::policy::interval::Interval;
 
 /// So many looks are kept for grants that were made without the lock.

@@ -3,9 +3,8 @@
 use crate::clock::Timer;
 use crate::line::Line;
 use crate::line::rule::Rule;
-use crate::line::undo::{Measure, PerPart};
+use crate::line::undo_log::{Measure, PerPart};
 use crate::line::visit::Visit;
-use crate::time::Nanos;
 
 /// A grant that the undo log keeps track of, until it is [released](crate::line::Line::release) or
 /// [undone](crate::line::Line::undo).
@@ -95,15 +94,6 @@ impl<Charge> Granted<Charge> {
             Granted::Tracked(tracked) => Some(tracked),
         }
     }
-}
-
-/// How long a request waited, and what it got, if anything.
-#[derive(Debug)]
-pub(crate) struct Answer<Charge> {
-    pub(crate) waited: Nanos,
-    /// `None` if the request passed without a permit: the limiter is in shadow, or the request is
-    /// exempt.
-    pub(crate) granted: Option<Granted<Charge>>,
 }
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {

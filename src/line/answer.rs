@@ -1,0 +1,50 @@
+//! The answer to a request: how it ends.
+//!
+//! | type | made by | tells |
+//! |---|---|---|
+//! | [`Answer`] | the line, or a taker without its lock | a refusal, or how the request [`Passed`]; the observers are told from it |
+//! | [`Receipt`] | the limiter, of an answer that is no refusal | how long the request waited, and what it got; the caller's [`Grant`](crate::Grant) is made from it |
+
+use crate::error::Refusal;
+use crate::line::grants::Granted;
+use crate::time::Nanos;
+
+/// The end of a request: how it passed, or its refusal.
+pub(crate) type Answer<Grant> = Result<Passed<Grant>, Refusal>;
+
+/// How a request passed.
+#[derive(Debug)]
+pub(crate) enum Passed<Grant> {
+    Granted(Grant),
+    /// The limiter is in shadow mode. Outside of it the request would have got this refusal.
+    Shadow(Refusal),
+    /// The request is exempt: the policy was not asked.
+    Exempt,
+}
+
+impl<Grant> Passed<Grant> {
+    pub(crate) fn map<T>(self, map: impl FnOnce(Grant) -> T) -> Passed<T> {
+        match self {
+            Passed::Granted(grant) => Passed::Granted(map(grant)),
+            Passed::Shadow(refusal) => Passed::Shadow(refusal),
+            Passed::Exempt => Passed::Exempt,
+        }
+    }
+
+    /// What the request took, if anything.
+    pub(crate) fn granted(self) -> Option<Grant> {
+        match self {
+            Passed::Granted(grant) => Some(grant),
+            Passed::Shadow(_) | Passed::Exempt => None,
+        }
+    }
+}
+
+/// How long a request waited that passed, and what it got, if anything.
+#[derive(Debug)]
+pub(crate) struct Receipt<Charge> {
+    pub(crate) waited: Nanos,
+    /// `None` if the request passed without a permit: the limiter is in shadow, or the request is
+    /// exempt.
+    pub(crate) granted: Option<Granted<Charge>>,
+}
