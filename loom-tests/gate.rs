@@ -174,7 +174,7 @@ fn broken_an_alarm_is_not_missed_while_it_is_set() {
         let mut line = lock(&limiter.line);
         let now = crate::Clock::now(&limiter.clock);
         let alarm = u32::try_from(line.alarms.join(&limiter.clock, (), now, || limiter.weak())).expect("one");
-        let woken_by = WokenBy::Task { alarm, lost: 0 };
+        let woken_by = WokenBy::Task { alarm, too_early: 0 };
         let waker = Some(request.waker.clone());
         let new_waiter = NewWaiter {
             ask: 1,

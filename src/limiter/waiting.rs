@@ -279,18 +279,18 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Makes a waiter rely on the alarm of its event loop. So many alarms of it were `lost` for the
+    /// Makes a waiter rely on the alarm of its event loop, of which so many rang too early for the
     /// waiter before.
     fn rely_on_alarm(
         self: &Arc<Self>,
         line: &mut Line<R, C>,
         runtime: C::RuntimeId,
         now: Nanos,
-        lost: u8,
+        too_early: u8,
     ) -> WokenBy<C::RuntimeId> {
         let alarm = line.alarms.join(&self.clock, runtime, now, || self.weak());
         // One per event loop.
-        WokenBy::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), lost }
+        WokenBy::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), too_early }
     }
 
     /// Looks whether a queued request has its answer, and if not, leaves the waker. Returns the
@@ -347,22 +347,22 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.visit(|line, visit| {
             let Some(woken_by) = line.waits(key) else { return };
             line.set_waker(key, &mut waker);
-            let (runtime, lost) = match woken_by {
+            let (runtime, too_early) = match woken_by {
                 WokenBy::Task { alarm, .. } => match self.clock.runtime() {
                     // Polled in another event loop than before: it relies on that one from now on.
                     Some(runtime) if runtime != line.alarms.runtime(alarm as usize) => (runtime, 0),
                     // It has an alarm, and may be polled from anywhere.
                     Some(_) | None => return,
                 },
-                WokenBy::Lost { runtime: before, times } => {
+                WokenBy::Lost { runtime: before, too_early } => {
                     let runtime = self.runtime();
-                    let times = if runtime == before { times } else { 0 };
+                    let too_early = if runtime == before { too_early } else { 0 };
                     assert!(
-                        times < TOO_OFTEN,
+                        too_early < TOO_OFTEN,
                         "the timer of this limiter fires long before its clock says so; if tokio's time is paused, \
                          enable tidegate's feature `test-util` or make the limiter with a `TokioClock`"
                     );
-                    (runtime, times)
+                    (runtime, too_early)
                 }
                 WokenBy::Nobody if matches!(poller, Poller::Thread(_)) && !self.clock.wakes_threads() => {
                     line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, visit.deferred);
@@ -377,7 +377,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     return;
                 }
             };
-            let woken_by = self.rely_on_alarm(line, runtime, visit.now, lost);
+            let woken_by = self.rely_on_alarm(line, runtime, visit.now, too_early);
             line.set_woken_by(key, woken_by, visit.deferred);
         });
     }

@@ -163,10 +163,10 @@ pub(crate) struct NewWaiter<Ask, RuntimeId> {
 pub(crate) enum WokenBy<RuntimeId> {
     /// A task, with the key of its event loop's alarm, and how many alarms of that event loop rang
     /// too early for it.
-    Task { alarm: u32, lost: u8 },
+    Task { alarm: u32, too_early: u8 },
     /// A task that lost its alarm, and was woken to get a new one. So many alarms of this event
     /// loop rang too early for it.
-    Lost { runtime: RuntimeId, times: u8 },
+    Lost { runtime: RuntimeId, too_early: u8 },
     /// A blocked thread, which parks until this time and then looks at the line itself.
     Thread { looks_at: Nanos },
     /// A reservation that is not awaited yet. Nothing wakes it when it is due.

@@ -43,10 +43,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         deferred.sleeps.extend(sleep);
         for (_, entry) in self.entries.iter_mut() {
             if let State::Waiting(waker) = &mut entry.state
-                && let WokenBy::Task { alarm, lost } = entry.woken_by
+                && let WokenBy::Task { alarm, too_early } = entry.woken_by
                 && alarm as usize == key
             {
-                entry.woken_by = WokenBy::Lost { runtime, times: lost.saturating_add(early) };
+                entry.woken_by = WokenBy::Lost { runtime, too_early: too_early.saturating_add(early) };
                 deferred.wake.extend(waker.take());
             }
         }
