@@ -72,6 +72,7 @@ pub(crate) fn update<A: AtomicWord, R, E>(
     atomic: &A,
     step: impl Fn(A::Word) -> Result<(A::Word, R), E>,
 ) -> Result<R, E> {
+    // Relaxed: the exchange reads the newest word or fails, and publishes nothing but the word.
     apply(atomic, Ordering::Relaxed, step)
 }
 
@@ -81,6 +82,7 @@ pub(crate) fn convert<A: AtomicWord, R, E>(
     atomic: &A,
     step: impl Fn(A::Word) -> Result<(A::Word, R), E>,
 ) -> Result<R, E> {
+    // Release: pairs with the Acquire of each load, as promised above.
     apply(atomic, Ordering::Release, step)
 }
 

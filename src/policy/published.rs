@@ -101,7 +101,7 @@ impl<const N: usize> Writer<'_, N> {
     /// Replaces the words.
     pub(crate) fn publish(&self, words: [u64; N]) {
         let Published { version, slots, .. } = self.published;
-        // Only writers change the version, and this is the only writer.
+        // Relaxed: only writers change the version, and this thread has the lock of the writers.
         let next = version.load(Ordering::Relaxed).wrapping_add(1);
         for (word, slot) in words.into_iter().zip(&slots[usize::from(next & 1 == 1)]) {
             // Release: a reader that sees this word sees that its own version is outdated.

@@ -153,6 +153,7 @@ impl AnyState {
 
     /// Whether a change is at work.
     fn is_closed(&self) -> bool {
+        // Acquire: as in `AnyPolicy::era` (5), which loads the number again.
         self.era.load(Ordering::Acquire) % 2 == 1
     }
 }

@@ -69,6 +69,7 @@ impl AnyPolicy {
     /// state, and does not shut it.
     #[cfg(all(test, tidegate_loom))]
     pub(crate) fn replace_without_shutting(&self, state: &AnyState, at: Nanos, new: &AnyPolicy, keep: Keep) {
+        // Relaxed: as in `replace`, but for the missing fence.
         let era = state.era.load(Ordering::Relaxed);
         state.era.store(era | 1, Ordering::Relaxed);
         let left = Remainder::of(self.era(state, |ruled, state| ruled.kind.status(state, at)));
@@ -85,6 +86,7 @@ impl AnyPolicy {
         at: Nanos,
         n: u32,
     ) -> Result<(), crate::error::Refusal> {
+        // Acquire: as in `try_acquire` (5).
         match state.era.load(Ordering::Acquire) {
             0 => self.first.kind.try_acquire(&state.first, at, n).map(drop),
             _ => self.try_acquire(state, at, n).map(drop),

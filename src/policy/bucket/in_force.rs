@@ -109,7 +109,8 @@ impl Hot {
     /// Opens the bucket with these numbers.
     fn open(&self, numbers: &Numbers) {
         let [mode, one, rest] = Hot::words(numbers);
-        // The mode comes last: a request that finds the bucket open finds these numbers.
+        // The mode comes last: a request that finds the bucket open finds these numbers. Release,
+        // for each: a request that reads one of them comes after the conversion (3).
         self.one.store(one, Ordering::Release);
         self.rest.store(rest, Ordering::Release);
         self.mode.store(mode, Ordering::Release);
@@ -119,6 +120,7 @@ impl Hot {
     #[inline]
     fn numbers(&self) -> (Numbers, u64) {
         // The two may belong to different terms, which is harmless in a look that decides nothing.
+        // Acquire: as for a request (5).
         let [one, rest] = [&self.one, &self.rest].map(|word| word.load(Ordering::Acquire));
         let capacity = rest.saturating_add(one);
         (Numbers { one, capacity, frozen_at: ticks::NEVER, step: 0, shift: 0, gain: 0 }, one)
@@ -186,7 +188,7 @@ impl Bucket {
             None => terms.rounded_numbers(since, old.1.interval),
         };
         let filled = old.0.is_unlimited() && !goes_on && tick > old.0.frozen_at;
-        // The conversion publishes it.
+        // Relaxed: the conversion publishes it (1).
         self.hot.mode.store(CLOSED, Ordering::Relaxed);
         let Ok(level) = convert(&state.zero, |zero| {
             // Without a limit, and where no permits are kept, nothing tells any more what earlier

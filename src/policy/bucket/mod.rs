@@ -46,8 +46,8 @@
 //!
 //! # Memory ordering
 //!
-//! One word under the shared loop: see `policy/atomic_word.rs`. The terms by which a request reads it are
-//! other words: see `policy/bucket/in_force.rs`.
+//! One word under the shared loop: see `policy/atomic_word.rs`. The terms by which a request reads
+//! it are other words: see `policy/bucket/in_force.rs`.
 //!
 //! # Source
 //!
@@ -356,7 +356,8 @@ impl Bucket {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
             // The mode comes after the word: a word that a change converted shows that the bucket
-            // is closed, or open by the new terms.
+            // is closed, or open by the new terms. Acquire: open by them, it shows the new terms
+            // (5).
             if self.hot.mode.load(Ordering::Acquire) != PLAIN {
                 return Err(None);
             }
@@ -365,7 +366,8 @@ impl Bucket {
             if due > tick {
                 return Err(Some(due));
             }
-            // This does not underflow: a tick of a time is larger than any stock.
+            // This does not underflow: a tick of a time is larger than any stock. Acquire: as the
+            // price.
             let after = due.max(tick - self.hot.rest.load(Ordering::Acquire));
             Ok((after, BucketCharge { n: 1, used: 0, before: zero, after }))
         });
@@ -385,7 +387,7 @@ impl Bucket {
     fn try_acquire_stepped(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
-            // After the word, as in `try_acquire_one`.
+            // After the word, and Acquire, as in `try_acquire_one`.
             if self.hot.mode.load(Ordering::Acquire) != IN_STEPS {
                 return Err(None);
             }
@@ -418,7 +420,7 @@ impl Bucket {
         again: bool,
     ) -> Result<BucketCharge, Refusal> {
         let answer = update(&state.zero, |zero| {
-            // After the word, as in `try_acquire_one`.
+            // After the word, and Acquire, as in `try_acquire_one`.
             if self.hot.mode.load(Ordering::Acquire) == CLOSED {
                 return Err(NotTaken::Closed);
             }

@@ -257,6 +257,8 @@ fn grant(zero: u64, floor: u64, price: u64) -> (u64, BurstyCharge) {
 
 impl Clone for SmoothBursty {
     fn clone(&self) -> SmoothBursty {
+        // Relaxed: the lock of a shard orders it with a change of all keys. Any other copy that
+        // overlaps with a change may be of a moment in it.
         let stopped = AtomicU64::new(self.stopped.load(Ordering::Relaxed));
         SmoothBursty { rate: self.rate.clone(), stopped, ..*self }
     }
@@ -390,7 +392,7 @@ impl Policy for SmoothBursty {
 
     #[inline]
     fn full_level(&self, at: Nanos) -> u64 {
-        // Nothing comes in, and nothing overflows, while the rate is zero.
+        // Nothing comes in, and nothing overflows, while the rate is zero. Relaxed: as in `paused`.
         self.floor(ticks::from_nanos(at).min(self.stopped.load(Ordering::Relaxed)))
     }
 
@@ -452,6 +454,7 @@ impl Policy for SmoothBursty {
         let (old, rate) = (self.rate.interval(), change.rate.unwrap_or(self.rate.rate()));
         let new = Interval::new(rate);
         let at = ticks::from_nanos(at);
+        // Relaxed: as in `paused`.
         let stopped = match (old.is_zero(), new.is_zero()) {
             (false, true) => self.stopped.swap(at, Ordering::Relaxed),
             (true, false) => self.stopped.swap(ticks::NEVER, Ordering::Relaxed),

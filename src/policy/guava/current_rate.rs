@@ -29,6 +29,7 @@ impl CurrentRate {
 
     pub(crate) fn set(&self, rate: Rate) {
         let interval = Interval::new(rate);
+        // Relaxed: a request that overlaps with this may pay either price, and each is whole.
         self.words.publish(words(rate, interval), || self.one.store(interval.price(1), Ordering::Relaxed));
     }
 
@@ -45,6 +46,7 @@ impl CurrentRate {
 
     /// Whether there are no permits at all.
     pub(crate) fn is_zero(&self) -> bool {
+        // Relaxed: the price only says whether to look at the interval, which decides.
         self.one.load(Ordering::Relaxed) == ticks::NEVER && self.interval().is_zero()
     }
 

@@ -348,6 +348,8 @@ impl Cells {
     pub(crate) fn enter(&self, seen: Seen<127, 0>, head: &Head) {
         let place = self.place(head.number);
         loop {
+            // Acquire, both: a word of a newer cell shows the head that opened it, so the look at
+            // the head below finds another one.
             let beginning = place.beginning.load(Ordering::Acquire);
             let there = place.mark.load(Ordering::Acquire);
             // The words that were read are older than this cell only if the head is still fresh.
@@ -355,7 +357,8 @@ impl Cells {
                 return;
             }
             let (release, acquire) = (Ordering::Release, Ordering::Acquire);
-            // The mark comes last, since its number vouches for the beginning. An exchange that
+            // The mark comes last, since its number vouches for the beginning: Release, so that a
+            // request that reads the mark finds this beginning or a newer one. An exchange that
             // fails finds a cell that another thread has entered; the next round says which.
             let _ = place.beginning.compare_exchange(beginning, head.time, release, acquire);
             let _ = place.mark.compare_exchange(there, mark(head.number, head.total), release, acquire);
@@ -431,6 +434,7 @@ impl Cells {
         let from_newest = (n - from_older).min(view.sum - older);
         let total_after = total(head.total.wrapping_sub(from_newest));
         // The head first: the marks of the older cells change only if the view was still right.
+        // Release, as in `count`.
         if !self.head.replace(seen, Head { total: total_after, ..head }.encode(), Ordering::Release) {
             return false;
         }
@@ -459,6 +463,8 @@ impl Cells {
                     return;
                 }
                 let new = mark(of, total(raised(total(there))));
+                // Release: a request that reads the new mark finds the beginning as with the old
+                // one. Acquire on failure: as the load.
                 match place.mark.compare_exchange(there, new, Ordering::Release, Ordering::Acquire) {
                     Ok(_) => break,
                     Err(newer) => there = newer,
@@ -513,7 +519,8 @@ impl Cells {
         for (beginning, count) in carried.into_iter().rev() {
             of = number(of.wrapping_add(1));
             let place = self.place(of);
-            // The mark comes last, since its number vouches for the beginning.
+            // The mark comes last, since its number vouches for the beginning. Release: as in
+            // `enter`.
             place.beginning.store(beginning, Ordering::Release);
             place.mark.store(mark(of, before), Ordering::Release);
             before = total(before.wrapping_add(count));

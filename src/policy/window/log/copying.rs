@@ -68,7 +68,8 @@ impl Copying {
         let (mut low, mut high) = (0, self.copied);
         while low < high {
             let middle = low.midpoint(high);
-            // Only the holder of the books writes the second ring, so it does not change meanwhile.
+            // Only the holder of the books writes the second ring, so it does not change meanwhile,
+            // and the lock of the books orders this load.
             let there = state.place(ring, state.before(self.to, middle + 1)).load(Ordering::Acquire);
             if there >= time { low = middle + 1 } else { high = middle }
         }
@@ -164,7 +165,8 @@ impl LogState {
         while copying.pending > 0 && places > 0 {
             places -= 1;
             let place = self.before(copying.seen.place, copying.pending);
-            // A taker may take this place anew meanwhile: `taken_since` below tells.
+            // A taker may take this place anew meanwhile. Acquire: its time shows the head with
+            // which the place was taken, and `taken_since` below tells.
             let time = self.place(ring, place).load(Ordering::Acquire);
             if time > copying.time {
                 copying.time = time;
@@ -177,6 +179,7 @@ impl LogState {
             copying.pending -= 1;
             // Others were never granted.
             if time > books.copies {
+                // Release: as in the filling above.
                 self.place(!ring, copying.to).store(time, Ordering::Release);
                 copying.to = self.after(copying.to, 1);
                 copying.copied = (copying.copied + 1).min(self.len() - 1);

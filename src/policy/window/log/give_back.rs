@@ -171,11 +171,12 @@ impl GiveBack {
 
     /// The first place that counts in a version.
     pub(super) fn floor(&self, version: u16) -> u32 {
-        // Acquire, as for the credits: a newer slot comes with a newer head, which 3 or 6 sees.
+        // Acquire: a newer floor comes with a newer head, which 3 or 6 of `state.rs` sees.
         u32::try_from(self.slot(version).floor.load(Ordering::Acquire)).unwrap_or(0)
     }
 
     pub(super) fn credits(&self, version: u16) -> Credits {
+        // Acquire: newer credits come with a newer head, which 3 or 6 sees.
         Credits::decode(self.slot(version).credits.load(Ordering::Acquire), version)
     }
 
@@ -184,7 +185,8 @@ impl GiveBack {
         let Credits { first, sum, version, word, .. } = *credits;
         let new = encode(version, first, sum);
         let slot = &self.slot(version).credits;
-        // Fails if another taker has made them known, or if the slot has a newer version.
+        // Fails if another taker has made them known, or if the slot has a newer version. Release:
+        // a taker that reads these credits sees the head by which this one left some out (4).
         slot.compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -257,6 +259,8 @@ impl Book {
             self.over_sum += credit.n;
             self.over.push_back((time, credit));
         }
+        // Acquire, as each load of a place. A place that was taken anew shows its newer time here:
+        // the head shows all grants but the last, and that one was written before this call.
         while let Some((time, credit)) = self.over.front_mut()
             && (Some(credit.place) == next || state.place(ring, credit.place).load(Ordering::Acquire) > *time)
         {
@@ -349,6 +353,8 @@ impl LogState {
 
     /// Leaves out the credits with times that are not after `over`.
     pub(super) fn leave_out(&self, back: &GiveBack, credits: &mut Credits, ring: bool, over: Stamp) {
+        // Acquire: the time of a place that was taken anew comes with a newer head, which 3 or 6
+        // sees.
         while credits.sum > 0
             && credits.first < self.len()
             && self.place(ring, credits.first).load(Ordering::Acquire) <= over
@@ -383,6 +389,8 @@ impl LogState {
     pub(super) fn taken_since(&self, old: Head) -> Option<(Head, u32)> {
         let head = self.head();
         self.help(head);
+        // After the head, which shows all grants but the last, and `help` wrote that one: if the
+        // place was taken anew, this load reads the newer time.
         let last = self.place(old.ring, self.before(old.place, 1)).load(Ordering::Acquire);
         (last <= old.time).then(|| (head, self.before(head.place, old.place)))
     }

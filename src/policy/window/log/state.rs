@@ -241,6 +241,7 @@ impl LogState {
     #[inline]
     pub(super) fn take(&self, now: Stamp, window: &Window, n: u32) -> Result<LogCharge, Stamp> {
         // The word, since to compare two of them takes fewer instructions than to compare heads.
+        // Acquire: as in `head` (1).
         let mut word = self.head.load(Ordering::Acquire);
         loop {
             let head = Head::decode(word);
@@ -276,19 +277,20 @@ impl LogState {
     fn take_seen(&self, word: u128, view: &View, time: Stamp, n: u32) -> Result<LogCharge, u128> {
         let head = view.head;
         if !self.publish(&view.credits) {
-            // The slot has other credits by now, so the head is another one, too.
+            // The slot has other credits by now, so the head is another one, too. Acquire: as (1).
             return Err(self.head.load(Ordering::Acquire));
         }
         // Help before the exchange: the next head does not tell the time of the last grant (5).
         self.help(head);
         let next = self.place(head.ring, head.place);
+        // Acquire: a time that is newer than this grant comes with a newer head, so 6 fails.
         let there = next.load(Ordering::Acquire);
         let floored = head.floored && view.valid + n < self.len() - 1;
         let credited = view.credits.sum > 0;
         let new = Head { place: self.after(head.place, n), n, time, floored, credited, ..head };
         self.exchange_word(word, new)?;
         // One place needs no second look at the head: the exchange was that look. If this exchange
-        // fails, a helper may have written the place, and `help` finds out.
+        // fails, a helper may have written the place, and `help` finds out. Release: as in `write`.
         let written = n == 1
             && (there >= time
                 || next.compare_exchange(there, time, Ordering::AcqRel, Ordering::Relaxed).is_ok());
@@ -301,6 +303,7 @@ impl LogState {
     /// Takes the places that are free at `now` beyond so many. Returns how many it took.
     pub(super) fn keep_at_most(&self, now: Stamp, window: &Window, permits: u64) -> u32 {
         let permits = u32::try_from(permits).unwrap_or(u32::MAX);
+        // Acquire: as in `head` (1).
         let mut word = self.head.load(Ordering::Acquire);
         loop {
             let head = Head::decode(word);
@@ -332,7 +335,8 @@ impl LogState {
     #[inline]
     pub(crate) fn help(&self, head: Head) {
         let first = self.place(head.ring, self.before(head.place, head.n));
-        // Without a last grant it is the next place, which does not matter.
+        // Without a last grant it is the next place, which does not matter. Acquire: the first
+        // place is written last, so its time shows that the other places are written.
         if head.n > 0 && first.load(Ordering::Acquire) < head.time {
             self.write(head);
         }
@@ -342,7 +346,7 @@ impl LogState {
     fn write(&self, head: Head) {
         for steps in 1..=head.n {
             let place = self.place(head.ring, self.before(head.place, steps));
-            // Before the look at the head: a newer time shows the head that wrote it.
+            // Acquire, and before the look at the head: a newer time shows the head that wrote it.
             let mut there = place.load(Ordering::Acquire);
             while there < head.time {
                 if self.head() != head {
@@ -350,6 +354,8 @@ impl LogState {
                     // belong to a newer grant by now.
                     return;
                 }
+                // Release: a thread that reads this time sees the head that tells it. Acquire on
+                // failure: as the load.
                 match place.compare_exchange(there, head.time, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => break,
                     Err(other) => there = other,
