@@ -378,7 +378,8 @@ impl<C: Timer> Rule<C> for All<C> {
         // Counting limits come first here, so that no permit of a rate is spent on a request that
         // cannot begin.
         let permits = self.take_counting(ask, deferred)?;
-        // If the request waited for a counting limit, the rates were not late.
+        // If the request waited for a counting limit, the rates were not late. Relaxed: the
+        // composite's lock orders it.
         let last = Nanos::new(self.last.load(Ordering::Relaxed));
         let waited_for_permits = lock(&self.seats).counting.was_short(ask.priority);
         let at = if waited_for_permits { now } else { at.max(last).min(now) };
@@ -395,7 +396,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 }
             }
         }
-        // Relaxed: the composite's lock orders it, here and above.
+        // Relaxed: as above.
         self.last.store(at.as_u64(), Ordering::Relaxed);
         // The next one of this priority sits down behind others.
         self.emptied(ask.priority, deferred);

@@ -7,12 +7,12 @@
 //! # Taking without the lock
 //!
 //! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
-//! it puts back exactly that, as far as there was room since (`line/undo_log.rs`). The line knows that
-//! only of grants that were made under its lock. So the limiter publishes a number (`undo_number`)
-//! that changes each time permits are given back, and at other times, and the line keeps how much
-//! was given back the last times. The room since the number that was read before the take follows
-//! from that. If permits were given back more often than is kept, or the terms were changed,
-//! nothing is put back.
+//! it puts back exactly that, as far as there was room since (`line/undo_log.rs`). The line knows
+//! that only of grants that were made under its lock. So the limiter publishes a number
+//! (`undo_number`) that changes each time permits are given back, and at other times, and the line
+//! keeps how much was given back the last times. The room since the number that was read before the
+//! take follows from that. If permits were given back more often than is kept, or the terms were
+//! changed, nothing is put back.
 //!
 //! | operation | ordering | pairs with | what for |
 //! |---|---|---|---|
@@ -293,7 +293,8 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
         let shared = &self.0;
         let word = shared.gate_word.load();
         let taken = if word.needs_no_lock() {
-            // Before the take, so that a refund in between counts as after it.
+            // Before the take, so that a refund in between counts as after it. Acquire: the take
+            // finds the state with all refunds that the number counts.
             let undo_number = shared.undo_number.load(Ordering::Acquire);
             let charge = shared.take_without_lock(word, shared.clock.now(), &n);
             charge.map(|charge| Undoable::Since(charge, undo_number))

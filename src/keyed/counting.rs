@@ -661,6 +661,8 @@ impl<K: Hash + Eq> Limits<K> {
 
     /// Lets no new key in. Returns whether one could come in before.
     pub(crate) fn raise_closed(&self) -> bool {
+        // Relaxed: `close` takes the lock of each shard afterwards, and a request that adds a key
+        // reads the flag under that lock.
         !self.closed.swap(true, Ordering::Relaxed)
     }
 
@@ -754,6 +756,7 @@ impl<K> fmt::Debug for KeyedCountingLimit<K> {
         let Limits { count, max_keys, .. } = &*self.limits;
         f.debug_struct("KeyedCountingLimit")
             .field("max_keys", max_keys)
+            // Relaxed: a snapshot.
             .field("len", &count.load(Ordering::Relaxed))
             .finish()
     }

@@ -359,6 +359,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let mut visit = self.visit_at(now, &mut deferred);
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut line, &mut visit)));
         self.finish(line, now, &mut deferred);
+        // The lock is gone: `finish` has taken the guard. The wakers run before a panic goes on.
         drop(deferred);
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -475,6 +476,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Computes the times of all waiters anew, composites included, after permits were made later
     /// or their weights changed.
     pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
+        // Relaxed: a composite that reads an old number weighs its requests anew at its next look.
         self.changes.fetch_add(1, Ordering::Relaxed);
         line.retime(visit);
         line.seats.ring_first(visit.deferred);
@@ -590,8 +592,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         Ok(self.grant(&receipt, *demand.ask, true))
     }
 
-    /// The receipt of a request for `n` permits, as its caller gets it. It tells what it left if the
-    /// request asked for that.
+    /// The receipt of a request for `n` permits, as its caller gets it. It tells what it left if
+    /// the request asked for that.
     #[inline]
     pub(crate) fn grant(&self, receipt: &Receipt<P::Charge>, n: u32, tells_left: bool) -> Grant {
         match &receipt.granted {

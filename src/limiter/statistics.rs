@@ -194,6 +194,7 @@ impl Statistics {
             pauses: read(&self.pauses),
             waited: WaitHistogram {
                 counts: self.waited.iter().map(read).collect(),
+                // Relaxed: as the counters.
                 sum: long(self.waited_sum.load(Ordering::Relaxed)),
             },
         }

@@ -217,10 +217,13 @@ impl<C: Timer> Alarms<C> {
                 // it may belong to the new setting already.
                 continue;
             }
+            // Acquire: what follows, the clock reading included, comes after the ring.
             if alarm.rung.load(Ordering::Acquire) {
                 // The clock is read anew, since an older reading may lie before the ring. It is
                 // read before any change, since a clock may panic.
                 let now = clock.now();
+                // Relaxed: a waker whose ring is overwritten here takes the lock after this
+                // section.
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
                     lost = Some(key);

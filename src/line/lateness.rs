@@ -72,21 +72,25 @@ impl Lateness {
     }
 
     pub(crate) fn catch_up(&self) -> Nanos {
+        // Relaxed: the number is whole by itself.
         Nanos::new(self.catch_up.load(Ordering::Relaxed))
     }
 
     pub(crate) fn set_catch_up(&self, catch_up: Duration) {
+        // Relaxed: a request that overlaps with this may be charged by either number.
         self.catch_up.store(Nanos::from_duration(catch_up).as_u64(), Ordering::Relaxed);
     }
 
     /// Whether there is any.
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
+        // Relaxed: no permit depends on it.
         self.late.load(Ordering::Relaxed) > 0
     }
 
     /// Whether a request that comes now may use any.
     pub(crate) fn is_usable(&self, now: Nanos) -> bool {
+        // Relaxed: an old time only ends the lateness early.
         let noted = Nanos::new(self.noted.load(Ordering::Relaxed));
         self.is_some() && now.saturating_since(noted) <= self.catch_up()
     }
@@ -105,14 +109,17 @@ impl Lateness {
 
     /// Forgets it.
     pub(crate) fn clear(&self) {
+        // Relaxed: a request that overlaps with this, and still uses the lateness, came first.
         self.late.store(0, Ordering::Relaxed);
     }
 
     /// A request was granted now, as of `at`.
     pub(crate) fn used(&self, now: Nanos, at: Nanos) {
+        // Relaxed, in each operation here: any number is within the bound.
         let (late, left) = (self.late.load(Ordering::Relaxed), now.saturating_since(at).as_u64());
         if left < late {
-            // If this fails, another thread has stored a newer lateness meanwhile.
+            // If this fails, another thread has stored a newer lateness meanwhile. Relaxed: only
+            // the number itself counts.
             let _ = self.late.compare_exchange(late, left, Ordering::Relaxed, Ordering::Relaxed);
         }
         if late > 0 {
@@ -122,6 +129,7 @@ impl Lateness {
 
     /// A waiter sees its grant so late. Under the lock.
     pub(crate) fn seen(&self, now: Nanos, late: Nanos) {
+        // Relaxed: the lock publishes nothing to readers without it, and they rely on no order.
         self.noted.store(now.as_u64(), Ordering::Relaxed);
         // After `noted`: the lateness counts from now on. No permit depends on the order.
         self.late.store(late.as_u64(), Ordering::Relaxed);

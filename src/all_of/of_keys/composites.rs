@@ -83,6 +83,7 @@ impl<C: Timer> Composites<C> {
             return other;
         }
         if table.insert(numbers, Arc::downgrade(&new)).is_none() {
+            // Relaxed: see `is_empty`.
             self.len.fetch_add(1, Ordering::Relaxed);
         }
         // A call that closes finds the composite in the table, or the flag is seen here.
@@ -101,6 +102,7 @@ impl<C: Timer> Composites<C> {
         if table.get(numbers).is_some_and(|composite| composite.strong_count() == 0)
             && table.remove(numbers).is_some()
         {
+            // Relaxed: a call that reads an older count looks into the table, and finds nothing.
             self.len.fetch_sub(1, Ordering::Relaxed);
         }
     }
