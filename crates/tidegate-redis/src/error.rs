@@ -72,6 +72,10 @@ impl From<ConfigError> for BuildError {
 pub enum OpenError {
     /// The address is none of a store.
     Address,
+    /// The address asks for an encrypted connection, and the feature `tls` is off.
+    NoTls,
+    /// A certificate or a key that cannot be read, or no certificate to trust a server by.
+    Certificate,
     /// The prefix cannot be part of a key.
     Prefix {
         /// The prefix.
@@ -88,7 +92,15 @@ impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             OpenError::Address => {
-                write!(f, "not an address of a store; write redis://host:port or redis+unix:///path")
+                write!(
+                    f,
+                    "not an address of a store, such as redis://host:port/database, redis+unix:///path, \
+                     redis+sentinel://host,host/name, or redis+cluster://host,host"
+                )
+            }
+            OpenError::NoTls => write!(f, "tidegate-redis is built without the feature tls"),
+            OpenError::Certificate => {
+                write!(f, "a certificate or key cannot be read, or no certificate is trusted")
             }
             OpenError::Prefix { prefix } => {
                 write!(f, "{prefix:?}: a prefix has 1 to 200 bytes, and no brace, colon, space or control")

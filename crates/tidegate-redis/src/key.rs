@@ -25,6 +25,11 @@ pub(crate) fn of(prefix: &str, tag: &str, name: &str, kind: Kind) -> String {
     format!("{prefix}:{VERSION}:{{{tag}}}:{name}:{kind}")
 }
 
+/// The key by which a client tests what a server allows.
+pub(crate) fn of_test(prefix: &str) -> String {
+    format!("{prefix}:{VERSION}:self-test")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,8 +16,9 @@ mod share;
 pub mod simulation;
 mod store;
 mod terms;
-mod wire;
 
+#[cfg(feature = "tls")]
+pub use connection::Tls;
 pub use error::{BuildError, OpenError, StoreError};
 pub use limiter::{LimiterBuilder, StoreLimiter};
 pub use store::{Counts, Store, StoreBuilder, WhileAway};

@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use redis::{Client, Cmd, Value};
+use redis::{Cmd, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::breaker::{Admission, Breaker};
-use crate::connection::{Failure, Sent, Server};
+use crate::breaker::Admission;
+#[cfg(feature = "tls")]
+use crate::connection::Tls;
+use crate::connection::{Address, Connector, Failure, Sent, Servers, wants_tls};
 use crate::error::{OpenError, StoreError};
 use crate::script::Script;
-use crate::wire::Wire;
 
 /// So many calls may be in flight; more are answered as if the store were away.
 const MOST_IN_FLIGHT: usize = 16_384;
@@ -64,6 +65,8 @@ pub struct StoreBuilder {
     prefix: String,
     timeout: Duration,
     while_away: WhileAway,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
 }
 
 /// How often a store was asked, and what became of it. All numbers only rise.
@@ -97,9 +100,8 @@ struct Inner {
 
 /// What the thread and the handles share.
 struct Shared {
-    server: Arc<Server>,
+    servers: Servers,
     timeout: Duration,
-    breaker: Mutex<Breaker>,
     in_flight: AtomicUsize,
     counters: Counters,
     trouble: Mutex<Option<StoreError>>,
@@ -150,6 +152,8 @@ impl Store {
             prefix: "tidegate".into(),
             timeout: Duration::from_millis(50),
             while_away: WhileAway::Closed,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 
@@ -179,7 +183,7 @@ impl Store {
     /// Whether the store did not answer lately, so that it is left alone for a while.
     #[must_use]
     pub fn is_away(&self) -> bool {
-        lock(&self.0.shared.breaker).is_open()
+        self.0.shared.servers.is_away()
     }
 
     /// How often the store was asked, and what became of it.
@@ -272,15 +276,37 @@ impl StoreBuilder {
         StoreBuilder { while_away, ..self }
     }
 
+    /// Sets the certificates of encrypted connections, for an address that begins with `rediss`.
+    #[cfg(feature = "tls")]
+    pub fn tls(self, tls: Tls) -> StoreBuilder {
+        StoreBuilder { tls: Some(tls), ..self }
+    }
+
+    /// What makes connections encrypted ones, if the address asks for that.
+    fn connector(&self) -> Result<Option<Connector>, OpenError> {
+        #[cfg(feature = "tls")]
+        return match (wants_tls(&self.url), &self.tls) {
+            (true, tls) => Connector::new(tls.as_ref().unwrap_or(&Tls::new())).map(Some),
+            // Certificates say that the connection is to be encrypted.
+            (false, Some(_)) => Err(OpenError::Address),
+            (false, None) => Ok(None),
+        };
+        #[cfg(not(feature = "tls"))]
+        return match wants_tls(&self.url) {
+            true => Err(OpenError::NoTls),
+            false => Ok(None),
+        };
+    }
+
     /// Opens the store. It connects when it is first asked.
     ///
     /// # Errors
     ///
     /// An [`OpenError`] if the address or the prefix cannot be used, or no thread can be started.
     pub fn open(self) -> Result<Store, OpenError> {
-        // The text of the error may have the address, and so a password.
-        let client = Client::open(self.url.as_str()).map_err(|_| OpenError::Address)?;
-        let (store, work) = self.parts(Wire::Client(client))?;
+        let address = Address::read(&self.url, self.connector()?.as_ref())?;
+        let servers = Servers::at(address, crate::key::of_test(&self.prefix));
+        let (store, work) = self.parts(servers)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| OpenError::Thread { kind: error.kind() })?;
         std::thread::Builder::new()
@@ -291,14 +317,13 @@ impl StoreBuilder {
     }
 
     /// A store, and the work that answers its calls, for any runtime.
-    pub(crate) fn parts(self, wire: Wire) -> Result<(Store, impl Future<Output = ()>), OpenError> {
+    pub(crate) fn parts(self, servers: Servers) -> Result<(Store, impl Future<Output = ()>), OpenError> {
         if !crate::key::is_name(&self.prefix) {
             return Err(OpenError::Prefix { prefix: self.prefix });
         }
         let shared = Arc::new(Shared {
-            server: Arc::new(Server::new(wire)),
+            servers,
             timeout: self.timeout,
-            breaker: Mutex::default(),
             in_flight: AtomicUsize::new(0),
             counters: Counters::default(),
             trouble: Mutex::default(),
@@ -351,23 +376,24 @@ impl Shared {
                 return Err(Away::For(Duration::ZERO));
             }
         };
-        let admission = lock(&self.breaker).admit(began.elapsed());
+        let server = self.servers.server_of(by_hash);
+        let admission = lock(&server.breaker).admit(began.elapsed());
         if let Admission::Rest(rest) = admission {
             count(&self.counters.skipped);
             return Err(Away::For(rest));
         }
         let sent = Sent::default();
-        let call = self.server.call(by_hash, script, &sent);
+        let call = self.servers.call(by_hash, script, &sent);
         let outcome = tokio::time::timeout(self.timeout, call).await;
         let failure = match outcome {
             Ok(Ok(value)) => {
-                lock(&self.breaker).succeeded(admission);
+                lock(&server.breaker).succeeded(admission);
                 *lock(&self.trouble) = None;
                 count(&self.counters.answered);
                 return Ok(value);
             }
             Ok(Err(failure)) => failure,
-            Err(_) if sent.get() => Failure::Unknown("did not answer in time".into()),
+            Err(_) if sent.give_up() => Failure::Unknown("did not answer in time".into()),
             Err(_) => Failure::NotRun("could not be connected to in time".into()),
         };
         let (counter, error, is_away) = match failure {
@@ -379,15 +405,12 @@ impl Shared {
         *lock(&self.trouble) = Some(error);
         if !is_away {
             // The store does answer.
-            lock(&self.breaker).succeeded(admission);
+            lock(&server.breaker).succeeded(admission);
             return Err(Away::Misconfigured);
         }
         let now = began.elapsed();
-        let mut breaker = lock(&self.breaker);
-        if breaker.failed(admission, now) {
-            // A connection without an answer may be one to a server that is gone.
-            self.server.forget_all();
-        }
+        let mut breaker = lock(&server.breaker);
+        breaker.failed(admission, now);
         Err(Away::For(breaker.rest(now)))
     }
 }

@@ -14,9 +14,9 @@ use tokio::sync::{Notify, oneshot};
 
 use super::clock::Clock;
 use super::data::{self, Server};
+use crate::connection::{Servers, Wire};
 use crate::error::OpenError;
 use crate::store::{Store, StoreBuilder};
-use crate::wire::Wire;
 
 /// Unix time at which a simulation begins, in microseconds.
 const START: u64 = 1_764_000_000_000_000;
@@ -168,7 +168,7 @@ impl Model {
             state.links.push(Line { latency, last: [0; 2], held: None });
             state.links.len() - 1
         };
-        let (store, work) = builder.parts(Wire::Model(Link { model: self.clone(), number }))?;
+        let (store, work) = builder.parts(Servers::one(Wire::Model(Link { model: self.clone(), number })))?;
         tokio::spawn(work);
         Ok(store)
     }

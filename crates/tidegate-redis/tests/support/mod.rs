@@ -1,10 +1,16 @@
-//! A server of its own for each test.
+//! Servers of their own for each test.
 
+#![allow(dead_code)] // Each test program uses a part of it.
+
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+/// The program that this variable names is tested in place of the first one that is installed.
+const VARIABLE: &str = "TIDEGATE_REDIS_SERVER";
 
 /// The programs that speak the protocol.
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
@@ -12,64 +18,175 @@ const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 /// A server that listens at a socket in a directory of its own, and ends with the test.
 #[derive(Debug)]
 pub(crate) struct Server {
-    program: &'static str,
+    program: String,
     directory: TempDir,
+    args: Vec<String>,
+    /// Commands and their arguments that come before the program, such as `faketime`.
+    before: Vec<String>,
+    port: u16,
+    /// Whether it is a sentinel, with the settings in a file of this name.
+    is_sentinel: bool,
     child: Option<Child>,
 }
 
+/// The settings of a sentinel, which it writes itself, too.
+const SENTINEL: &str = "sentinel.conf";
+
+/// The program of the servers; `None`, with a message, if there is none.
+pub(crate) fn program() -> Option<String> {
+    let programs = match std::env::var(VARIABLE) {
+        Ok(program) => vec![program],
+        Err(_) => PROGRAMS.map(str::to_owned).to_vec(),
+    };
+    let installed = programs.into_iter().find(|program| is_installed(program));
+    if installed.is_none() {
+        eprintln!("skipped: no redis-server and no valkey-server; apt-get install redis-server");
+    }
+    installed
+}
+
+/// Whether a program is there.
+pub(crate) fn is_installed(program: &str) -> bool {
+    let mut version = Command::new(program);
+    let version = version.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    version.status().is_ok_and(|status| status.success())
+}
+
+/// A port that no program listens at.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// Waits until it is so. The time limit only ends a test that hangs.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never becomes so: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 impl Server {
-    /// Starts a server of the first program that is installed. `None`, with a message, if there is
-    /// none.
+    /// Starts a server that listens at a socket only.
     pub(crate) fn start() -> Option<Server> {
-        let installed = PROGRAMS.into_iter().find(|program| {
-            let version = Command::new(program).arg("--version").stdout(Stdio::null()).status();
-            version.is_ok_and(|status| status.success())
-        });
-        let Some(program) = installed else {
-            eprintln!("skipped: no redis-server and no valkey-server; apt-get install redis-server");
-            return None;
-        };
+        Server::start_with(0, &[])
+    }
+
+    /// Starts a server that listens at a port, too.
+    pub(crate) fn start_at_port(args: &[&str]) -> Option<Server> {
+        Server::start_with(free_port(), args)
+    }
+
+    /// Starts a server with more settings: `--name value` each.
+    pub(crate) fn start_with(port: u16, args: &[&str]) -> Option<Server> {
+        Server::start_under(&[], port, args)
+    }
+
+    /// Starts a server by another program, such as `faketime`.
+    pub(crate) fn start_under(before: &[&str], port: u16, args: &[&str]) -> Option<Server> {
+        let program = program()?;
         let directory = tempfile::tempdir().expect("a directory for the server");
-        let mut server = Server { program, directory, child: None };
+        let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let (before, args) = (owned(before), owned(args));
+        let mut server = Server { program, directory, args, before, port, is_sentinel: false, child: None };
         server.run();
         Some(server)
     }
 
-    /// Starts the server again, without what it knew.
+    /// Starts a sentinel.
+    pub(crate) fn start_sentinel(settings: &str, args: &[&str]) -> Option<Server> {
+        let program = program()?;
+        let directory = tempfile::tempdir().expect("a directory for the sentinel");
+        std::fs::write(directory.path().join(SENTINEL), settings).expect("a file");
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let (port, is_sentinel) = (free_port(), true);
+        let mut server =
+            Server { program, directory, args, before: Vec::new(), port, is_sentinel, child: None };
+        server.run();
+        Some(server)
+    }
+
+    /// Starts the server again. It knows what was saved on disk.
     pub(crate) fn run(&mut self) {
+        self.spawn();
+        wait_until("the server has started", || self.ping().is_ok());
+    }
+
+    /// Starts the server, and does not wait until it answers.
+    pub(crate) fn spawn(&mut self) {
         self.kill();
         let _ = std::fs::remove_file(self.socket());
-        let child = Command::new(self.program)
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
+        let words = [self.before.as_slice(), std::slice::from_ref(&self.program)].concat();
+        let settings: &[&str] = match self.is_sentinel {
+            true => &[SENTINEL, "--sentinel"],
+            false => &["--save", "", "--appendonly", "no", "--enable-debug-command", "yes"],
+        };
+        let child = Command::new(&words[0])
+            .args(&words[1..])
+            .args(settings)
+            .args(["--port", &self.port.to_string(), "--unixsocket"])
             .arg(self.socket())
+            .args(&self.args)
             .current_dir(self.directory.path())
             .stdout(Stdio::null())
             .spawn();
         self.child = Some(child.expect("a server"));
-        let begun = Instant::now();
-        while !self.answers() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "the server did not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
     }
 
-    fn answers(&self) -> bool {
+    /// Changes a setting of the next start.
+    pub(crate) fn set_args(&mut self, args: &[&str]) {
+        self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    }
+
+    pub(crate) fn ping(&self) -> redis::RedisResult<()> {
         let client = redis::Client::open(self.url()).expect("an address");
-        client.get_connection().and_then(|mut c| redis::cmd("PING").query::<()>(&mut c)).is_ok()
+        client.get_connection().and_then(|mut c| redis::cmd("PING").query::<()>(&mut c))
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        let directory: &Path = self.directory.path();
-        directory.join("s")
+        self.directory.path().join("s")
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis+unix://{}", self.socket().display())
+        let password = self.args.iter().skip_while(|arg| *arg != "--requirepass").nth(1);
+        let password = password.map(|password| format!("?pass={password}")).unwrap_or_default();
+        format!("redis+unix://{}{password}", self.socket().display())
+    }
+
+    /// The address at the port.
+    pub(crate) fn tcp_url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
     }
 
     pub(crate) fn connect(&self) -> redis::Connection {
         let client = redis::Client::open(self.url()).expect("an address");
         client.get_connection().expect("a connection")
+    }
+
+    /// Sends a command, given in words.
+    #[track_caller]
+    pub(crate) fn tell(&self, words: &str) -> redis::Value {
+        let mut words = words.split(' ');
+        let mut cmd = redis::cmd(words.next().expect("a command"));
+        words.for_each(|word| _ = cmd.arg(word));
+        cmd.query(&mut self.connect()).expect("an answer")
+    }
+
+    /// A line of INFO.
+    pub(crate) fn info(&self, section: &str, name: &str) -> Option<String> {
+        let text: String = redis::cmd("INFO").arg(section).query(&mut self.connect()).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
+        line.map(|line| line.trim_end().to_owned())
     }
 
     pub(crate) fn kill(&mut self) {
@@ -80,7 +197,6 @@ impl Server {
     }
 
     /// Sends the server a signal, such as `STOP` and `CONT`.
-    #[allow(dead_code)]
     pub(crate) fn signal(&self, name: &str) {
         if let Some(child) = &self.child {
             let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();

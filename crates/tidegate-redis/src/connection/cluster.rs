@@ -1,0 +1,238 @@
+//! The servers of a cluster, and the slots that each of them has.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::{Arg, Cmd, Value};
+use tokio::task::JoinSet;
+
+use super::address::Node;
+use super::failure::Failure;
+use super::lock;
+use super::server::{Sent, Server};
+use super::wire::Wire;
+
+/// How long servers are waited for to tell the slots.
+const ANSWER: Duration = Duration::from_millis(500);
+
+/// How many slots a cluster has.
+const SLOTS: usize = 16_384;
+
+/// A cluster, as far as it is known. It is asked for its slots when it is first needed, and again
+/// when a server fails; of a slot that moves, the server that had it tells.
+pub(crate) struct Cluster {
+    seeds: Vec<Node>,
+    map: Mutex<Map>,
+    /// Held while servers are asked for the slots: one attempt at a time.
+    learning: tokio::sync::Mutex<()>,
+    /// Stands for the server of a slot while no server of it is known.
+    unknown: Arc<Server>,
+}
+
+#[derive(Default)]
+struct Map {
+    servers: HashMap<(String, u16), Arc<Server>>,
+    /// By slot; empty as long as nothing is known.
+    owners: Vec<Option<Arc<Server>>>,
+}
+
+impl Map {
+    fn server(&mut self, seed: &Node, host: &str, port: u16) -> Arc<Server> {
+        let place = (host.to_owned(), port);
+        let new = || Server::new(Wire::Server { node: seed.at(host, port), key: None });
+        self.servers.entry(place).or_insert_with(new).clone()
+    }
+
+    fn owner(&self, slot: usize) -> Option<Arc<Server>> {
+        self.owners.get(slot).cloned().flatten()
+    }
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<Node>) -> Arc<Cluster> {
+        let unknown = Server::new(Wire::Nowhere);
+        Arc::new(Cluster { seeds, map: Mutex::default(), learning: tokio::sync::Mutex::default(), unknown })
+    }
+
+    /// The server that has a slot, as far as it is known. Its breaker is asked before the call.
+    pub(super) fn owner(&self, slot: usize) -> Arc<Server> {
+        lock(&self.map).owner(slot).unwrap_or_else(|| self.unknown.clone())
+    }
+
+    pub(super) fn servers(&self) -> Vec<Arc<Server>> {
+        let map = lock(&self.map);
+        map.servers.values().cloned().chain([self.unknown.clone()]).collect()
+    }
+
+    /// The server that has a slot. The cluster is asked, if that is not known or in doubt.
+    pub(super) async fn find(self: &Arc<Cluster>, slot: usize) -> Result<Arc<Server>, Failure> {
+        let known = lock(&self.map).owner(slot);
+        match known {
+            Some(server) if !server.is_suspect.load(Ordering::Relaxed) => return Ok(server),
+            _ => {}
+        }
+        // A task of its own: the deadline of one call does not end what other calls wait for.
+        let this = self.clone();
+        let learning = tokio::spawn(async move { this.learn(slot).await });
+        let learnt = learning.await;
+        let of_slot = |server: Option<Arc<Server>>| {
+            server.ok_or_else(|| Failure::NotRun("no server of the cluster has the slot".into()))
+        };
+        match learnt.unwrap_or_else(|_| Err(Failure::NotRun("the cluster did not answer".into()))) {
+            Ok(()) => of_slot(lock(&self.map).owner(slot)),
+            // A server may be reached although no server tells of it.
+            Err(failure) => known.ok_or(failure),
+        }
+    }
+
+    /// Asks all servers for the slots. The first answer counts.
+    async fn learn(&self, slot: usize) -> Result<(), Failure> {
+        let _one_at_a_time = self.learning.lock().await;
+        let known = lock(&self.map).owner(slot);
+        if known.is_some_and(|server| !server.is_suspect.load(Ordering::Relaxed)) {
+            return Ok(());
+        }
+        let mut asked = JoinSet::new();
+        let places: Vec<_> = {
+            let mut map = lock(&self.map);
+            let mut places: Vec<_> = map.servers.keys().cloned().collect();
+            let seeds = self.seeds.iter().filter_map(Node::host_and_port);
+            places.extend(seeds.map(|(host, port)| (host.to_owned(), port)));
+            places.sort();
+            places.dedup();
+            places.into_iter().map(|(host, port)| (map.server(&self.seeds[0], &host, port), host)).collect()
+        };
+        for (server, host) in places {
+            asked.spawn(async move {
+                let mut cmd = redis::cmd("CLUSTER");
+                cmd.arg("SLOTS");
+                let answer = server.attempt(&cmd, false, &Sent::default()).await;
+                answer.map(|value| ranges(value, &host)).map_err(|(_, failure)| failure)
+            });
+        }
+        let mut last = Failure::NotRun("no server of the cluster told the slots".into());
+        let first = async {
+            while let Some(answer) = asked.join_next().await {
+                match answer {
+                    Ok(Ok(ranges)) if !ranges.is_empty() => return Some(ranges),
+                    Ok(Err(failure)) => last = failure,
+                    _ => {}
+                }
+            }
+            None
+        };
+        let Some(ranges) = tokio::time::timeout(ANSWER, first).await.ok().flatten() else { return Err(last) };
+        let mut map = lock(&self.map);
+        let mut owners = vec![None; SLOTS];
+        for range in &ranges {
+            let server = map.server(&self.seeds[0], &range.host, range.port);
+            server.is_suspect.store(false, Ordering::Relaxed);
+            for owner in owners.iter_mut().take(range.last + 1).skip(range.first) {
+                *owner = Some(server.clone());
+            }
+        }
+        map.owners = owners;
+        // Servers that left are forgotten, and their connections closed.
+        map.servers
+            .retain(|(host, port), _| ranges.iter().any(|range| (&range.host, range.port) == (host, *port)));
+        Ok(())
+    }
+
+    /// Learns from a redirection which server has a slot.
+    pub(super) fn moved(&self, slot: usize, to: &str, from: &Server) -> Option<Arc<Server>> {
+        let server = self.redirected(to, from)?;
+        let mut map = lock(&self.map);
+        if let Some(owner) = map.owners.get_mut(slot) {
+            *owner = Some(server.clone());
+        }
+        Some(server)
+    }
+
+    /// The server at an address that a redirection tells: `host:port`, or `:port` at the host of the
+    /// server that told it.
+    pub(super) fn redirected(&self, to: &str, from: &Server) -> Option<Arc<Server>> {
+        let (host, port) = to.rsplit_once(':')?;
+        let mut map = lock(&self.map);
+        let host = match host {
+            "" => {
+                let told = map.servers.iter().find(|(_, server)| std::ptr::eq(&***server, from));
+                told.map(|((host, _), _)| host.clone())?
+            }
+            host => host.to_owned(),
+        };
+        Some(map.server(&self.seeds[0], &host, port.parse().ok()?))
+    }
+}
+
+/// Slots that lie side by side, and the primary that has them.
+struct Range {
+    first: usize,
+    last: usize,
+    host: String,
+    port: u16,
+}
+
+/// What CLUSTER SLOTS tells. A server without a name has that of the one that was asked.
+fn ranges(value: Value, asked: &str) -> Vec<Range> {
+    let Value::Array(ranges) = value else { return Vec::new() };
+    let range = |range: &Value| {
+        let Value::Array(range) = range else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = range.as_slice() else {
+            return None;
+        };
+        let [host, Value::Int(port), ..] = primary.as_slice() else { return None };
+        let host = match host {
+            Value::BulkString(host) if !host.is_empty() && host != b"?" => {
+                String::from_utf8(host.clone()).ok()?
+            }
+            _ => asked.to_owned(),
+        };
+        let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
+        Some(Range { first, last, host, port: u16::try_from(*port).ok()? })
+    };
+    ranges.iter().filter_map(range).collect()
+}
+
+/// The slot of the first key of a script's call.
+pub(super) fn slot_of(cmd: &Cmd) -> usize {
+    // The command, a hash, how many keys, and the first key.
+    match cmd.args_iter().nth(3) {
+        Some(Arg::Simple(key)) => slot(key),
+        _ => 0,
+    }
+}
+
+/// The slot of a key: that of its tag, if it has one.
+fn slot(key: &[u8]) -> usize {
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let tag = &key[open + 1..];
+        tag.iter().position(|byte| *byte == b'}').map(|close| &tag[..close])
+    });
+    let hashed = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
+    // CRC16, XMODEM.
+    let crc = hashed.iter().fold(0u16, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    });
+    usize::from(crc) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_the_slot_of_its_tag() {
+        // As CLUSTER KEYSLOT tells.
+        for (key, expected) in [("123456789", 12739), ("foo", 12182), ("{user1000}.following", 3443)] {
+            assert_eq!(slot(key.as_bytes()), expected, "{key}");
+        }
+        let of = |tag: &str, name: &str| slot(format!("tidegate:1:{{{tag}}}:{name}:log").as_bytes());
+        assert_eq!(of("a", "x"), of("a", "y"));
+        assert_eq!(slot(b"foo{}{bar}"), slot(b"foo{}{bar}"));
+        assert_ne!(slot(b"foo{}{bar}"), slot(b"bar"));
+    }
+}

@@ -1,0 +1,106 @@
+//! Why a call has no reply, and what the errors of a server mean.
+
+use redis::{ErrorKind, RedisError};
+
+/// Why a call has no reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The store did not carry out the call.
+    NotRun(String),
+    /// The store may have carried out the call.
+    Unknown(String),
+    /// The store, or what it allows, is not as this crate needs it.
+    Misconfigured(String),
+}
+
+/// What an error says about the call that got it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// The server does not know the script.
+    NoScript,
+    /// The server will be ready soon.
+    NotReady,
+    /// The server became a replica.
+    ReadOnly,
+    /// Another server of the cluster has the slot.
+    Moved(String),
+    /// Another server of the cluster has the keys that were moved already.
+    Ask(String),
+    /// The server could not carry out the call.
+    Refused,
+    /// The connection was lost, and the call may have been carried out.
+    Lost,
+    /// There is no connection.
+    NotConnected,
+    Misconfigured,
+}
+
+pub(super) fn meaning(error: &RedisError) -> Meaning {
+    let text = error.detail().unwrap_or_default();
+    // A server at its limit of connections answers so to whatever comes first, also to AUTH.
+    if text.contains("max number of clients") || text.contains("Script killed by user") {
+        return Meaning::Refused;
+    }
+    // A redirection is a slot and an address.
+    let redirected = || text.split(' ').nth(1).map(str::to_owned);
+    match error.code() {
+        Some("NOSCRIPT") => Meaning::NoScript,
+        Some("LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN") => Meaning::NotReady,
+        Some("READONLY") => Meaning::ReadOnly,
+        Some("MOVED") => redirected().map_or(Meaning::Misconfigured, Meaning::Moved),
+        Some("ASK") => redirected().map_or(Meaning::Misconfigured, Meaning::Ask),
+        Some("OOM" | "BUSY" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE") => Meaning::Refused,
+        Some(_) => Meaning::Misconfigured,
+        None => match error.kind() {
+            ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => Meaning::Misconfigured,
+            // Also an answer that makes no sense: the connection cannot be used any more.
+            _ => Meaning::Lost,
+        },
+    }
+}
+
+/// What a message may tell: the words of the server, and never an address or a password.
+pub(super) fn told(error: &RedisError) -> String {
+    match error.code() {
+        Some(code @ ("MOVED" | "ASK")) => format!("{code}: the server is part of a cluster"),
+        Some(code) => format!("{code} {}", error.detail().unwrap_or_default()).trim_end().to_owned(),
+        None => error.category().to_owned(),
+    }
+}
+
+/// The failure of an attempt to connect, after which nothing ran.
+pub(super) fn of_connecting(error: &RedisError) -> Failure {
+    match meaning(error) {
+        Meaning::Misconfigured => Failure::Misconfigured(told(error)),
+        _ => Failure::NotRun(told(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> RedisError {
+        let parsed = redis::parse_redis_value(format!("-{text}\r\n").as_bytes());
+        parsed.and_then(redis::Value::extract_error).expect_err("an error")
+    }
+
+    #[test]
+    fn errors_are_told_without_addresses() {
+        for (text, means, says) in [
+            ("MOVED 866 10.1.2.3:7001", Meaning::Moved("10.1.2.3:7001".into()), "MOVED: the server is part"),
+            ("ASK 866 host:7001", Meaning::Ask("host:7001".into()), "ASK: the server is part of a cluster"),
+            ("MOVED", Meaning::Misconfigured, "MOVED: "),
+            ("TRYAGAIN Multiple keys request", Meaning::NotReady, "TRYAGAIN Multiple keys request"),
+            ("ERR max number of clients reached", Meaning::Refused, "ERR max number of clients reached"),
+            ("ERR Error running script: Script killed by user", Meaning::Refused, "ERR Error running"),
+            ("NOPERM no", Meaning::Misconfigured, "NOPERM no"),
+            ("ERR unknown command 'EVALSHA'", Meaning::Misconfigured, "ERR unknown command 'EVALSHA'"),
+        ] {
+            let error = error(text);
+            assert_eq!(meaning(&error), means, "{text}");
+            assert!(told(&error).starts_with(says), "{text}: {}", told(&error));
+            assert!(!told(&error).contains("700"), "{text}: {}", told(&error));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! One connection to one server.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, ConnectionAddr, RedisError, Value};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::address::Node;
+use super::failure::{Failure, Meaning, meaning, of_connecting, told};
+use crate::script::Script;
+
+/// After so long without traffic a connection is probed, which keeps it in the tables of firewalls.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// A connection that many calls share. Clones are handles to it.
+#[derive(Clone)]
+pub(crate) struct Link {
+    connection: MultiplexedConnection,
+    driver: Arc<Driver>,
+}
+
+/// The task that writes calls and reads replies.
+struct Driver(JoinHandle<()>);
+
+impl Drop for Driver {
+    /// A driver with replies to come would go on for as long as the server is silent.
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Link {
+    /// Connects, resolves the name anew, and logs in. It sets no deadline.
+    pub(super) async fn connect(node: &Node) -> Result<Link, Failure> {
+        let connecting = |error: io::Error| of_connecting(&error.into());
+        match node.info.addr() {
+            ConnectionAddr::Tcp(host, port) => {
+                let stream = tcp(host, *port).await.map_err(connecting)?;
+                match &node.tls {
+                    Some(tls) => Link::over(node, tls.connect(host, stream).await?).await,
+                    None => Link::over(node, stream).await,
+                }
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => {
+                let stream = tokio::net::UnixStream::connect(path).await.map_err(connecting)?;
+                Link::over(node, stream).await
+            }
+            _ => Err(Failure::Misconfigured("an address that this system does not have".into())),
+        }
+    }
+
+    async fn over<S>(node: &Node, stream: S) -> Result<Link, Failure>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        // The caller of a call sets its deadline.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        let made = MultiplexedConnection::new_with_config(node.info.redis_settings(), stream, config).await;
+        let (connection, driver) = made.map_err(|error| failure(&error))?;
+        Ok(Link { connection, driver: Arc::new(Driver(tokio::spawn(driver))) })
+    }
+
+    /// Whether the connection is known to be closed: no call that begins now would run.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.driver.0.is_finished()
+    }
+
+    /// Sends a call, and waits for its answer. An error of the server is an error.
+    pub(crate) async fn call(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
+        self.connection.send_packed_command(cmd).await.and_then(Value::extract_error)
+    }
+
+    /// Sends a call that a server of a cluster may carry out for a slot that it is to get.
+    pub(crate) async fn call_asking(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
+        let mut both = redis::pipe();
+        both.cmd("ASKING").add_command(cmd.clone());
+        let mut answers = self.connection.send_packed_commands(&both, 0, 2).await?;
+        answers.pop().unwrap_or(Value::Nil).extract_error()
+    }
+
+    /// Whether scripts run and may do what limiters need, with this key or none.
+    ///
+    /// Only an error that tells of a wrong configuration, or of a replica, is one.
+    pub(super) async fn test(&mut self, key: Option<&str>) -> Result<(), Failure> {
+        let script = Script::new(SELF_TEST.into());
+        let mut by_hash = redis::cmd("EVALSHA");
+        by_hash.arg(&script.hash).arg(key.iter().len()).arg(key);
+        let mut answer = self.call(&by_hash).await;
+        if matches!(&answer, Err(error) if meaning(error) == Meaning::NoScript) {
+            answer = self.call(&script.by_text(&by_hash)).await;
+        }
+        match answer {
+            Ok(_) => Ok(()),
+            Err(error) => match meaning(&error) {
+                Meaning::Misconfigured => Err(failure(&error)),
+                Meaning::ReadOnly | Meaning::Lost => Err(Failure::NotRun(told(&error))),
+                // A call that follows will see for itself.
+                _ => Ok(()),
+            },
+        }
+    }
+}
+
+/// Does once what the scripts of limiters do.
+const SELF_TEST: &str = "
+redis.call('TIME')
+if KEYS[1] then
+  redis.call('GET', KEYS[1])
+  redis.call('SET', KEYS[1], struct.pack('>d', 1), 'PX', 1)
+  redis.call('DEL', KEYS[1])
+end
+return 1";
+
+/// Connects to the first address of a name that answers.
+async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut attempts = JoinSet::new();
+    for address in tokio::net::lookup_host((host, port)).await? {
+        attempts.spawn(TcpStream::connect(address));
+    }
+    let mut error = io::Error::from(io::ErrorKind::NotFound);
+    while let Some(attempt) = attempts.join_next().await {
+        match attempt.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(stream) => {
+                // A call is one small write, and waits for no other.
+                stream.set_nodelay(true)?;
+                SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
+                return Ok(stream);
+            }
+            Err(refused) => error = refused,
+        }
+    }
+    Err(error)
+}
+
+/// The failure of what is said first on a connection.
+fn failure(error: &RedisError) -> Failure {
+    #[cfg(feature = "tls")]
+    if let Some(source) = std::error::Error::source(error)
+        && let Some(source) = source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()
+        && let Some(source) = source.downcast_ref::<io::Error>()
+        && let Some(failure) = super::tls::failure(source)
+    {
+        // A server may refuse the certificate of a client after its own handshake.
+        return failure;
+    }
+    of_connecting(error)
+}

@@ -1,0 +1,148 @@
+//! The servers of a store, and the call of a script there.
+//!
+//! The client library repeats nothing by itself here: of it there is one connection
+//! ([`link`]), without deadlines, and neither its reconnecting nor its clients of clusters and
+//! sentinels, which send a call again after an error of the network, when it may have run.
+
+mod address;
+mod cluster;
+mod failure;
+mod link;
+mod sentinel;
+mod server;
+mod tls;
+mod wire;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use crate::script::Script;
+use cluster::{Cluster, slot_of};
+use failure::Meaning;
+use sentinel::Sentinels;
+
+pub(crate) use address::{Address, wants_tls};
+pub(crate) use failure::Failure;
+pub(crate) use server::{Sent, Server};
+pub(crate) use tls::Connector;
+#[cfg(feature = "tls")]
+pub use tls::Tls;
+pub(crate) use wire::Wire;
+
+/// How long a server that is loading or changing roles is left alone before the one repetition.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// How many redirections of a cluster a call follows.
+const REDIRECTIONS: u32 = 5;
+
+/// The servers of a store.
+pub(crate) enum Servers {
+    One(Arc<Server>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Servers {
+    pub(crate) fn one(wire: Wire) -> Servers {
+        Servers::One(Server::new(wire))
+    }
+
+    /// The servers at an address. `key` is for a test of what a server allows.
+    pub(crate) fn at(address: Address, key: String) -> Servers {
+        match address {
+            Address::Server(node) => Servers::one(Wire::Server { node, key: Some(key) }),
+            Address::Sentinels { sentinels, name, login } => {
+                let sentinels = Sentinels::new(sentinels, name, login);
+                Servers::one(Wire::Sentinels { sentinels, key })
+            }
+            Address::Cluster(seeds) => Servers::Cluster(Cluster::new(seeds)),
+        }
+    }
+
+    /// The server that a call is for, as far as it is known. Its breaker is asked before the call.
+    pub(crate) fn server_of(&self, by_hash: &Cmd) -> Arc<Server> {
+        match self {
+            Servers::One(server) => server.clone(),
+            Servers::Cluster(cluster) => cluster.owner(slot_of(by_hash)),
+        }
+    }
+
+    /// Whether a server is left alone.
+    pub(crate) fn is_away(&self) -> bool {
+        match self {
+            Servers::One(server) => lock(&server.breaker).is_open(),
+            Servers::Cluster(cluster) => {
+                cluster.servers().iter().any(|server| lock(&server.breaker).is_open())
+            }
+        }
+    }
+
+    /// Carries out a call by the hash of its script, or by the text if the server does not know it.
+    /// It is repeated only where the server said that it did not carry it out. `sent` tells whether
+    /// the call has left.
+    pub(crate) async fn call(&self, by_hash: &Cmd, script: &Script, sent: &Sent) -> Result<Value, Failure> {
+        let (mut redirections, mut repeated, mut told) = (0, false, false);
+        // The server that a redirection names, and whether it has to be asked to make an exception.
+        let mut redirected: Option<(Arc<Server>, bool)> = None;
+        loop {
+            let (server, asking) = match (&redirected, self) {
+                (Some(redirected), _) => redirected.clone(),
+                (None, Servers::One(server)) => (server.clone(), false),
+                (None, Servers::Cluster(cluster)) => (cluster.find(slot_of(by_hash)).await?, false),
+            };
+            let texts = server.told.load(Ordering::Relaxed);
+            let mut answer = server.attempt(by_hash, asking, sent).await;
+            if matches!(&answer, Err((Meaning::NoScript, _))) {
+                // One call at a time tells the text. The calls behind it try the hash once more.
+                let telling = server.telling.lock().await;
+                if !told && server.told.load(Ordering::Relaxed) != texts {
+                    told = true;
+                    continue;
+                }
+                answer = server.attempt(&script.by_text(by_hash), asking, sent).await;
+                server.told.fetch_add(1, Ordering::Relaxed);
+                drop(telling);
+            }
+            let (meaning, failure) = match answer {
+                Ok(value) => return Ok(value),
+                Err(failed) => failed,
+            };
+            match (&meaning, self) {
+                (Meaning::Moved(to) | Meaning::Ask(to), Servers::Cluster(cluster)) => {
+                    redirections += 1;
+                    let moved = matches!(meaning, Meaning::Moved(_));
+                    let next = match moved {
+                        true => cluster.moved(slot_of(by_hash), to, &server),
+                        false => cluster.redirected(to, &server),
+                    };
+                    match next {
+                        Some(next) if redirections <= REDIRECTIONS => redirected = Some((next, !moved)),
+                        _ => return Err(failure),
+                    }
+                }
+                (Meaning::Moved(_) | Meaning::Ask(_), Servers::One(_)) => {
+                    let Failure::NotRun(text) = failure else { return Err(failure) };
+                    return Err(Failure::Misconfigured(text));
+                }
+                (Meaning::NotReady, _) if !repeated => {
+                    repeated = true;
+                    tokio::time::sleep(PAUSE).await;
+                }
+                // The connection was dropped. The next one is to the primary, or to none.
+                (Meaning::ReadOnly, _) if !repeated => repeated = true,
+                _ => {
+                    if !matches!(meaning, Meaning::Misconfigured | Meaning::Refused) {
+                        server.is_suspect.store(true, Ordering::Relaxed);
+                    }
+                    return Err(failure);
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

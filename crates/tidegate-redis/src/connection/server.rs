@@ -1,0 +1,186 @@
+//! A server, and the connection to it, which is made anew after a failure.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::failure::{Failure, Meaning, meaning, told};
+use super::lock;
+use super::wire::{Connection, Wire};
+use crate::breaker::Breaker;
+
+/// How long an attempt to connect may take. Calls do not wait for it beyond their own deadline.
+const CONNECTING: Duration = Duration::from_secs(5);
+
+/// A server that is asked by one connection. All calls share it.
+pub(crate) struct Server {
+    wire: Wire,
+    pub(crate) breaker: Mutex<Breaker>,
+    /// With the number of the connection, so that a call drops the one that failed it.
+    current: Mutex<Option<(u64, Connection)>>,
+    /// Held while connecting: one attempt at a time.
+    connecting: tokio::sync::Mutex<Option<Failure>>,
+    /// How many attempts have ended.
+    attempts: AtomicU64,
+    /// Held while a call with the text of a script is in flight: one at a time.
+    pub(super) telling: tokio::sync::Mutex<()>,
+    /// How many calls the server has answered, also by an error.
+    answers: AtomicU64,
+    /// How many texts the server was told.
+    pub(super) told: AtomicU64,
+    /// Of a cluster: whether another server may have its slots by now.
+    pub(super) is_suspect: AtomicBool,
+}
+
+impl Server {
+    pub(super) fn new(wire: Wire) -> Arc<Server> {
+        Arc::new(Server {
+            wire,
+            breaker: Mutex::default(),
+            current: Mutex::new(None),
+            connecting: tokio::sync::Mutex::new(None),
+            attempts: AtomicU64::new(0),
+            telling: tokio::sync::Mutex::new(()),
+            answers: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            is_suspect: AtomicBool::new(false),
+        })
+    }
+
+    fn current(&self) -> Option<(u64, Connection)> {
+        lock(&self.current).clone().filter(|(_, connection)| !connection.is_closed())
+    }
+
+    async fn connection(self: &Arc<Server>) -> Result<(u64, Connection), Failure> {
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        // A task of its own: a server that is far away takes longer to connect to than a call may
+        // take.
+        let attempts = self.attempts.load(Ordering::Relaxed);
+        let this = self.clone();
+        let connecting = tokio::spawn(async move { this.connect(attempts).await });
+        connecting.await.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())))
+    }
+
+    /// Connects, unless an attempt has ended since so many had.
+    async fn connect(&self, attempts: u64) -> Result<(u64, Connection), Failure> {
+        let mut last_failure = self.connecting.lock().await;
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        if self.attempts.load(Ordering::Relaxed) != attempts
+            && let Some(failure) = &*last_failure
+        {
+            return Err(failure.clone());
+        }
+        let made = tokio::time::timeout(CONNECTING, self.wire.connect()).await;
+        let made = made.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())));
+        let number = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
+        *last_failure = made.as_ref().err().cloned();
+        let connection = (number, made?);
+        *lock(&self.current) = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// Forgets a connection that failed. The next call connects, and resolves the name anew.
+    fn forget(&self, number: u64) {
+        let mut current = lock(&self.current);
+        if current.as_ref().is_some_and(|(of, _)| *of == number) {
+            *current = None;
+        }
+    }
+
+    /// Sends a call once. If it fails, what the failure means.
+    pub(super) async fn attempt(
+        self: &Arc<Server>,
+        cmd: &Cmd,
+        asking: bool,
+        sent: &Sent,
+    ) -> Result<Value, (Meaning, Failure)> {
+        sent.withdraw();
+        let is_new = self.current().is_none();
+        let (number, mut connection) = match self.connection().await {
+            Ok(connection) => connection,
+            Err(failure @ Failure::Misconfigured(_)) => return Err((Meaning::Misconfigured, failure)),
+            Err(failure) => return Err((Meaning::NotConnected, failure)),
+        };
+        sent.by(self, number, is_new);
+        let answer = match asking {
+            true => connection.call_asking(cmd).await,
+            false => connection.call(cmd).await,
+        };
+        sent.withdraw();
+        let error = match answer {
+            Ok(value) => {
+                self.answers.fetch_add(1, Ordering::Relaxed);
+                return Ok(value);
+            }
+            Err(error) => error,
+        };
+        let meaning = meaning(&error);
+        if meaning != Meaning::Lost {
+            self.answers.fetch_add(1, Ordering::Relaxed);
+        }
+        if matches!(meaning, Meaning::ReadOnly | Meaning::Lost) {
+            self.forget(number);
+        }
+        let text = told(&error);
+        let failure = match meaning {
+            Meaning::Lost => Failure::Unknown(text),
+            Meaning::Misconfigured => Failure::Misconfigured(text),
+            _ => Failure::NotRun(text),
+        };
+        Err((meaning, failure))
+    }
+}
+
+/// Whether a call has left, told to the deadline that ends the call.
+#[derive(Default)]
+pub(crate) struct Sent(Mutex<Option<Leaving>>);
+
+/// The last attempt of a call.
+struct Leaving {
+    server: Arc<Server>,
+    /// The number of the connection.
+    number: u64,
+    /// How many answers the server had given when the call first left by this connection.
+    answers: u64,
+    /// Whether the call waited for the connection, and so less than its whole time for an answer.
+    is_new: bool,
+    has_left: bool,
+}
+
+impl Sent {
+    fn by(&self, server: &Arc<Server>, number: u64, is_new: bool) {
+        let mut leaving = lock(&self.0);
+        match &mut *leaving {
+            Some(last) if last.number == number && Arc::ptr_eq(&last.server, server) => last.has_left = true,
+            _ => {
+                let answers = server.answers.load(Ordering::Relaxed);
+                *leaving = Some(Leaving { server: server.clone(), number, answers, is_new, has_left: true });
+            }
+        }
+    }
+
+    /// The attempt is over: the call did not run, or its outcome is known.
+    fn withdraw(&self) {
+        if let Some(leaving) = &mut *lock(&self.0) {
+            leaving.has_left = false;
+        }
+    }
+
+    /// The call was not answered in time. If its connection was silent all the time, no further call
+    /// uses it, since it may lead to a server that is gone. Returns whether the call has left.
+    pub(crate) fn give_up(&self) -> bool {
+        let Some(leaving) = lock(&self.0).take() else { return false };
+        let Leaving { server, number, answers, is_new, has_left } = leaving;
+        if !is_new && server.answers.load(Ordering::Relaxed) == answers {
+            server.forget(number);
+            server.is_suspect.store(true, Ordering::Relaxed);
+        }
+        has_left
+    }
+}

@@ -1,0 +1,156 @@
+//! Encrypted connections, with the feature `tls`.
+
+#[cfg(feature = "tls")]
+pub use with_tls::Tls;
+#[cfg(feature = "tls")]
+pub(crate) use with_tls::{Connector, failure};
+#[cfg(not(feature = "tls"))]
+pub(crate) use without_tls::Connector;
+
+#[cfg(feature = "tls")]
+mod with_tls {
+    use std::fmt;
+    use std::io;
+    use std::sync::Arc;
+
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+
+    use crate::connection::failure::Failure;
+    use crate::error::OpenError;
+
+    type Stream = tokio_rustls::client::TlsStream<TcpStream>;
+
+    /// The certificates of encrypted connections (`rediss://`), in PEM.
+    ///
+    /// Unless set, a server is trusted by the certificates of the system, and the client shows no
+    /// certificate. The name in the address must be one of the server's certificate. There is no
+    /// way to switch that off.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use tidegate_redis::{Store, Tls};
+    ///
+    /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tls = Tls::new()
+    ///     .ca(std::fs::read("ca.pem")?)
+    ///     .client_certificate(std::fs::read("client.pem")?, std::fs::read("client-key.pem")?);
+    /// let store = Store::builder("rediss://user:password@redis.example.org").tls(tls).open()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[derive(Clone, Default)]
+    #[must_use = "certificates do nothing until a store is opened with them"]
+    pub struct Tls {
+        ca: Option<Vec<u8>>,
+        client: Option<(Vec<u8>, Vec<u8>)>,
+    }
+
+    impl Tls {
+        /// The certificates of the system, and none of the client.
+        pub fn new() -> Tls {
+            Tls::default()
+        }
+
+        /// Sets the certificates that servers are trusted by, in place of those of the system.
+        pub fn ca(self, pem: impl Into<Vec<u8>>) -> Tls {
+            Tls { ca: Some(pem.into()), ..self }
+        }
+
+        /// Sets the certificate of the client, with its chain, and the private key.
+        pub fn client_certificate(self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Tls {
+            Tls { client: Some((chain.into(), key.into())), ..self }
+        }
+    }
+
+    impl fmt::Debug for Tls {
+        /// Without the certificates and the key.
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Tls")
+                .field("has_ca", &self.ca.is_some())
+                .field("has_client_certificate", &self.client.is_some())
+                .finish()
+        }
+    }
+
+    /// Makes a connection an encrypted one.
+    #[derive(Clone)]
+    pub(crate) struct Connector(TlsConnector);
+
+    impl Connector {
+        /// Reads the certificates, once for all connections.
+        pub(crate) fn new(tls: &Tls) -> Result<Connector, OpenError> {
+            let certificates = |pem: &[u8]| {
+                let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+                read.ok().filter(|read| !read.is_empty()).ok_or(OpenError::Certificate)
+            };
+            let mut roots = RootCertStore::empty();
+            match &tls.ca {
+                Some(pem) => {
+                    for certificate in certificates(pem)? {
+                        roots.add(certificate).map_err(|_| OpenError::Certificate)?;
+                    }
+                }
+                None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
+            }
+            if roots.is_empty() {
+                return Err(OpenError::Certificate);
+            }
+            // The program's choice of cryptography is left alone.
+            let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+            let builder = builder.with_safe_default_protocol_versions();
+            let builder = builder.map_err(|_| OpenError::Certificate)?.with_root_certificates(roots);
+            let config = match &tls.client {
+                Some((chain, key)) => {
+                    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| OpenError::Certificate)?;
+                    builder.with_client_auth_cert(certificates(chain)?, key)
+                }
+                None => Ok(builder.with_no_client_auth()),
+            };
+            let config = config.map_err(|_| OpenError::Certificate)?;
+            Ok(Connector(TlsConnector::from(Arc::new(config))))
+        }
+
+        pub(crate) async fn connect(&self, host: &str, stream: TcpStream) -> Result<Stream, Failure> {
+            let name = ServerName::try_from(host.to_owned());
+            let name = name.map_err(|_| Failure::Misconfigured("TLS: not a name of a server".into()))?;
+            self.0.connect(name, stream).await.map_err(|error| {
+                failure(&error).unwrap_or_else(|| Failure::NotRun("TLS: the handshake failed".into()))
+            })
+        }
+    }
+
+    /// What an error of an encrypted connection says of its configuration. The text of the library
+    /// may have names.
+    pub(crate) fn failure(error: &io::Error) -> Option<Failure> {
+        let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+        let text = match error {
+            rustls::Error::InvalidCertificate(_) => "TLS: the certificate of the server is not valid for it",
+            rustls::Error::AlertReceived(_) => "TLS: the server refused the connection",
+            _ => return None,
+        };
+        Some(Failure::Misconfigured(text.into()))
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+mod without_tls {
+    use tokio::net::TcpStream;
+
+    use crate::connection::failure::Failure;
+
+    /// There is none.
+    #[derive(Clone)]
+    pub(crate) enum Connector {}
+
+    impl Connector {
+        pub(crate) async fn connect(&self, _: &str, _: TcpStream) -> Result<TcpStream, Failure> {
+            match *self {}
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What lies between a store and its server: a connection of the client library, or a model of one.
+
+use redis::{Cmd, RedisError, Value};
+
+use super::address::Node;
+use super::failure::Failure;
+use super::link::Link;
+use super::sentinel::Sentinels;
+
+/// Makes connections to one server.
+pub(crate) enum Wire {
+    /// Connects to one address. A connection is tested with the key.
+    Server { node: Node, key: Option<String> },
+    /// Connects to the primary that sentinels tell.
+    Sentinels { sentinels: Sentinels, key: String },
+    /// Connects to no server.
+    Nowhere,
+    #[cfg(feature = "simulation")]
+    Model(crate::simulation::Link),
+}
+
+/// A connection. Clones share it.
+#[derive(Clone)]
+pub(crate) enum Connection {
+    Client(Link),
+    #[cfg(feature = "simulation")]
+    Model(crate::simulation::Connection),
+}
+
+impl Wire {
+    /// Connects. It sets no deadline.
+    pub(crate) async fn connect(&self) -> Result<Connection, Failure> {
+        let (mut link, key) = match self {
+            Wire::Server { node, key } => (Link::connect(node).await?, key.as_deref()),
+            Wire::Sentinels { sentinels, key } => (sentinels.connect().await?, Some(key.as_str())),
+            Wire::Nowhere => return Err(Failure::NotRun("no server is known".into())),
+            #[cfg(feature = "simulation")]
+            Wire::Model(link) => {
+                let made = link.connect().await.map(Connection::Model);
+                return made.map_err(|error| super::failure::of_connecting(&error));
+            }
+        };
+        link.test(key).await?;
+        Ok(Connection::Client(link))
+    }
+}
+
+impl Connection {
+    /// Whether the connection is known to be closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        match self {
+            Connection::Client(link) => link.is_closed(),
+            // The model tells it to the next call.
+            #[cfg(feature = "simulation")]
+            Connection::Model(_) => false,
+        }
+    }
+
+    /// Sends a call, and waits for its answer. An error of the server is an error.
+    pub(crate) async fn call(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
+        match self {
+            Connection::Client(link) => link.call(cmd).await,
+            #[cfg(feature = "simulation")]
+            Connection::Model(connection) => connection.call(cmd).await.and_then(Value::extract_error),
+        }
+    }
+
+    /// Sends a call to a server of a cluster that is to get its slot.
+    pub(crate) async fn call_asking(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
+        match self {
+            Connection::Client(link) => link.call_asking(cmd).await,
+            // The model is no cluster.
+            #[cfg(feature = "simulation")]
+            Connection::Model(_) => self.call(cmd).await,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Clusters of three primaries.
+
+use std::time::Duration;
+
+use redis::{FromRedisValue, Value};
+use tidegate_redis::{Counts, Store};
+
+use crate::load::{self, Load, limiter};
+use crate::support::{Server, free_port, wait_until};
+
+/// Three primaries, and replicas behind them.
+struct Cluster {
+    servers: Vec<Server>,
+}
+
+impl Cluster {
+    /// Starts three primaries with a third of the slots each, and a replica of the first one if
+    /// that is wanted.
+    fn start(with_replica: bool) -> Option<Cluster> {
+        let mut servers = Vec::new();
+        for _ in 0..3 + usize::from(with_replica) {
+            let bus = free_port().to_string();
+            let args = [
+                ["--cluster-enabled", "yes"],
+                ["--cluster-port", &bus],
+                ["--cluster-node-timeout", "1000"],
+                ["--cluster-require-full-coverage", "no"],
+                ["--repl-diskless-sync-delay", "0"],
+            ];
+            servers.push(Server::start_at_port(args.as_flattened())?);
+        }
+        let cluster = Cluster { servers };
+        for (i, first, last) in [(0, 0, 5460), (1, 5461, 10922), (2, 10923, 16383)] {
+            cluster.servers[i].tell(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
+            cluster.servers[i].tell(&format!("CLUSTER SET-CONFIG-EPOCH {}", i + 1));
+        }
+        for server in &cluster.servers[1..] {
+            let bus = Cluster::bus(server);
+            cluster.servers[0].tell(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", server.port()));
+        }
+        wait_until("all servers know each other", || {
+            cluster.servers.iter().all(|server| {
+                let known = Cluster::info(server, "cluster_known_nodes") == cluster.servers.len().to_string();
+                known
+                    && Cluster::info(server, "cluster_slots_assigned") == "16384"
+                    && Cluster::info(server, "cluster_state") == "ok"
+            })
+        });
+        if with_replica {
+            let first = Cluster::id(&cluster.servers[0]);
+            wait_until("a server is a replica", || {
+                let mut replicate = redis::cmd("CLUSTER");
+                replicate.arg("REPLICATE").arg(&first);
+                let _ = replicate.exec(&mut cluster.servers[3].connect());
+                let link = cluster.servers[3].info("replication", "master_link_status");
+                link.as_deref() == Some("up")
+            });
+            // The others have to know it, to vote for it.
+            wait_until("all servers know the replica", || {
+                cluster.servers.iter().all(|server| text(server.tell("CLUSTER NODES")).contains("slave"))
+            });
+        }
+        Some(cluster)
+    }
+
+    fn info(server: &Server, name: &str) -> String {
+        let text = text(server.tell("CLUSTER INFO"));
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
+        line.unwrap_or_default().to_owned()
+    }
+
+    fn id(server: &Server) -> String {
+        text(server.tell("CLUSTER MYID"))
+    }
+
+    fn bus(server: &Server) -> String {
+        text(server.tell("CONFIG GET cluster-port"))
+    }
+
+    fn url(&self) -> String {
+        // One that is not there, and two that are.
+        let ports: Vec<_> = self.servers[1..3].iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
+        format!("redis+cluster://127.0.0.1:1,{}", ports.join(","))
+    }
+}
+
+/// A reply as text: of an array the last part.
+fn text(value: Value) -> String {
+    match value {
+        Value::Array(mut values) => text(values.pop().unwrap()),
+        value => String::from_redis_value(value).unwrap(),
+    }
+}
+
+/// Tags that lie in slots of all servers.
+fn tags() -> Vec<String> {
+    (0..30).map(|i| format!("tag-{i}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_is_moved_key_by_key() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let (store, _) = load::open(Store::builder(cluster.url()).timeout(Duration::from_secs(20)));
+    // Two limits of one tag: a call with one key here and one there is told to try again.
+    let both = store.limiter("moved").limit("a", load::LINE.parse().unwrap());
+    let both = both.limit("b", "sliding_window 1000000/d cells 2".parse().unwrap()).build().unwrap();
+    let others = tags().into_iter().take(9).map(|tag| limiter(&store, &tag));
+    let load = Load::start(others.chain([both.clone().into()]));
+    load.granted(100).await;
+
+    let [from, to, third] = cluster.servers.as_slice() else { panic!("three servers") };
+    let servers = [from, to, third];
+    let keyslot = |key: &str| -> u16 {
+        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut from.connect()).unwrap()
+    };
+    let slot = keyslot("tidegate:1:{moved}:a:fixed");
+    let owner = servers.into_iter().position(|server| {
+        let mut cmd = redis::cmd("CLUSTER");
+        let keys: u64 = cmd.arg("COUNTKEYSINSLOT").arg(slot).query(&mut server.connect()).unwrap();
+        keys > 0
+    });
+    let owner = owner.unwrap();
+    let (from, to, third) = (servers[owner], servers[(owner + 1) % 3], servers[(owner + 2) % 3]);
+    to.tell(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", Cluster::id(from)));
+    from.tell(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", Cluster::id(to)));
+    let before = load.so_far().granted;
+    for key in ["tidegate:1:{moved}:b:cells", "tidegate:1:{moved}:a:fixed"] {
+        from.tell(&format!("MIGRATE 127.0.0.1 {} {key} 0 5000", to.port()));
+        load.granted(100).await;
+    }
+    for server in [to, from, third] {
+        server.tell(&format!("CLUSTER SETSLOT {slot} NODE {}", Cluster::id(to)));
+    }
+    load.granted(100).await;
+    let tally = load.end().await;
+    load::row("a slot moved key by key", tally, &store);
+    assert!(tally.granted > before && tally.refused == 0, "{tally:?}");
+    let Counts { unknown, misconfigured, .. } = store.counts();
+    assert_eq!((unknown, misconfigured), (0, 0), "{:?}", store.trouble());
+    // Both limits of the tag were charged alike, and each call once.
+    let status = both.status().await.unwrap();
+    let used: Vec<_> = status.members.iter().map(|(_, status)| load::LIMIT - status.available).collect();
+    let mut charged = used[0];
+    for tag in tags().into_iter().take(9) {
+        charged += load::charged(&limiter(&store, &tag)).await;
+    }
+    assert_eq!((used[0], charged), (used[1], tally.granted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_is_killed_and_its_replica_takes_over() {
+    let Some(mut cluster) = Cluster::start(true) else { return };
+    let (store, _) = load::open(Store::builder(cluster.url()));
+    let load = Load::start(tags().iter().map(|tag| limiter(&store, tag)));
+    load.granted(300).await;
+    cluster.servers[0].kill();
+    // The slots of the other servers are served on.
+    load.opened(10).await;
+    load.granted(300).await;
+    wait_until("the replica is a primary", || {
+        cluster.servers[3].info("replication", "role").as_deref() == Some("master")
+    });
+    wait_until("the store is back", || !store.is_away());
+    load.granted(300).await;
+    let tally = load.end().await;
+    load::row("a primary of a cluster killed", tally, &store);
+    assert_eq!((tally.refused, store.counts().misconfigured), (0, 0), "{:?}", store.trouble());
+    // What the replica did not have yet is granted again, and nothing is charged twice.
+    let mut charged = 0;
+    for tag in tags() {
+        charged += load::charged(&limiter(&store, &tag)).await;
+    }
+    assert!(charged <= tally.granted + store.counts().unknown, "{charged} charged, {tally:?}");
+}

@@ -1,0 +1,93 @@
+//! A primary, its replica, and the sentinels that replace the one by the other.
+
+use tidegate_redis::{Store, StoreError};
+
+use crate::load::{self, Load};
+use crate::support::{Server, wait_until};
+
+const LOGIN: [&str; 4] = ["--requirepass", "of-servers", "--masterauth", "of-servers"];
+
+/// Two servers, the second a replica of the first, and three sentinels.
+struct Group {
+    servers: [Server; 2],
+    sentinels: Vec<Server>,
+}
+
+impl Group {
+    fn start() -> Option<Group> {
+        let args = [LOGIN.as_slice(), &["--repl-diskless-sync-delay", "0"]].concat();
+        let servers = [Server::start_at_port(&args)?, Server::start_at_port(&args)?];
+        servers[1].tell(&format!("REPLICAOF 127.0.0.1 {}", servers[0].port()));
+        wait_until("the replica is in step", || {
+            servers[1].info("replication", "master_link_status").as_deref() == Some("up")
+        });
+        let settings = format!(
+            "sentinel monitor main 127.0.0.1 {} 2\nsentinel auth-pass main of-servers\n\
+             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n\
+             sentinel sentinel-pass of-sentinels\n",
+            servers[0].port()
+        );
+        let start = |_| Server::start_sentinel(&settings, &["--requirepass", "of-sentinels"]);
+        let sentinels: Option<Vec<Server>> = (0..3).map(start).collect();
+        let group = Group { servers, sentinels: sentinels? };
+        wait_until("the sentinels know each other and the replica", || {
+            group.sentinels.iter().all(|sentinel| {
+                let line = sentinel.info("sentinel", "master0").unwrap_or_default();
+                line.contains("status=ok") && line.contains("slaves=1") && line.contains("sentinels=3")
+            })
+        });
+        Some(group)
+    }
+
+    fn url(&self, name: &str, password: &str) -> String {
+        let hosts: Vec<_> = self.sentinels.iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
+        // The first of them is not there.
+        let hosts = hosts.join(",");
+        format!("redis+sentinel://:{password}@127.0.0.1:1,{hosts}/{name}?sentinel_password=of-sentinels")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_replace_a_primary() {
+    let Some(mut group) = Group::start() else { return };
+    let (store, limiter) = load::open(Store::builder(group.url("main", "of-servers")));
+    store.check().await.unwrap();
+    let load = Load::start([limiter.clone(), limiter.clone()]);
+    load.granted(100).await;
+    group.servers[0].kill();
+    load.opened(10).await;
+    // The store is found at the replica, without a further word.
+    load.granted(100).await;
+    let tally = load.end().await;
+    load::row("a primary replaced by sentinels", tally, &store);
+    assert_eq!((tally.refused, store.counts().misconfigured), (0, 0), "{:?}", store.trouble());
+    assert_eq!(group.servers[1].info("replication", "role").as_deref(), Some("master"));
+    let charged = load::charged(&limiter).await;
+    assert!(charged <= tally.granted + store.counts().unknown, "{charged} charged, {tally:?}");
+
+    // A primary that comes back is a replica, and no call goes there.
+    group.servers[0].run();
+    wait_until("the primary of before is a replica", || {
+        group.servers[0].info("replication", "role").as_deref() == Some("slave")
+    });
+    let (another, limiter) = load::open(Store::builder(group.url("main", "of-servers")));
+    assert_eq!(load::ask_times(&limiter, 10).await.granted, 10, "{:?}", another.trouble());
+}
+
+/// What sentinels know and servers want is told as an error, and never hidden by a fallback.
+#[tokio::test]
+async fn a_wrong_name_or_password_is_no_outage() {
+    let Some(group) = Group::start() else { return };
+    let trouble = async |url: String| -> StoreError {
+        let (store, limiter) = load::open(Store::builder(url));
+        assert_eq!(load::ask_times(&limiter, 3).await.refused, 3);
+        store.trouble().unwrap()
+    };
+    for (name, password) in [("none", "of-servers"), ("main", "pass-word")] {
+        let trouble = trouble(group.url(name, password)).await;
+        assert!(!trouble.is_away(), "{trouble}");
+    }
+    // The login of the servers is none of the sentinels.
+    let url = group.url("main", "of-servers").replace("of-sentinels", "of-servers");
+    assert!(!trouble(url).await.is_away());
+}
