@@ -7,6 +7,7 @@ mod connection;
 mod error;
 mod jitter;
 mod key;
+mod lease;
 mod limiter;
 mod script;
 mod set;
@@ -20,6 +21,7 @@ mod terms;
 #[cfg(feature = "tls")]
 pub use connection::Tls;
 pub use error::{BuildError, OpenError, StoreError};
+pub use lease::LeaseCounts;
 pub use limiter::{LimiterBuilder, StoreLimiter};
 pub use store::{Counts, Store, StoreBuilder, WhileAway};
 

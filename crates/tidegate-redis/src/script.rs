@@ -70,6 +70,8 @@ pub(crate) enum Operation {
         due: i64,
     },
     Debit,
+    /// Gives back permits. Of a part with an instant as its booking, a big-endian double, nothing
+    /// is given back then or later.
     Refund,
     /// Takes what is available beyond the permits told.
     Keep,
@@ -88,7 +90,7 @@ pub(crate) struct Part<'a> {
     pub(crate) key: &'a str,
     pub(crate) terms: &'a Terms,
     pub(crate) permits: u64,
-    /// The value before the booking that is given back.
+    /// The value before the booking that is given back; of a refund its last instant.
     pub(crate) booking: &'a [u8],
 }
 

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tidegate::{AllRefusal, AllRequest, AnyLimiter, Left, Nanos, Refusal};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, Left, Nanos, Refusal, Request};
 use tokio::sync::{oneshot, watch};
 
+use crate::lease::Leases;
 use crate::script::{Answer, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
 use crate::store::{Away, Store, WhileAway};
 use crate::terms::Terms;
@@ -31,6 +32,8 @@ pub(crate) struct Set {
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) waiting: AtomicUsize,
+    /// `None` if each request is decided by the store.
+    pub(crate) leases: Option<Leases>,
 }
 
 /// Of each member, how many permits, and at most how many.
@@ -59,6 +62,15 @@ impl Set {
             name: name.into(),
             members: self.members.iter().map(|member| member.name.as_str().into()).collect(),
         })
+    }
+
+    /// The leases that may serve a request. A request that is told the permits left, or passes
+    /// without permits, is decided by the store.
+    pub(crate) fn leases_for(&self, request: &AllRequest<'_>) -> Option<&Leases> {
+        let leases = self.leases.as_ref()?;
+        let Request { exempt, tells_left, .. } = request.to_request();
+        let by_store = exempt || tells_left || self.shadow.load(Ordering::Relaxed);
+        (!by_store).then_some(leases)
     }
 
     /// Refuses what no time makes possible.
@@ -157,12 +169,24 @@ impl Set {
         let set = self.clone();
         self.reserve(&[Wanted { longest, shadow, costs }], move |replies| {
             let reply = replies.and_then(|mut replies| replies.pop().ok_or(Undecided::Misconfigured));
+            if let (Some(leases), Ok(reply)) = (&set.leases, &reply) {
+                leases.told(reply);
+            }
             let booked = reply.map(|reply| match reply.answer {
                 Answer::Refused => Err(set.refusal(&reply, longest)),
                 Answer::Done | Answer::Shadow => Ok(Booking { set: set.clone(), reply, is_kept: false }),
             });
             // A receiver that is gone drops the booking, which gives it back.
             _ = sender.send(booked);
+        });
+        receiver.await.unwrap_or(Err(Undecided::Misconfigured))
+    }
+
+    /// Books permits for a lease. What a caller gets that is gone is lost, until it comes in again.
+    pub(crate) async fn lease(&self, costs: Costs, longest: Duration) -> Result<Reply, Undecided> {
+        let (sender, receiver) = oneshot::channel();
+        self.reserve(&[Wanted { longest, shadow: false, costs }], move |replies| {
+            _ = sender.send(replies.and_then(|mut replies| replies.pop().ok_or(Undecided::Misconfigured)));
         });
         receiver.await.unwrap_or(Err(Undecided::Misconfigured))
     }
@@ -217,6 +241,14 @@ impl Set {
 
 pub(crate) fn left(member: &Member, told: &Told) -> Left {
     Left::new(member.terms.limit, told.available).next_in(told.next_in).full_in(told.full_in)
+}
+
+impl Drop for Set {
+    fn drop(&mut self) {
+        if let Some(leases) = &self.leases {
+            leases.end(self);
+        }
+    }
 }
 
 /// A decision without the store.

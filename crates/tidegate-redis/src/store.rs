@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::breaker::Admission;
 use crate::connection::Tls;
 use crate::connection::{Address, Connector, Failure, Sent, Servers, wants_tls};
 use crate::error::{OpenError, StoreError};
+use crate::lease::{LeaseCounters, LeaseCounts};
 use crate::script::Script;
 
 /// So many calls may be in flight; more are answered as if the store were away.
@@ -92,10 +94,11 @@ type GrantLog = Box<dyn Fn(&str, i64, u64) + Send + Sync>;
 
 struct Inner {
     grant_log: OnceLock<GrantLog>,
-    calls: mpsc::UnboundedSender<Call>,
+    calls: mpsc::UnboundedSender<Work>,
     shared: Arc<Shared>,
     prefix: String,
     while_away: WhileAway,
+    leases: Arc<LeaseCounters>,
 }
 
 /// What the thread and the handles share.
@@ -116,6 +119,15 @@ struct Counters {
     misconfigured: AtomicU64,
     degraded: AtomicU64,
 }
+
+/// Work for the thread.
+enum Work {
+    Call(Call),
+    Task(Task),
+}
+
+/// It ends with the store, if not before.
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A call for the thread.
 struct Call {
@@ -236,10 +248,25 @@ impl Store {
         answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) {
         let call = Call { by_hash, script, answer: Box::new(answer) };
-        if let Err(mpsc::error::SendError(call)) = self.0.calls.send(call) {
+        if let Err(mpsc::error::SendError(Work::Call(call))) = self.0.calls.send(Work::Call(call)) {
             // The thread has ended, which only a panic of it makes happen.
             (call.answer)(Err(Away::For(Duration::MAX)));
         }
+    }
+
+    /// Has a task run on the thread of the store. Returns whether there is one.
+    pub(crate) fn spawn(&self, task: Task) -> bool {
+        self.0.calls.send(Work::Task(task)).is_ok()
+    }
+
+    /// What became of permits on lease, of all limiters that [lease](crate::LimiterBuilder::leased).
+    #[must_use]
+    pub fn lease_counts(&self) -> LeaseCounts {
+        self.0.leases.read()
+    }
+
+    pub(crate) fn lease_counters(&self) -> &Arc<LeaseCounters> {
+        &self.0.leases
     }
 
     async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {
@@ -332,7 +359,8 @@ impl StoreBuilder {
         let work = serve(received, shared.clone());
         let Self { prefix, while_away, .. } = self;
         let grant_log = OnceLock::new();
-        Ok((Store(Arc::new(Inner { grant_log, calls, shared, prefix, while_away })), work))
+        let leases = Arc::default();
+        Ok((Store(Arc::new(Inner { grant_log, calls, shared, prefix, while_away, leases })), work))
     }
 }
 
@@ -348,11 +376,18 @@ impl fmt::Debug for StoreBuilder {
 }
 
 /// The work of a store, until all handles are dropped and all calls are answered.
-async fn serve(mut calls: mpsc::UnboundedReceiver<Call>, shared: Arc<Shared>) {
+async fn serve(mut calls: mpsc::UnboundedReceiver<Work>, shared: Arc<Shared>) {
     // By the clock of the runtime, which may be paused.
     let began = Instant::now();
     let (running, mut ended) = mpsc::channel::<()>(1);
-    while let Some(call) = calls.recv().await {
+    while let Some(work) = calls.recv().await {
+        let call = match work {
+            Work::Call(call) => call,
+            Work::Task(task) => {
+                tokio::spawn(task);
+                continue;
+            }
+        };
         let (shared, running) = (shared.clone(), running.clone());
         tokio::spawn(async move {
             let outcome = shared.carry_out(began, &call.by_hash, &call.script).await;

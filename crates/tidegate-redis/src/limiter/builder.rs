@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::error::BuildError;
 use crate::key;
+use crate::lease::Leases;
 use crate::limiter::StoreLimiter;
 use crate::script::Script;
 use crate::set::{Member, Set};
@@ -22,6 +23,7 @@ pub struct LimiterBuilder {
     store: Store,
     tag: String,
     limits: Vec<(String, PolicyConfig)>,
+    is_leased: bool,
 }
 
 impl Store {
@@ -50,7 +52,7 @@ impl Store {
     /// # }
     /// ```
     pub fn limiter(&self, tag: impl Into<String>) -> LimiterBuilder {
-        LimiterBuilder { store: self.clone(), tag: tag.into(), limits: Vec::new() }
+        LimiterBuilder { store: self.clone(), tag: tag.into(), limits: Vec::new(), is_leased: false }
     }
 }
 
@@ -62,6 +64,28 @@ impl LimiterBuilder {
         self
     }
 
+    /// Lets this process spend permits that it has leased, without asking the store. Unless this is
+    /// set, each request is decided by the store.
+    ///
+    /// See [Leases](crate#leases) for what that changes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_redis::Store;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let limiter = store
+    ///     .limiter("everybody")
+    ///     .limit("calls", "token_bucket 5000/s burst 5000".parse()?)
+    ///     .leased()
+    ///     .build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn leased(self) -> LimiterBuilder {
+        LimiterBuilder { is_leased: true, ..self }
+    }
+
     /// Makes the limiter. The store is not asked.
     ///
     /// # Errors
@@ -69,7 +93,7 @@ impl LimiterBuilder {
     /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a policy cannot be had
     /// over a store, or if there is no limit.
     pub fn build(self) -> Result<StoreLimiter, BuildError> {
-        let LimiterBuilder { store, tag, limits } = self;
+        let LimiterBuilder { store, tag, limits, is_leased } = self;
         if !key::is_tag(&tag) {
             return Err(BuildError::Name { name: tag });
         }
@@ -92,7 +116,14 @@ impl LimiterBuilder {
             WhileAway::Share(processes) => Some(share::limiter(&limits, processes)?),
             WhileAway::Open | WhileAway::Closed => None,
         };
+        let processes = match store.while_away() {
+            WhileAway::Share(processes) => processes.get(),
+            WhileAway::Open | WhileAway::Closed => 1,
+        };
+        let counters = store.lease_counters().clone();
+        let leases = is_leased.then(|| Leases::new(&members, processes.into(), counters)).flatten();
         Ok(StoreLimiter(Arc::new(Set {
+            leases,
             script: Arc::new(Script::of(members.iter().map(|member| member.terms.kind))),
             store,
             members,

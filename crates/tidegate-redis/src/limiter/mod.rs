@@ -65,6 +65,9 @@ impl StoreLimiter {
     ///
     /// [`Refusal::Unavailable`] if the store did not answer. Then it may have been reset.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
+        if let Some(leases) = &self.0.leases {
+            leases.lose(None);
+        }
         self.ask_all(Operation::Reset).await.map(drop)
     }
 
@@ -85,8 +88,14 @@ impl StoreLimiter {
 
     fn status_of(&self, reply: &Reply) -> AllStatus {
         let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
-        let members = self.0.members.iter().zip(&reply.limits).map(|(member, told)| {
-            let status = Status::from(left(member, told)).rate(member.terms.rate);
+        let members = self.0.members.iter().zip(&reply.limits).enumerate().map(|(i, (member, told))| {
+            let mut left = left(member, told);
+            let usable = self.0.leases.as_ref().map_or(0, |leases| leases.usable(i));
+            if usable > 0 {
+                left.available = left.available.saturating_add(usable).min(left.limit);
+                left.next_in = Duration::ZERO;
+            }
+            let status = Status::from(left).rate(member.terms.rate);
             (member.name.as_str(), status.paused_for(told.paused_for))
         });
         let waiting = self.0.waiting.load(Ordering::Relaxed);
@@ -165,6 +174,11 @@ impl Limiter for StoreLimiter {
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
+        if let Some(leases) = self.0.leases_for(request)
+            && let Some(answer) = leases.now(&self.0, request)
+        {
+            return AcquireAny::ready(answer);
+        }
         let ask = match Ask::new(&self.0, request) {
             Ok(ask) => ask,
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
@@ -182,7 +196,13 @@ impl Limiter for StoreLimiter {
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
         };
         let this = self.clone();
+        let line = self.0.leases_for(request).map(|leases| leases.line(request));
         AcquireAny::new(async move {
+            if let (Some(leases), Some(line)) = (&this.0.leases, line)
+                && let Some(answer) = leases.wait(&this.0, line, &ask.costs, ask.all_else.within).await
+            {
+                return answer;
+            }
             let longest = ask.all_else.within.unwrap_or(Duration::MAX);
             let won = this.clone().wait(ask.clone(), longest).await?;
             Ok(won.permits(&this.0, &ask))
@@ -231,6 +251,9 @@ impl Limiter for StoreLimiter {
         let now = DefaultClock::new().now();
         let span = pause.end(now).saturating_since(now).as_duration();
         let operation = Operation::Pause { span, keep_stock: pause.keeps_stock() };
+        if let Some(leases) = &self.0.leases {
+            leases.end(&self.0);
+        }
         if let Some(share) = &self.0.share {
             share.pause(pause)?;
         }
@@ -241,6 +264,9 @@ impl Limiter for StoreLimiter {
     fn resume(&self) -> bool {
         if let Some(share) = &self.0.share {
             share.resume();
+        }
+        if let Some(leases) = &self.0.leases {
+            leases.forget();
         }
         let reply = block_on(self.ask_all(Operation::Resume));
         reply.is_ok_and(|reply| reply.limits.iter().any(|told| told.other > 0))
@@ -260,14 +286,20 @@ impl Limiter for StoreLimiter {
         let any = 1 << 52;
         let mut costs = vec![(any, any); self.0.members.len()];
         costs[member] = (permits.min(any), permits.min(any));
+        let lost = self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)));
         let reply = block_on(self.0.ask(Operation::Keep, &costs));
-        reply.map(|reply| reply.limits[member].other).map_err(|undecided| self.0.unavailable(undecided))
+        let taken = reply.map(|reply| reply.limits[member].other + lost);
+        taken.map_err(|undecided| self.0.unavailable(undecided))
     }
 
     /// For this process.
     fn close(&self) -> Result<bool, AllRefusal> {
         if let Some(share) = &self.0.share {
             share.close()?;
+        }
+        if let Some(leases) = &self.0.leases {
+            leases.close();
+            leases.end(&self.0);
         }
         Ok(!self.0.closed.send_replace(true))
     }

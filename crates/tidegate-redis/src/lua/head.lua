@@ -41,7 +41,8 @@
 -- ARGV: the operation; packed, the time (-1 for TIME), a span in us (of `pause`), a flag (of
 -- `pause`: it keeps the stock), the instant of a booking (for `back`). Then for each key: the kind;
 -- packed, its permits, its own longest wait in us, and its terms; the value from before the booking
--- (for `back`). Then for `reserve` the requests, packed: of each its longest wait in us and a flag
+-- (for `back`), or the instant from which on nothing is given back (for `refund`; empty: always).
+-- Then for `reserve` the requests, packed: of each its longest wait in us and a flag
 -- (shadow), and for each key its permits and the most permits.
 
 local MOST = 2^52

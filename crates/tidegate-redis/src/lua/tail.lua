@@ -211,7 +211,9 @@ elseif operation == 'debit' then
   end
 elseif operation == 'refund' then
   for _, l in ipairs(limits) do
-    if l.n > 0 and l.value then
+    -- Later it would give back permits of requests that came since.
+    local till = l.booking ~= '' and struct.unpack('>d', l.booking)
+    if l.n > 0 and l.value and (not till or now < till) then
       l.kind.give(l, l.at, l.n)
       change(l)
     end

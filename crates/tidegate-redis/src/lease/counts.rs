@@ -1,0 +1,67 @@
+//! What became of the permits that processes lease.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Permits on lease, of all limiters of a store that lease. All numbers only rise, but for permits
+/// that are put back before they are used.
+///
+/// A permit that is used counts when its lease is looked at next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeaseCounts {
+    /// Permits that the store debited for leases.
+    pub taken: u64,
+    /// Permits that requests got from leases.
+    pub used: u64,
+    /// Permits that went back to the store unused. The store may have lost the message, or have
+    /// refused it.
+    pub given_back: u64,
+    /// Permits that were lost, since a limit was reset or lowered.
+    pub ended: u64,
+}
+
+impl LeaseCounts {
+    /// How many permits are out on lease: debited in the store, and neither used nor given back.
+    #[must_use]
+    pub fn outstanding(&self) -> u64 {
+        self.taken.saturating_sub(self.used).saturating_sub(self.given_back).saturating_sub(self.ended)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct LeaseCounters {
+    taken: AtomicU64,
+    used: AtomicU64,
+    given_back: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl LeaseCounters {
+    pub(crate) fn read(&self) -> LeaseCounts {
+        // Relaxed: each number by itself.
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        LeaseCounts {
+            taken: read(&self.taken),
+            used: read(&self.used),
+            given_back: read(&self.given_back),
+            ended: read(&self.ended),
+        }
+    }
+
+    pub(super) fn leased(&self, permits: u64) {
+        self.taken.fetch_add(permits, Ordering::Relaxed);
+    }
+
+    pub(super) fn used(&self, all: u64, counted: u64) {
+        // A permit that was put back makes it less.
+        self.used.fetch_add(all.wrapping_sub(counted), Ordering::Relaxed);
+    }
+
+    pub(super) fn given_back(&self, permits: u64) {
+        self.given_back.fetch_add(permits, Ordering::Relaxed);
+    }
+
+    pub(super) fn ended(&self, permits: u64) {
+        self.ended.fetch_add(permits, Ordering::Relaxed);
+    }
+}

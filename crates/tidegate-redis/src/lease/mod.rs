@@ -1,0 +1,319 @@
+//! Leases: permits that the store has debited and this process may spend without asking.
+//!
+//! A limit on lease is a limiter of the core whose policy is its [`Stock`](stock::Stock), and a set
+//! of limits is an `AllOf` of them. So the line, priorities, cancelled waits and threads are those of
+//! the core, and a request that is served takes no lock and makes no trip. A task on the thread of
+//! the store books permits before they are used up, one call at a time, and gives back what is not
+//! used.
+//!
+//! A request that the leases cannot serve, and for which none is booked, is decided by the store as
+//! without leases.
+
+mod counts;
+mod ledger;
+mod policy;
+mod stock;
+
+pub(crate) use counts::LeaseCounters;
+pub use counts::LeaseCounts;
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use tidegate::all_of::AcquireAll;
+use tidegate::{
+    AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Nanos, RateLimiter, Refusal, Request,
+    Timer,
+};
+use tokio::sync::watch;
+
+use crate::lease::ledger::{Ledger, Outcome, Plan, Return};
+use crate::lease::policy::Lease;
+use crate::script::Reply;
+use crate::set::{Costs, Member, Set};
+
+/// The leases of one set of limits.
+pub(crate) struct Leases {
+    ledger: Ledger,
+    clock: DefaultClock,
+    limiters: Vec<RateLimiter<Lease>>,
+    all: AllOf,
+    /// Rises when requests in line cannot be served by leases.
+    failed: watch::Sender<u64>,
+    is_driven: AtomicBool,
+}
+
+impl Leases {
+    pub(crate) fn new(members: &[Member], processes: u64, counters: Arc<LeaseCounters>) -> Option<Leases> {
+        let terms = members.iter().map(|member| member.terms.clone());
+        let ledger = Ledger::new(terms, processes, counters);
+        let clock = DefaultClock::new();
+        let limiter =
+            |account| RateLimiter::with_clock(Lease(Arc::clone(account)), DefaultClock::clone(&clock));
+        let limiters: Vec<_> = ledger.accounts.iter().map(limiter).collect();
+        let mut all: Option<AllOf> = None;
+        for (member, limiter) in members.iter().zip(&limiters) {
+            all = Some(match all {
+                None => AllOf::new(member.name.as_str(), limiter),
+                Some(all) => all.with(member.name.as_str(), limiter),
+            });
+        }
+        let (failed, is_driven) = (watch::Sender::new(0), AtomicBool::new(false));
+        Some(Leases { ledger, clock, limiters, all: all?, failed, is_driven })
+    }
+
+    /// Decides a request that does not wait. `None` leaves it to the store.
+    pub(crate) fn now(
+        &self,
+        set: &Arc<Set>,
+        request: &AllRequest<'_>,
+    ) -> Option<Result<AllPermits, AllRefusal>> {
+        match self.all.try_acquire_many(request.clone()) {
+            Ok(permits) => Some(Ok(permits)),
+            Err(refusal) => {
+                let Request { permits, most, .. } = request.to_request();
+                let costs = set.costs(request, (permits.into(), most.max(permits).into())).ok()?;
+                self.refuse(set, &refusal, &costs, Duration::ZERO).map(Err)
+            }
+        }
+    }
+
+    /// What waits for a request in the line of this process, once it is polled.
+    pub(crate) fn line(&self, request: &AllRequest<'_>) -> AcquireAll {
+        self.all.acquire_many(request.clone())
+    }
+
+    /// Waits in line. `None` leaves the request to the store.
+    pub(crate) async fn wait(
+        &self,
+        set: &Arc<Set>,
+        wait: AcquireAll,
+        costs: &Costs,
+        within: Option<Duration>,
+    ) -> Option<Result<AllPermits, AllRefusal>> {
+        let mut wait = pin!(wait);
+        match poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await {
+            Poll::Ready(Ok(permits)) => return Some(Ok(permits)),
+            Poll::Ready(Err(refusal)) => {
+                return self.refuse(set, &refusal, costs, within.unwrap_or(Duration::MAX)).map(Err);
+            }
+            Poll::Pending => {}
+        }
+        let now = self.clock.now();
+        let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
+        if set.check(costs).is_err()
+            || !is_booked && !self.ledger.has_waiting() && !self.ledger.pays(now, costs)
+        {
+            self.ledger.missed(costs);
+            return None;
+        }
+        let _joined = Joined::new(self, set, costs);
+        let mut failed = self.failed.subscribe();
+        if !self.drive(set) {
+            return None;
+        }
+        loop {
+            let mut changed = pin!(failed.changed());
+            let answer = poll_fn(|context| match wait.as_mut().poll(context) {
+                Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                Poll::Pending => changed.as_mut().poll(context).map(|_| None),
+            });
+            match answer.await {
+                Some(answer) => return Some(answer),
+                None if self.ledger.is_short(self.clock.now(), costs) => return None,
+                None => {}
+            }
+        }
+    }
+
+    /// The refusal of a request that the leases cannot serve in time, if that is known.
+    fn refuse(
+        &self,
+        set: &Arc<Set>,
+        refusal: &AllRefusal,
+        costs: &Costs,
+        longest: Duration,
+    ) -> Option<AllRefusal> {
+        let Some(Refusal::Limited { .. }) = refusal.refusal() else { return None };
+        set.check(costs).ok()?;
+        let ledger = &self.ledger;
+        ledger.missed(costs);
+        let now = self.clock.now();
+        let latest = now.saturating_add(Nanos::from_duration(longest));
+        let due = ledger.ready_at(now, costs);
+        let limited = |retry_after| {
+            let refusal_of = |name: &str| AllRefusal::by(name, Refusal::Limited { retry_after });
+            refusal.member().map_or(Refusal::Limited { retry_after }.into(), refusal_of)
+        };
+        if latest < due && due < Nanos::MAX {
+            return Some(limited(due.saturating_since(latest)));
+        }
+        if let Some((limit, refusal)) = ledger.refusal(now, costs, longest) {
+            return Some(AllRefusal::by(set.members[limit].name.as_str(), refusal));
+        }
+        if longest == Duration::ZERO && ledger.has_waiting() {
+            // Requests wait in line for permits that are not booked yet.
+            return Some(limited(Nanos::from_duration(ledger::HORIZON)));
+        }
+        if ledger.pays(now, costs) {
+            self.drive(set);
+        }
+        None
+    }
+
+    /// Notes what the store told of the limits.
+    pub(crate) fn told(&self, reply: &Reply) {
+        self.ledger.told(self.clock.now(), reply);
+    }
+
+    /// The limits may have more permits than was told.
+    pub(crate) fn forget(&self) {
+        self.ledger.forget();
+    }
+
+    /// How many permits of a limit can be taken.
+    pub(crate) fn usable(&self, limit: usize) -> u64 {
+        self.ledger.usable(limit, self.clock.now())
+    }
+
+    /// Ends all leases: what is not used goes back to the store.
+    pub(crate) fn end(&self, set: &Set) {
+        give_back(set, &self.ledger.end(self.clock.now()));
+        self.forget();
+        self.ledger.kick.notify_one();
+    }
+
+    /// Ends all leases of a limit, or of all, and forgets the permits. Returns how many there were.
+    pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
+        let lost = self.ledger.lose(only);
+        self.forget();
+        self.ledger.kick.notify_one();
+        lost
+    }
+
+    /// Refuses the requests in line.
+    pub(crate) fn close(&self) {
+        self.all.close();
+    }
+
+    /// Has the task run that books permits. Returns whether it does.
+    fn drive(&self, set: &Arc<Set>) -> bool {
+        // SeqCst here, where the task ends and where a request joins: either the task sees the
+        // request, or the request sees that the task has ended.
+        if self.is_driven.swap(true, Ordering::SeqCst) {
+            self.ledger.kick.notify_one();
+            return true;
+        }
+        let (weak, kick) = (Arc::downgrade(set), self.ledger.kick.clone());
+        let clock = DefaultClock::clone(&self.clock);
+        let is_spawned = set.store.spawn(Box::pin(async move {
+            loop {
+                let Some(set) = weak.upgrade() else { return };
+                let next = match &set.leases {
+                    Some(leases) => leases.step(&set).await,
+                    None => Next::End,
+                };
+                drop(set);
+                let until = match next {
+                    Next::Now => continue,
+                    Next::End => return,
+                    Next::At(until) => until,
+                };
+                let (mut kicked, mut sleep) = (pin!(kick.notified()), pin!(clock.sleep_until(until)));
+                poll_fn(|context| match kicked.as_mut().poll(context) {
+                    Poll::Ready(()) => Poll::Ready(()),
+                    Poll::Pending => sleep.as_mut().poll(context),
+                })
+                .await;
+            }
+        }));
+        if !is_spawned {
+            self.is_driven.store(false, Ordering::SeqCst);
+        }
+        is_spawned
+    }
+
+    /// One step of the task that books permits.
+    async fn step(&self, set: &Arc<Set>) -> Next {
+        match self.ledger.plan(self.clock.now()) {
+            Plan::Back(returns) => give_back(set, &returns),
+            Plan::Book(order) => {
+                let reply = set.lease(order.costs.clone(), order.longest).await;
+                let outcome = match &reply {
+                    Ok(reply) => self.ledger.done(self.clock.now(), &order, Ok(reply)),
+                    Err(undecided) => self.ledger.done(self.clock.now(), &order, Err(*undecided)),
+                };
+                match outcome {
+                    // Serves the line.
+                    Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].refund(0)),
+                    Outcome::TooLate(returns) => give_back(set, &returns),
+                    Outcome::Refused => {}
+                    Outcome::Failed => self.failed.send_modify(|failed| *failed += 1),
+                }
+            }
+            Plan::Fail(until) => {
+                self.failed.send_modify(|failed| *failed += 1);
+                return Next::At(until);
+            }
+            Plan::Rest(until) => return Next::At(until),
+            Plan::Idle => {
+                self.is_driven.store(false, Ordering::SeqCst);
+                let goes_on = self.ledger.has_waiting() && !self.is_driven.swap(true, Ordering::SeqCst);
+                return if goes_on { Next::Now } else { Next::End };
+            }
+        }
+        Next::Now
+    }
+}
+
+/// When the task that books permits makes its next step.
+enum Next {
+    Now,
+    /// At this time, or when it is kicked.
+    At(Nanos),
+    End,
+}
+
+/// A request in the line of this process.
+struct Joined<'a> {
+    leases: &'a Leases,
+    set: &'a Set,
+    costs: &'a Costs,
+}
+
+impl<'a> Joined<'a> {
+    fn new(leases: &'a Leases, set: &'a Set, costs: &'a Costs) -> Joined<'a> {
+        leases.ledger.joins(costs);
+        set.waiting.fetch_add(1, Ordering::Relaxed);
+        Joined { leases, set, costs }
+    }
+}
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        self.set.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.leases.ledger.leaves(self.costs);
+    }
+}
+
+/// Gives permits back to the store, without waiting: a lost message loses permits.
+fn give_back(set: &Set, returns: &[Return]) {
+    for Return { limit, permits, operation, before } in returns {
+        let mut costs = vec![(0, 0); set.members.len()];
+        costs[*limit] = (*permits, *permits);
+        let mut values = vec![Vec::new(); set.members.len()];
+        values[*limit].clone_from(before);
+        set.tell(*operation, &costs, &values);
+    }
+}
+
+impl fmt::Debug for Leases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leases").field("ledger", &self.ledger).finish_non_exhaustive()
+    }
+}

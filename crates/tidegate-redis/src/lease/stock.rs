@@ -1,0 +1,547 @@
+//! The permits of one limit that this process has on lease, and the one atomic word by which
+//! requests take them.
+//!
+//! # Algorithm
+//!
+//! A stock is a list of pieces. Each piece is permits that the store has debited, with the time from
+//! which they are usable and the time at which they end. The permits of all pieces are numbered one
+//! behind the other, and one word says how many are gone: a request moves the word over the permits
+//! that it takes.
+//!
+//! A list never changes. A new one takes its place: the thread that makes it closes the word of the
+//! old one, keeps the permits that are not gone, and numbers them anew. So do a thread that adds or
+//! removes a piece, and a request that meets a piece that has ended.
+//!
+//! # Memory ordering
+//!
+//! **Shared.** The word of each list, and the pointer to the current list.
+//!
+//! | operation | ordering | pairs with | why |
+//! |---|---|---|---|
+//! | word: exchange by a taker, and back | Relaxed | nothing | reads the newest word, or fails |
+//! | word: swap to closed, under the lock | Relaxed | nothing | the last write to the word |
+//! | pointer: load, store | of `ArcSwap`, at least Acquire and Release | each other | shows the pieces of a list |
+//!
+//! **Why enough.** The bad execution is a permit that is taken from the old list and kept in the new
+//! one, or is in neither. The swap and all exchanges are in one modification order: a taker before
+//! the swap is seen by it, and a taker behind it finds the word closed and takes nothing. Such a
+//! taker waits for the lock, under which the new list is stored. **Why not more.** The word
+//! publishes nothing: what it counts never changes.
+//!
+//! **Promise.** Permits taken, kept and handed out of a stock are together what was put in.
+//!
+//! **Checked by** `each_permit_is_taken_once` below, with threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use tidegate::Nanos;
+
+/// A list with this word is not the current one any more.
+const CLOSED: u64 = u64::MAX;
+
+/// Permits of one booking, or the rest of them. Times are those of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) permits: u64,
+    pub(crate) usable: Nanos,
+    /// No permit is taken at this time or later.
+    pub(crate) ends: Nanos,
+    pub(crate) origin: Origin,
+}
+
+/// What the store has to be told to take permits back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The instant of the booking, by the server's clock in microseconds.
+    pub(crate) due: i64,
+    /// The server takes permits back before this instant; 0 means always.
+    pub(crate) until: i64,
+    /// The state before the booking, which gives back all of it.
+    pub(crate) before: Option<Arc<[u8]>>,
+}
+
+/// What a request took of a stock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    n: u64,
+    /// The number of the list.
+    list: u64,
+    /// The word before, behind the permits that were skipped.
+    from: u64,
+    /// When the first of the permits ends.
+    ends: Nanos,
+    until: i64,
+}
+
+/// The pieces at one time.
+#[derive(Debug)]
+struct List {
+    number: u64,
+    pieces: Box<[Piece]>,
+    /// When so many are gone, more are to be booked.
+    low: u64,
+    asked: AtomicBool,
+    word: Word,
+}
+
+/// How many permits of a list are gone. On a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Word(AtomicU64);
+
+/// The permits of one limit on lease.
+#[derive(Debug)]
+pub(crate) struct Stock {
+    list: ArcSwap<List>,
+    /// Held while a list is replaced. It has what became of the permits of earlier lists.
+    change: Mutex<Past>,
+}
+
+#[derive(Debug, Default)]
+struct Past {
+    /// How many lists there were.
+    number: u64,
+    /// How many permits of them were taken and not put back.
+    taken: u64,
+    /// As [`Stock::add`] was told.
+    low: u64,
+    /// Pieces that ended, with permits left.
+    ended: Vec<Piece>,
+}
+
+impl List {
+    fn new(number: u64, pieces: Vec<Piece>, low: u64) -> List {
+        let sum = sum(&pieces);
+        let (low, asked) = (sum.saturating_sub(low), AtomicBool::new(false));
+        List { number, pieces: pieces.into(), low, asked, word: Word::default() }
+    }
+
+    /// The pieces of which permits are not gone, and how many.
+    fn rest(&self, mut gone: u64) -> impl Iterator<Item = (&Piece, u64)> {
+        self.pieces.iter().filter_map(move |piece| {
+            let rest = piece.permits.saturating_sub(gone);
+            gone = gone.saturating_sub(piece.permits);
+            (rest > 0).then_some((piece, rest))
+        })
+    }
+
+    /// The pieces, or their rests. Called under the lock.
+    fn left(&self) -> Vec<Piece> {
+        self.left_of(self.word.0.load(Ordering::Relaxed))
+    }
+
+    fn left_of(&self, gone: u64) -> Vec<Piece> {
+        let rest = |(piece, permits): (&Piece, u64)| {
+            let mut rest = Piece { permits, ..piece.clone() };
+            if permits < piece.permits {
+                rest.origin.before = None;
+            }
+            rest
+        };
+        self.rest(gone).map(rest).collect()
+    }
+
+    /// What a request for so many permits meets at a time.
+    fn look(&self, gone: u64, at: Nanos, n: u64) -> Look {
+        let mut have = 0_u64;
+        let (mut ends, mut until) = (Nanos::MAX, 0);
+        for (piece, rest) in self.rest(gone) {
+            if at < piece.usable {
+                break;
+            }
+            if at >= piece.ends {
+                return Look::Ended;
+            }
+            have = have.saturating_add(rest);
+            ends = ends.min(piece.ends);
+            until = earlier(until, piece.origin.until);
+            if have >= n {
+                return Look::There(Taken { n, list: self.number, from: gone, ends, until });
+            }
+        }
+        Look::Short
+    }
+}
+
+/// What a request meets in a list.
+enum Look {
+    There(Taken),
+    Short,
+    /// A piece that has ended stands before the permits, if there are enough.
+    Ended,
+}
+
+/// The earlier one of two instants, of which 0 means never.
+fn earlier(a: i64, b: i64) -> i64 {
+    if a == 0 || b == 0 { a.max(b) } else { a.min(b) }
+}
+
+impl Stock {
+    pub(crate) fn new() -> Stock {
+        let list = ArcSwap::from_pointee(List::new(0, Vec::new(), 0));
+        Stock { list, change: Mutex::default() }
+    }
+
+    /// Takes permits at a time. The flag says that more are to be booked, to one taker of a list.
+    pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<(Taken, bool)> {
+        loop {
+            let list = self.list.load();
+            let mut gone = list.word.0.load(Ordering::Relaxed);
+            while gone != CLOSED {
+                let taken = match list.look(gone, at, n.into()) {
+                    Look::There(taken) => taken,
+                    Look::Short => return None,
+                    Look::Ended => {
+                        self.end(at);
+                        break;
+                    }
+                };
+                let new = gone + taken.n;
+                match list.word.0.compare_exchange_weak(gone, new, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => {
+                        let is_low = new > list.low && !list.asked.load(Ordering::Relaxed);
+                        return Some((taken, is_low && !list.asked.swap(true, Ordering::Relaxed)));
+                    }
+                    Err(newer) => gone = newer,
+                }
+            }
+            // The next list is stored before the lock is free.
+            drop(self.lock());
+        }
+    }
+
+    /// Puts back what a request took and did not use.
+    pub(crate) fn put_back(&self, taken: Taken) {
+        let list = self.list.load();
+        let gone = taken.from + taken.n;
+        let word = &list.word.0;
+        let is_last = list.number == taken.list
+            && word.compare_exchange(gone, taken.from, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !is_last {
+            let origin = Origin { due: 0, until: taken.until, before: None };
+            let piece = Piece { permits: taken.n, usable: Nanos::ZERO, ends: taken.ends, origin };
+            let mut past = self.lock();
+            self.replace(&mut past, |pieces| pieces.push(piece));
+            past.taken = past.taken.saturating_sub(taken.n);
+        }
+    }
+
+    /// When so many permits are there, behind requests for so many.
+    pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
+        let (list, gone) = self.current();
+        let wanted = ahead.saturating_add(n);
+        for (last, _) in list.rest(gone) {
+            let due = at.max(last.usable);
+            // Requests that go first take what ends before. Without them it is lost.
+            let from = if ahead > 0 { at } else { due };
+            let there = list.rest(gone).filter(|(piece, _)| piece.usable <= due && from < piece.ends);
+            if there.fold(0_u64, |sum, (_, rest)| sum.saturating_add(rest)) >= wanted {
+                return due;
+            }
+        }
+        Nanos::MAX
+    }
+
+    /// How many permits can be taken at a time, and how many later.
+    pub(crate) fn held(&self, at: Nanos) -> (u64, u64) {
+        let (list, gone) = self.current();
+        let (mut now, mut later) = (0_u64, 0_u64);
+        for (piece, rest) in list.rest(gone).filter(|(piece, _)| at < piece.ends) {
+            let sum = if piece.usable <= at { &mut now } else { &mut later };
+            *sum = sum.saturating_add(rest);
+        }
+        (now, later)
+    }
+
+    /// Adds pieces. When so few permits are left, more are to be booked.
+    pub(crate) fn add(&self, piece: Piece, low: u64) {
+        let mut past = self.lock();
+        past.low = low;
+        self.replace(&mut past, |pieces| pieces.push(piece));
+    }
+
+    /// Removes the pieces that have ended; and of those that are not usable yet the last ones, as
+    /// long as so many permits remain.
+    pub(crate) fn remove(&self, at: Nanos, keep: u64) -> Vec<Piece> {
+        let mut past = self.lock();
+        let mut removed = std::mem::take(&mut past.ended);
+        let list = self.list.load();
+        // A list that stays keeps telling once that more is to be booked.
+        if out(&list.left(), at, keep).contains(&true) {
+            self.replace(&mut past, |pieces| {
+                let mut out = out(pieces, at, keep).into_iter();
+                removed.extend(pieces.extract_if(.., |_| out.next().unwrap_or(false)));
+            });
+        }
+        removed
+    }
+
+    /// Removes all pieces.
+    pub(crate) fn clear(&self) -> Vec<Piece> {
+        let mut past = self.lock();
+        let mut removed = std::mem::take(&mut past.ended);
+        self.replace(&mut past, |pieces| removed.append(pieces));
+        removed
+    }
+
+    /// How many pieces there are.
+    pub(crate) fn pieces(&self) -> usize {
+        self.list.load().pieces.len()
+    }
+
+    /// Puts aside the pieces that have ended.
+    fn end(&self, at: Nanos) {
+        let mut past = self.lock();
+        let mut ended = std::mem::take(&mut past.ended);
+        self.replace(&mut past, |pieces| ended.extend(pieces.extract_if(.., |piece| at >= piece.ends)));
+        past.ended = ended;
+    }
+
+    /// When the first piece ends that has permits left.
+    pub(crate) fn first_end(&self) -> Option<Nanos> {
+        if !self.lock().ended.is_empty() {
+            return Some(Nanos::ZERO);
+        }
+        let (list, gone) = self.current();
+        list.rest(gone).map(|(piece, _)| piece.ends).min()
+    }
+
+    /// How many permits were taken and not put back, of all that were ever added.
+    pub(crate) fn taken(&self) -> u64 {
+        let past = self.lock();
+        past.taken + self.list.load().word.0.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the list by one of the permits that are left, as changed by a function.
+    fn replace(&self, past: &mut Past, change: impl FnOnce(&mut Vec<Piece>)) {
+        let list = self.list.load();
+        let gone = list.word.0.swap(CLOSED, Ordering::Relaxed);
+        let mut pieces = list.left_of(gone);
+        past.taken += gone;
+        past.number += 1;
+        change(&mut pieces);
+        pieces.sort_by_key(|piece| (piece.usable, piece.ends));
+        self.list.store(Arc::new(List::new(past.number, pieces, past.low)));
+    }
+
+    /// The current list, and how many permits of it are gone.
+    fn current(&self) -> (arc_swap::Guard<Arc<List>>, u64) {
+        loop {
+            let list = self.list.load();
+            let gone = list.word.0.load(Ordering::Relaxed);
+            if gone != CLOSED {
+                return (list, gone);
+            }
+            // The next list is stored before the lock is free.
+            drop(self.lock());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Past> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Which pieces [`Stock::remove`] removes.
+fn out(pieces: &[Piece], at: Nanos, keep: u64) -> Vec<bool> {
+    let mut out: Vec<bool> = pieces.iter().map(|piece| at >= piece.ends).collect();
+    let kept = pieces.iter().zip(&out).filter(|(_, out)| !**out).map(|(piece, _)| piece.permits);
+    let mut kept = kept.fold(0, u64::saturating_add);
+    for (piece, out) in pieces.iter().zip(&mut out).rev() {
+        let rest = kept.saturating_sub(piece.permits);
+        if piece.usable <= at || rest < keep {
+            break;
+        }
+        if !*out {
+            (*out, kept) = (true, rest);
+        }
+    }
+    out
+}
+
+fn sum(pieces: &[Piece]) -> u64 {
+    pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.permits))
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    fn piece(permits: u64, usable: u64, ends: u64) -> Piece {
+        let origin = Origin { due: 0, until: 0, before: Some(Arc::from([])) };
+        Piece { permits, usable: Nanos::new(usable), ends: Nanos::new(ends), origin }
+    }
+
+    fn permits(pieces: &[Piece]) -> u64 {
+        pieces.iter().map(|piece| piece.permits).sum()
+    }
+
+    fn few(n: u64) -> usize {
+        usize::try_from(n).expect("few")
+    }
+
+    fn takes(stock: &Stock, at: u64, n: u32) -> bool {
+        stock.take(Nanos::new(at), n).is_some()
+    }
+
+    #[test]
+    fn permits_are_taken_while_they_are_usable() {
+        let stock = Stock::new();
+        stock.add(piece(5, 10, 20), 0);
+        stock.add(piece(5, 15, 30), 0);
+        assert!(!takes(&stock, 9, 1));
+        assert!(takes(&stock, 10, 3));
+        assert_eq!(stock.ready_at(Nanos::new(11), 0, 3), Nanos::new(15));
+        assert_eq!(stock.ready_at(Nanos::new(11), 3, 4), Nanos::new(15));
+        assert_eq!(stock.ready_at(Nanos::new(11), 0, 8), Nanos::MAX);
+        assert!(!takes(&stock, 14, 3));
+        assert!(takes(&stock, 15, 3));
+        // One permit of the first piece is gone with the second one, and the rest ends.
+        assert_eq!(stock.held(Nanos::new(29)), (4, 0));
+        assert!(!takes(&stock, 30, 1));
+        assert_eq!((permits(&stock.remove(Nanos::new(30), 0)), stock.taken()), (4, 6));
+    }
+
+    #[test]
+    fn what_was_not_used_is_taken_again_until_it_ends() {
+        let stock = Stock::new();
+        stock.add(piece(4, 0, 20), 0);
+        let (first, _) = stock.take(Nanos::new(1), 2).expect("permits");
+        let (second, _) = stock.take(Nanos::new(1), 1).expect("a permit");
+        // Not the last one: it goes into a list of its own.
+        stock.put_back(first);
+        assert_eq!(stock.held(Nanos::new(1)), (3, 0));
+        stock.put_back(second);
+        assert_eq!((stock.held(Nanos::new(19)), stock.taken()), ((4, 0), 0));
+        assert!(!takes(&stock, 20, 1));
+        assert_eq!(permits(&stock.remove(Nanos::new(20), 0)), 4);
+    }
+
+    #[test]
+    fn permits_that_nobody_waits_for_are_removed_from_the_end() {
+        let stock = Stock::new();
+        for (n, usable) in [(5, 10), (6, 20), (7, 30)] {
+            stock.add(piece(n, usable, 100), 0);
+        }
+        let at = Nanos::new(15);
+        assert_eq!(stock.remove(at, 12), []);
+        let removed = stock.remove(at, 11);
+        assert_eq!((permits(&removed), removed[0].origin.before.is_some()), (7, true));
+        assert_eq!(stock.remove(at, 0), [piece(6, 20, 100)]);
+        // What is usable stays until it ends.
+        assert_eq!(stock.held(at), (5, 0));
+    }
+
+    #[test]
+    fn one_taker_is_told_that_the_stock_is_low() {
+        let stock = Stock::new();
+        stock.add(piece(10, 0, 100), 5);
+        let told: Vec<bool> = (0..10).map(|_| stock.take(Nanos::ZERO, 1).expect("a permit").1).collect();
+        assert_eq!(told.iter().position(|told| *told), Some(5));
+        assert_eq!(told.iter().filter(|told| **told).count(), 1);
+    }
+
+    /// As a list of permits, each with its times.
+    #[test]
+    fn a_stock_is_a_list_of_permits() {
+        for seed in 0..200 {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let (stock, mut now) = (Stock::new(), 0);
+            let mut model: Vec<(u64, u64)> = Vec::new();
+            let (mut added, mut removed, mut held) = (0, 0, Vec::new());
+            for _ in 0..300 {
+                now += random.random_range(0..5);
+                let at = Nanos::new(now);
+                match random.random_range(0..8) {
+                    0 | 1 => {
+                        let (n, usable) = (random.random_range(1..10), now + random.random_range(0..20));
+                        let ends = usable + random.random_range(1..30);
+                        stock.add(piece(n, usable, ends), 0);
+                        model.extend((0..n).map(|_| (usable, ends)));
+                        model.sort_unstable();
+                        added += n;
+                    }
+                    2..=4 => {
+                        model.retain(|(_, ends)| now < *ends);
+                        let n = random.random_range(1..8);
+                        let there = model.iter().filter(|(usable, _)| *usable <= now).count();
+                        let due = stock.ready_at(at, 0, n);
+                        let taken = stock.take(at, u32::try_from(n).expect("few"));
+                        assert_eq!(taken.is_some(), there as u64 >= n, "{seed}");
+                        assert_eq!(due == at, taken.is_some());
+                        if let Some((taken, _)) = taken {
+                            let ends = model.iter().take(few(n)).map(|(_, ends)| *ends).min();
+                            assert_eq!(Some(taken.ends.as_u64()), ends);
+                            model.drain(..few(n));
+                            held.push(taken);
+                        }
+                    }
+                    5 if !held.is_empty() => {
+                        let taken = held.swap_remove(random.random_range(0..held.len()));
+                        stock.put_back(taken);
+                        // It may be in its old place, or in one of its own.
+                        model.clear();
+                        for piece in stock.list.load().left() {
+                            model.extend(
+                                (0..piece.permits).map(|_| (piece.usable.as_u64(), piece.ends.as_u64())),
+                            );
+                        }
+                    }
+                    6 => {
+                        let gone = stock.remove(at, random.random_range(0..30));
+                        removed += permits(&gone);
+                        model.clear();
+                        for piece in stock.list.load().left() {
+                            assert!(piece.ends > at);
+                            model.extend(
+                                (0..piece.permits).map(|_| (piece.usable.as_u64(), piece.ends.as_u64())),
+                            );
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            removed += permits(&stock.clear());
+            assert_eq!(stock.taken() + removed, added);
+        }
+    }
+
+    #[test]
+    fn each_permit_is_taken_once() {
+        let stock = Stock::new();
+        let (added, taken) = (AtomicU64::new(0), AtomicU64::new(0));
+        let removed = std::thread::scope(|scope| {
+            for thread in 0..3_u64 {
+                let (stock, taken) = (&stock, &taken);
+                scope.spawn(move || {
+                    for i in 0..20_000_u64 {
+                        let at = Nanos::new(i);
+                        let Some((of, _)) = stock.take(at, 1 + (i % 3) as u32) else { continue };
+                        if (i + thread) % 4 == 0 {
+                            stock.put_back(of);
+                        } else {
+                            taken.fetch_add(of.n, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            let mut removed = 0;
+            for i in 0..5_000_u64 {
+                let n = 1 + i % 7;
+                added.fetch_add(n, Ordering::Relaxed);
+                stock.add(piece(n, 4 * i, 4 * i + 200), 0);
+                removed += permits(&stock.remove(Nanos::new(4 * i), 50));
+            }
+            removed
+        });
+        let removed = removed + permits(&stock.clear());
+        let taken = taken.into_inner();
+        assert_eq!((stock.taken(), taken + removed), (taken, added.into_inner()));
+    }
+}

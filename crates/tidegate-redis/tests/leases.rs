@@ -1,0 +1,188 @@
+//! Leases of several processes over a model of a server, on paused time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::AnyLimiter;
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Store, WhileAway};
+use tokio::time::Instant;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// How long a lease lasts.
+const LIFE: Duration = Duration::from_millis(200);
+
+fn network(latency: Duration) -> Network {
+    Network {
+        latency: latency..=latency,
+        jitter: 0.0,
+        lost_answers: 0.0,
+        service: Duration::from_micros(10),
+        lag: Duration::ZERO,
+    }
+}
+
+/// Processes that lease one limit.
+struct Fleet {
+    model: Model,
+    stores: Vec<Store>,
+    limiters: Vec<AnyLimiter>,
+    began: Instant,
+    grants: Arc<Mutex<Vec<(Duration, u64)>>>,
+}
+
+impl Fleet {
+    fn new(seed: u64, network: Network, processes: u32, line: &str) -> Fleet {
+        let model = Model::new(seed, network);
+        let share = WhileAway::Share(NonZeroU32::new(processes).unwrap());
+        let open = |_| model.open(Store::builder("redis://model").while_away(share)).unwrap();
+        let stores: Vec<Store> = (0..processes).map(open).collect();
+        let limiter = |store: &Store| {
+            store.limiter("all").limit("calls", line.parse().unwrap()).leased().build().unwrap().into()
+        };
+        let limiters = stores.iter().map(limiter).collect();
+        Fleet { model, stores, limiters, began: Instant::now(), grants: Arc::default() }
+    }
+
+    /// A log of the grants of one process.
+    fn log(&self) -> impl Fn(u64) + Clone + Send + 'static {
+        let (grants, began) = (self.grants.clone(), self.began);
+        move |n| grants.lock().unwrap().push((began.elapsed(), n))
+    }
+
+    fn granted(&self) -> u64 {
+        self.grants.lock().unwrap().iter().map(|(_, n)| n).sum()
+    }
+
+    fn calls(&self) -> u64 {
+        self.model.calls()
+    }
+
+    /// Asserts that in each window `w` no more than `burst + rate * (w + LIFE)` permits were granted.
+    fn assert_bound(&self, rate: f64, burst: f64) {
+        let most = burst + rate * LIFE.as_secs_f64();
+        let (mut level, mut last) = (most, Duration::ZERO);
+        for (at, n) in &*self.grants.lock().unwrap() {
+            level = most.min(level + rate * (*at - last).as_secs_f64()) - *n as f64;
+            assert!(level >= -1e-6, "too many at {at:?}: {level}");
+            last = *at;
+        }
+    }
+}
+
+#[test]
+fn eight_processes_use_all_of_a_limit_in_few_trips() {
+    run(async {
+        let fleet = Fleet::new(1, network(MS), 8, "token_bucket 5000/s burst 500");
+        for limiter in &fleet.limiters {
+            for _ in 0..20 {
+                let (limiter, log) = (limiter.clone(), fleet.log());
+                tokio::spawn(async move {
+                    loop {
+                        let permits = limiter.acquire().await.unwrap();
+                        log(permits.permits().into());
+                    }
+                });
+            }
+        }
+        // The first second is that in which processes learn how much they use.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (granted, calls) = (fleet.granted(), fleet.calls());
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let (granted, calls) = (fleet.granted() - granted, fleet.calls() - calls);
+        assert!(granted >= 24_900, "{granted} of 25,000");
+        assert!(calls * 50 <= granted, "{calls} calls for {granted} permits");
+        fleet.assert_bound(5000.0, 500.0);
+    });
+}
+
+#[test]
+fn what_is_not_used_goes_back() {
+    run(async {
+        let fleet = Fleet::new(2, network(MS), 2, "token_bucket 1000/s burst 1000");
+        let one = &fleet.limiters[0];
+        for _ in 0..200 {
+            let _ = one.acquire().await.unwrap();
+        }
+        let counts = fleet.stores[0].lease_counts();
+        assert!(counts.outstanding() > 0, "{counts:?}");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let counts = fleet.stores[0].lease_counts();
+        assert_eq!((counts.outstanding(), counts.ended), (0, 0));
+        assert_eq!(counts.taken, counts.used + counts.given_back);
+        // Nothing is as good as new but a key that is gone.
+        assert_eq!(fleet.model.keys(), 0);
+        // A dropped limiter gives back at once.
+        for _ in 0..100 {
+            let _ = one.acquire().await.unwrap();
+        }
+        drop(fleet.limiters);
+        tokio::time::sleep(3 * MS).await;
+        assert_eq!(fleet.stores[0].lease_counts().outstanding(), 0);
+    });
+}
+
+#[test]
+fn refused_requests_make_no_trips() {
+    run(async {
+        let fleet = Fleet::new(3, network(MS), 8, "token_bucket 1000/s burst 100");
+        let refused = Arc::new(Mutex::new((0_u64, Duration::ZERO)));
+        for limiter in &fleet.limiters {
+            for _ in 0..4 {
+                let (limiter, log, refused) = (limiter.clone(), fleet.log(), refused.clone());
+                tokio::spawn(async move {
+                    loop {
+                        match limiter.acquire_now(1).await {
+                            Ok(permits) => log(permits.permits().into()),
+                            Err(refusal) => {
+                                let retry_after = refusal.retry_after().unwrap();
+                                let mut refused = refused.lock().unwrap();
+                                *refused = (refused.0 + 1, refused.1.max(retry_after));
+                            }
+                        }
+                        tokio::time::sleep(10 * MS).await;
+                    }
+                });
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let (granted, calls, (refused, longest)) = (fleet.granted(), fleet.calls(), *refused.lock().unwrap());
+        // Three requests for a permit.
+        assert!(granted >= 9_950 && refused >= 20_000, "{granted} granted, {refused} refused");
+        // A process uses 125 permits in a second, so a lease has a dozen.
+        assert!(calls * 10 <= granted, "{calls} calls");
+        // A booking that is made ahead is due within the life of a lease.
+        assert!(longest <= LIFE, "{longest:?}");
+        fleet.assert_bound(1000.0, 100.0);
+    });
+}
+
+#[test]
+fn windows_grant_what_they_would_without_leases() {
+    run(async {
+        let fleet = Fleet::new(4, network(2 * MS), 4, "fixed_window 1000/s at_wall_clock 0s");
+        for (i, limiter) in fleet.limiters.iter().enumerate() {
+            for _ in 0..5 {
+                let (limiter, log) = (limiter.clone(), fleet.log());
+                tokio::spawn(async move {
+                    loop {
+                        let permits = limiter.acquire().await.unwrap();
+                        log(permits.permits().into());
+                        tokio::time::sleep(Duration::from_millis(i as u64 + 1)).await;
+                    }
+                });
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let mut windows = std::collections::BTreeMap::new();
+        for (at, n) in &*fleet.grants.lock().unwrap() {
+            *windows.entry(at.as_secs()).or_insert(0) += n;
+        }
+        assert!(windows.values().all(|n| *n <= 1000), "{windows:?}");
+        assert!(fleet.granted() >= 9_950 && fleet.calls() * 10 <= fleet.granted());
+    });
+}
