@@ -30,6 +30,11 @@ pub(crate) fn of_test(prefix: &str) -> String {
     format!("{prefix}:{VERSION}:self-test")
 }
 
+/// The keys of a limit of permits in use.
+pub(crate) fn counting(prefix: &str, tag: &str) -> [String; 2] {
+    ["holders", "ends"].map(|part| format!("{prefix}:{VERSION}:{{{tag}}}:counting:{part}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

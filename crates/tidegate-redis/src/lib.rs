@@ -4,6 +4,7 @@
 mod block_on;
 mod breaker;
 mod connection;
+mod counting;
 mod error;
 mod jitter;
 mod key;
@@ -20,6 +21,7 @@ mod terms;
 
 #[cfg(feature = "tls")]
 pub use connection::Tls;
+pub use counting::{CountingBuilder, StoreCountingLimit};
 pub use error::{BuildError, OpenError, StoreError};
 pub use lease::LeaseCounts;
 pub use limiter::{LimiterBuilder, StoreLimiter};

@@ -168,15 +168,15 @@ fn call(script: &Script, name: &str, numbers: [f64; 4], parts: &[Part<'_>]) -> C
 }
 
 /// A number of a script: all of them are below 2^53.
-fn exact(number: u64) -> f64 {
+pub(crate) fn exact(number: u64) -> f64 {
     number.min(1 << 53) as f64
 }
 
-fn pack(bytes: &mut Vec<u8>, number: f64) {
+pub(crate) fn pack(bytes: &mut Vec<u8>, number: f64) {
     bytes.extend_from_slice(&number.to_be_bytes());
 }
 
-fn micros(span: Duration, round_up: bool) -> u64 {
+pub(crate) fn micros(span: Duration, round_up: bool) -> u64 {
     let nanos = span.as_nanos();
     let micros = if round_up { nanos.div_ceil(1000) } else { nanos / 1000 };
     u64::try_from(micros).unwrap_or(LONGEST).min(LONGEST)

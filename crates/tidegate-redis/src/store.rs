@@ -269,7 +269,7 @@ impl Store {
         &self.0.leases
     }
 
-    async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {
+    pub(crate) async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {
         let (sender, receiver) = oneshot::channel();
         self.send(by_hash, script, move |answer| _ = sender.send(answer));
         receiver.await.unwrap_or(Err(Away::For(Duration::MAX)))

@@ -3,6 +3,7 @@
 mod batch;
 mod booking;
 mod conformance;
+mod counting;
 mod several;
 
 #[path = "../support/mod.rs"]

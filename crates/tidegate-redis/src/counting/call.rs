@@ -1,0 +1,98 @@
+//! The script of permits in use: its calls, and what it answers.
+
+use std::time::Duration;
+
+use redis::{Cmd, FromRedisValue, Value};
+
+use crate::script::{Script, exact, micros, pack};
+
+/// A call of the script.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) operation: Operation,
+    pub(crate) keys: &'a [String; 2],
+    pub(crate) process: [u8; 8],
+    /// The time in microseconds, for tests.
+    pub(crate) now: Option<u64>,
+    pub(crate) limit: u32,
+    /// Without a call for so long, the process is taken for lost.
+    pub(crate) span: Duration,
+    /// The number of this call, which rises.
+    pub(crate) number: u64,
+    /// The permits in use.
+    pub(crate) held: u64,
+    /// How long the process keeps its place in the line without asking.
+    pub(crate) patience: Duration,
+    /// The permits of each request, in order; negative, if the request does not wait.
+    pub(crate) sizes: &'a [i64],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// Tells what the process holds, and asks for more.
+    Call,
+    Status,
+    Pause(Duration),
+    Resume,
+}
+
+/// What the script answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Which of the requests are granted; of `Resume`, whether there was a pause.
+    pub(crate) granted: Vec<bool>,
+    /// The permits in use, by all processes.
+    pub(crate) in_use: u64,
+    /// How many processes wait before this one.
+    pub(crate) before: u64,
+    pub(crate) paused_for: Duration,
+}
+
+pub(crate) fn script() -> Script {
+    Script::new(include_str!("../lua/counting.lua").into())
+}
+
+impl Call<'_> {
+    pub(crate) fn command(&self, script: &Script) -> Cmd {
+        let (name, pause) = match self.operation {
+            Operation::Call => ("call", Duration::ZERO),
+            Operation::Status => ("status", Duration::ZERO),
+            Operation::Pause(span) => ("pause", span),
+            Operation::Resume => ("resume", Duration::ZERO),
+        };
+        let mut numbers = Vec::with_capacity(7 * 8);
+        pack(&mut numbers, self.now.map_or(-1.0, exact));
+        pack(&mut numbers, self.limit.into());
+        pack(&mut numbers, exact(micros(self.span, true)));
+        pack(&mut numbers, exact(self.number));
+        pack(&mut numbers, exact(self.held));
+        pack(&mut numbers, exact(micros(self.patience, true)));
+        pack(&mut numbers, exact(micros(pause, true)));
+        let mut sizes = Vec::with_capacity(8 * self.sizes.len());
+        for size in self.sizes {
+            pack(&mut sizes, *size as f64);
+        }
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&script.hash).arg(2).arg(&self.keys[0]).arg(&self.keys[1]);
+        cmd.arg(name).arg(&self.process[..]).arg(numbers).arg(sizes);
+        cmd
+    }
+}
+
+impl Told {
+    pub(crate) fn read(value: &Value) -> Option<Told> {
+        let Value::Array(values) = value else { return None };
+        let [granted, in_use, before, paused_for] = values.as_slice() else { return None };
+        let granted = Vec::<u8>::from_redis_value_ref(granted).ok()?;
+        let number = |value: &Value| match value {
+            Value::Int(number) => u64::try_from(*number).ok(),
+            _ => None,
+        };
+        Some(Told {
+            granted: granted.into_iter().map(|answer| answer == b'1').collect(),
+            in_use: number(in_use)?,
+            before: number(before)?,
+            paused_for: Duration::from_micros(number(paused_for)?),
+        })
+    }
+}

@@ -1,0 +1,437 @@
+//! The requests of one process, and the calls that they share.
+//!
+//! A task on the thread of the store makes the calls, one at a time, while permits are in use or
+//! requests wait. Each call tells how many permits the process holds, and asks for the requests at
+//! the head of the line. So a call serves all requests that came while the call before it was on
+//! its way, and permits that are given back meanwhile go with it.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::Cmd;
+use tidegate::{Left, Nanos, Refusal};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use crate::counting::call::{Call, Operation, Told};
+use crate::jitter::jittered;
+use crate::script::Script;
+use crate::store::{Away, Store, WhileAway};
+
+/// The most requests of one call.
+const MOST_REQUESTS: usize = 64;
+
+/// A process that waits asks again after an eighth of the time that it has waited, within these
+/// bounds, the lower one times its place in the line.
+const SOONEST: Duration = Duration::from_millis(2);
+const LATEST: Duration = Duration::from_millis(200);
+
+/// How long a process keeps its place in the line of the store without asking: longer than its call
+/// and its interval take.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a request gets: its permits, and what they left.
+pub(super) type Answer = Result<(Held, Left), Refusal>;
+
+/// Where a request stands: by priority, then by arrival.
+pub(super) type Place = (Reverse<i8>, u64);
+
+/// What the handles of one limit share in this process.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) store: Store,
+    pub(super) script: Arc<Script>,
+    pub(super) keys: [String; 2],
+    pub(super) process: [u8; 8],
+    pub(super) span: Duration,
+    pub(super) limit: AtomicU32,
+    pub(super) line: Mutex<Line>,
+    /// Told when there is something to call for.
+    pub(super) changed: Notify,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// The permits in use.
+    held: u64,
+    waiters: BTreeMap<Place, Waiter>,
+    arrivals: u64,
+    /// How many requests wait in the line of the store. The requests behind them are asked for when
+    /// these are served, so that processes take turns.
+    announced: usize,
+    /// How many requests of the line do not stay in it. They come only while `announced` is 0.
+    hurried: usize,
+    is_served: bool,
+    is_closed: bool,
+    calls: u64,
+    /// Until when the store may count permits or a place of this process.
+    known_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    permits: u32,
+    /// Whether it waits for permits, or for the answer alone.
+    stays: bool,
+    answer: oneshot::Sender<Answer>,
+}
+
+/// What is sent once the lock is free.
+type Answers = Vec<(oneshot::Sender<Answer>, Answer)>;
+
+/// A request that is gone drops its permits, which gives them back.
+fn send(answers: Answers) {
+    for (sender, answer) in answers {
+        let _ = sender.send(answer);
+    }
+}
+
+/// Permits in use. Dropping them gives them back.
+#[derive(Debug)]
+pub(crate) struct Held {
+    shared: Arc<Shared>,
+    permits: u32,
+}
+
+/// A call, and its requests with their permits, negative where a request does not stay.
+struct Asked {
+    cmd: Cmd,
+    requests: Vec<(Place, i64)>,
+    held: u64,
+}
+
+impl Shared {
+    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn limit(&self) -> u32 {
+        // Relaxed: a number by itself.
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.line().waiters.len()
+    }
+
+    pub(super) fn check(&self, permits: u32) -> Result<(), Refusal> {
+        let limit = self.limit();
+        match permits {
+            _ if self.line().is_closed => Err(Refusal::Closed),
+            0 => Err(Refusal::ZeroPermits),
+            // A single permit may be had after the limit is raised.
+            n if n > limit.max(1) => Err(Refusal::ExceedsLimit { requested: n, limit }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a request to the line. It leaves the line when it is answered, or by `leave`.
+    pub(super) fn join(
+        self: &Arc<Shared>,
+        permits: u32,
+        stays: bool,
+        priority: i8,
+    ) -> Result<(Place, oneshot::Receiver<Answer>), Refusal> {
+        let mut line = self.line();
+        if line.is_closed {
+            return Err(Refusal::Closed);
+        }
+        // Requests wait for permits in use.
+        if line.announced > 0 && !stays {
+            return Err(Refusal::InUse { limit: self.limit() });
+        }
+        let place = (Reverse(priority), line.arrivals);
+        line.arrivals += 1;
+        let (answer, receiver) = oneshot::channel();
+        line.waiters.insert(place, Waiter { permits, stays, answer });
+        line.hurried += usize::from(!stays);
+        let is_served = std::mem::replace(&mut line.is_served, true);
+        let is_news = line.announced == 0;
+        drop(line);
+        if !is_served {
+            let this = self.clone();
+            if !self.store.spawn(Box::pin(this.serve())) {
+                // The request finds that its sender is gone.
+                let mut line = self.line();
+                (line.is_served, line.hurried) = (false, 0);
+                let waiters = std::mem::take(&mut line.waiters);
+                drop((line, waiters));
+            }
+        } else if is_news {
+            self.changed.notify_one();
+        }
+        Ok((place, receiver))
+    }
+
+    /// Removes a request that is not answered yet.
+    pub(super) fn leave(&self, place: Place) {
+        let mut line = self.line();
+        let left = line.remove(place);
+        // The place in the store goes to the next request of this process, if there is one.
+        let is_news = line.waiters.len() < line.announced;
+        line.announced = line.announced.min(line.waiters.len());
+        drop(line);
+        if is_news {
+            self.changed.notify_one();
+        }
+        drop(left);
+    }
+
+    pub(super) fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Ordering::Relaxed);
+        let mut line = self.line();
+        let (mut answers, mut too_large) = (Vec::new(), Vec::new());
+        for (place, waiter) in &line.waiters {
+            if waiter.permits > limit.max(1) {
+                too_large.push((*place, Refusal::ExceedsLimit { requested: waiter.permits, limit }));
+            }
+        }
+        for (place, refusal) in too_large {
+            line.refuse(place, refusal, &mut answers);
+        }
+        drop(line);
+        send(answers);
+        self.changed.notify_one();
+    }
+
+    /// Refuses all requests from now on. Returns whether the line was open.
+    pub(super) fn close(&self) -> bool {
+        let mut line = self.line();
+        let was_closed = std::mem::replace(&mut line.is_closed, true);
+        let waiters = std::mem::take(&mut line.waiters);
+        line.hurried = 0;
+        drop(line);
+        for (_, waiter) in waiters {
+            let _ = waiter.answer.send(Err(Refusal::Closed));
+        }
+        self.changed.notify_one();
+        !was_closed
+    }
+
+    /// A call of the script.
+    pub(super) fn call<'a>(&'a self, operation: Operation, line: &Line, sizes: &'a [i64]) -> Call<'a> {
+        Call {
+            operation,
+            keys: &self.keys,
+            process: self.process,
+            now: None,
+            limit: self.limit(),
+            span: self.span,
+            number: line.calls,
+            held: line.held,
+            patience: PATIENCE,
+            sizes,
+        }
+    }
+
+    pub(super) async fn ask(&self, operation: Operation) -> Result<Told, Away> {
+        let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
+        self.answer(cmd).await
+    }
+
+    /// As `ask`, without waiting for it.
+    pub(super) fn tell(&self, operation: Operation) {
+        let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
+        self.store.send(cmd, self.script.clone(), drop);
+    }
+
+    async fn answer(&self, cmd: Cmd) -> Result<Told, Away> {
+        let value = self.store.ask(cmd, self.script.clone()).await?;
+        Told::read(&value).ok_or(Away::Misconfigured)
+    }
+
+    /// Makes calls while permits are in use or requests wait.
+    async fn serve(self: Arc<Shared>) {
+        let mut since = None;
+        while let Some(asked) = self.next() {
+            let told = self.answer(asked.cmd.clone()).await;
+            let rest = self.apply(&asked, told, &mut since);
+            let _ = tokio::time::timeout(rest, self.changed.notified()).await;
+        }
+    }
+
+    /// The next call; `None` if the store knows that there is nothing.
+    fn next(&self) -> Option<Asked> {
+        let now = Instant::now();
+        let mut line = self.line();
+        if line.held == 0 && line.waiters.is_empty() && line.known_until.is_none_or(|until| until <= now) {
+            line.is_served = false;
+            return None;
+        }
+        line.calls += 1;
+        // The store may carry it out and not answer.
+        line.known_until = Some(now + self.span);
+        let most = if line.announced == 0 { MOST_REQUESTS } else { line.announced };
+        let size = |waiter: &Waiter| i64::from(waiter.permits) * if waiter.stays { 1 } else { -1 };
+        let asked = line.waiters.iter().take(most);
+        let requests: Vec<(Place, i64)> = asked.map(|(place, waiter)| (*place, size(waiter))).collect();
+        let sizes: Vec<i64> = requests.iter().map(|(_, size)| *size).collect();
+        let cmd = self.call(Operation::Call, &line, &sizes).command(&self.script);
+        Some(Asked { cmd, requests, held: line.held })
+    }
+
+    /// Answers requests as the store told. Returns how long to rest if nothing changes. `since` is
+    /// since when requests wait.
+    fn apply(
+        self: &Arc<Shared>,
+        asked: &Asked,
+        told: Result<Told, Away>,
+        since: &mut Option<Instant>,
+    ) -> Duration {
+        let mut answers = Answers::new();
+        let mut line = self.line();
+        let rest = match told {
+            Ok(told) => self.apply_told(&mut line, asked, &told, since, &mut answers),
+            Err(away) => self.decide_alone(&mut line, away, &mut answers),
+        };
+        drop(line);
+        send(answers);
+        rest
+    }
+
+    fn apply_told(
+        self: &Arc<Shared>,
+        line: &mut Line,
+        asked: &Asked,
+        told: &Told,
+        since: &mut Option<Instant>,
+        answers: &mut Answers,
+    ) -> Duration {
+        let limit = self.limit();
+        let left = left(limit, told.in_use);
+        line.announced = 0;
+        // Permits of requests that left meanwhile; what the store knows of this process.
+        let mut spare = 0;
+        let (mut known, mut wants) = (asked.held, 0);
+        let granted = told.granted.iter().copied().chain(std::iter::repeat(false));
+        for ((place, size), granted) in asked.requests.iter().zip(granted) {
+            match granted {
+                true => known += size.unsigned_abs(),
+                false => wants += usize::from(*size > 0),
+            }
+            match line.waiters.get(place) {
+                Some(_) if granted => self.grant(line, *place, left, answers),
+                Some(waiter) if waiter.stays => line.announced += 1,
+                Some(_) => {
+                    let refusal = match told.paused_for {
+                        Duration::ZERO => Refusal::InUse { limit },
+                        rest => Refusal::Paused { retry_after: Nanos::from_duration(rest) },
+                    };
+                    line.refuse(*place, refusal, answers);
+                }
+                None if granted => spare += size.unsigned_abs(),
+                None => {}
+            }
+        }
+        // They go to the next requests.
+        while let Some((place, waiter)) = line.waiters.first_key_value()
+            && u64::from(waiter.permits) <= spare
+        {
+            let place = *place;
+            spare -= u64::from(waiter.permits);
+            line.announced = line.announced.saturating_sub(1);
+            self.grant(line, place, left, answers);
+        }
+        if line.announced > 0 && line.hurried > 0 {
+            // They came while the call was on its way, and do not overtake.
+            let hurried = line.waiters.iter().filter(|(_, waiter)| !waiter.stays);
+            let hurried: Vec<Place> = hurried.map(|(place, _)| *place).collect();
+            for place in hurried {
+                line.refuse(place, Refusal::InUse { limit }, answers);
+            }
+        }
+        let is_known = known > 0 || wants > 0;
+        line.known_until = is_known.then(|| Instant::now() + self.span);
+        if line.announced == 0 {
+            *since = None;
+        }
+        // The process holds less, or wants less or more, than it told.
+        if line.held != known || line.announced != wants || (wants == 0 && !line.waiters.is_empty()) {
+            return Duration::ZERO;
+        }
+        if wants == 0 {
+            return jittered(self.span / 3);
+        }
+        let waited = since.get_or_insert_with(Instant::now).elapsed();
+        let place = u32::try_from(told.before).unwrap_or(u32::MAX).saturating_add(1);
+        let interval = (waited / 8).max(SOONEST.saturating_mul(place)).min(LATEST);
+        jittered(interval.min(self.span / 3))
+    }
+
+    /// Decides without the store: by the permits that this process holds, those included that the
+    /// store granted before.
+    fn decide_alone(self: &Arc<Shared>, line: &mut Line, away: Away, answers: &mut Answers) -> Duration {
+        let limit = self.limit();
+        let (retry_after, rest) = match away {
+            Away::For(Duration::MAX) | Away::Misconfigured => (Nanos::MAX, LATEST),
+            Away::For(rest) => (Nanos::from_duration(rest), rest.clamp(SOONEST, LATEST)),
+        };
+        let most = match (away, self.store.while_away()) {
+            // A wrong configuration is never hidden.
+            (Away::Misconfigured, _) | (_, WhileAway::Closed) => None,
+            (_, WhileAway::Open) => Some(u32::MAX),
+            (_, WhileAway::Share(processes)) => Some((limit / processes).max(limit.min(1))),
+        };
+        line.announced = 0;
+        let places: Vec<Place> = line.waiters.keys().copied().collect();
+        let mut is_held_up = false;
+        for place in places {
+            let Some(Waiter { permits, stays, .. }) = line.waiters.get(&place) else { continue };
+            let (permits, stays) = (u64::from(*permits), *stays);
+            match most {
+                None => line.refuse(place, Refusal::Unavailable { retry_after }, answers),
+                Some(most) if permits > u64::from(most.max(1)) => {
+                    let requested = u32::try_from(permits).unwrap_or(u32::MAX);
+                    line.refuse(place, Refusal::ExceedsLimit { requested, limit: most }, answers);
+                }
+                Some(most) if most == u32::MAX || (!is_held_up && line.held + permits <= most.into()) => {
+                    self.grant(line, place, left(most, line.held + permits), answers);
+                }
+                Some(_) if stays => is_held_up = true,
+                Some(most) => line.refuse(place, Refusal::InUse { limit: most }, answers),
+            }
+        }
+        for _ in &*answers {
+            self.store.count_degraded();
+        }
+        jittered(rest)
+    }
+
+    fn grant(self: &Arc<Shared>, line: &mut Line, place: Place, left: Left, answers: &mut Answers) {
+        if let Some(Waiter { permits, answer, .. }) = line.remove(place) {
+            line.held += u64::from(permits);
+            let held = Held { shared: self.clone(), permits };
+            answers.push((answer, Ok((held, left))));
+        }
+    }
+}
+
+impl Line {
+    fn remove(&mut self, place: Place) -> Option<Waiter> {
+        let waiter = self.waiters.remove(&place)?;
+        self.hurried -= usize::from(!waiter.stays);
+        Some(waiter)
+    }
+
+    fn refuse(&mut self, place: Place, refusal: Refusal, answers: &mut Answers) {
+        if let Some(Waiter { answer, .. }) = self.remove(place) {
+            answers.push((answer, Err(refusal)));
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut line = self.shared.line();
+        line.held = line.held.saturating_sub(self.permits.into());
+        drop(line);
+        self.shared.changed.notify_one();
+    }
+}
+
+pub(super) fn left(limit: u32, in_use: u64) -> Left {
+    Left::new(limit.into(), u64::from(limit).saturating_sub(in_use))
+}

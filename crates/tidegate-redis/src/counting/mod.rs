@@ -1,0 +1,433 @@
+//! [`StoreCountingLimit`]: permits in use over all processes.
+
+pub(crate) mod call;
+mod line;
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::{Pin, pin};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tidegate::{
+    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
+    DefaultClock, Grant, Left, Limiter, Nanos, Pause, Place, Refusal, Request, Status, Timer,
+};
+use tokio::sync::{Notify, oneshot};
+
+use crate::block_on::block_on;
+use crate::counting::call::{Operation, Told};
+use crate::counting::line::{Answer, Held, Line, Shared, left};
+use crate::error::BuildError;
+use crate::key;
+use crate::store::{Away, Store};
+
+/// The name of a limiter that has no members, where one is told or asked for.
+const NAME: &str = "limit";
+
+/// So long permits of a lost process stay in use, unless set.
+const TIME_TO_LIVE: Duration = Duration::from_secs(10);
+
+/// A limit of permits in use at one time, over all processes that name the same store and tag:
+/// connections, calls in flight, jobs. Permits go back when the
+/// [`AllPermits`] or the [`AnyReservation`] is dropped.
+///
+/// It is made by [`Store::counting`], and used as an [`AnyLimiter`], which it converts to. It is
+/// what [`CountingLimit`](tidegate::CountingLimit) is in one process. A process that holds permits
+/// tells the store so while it lives. If it crashes, its permits go back after the
+/// [time to live](CountingBuilder::time_to_live), by the store's clock.
+///
+/// # Cost
+///
+/// A process makes one call at a time, which serves all requests that came meanwhile, up to 64, and
+/// carries the permits that were given back. So a permit costs at most a call to take and a call to
+/// give back. While permits are in use, a process calls three times in the time to live. The store
+/// keeps some hundred bytes for each process that holds permits or waits.
+///
+/// # Fairness
+///
+/// In one process requests are served by [priority](Request::priority), then first come, first
+/// served, and none is overtaken. Over all processes, a process that waits has a place in a line in
+/// the store: permits that are given back are kept for the processes in their order. A process
+/// announces up to 64 requests at once, and goes to the end of the line for more. When permits come
+/// back is not known, so nothing can be booked: a process asks again after an eighth of the time
+/// that it has waited, between 2 ms times its place and 200 ms, and at once when it gives permits
+/// back itself. If it does not ask for a second, it loses its place. At most 64 processes have a
+/// place; others ask for one.
+///
+/// # Cancel safety
+///
+/// Dropping a waiting future withdraws its request. If it was granted already, its permits are
+/// given back. Permits go back by a message that is not waited for, and that is repeated until the
+/// store answers.
+///
+/// # While the store is away
+///
+/// Permits that are out stay out. A process grants as its
+/// [`WhileAway`](crate::WhileAway) says; of its share, by all permits that it holds. When the store
+/// is back, also without its state, each process tells how many permits it holds. No permit is
+/// granted until fewer than the limit are in use.
+///
+/// # Examples
+///
+/// ```no_run
+/// use tidegate::AnyLimiter;
+/// use tidegate_redis::Store;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = Store::open("redis://127.0.0.1")?;
+/// let in_flight: AnyLimiter = store.counting("tenant-7", 20).build()?.into();
+/// let permit = in_flight.acquire().await?;
+/// // ... the call ...
+/// drop(permit);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct StoreCountingLimit(Arc<Shared>);
+
+/// The settings of a [`StoreCountingLimit`].
+#[derive(Clone, Debug)]
+#[must_use = "a limit does nothing until it is built"]
+pub struct CountingBuilder {
+    store: Store,
+    tag: String,
+    limit: u32,
+    time_to_live: Duration,
+}
+
+impl Store {
+    /// A limit of permits in use at one time, for all processes with this tag. With 0 no permit is
+    /// available until the limit is changed.
+    pub fn counting(&self, tag: impl Into<String>, limit: u32) -> CountingBuilder {
+        CountingBuilder { store: self.clone(), tag: tag.into(), limit, time_to_live: TIME_TO_LIVE }
+    }
+}
+
+impl CountingBuilder {
+    /// Sets after which time without a call the permits of a process go back, 10 s unless set, and
+    /// at least 1 s. A process that is suspended for longer may hold permits that were given to
+    /// others. So may all, for a third of this time, if the server's clock is set ahead by more.
+    pub fn time_to_live(self, time_to_live: Duration) -> CountingBuilder {
+        CountingBuilder { time_to_live, ..self }
+    }
+
+    /// Makes the limit. The store is not asked.
+    ///
+    /// # Errors
+    ///
+    /// A [`BuildError`] if the tag cannot be part of a key.
+    pub fn build(self) -> Result<StoreCountingLimit, BuildError> {
+        let CountingBuilder { store, tag, limit, time_to_live } = self;
+        if !key::is_tag(&tag) {
+            return Err(BuildError::Name { name: tag });
+        }
+        // A year is longer than any process needs, and keeps instants below 2^53.
+        let span = time_to_live.clamp(Duration::from_secs(1), Duration::from_secs(365 * 86_400));
+        Ok(StoreCountingLimit(Arc::new(Shared {
+            keys: key::counting(store.prefix(), &tag),
+            store,
+            script: Arc::new(call::script()),
+            // A hasher's keys are random.
+            process: RandomState::new().hash_one(0).to_be_bytes(),
+            span,
+            limit: AtomicU32::new(limit),
+            line: Mutex::new(Line::default()),
+            changed: Notify::new(),
+        })))
+    }
+}
+
+impl StoreCountingLimit {
+    /// The limit.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.0.limit()
+    }
+
+    /// Changes the limit for this process, with effect on requests that wait, as
+    /// [`CountingLimit::set_limit`](tidegate::CountingLimit::set_limit). Limits are not stored:
+    /// each process decides by its own.
+    pub fn set_limit(&self, limit: u32) {
+        self.0.set_limit(limit);
+    }
+
+    /// A snapshot of the limit, as [`AnyLimiter::status`], without blocking a thread. `available`
+    /// is 0 while a process waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unavailable`] if the store did not answer.
+    pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
+        let told = self.ask(Operation::Status).await?;
+        let left = left(self.limit(), if told.before > 0 { u64::MAX } else { told.in_use });
+        Ok(self.status_of(left, told.paused_for))
+    }
+
+    async fn ask(&self, operation: Operation) -> Result<Told, AllRefusal> {
+        self.0.ask(operation).await.map_err(|away| unavailable(away).into())
+    }
+
+    fn status_of(&self, left: Left, paused_for: Duration) -> AllStatus {
+        let waiting = self.0.waiting();
+        // In a pause nothing is available.
+        let left = if paused_for > Duration::ZERO { Left::new(left.limit, 0) } else { left };
+        let status = Status::from(left).waiting(waiting).paused_for(paused_for);
+        AllStatus::new([(NAME, status)]).waiting(waiting).paused_for(paused_for)
+    }
+
+    /// Waits for permits, or asks for them once.
+    async fn wait(self, request: Request, stays: bool) -> Result<AllPermits, AllRefusal> {
+        if request.exempt {
+            return Ok(Grant::new(0, Nanos::ZERO).into());
+        }
+        let clock = DefaultClock::new();
+        let mut wait =
+            Wait::join(&self, request, stays).map_err(|refusal| self.refused(&request, refusal))?;
+        let answer = match request.within.filter(|_| stays) {
+            None => (&mut wait).await,
+            Some(within) => {
+                let deadline = clock.now().saturating_add(Nanos::from_duration(within));
+                let mut sleep = pin!(clock.sleep_until(deadline));
+                std::future::poll_fn(|context| match Pin::new(&mut wait).poll(context) {
+                    Poll::Pending => {
+                        sleep.as_mut().poll(context).map(|()| Err(Refusal::InUse { limit: self.limit() }))
+                    }
+                    ready => ready,
+                })
+                .await
+            }
+        };
+        let (held, left) = answer.map_err(|refusal| self.refused(&request, refusal))?;
+        let permits = AllPermits::holding(Grant::new(request.permits, wait.waited), held);
+        Ok(match request.tells_left {
+            true => permits.with_left(self.status_of(left, Duration::ZERO)),
+            false => permits,
+        })
+    }
+
+    fn refused(&self, request: &Request, refusal: Refusal) -> AllRefusal {
+        match (request.tells_left, refusal) {
+            (true, Refusal::InUse { limit }) => {
+                let nothing = Left::new(limit.into(), 0);
+                AllRefusal::from(refusal).with_left(self.status_of(nothing, Duration::ZERO))
+            }
+            _ => refusal.into(),
+        }
+    }
+}
+
+/// A request in the line of this process. Dropping it withdraws the request.
+struct Wait {
+    shared: Arc<Shared>,
+    place: Option<line::Place>,
+    answer: oneshot::Receiver<Answer>,
+    clock: DefaultClock,
+    began: Nanos,
+    /// Once it is answered.
+    waited: Nanos,
+}
+
+impl Wait {
+    fn join(of: &StoreCountingLimit, request: Request, stays: bool) -> Result<Wait, Refusal> {
+        let shared = of.0.clone();
+        shared.check(request.permits)?;
+        let stays = stays && request.within != Some(Duration::ZERO);
+        let (place, answer) = shared.join(request.permits, stays, request.priority)?;
+        let clock = DefaultClock::new();
+        let began = clock.now();
+        Ok(Wait { shared, place: Some(place), answer, clock, began, waited: Nanos::ZERO })
+    }
+}
+
+impl Future for Wait {
+    type Output = Answer;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+        let this = &mut *self;
+        Pin::new(&mut this.answer).poll(context).map(|answer| {
+            this.place = None;
+            this.waited = this.clock.now().saturating_since(this.began);
+            // The thread of the store has ended, which only a panic of it makes happen.
+            answer.unwrap_or(Err(Refusal::Unavailable { retry_after: Nanos::MAX }))
+        })
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            self.shared.leave(place);
+        }
+    }
+}
+
+/// What the request asks of a limiter that has no members, and so no names. Permits come back
+/// together, so a request for up to a number gets the fewest that it takes.
+fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
+    match request.costs().next() {
+        Some((name, _)) => Err(AllRefusal::NoMember { name: name.into(), members: Box::default() }),
+        None => Ok(request.to_request()),
+    }
+}
+
+fn check_name(name: &str) -> Result<(), AllRefusal> {
+    if name == NAME {
+        return Ok(());
+    }
+    Err(AllRefusal::NoMember { name: name.into(), members: Box::new([NAME.into()]) })
+}
+
+fn unavailable(away: Away) -> Refusal {
+    let retry_after = match away {
+        Away::For(Duration::MAX) | Away::Misconfigured => Nanos::MAX,
+        Away::For(rest) => Nanos::from_duration(rest),
+    };
+    Refusal::Unavailable { retry_after }
+}
+
+impl Limiter for StoreCountingLimit {
+    fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        block_on(self.acquire_now(request))
+    }
+
+    fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
+        match alone(request) {
+            Ok(request) => AcquireAny::new(self.clone().wait(request, false)),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
+    fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
+        match alone(request) {
+            Ok(request) => AcquireAny::new(self.clone().wait(request, true)),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
+    fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
+        block_on(self.acquire(request))
+    }
+
+    /// A place in the line of this process. It holds its permits from its grant until it is dropped
+    /// or settled.
+    fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+        let request = alone(request)?;
+        let wait = match request.exempt {
+            true => None,
+            false => Some(Wait::join(self, request, true)?),
+        };
+        Ok(AnyReservation::new(Reserved { of: self.clone(), request, wait, claimed: None }))
+    }
+
+    /// While the store does not answer, nothing is available.
+    fn status(&self) -> AllStatus {
+        let nothing = Left::new(self.limit().into(), 0);
+        block_on(StoreCountingLimit::status(self)).unwrap_or_else(|_| self.status_of(nothing, Duration::ZERO))
+    }
+
+    /// For all processes. The message is not waited for. Permits that are out stay out.
+    fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        let now = DefaultClock::new().now();
+        let span = pause.end(now).saturating_since(now).as_duration();
+        self.0.tell(Operation::Pause(span));
+        Ok(())
+    }
+
+    fn resume(&self) -> bool {
+        block_on(self.ask(Operation::Resume)).is_ok_and(|told| told.granted == [true])
+    }
+
+    /// Charges nothing: no call would give the permits back.
+    fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        costs.costs().try_for_each(|(name, _)| check_name(name))
+    }
+
+    /// Takes nothing: no call would give the permits back.
+    fn keep_at_most(&self, name: &str, _: u64) -> Result<u64, AllRefusal> {
+        check_name(name).map(|()| 0)
+    }
+
+    /// For this process.
+    fn close(&self) -> Result<bool, AllRefusal> {
+        Ok(self.0.close())
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.check(1) == Err(Refusal::Closed)
+    }
+}
+
+impl From<StoreCountingLimit> for AnyLimiter {
+    fn from(limit: StoreCountingLimit) -> AnyLimiter {
+        AnyLimiter::new(limit)
+    }
+}
+
+impl fmt::Debug for StoreCountingLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreCountingLimit")
+            .field("store", &self.0.store)
+            .field("limit", &self.limit())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A place in the line, and then its permits.
+struct Reserved {
+    of: StoreCountingLimit,
+    request: Request,
+    /// `None` if the request passes without permits.
+    wait: Option<Wait>,
+    /// Once the place is claimed.
+    claimed: Option<Result<Claimed, AllRefusal>>,
+}
+
+/// A grant, and its permits unless it passes without any.
+type Claimed = (Grant, Option<(Held, Left)>);
+
+impl Future for Reserved {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if this.claimed.is_none() {
+            this.claimed = Some(match &mut this.wait {
+                None => Ok((Grant::new(0, Nanos::ZERO), None)),
+                Some(wait) => match Pin::new(&mut *wait).poll(context) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(held)) => Ok((Grant::new(this.request.permits, wait.waited), Some(held))),
+                    Poll::Ready(Err(refusal)) => Err(this.of.refused(&this.request, refusal)),
+                },
+            });
+        }
+        Poll::Ready(match &this.claimed {
+            Some(Ok((grant, _))) => Ok(*grant),
+            Some(Err(refusal)) => Err(refusal.clone()),
+            None => return Poll::Pending,
+        })
+    }
+}
+
+impl Place for Reserved {
+    /// When permits come back is not known.
+    fn due_in(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn left(&self) -> Option<AllStatus> {
+        match &self.claimed {
+            Some(Ok((_, Some((_, left))))) if self.request.tells_left => {
+                Some(self.of.status_of(*left, Duration::ZERO))
+            }
+            _ => None,
+        }
+    }
+
+    /// Gives all permits back: they are not in use any more.
+    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        alone(used).map(drop)
+    }
+}
