@@ -92,6 +92,26 @@ fn text(value: Value) -> String {
     }
 }
 
+/// A server of a cluster that is taken for a server alone tells that it is not, and no address.
+#[tokio::test]
+async fn a_cluster_is_told_to_be_one() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let (store, _) = load::open(Store::builder(cluster.servers[0].tcp_url()));
+    let mut all = load::Tally::default();
+    for tag in tags() {
+        all.add(load::ask(&limiter(&store, &tag)).await);
+    }
+    assert!(all.granted > 0 && all.refused > 0 && all.open == 0, "{all:?}");
+    let elsewhere = tags().into_iter().map(|tag| limiter(&store, &tag));
+    for limiter in elsewhere {
+        if load::ask(&limiter).await.refused > 0 {
+            let trouble = store.trouble().unwrap();
+            assert!(!trouble.is_away() && trouble.to_string().contains("part of a cluster"), "{trouble}");
+            assert!(!trouble.to_string().contains("127.0.0.1"), "{trouble}");
+        }
+    }
+}
+
 /// Tags that lie in slots of all servers.
 fn tags() -> Vec<String> {
     (0..30).map(|i| format!("tag-{i}")).collect()
@@ -142,7 +162,7 @@ async fn a_slot_is_moved_key_by_key() {
     let used: Vec<_> = status.members.iter().map(|(_, status)| load::LIMIT - status.available).collect();
     let mut charged = used[0];
     for tag in tags().into_iter().take(9) {
-        charged += load::charged(&limiter(&store, &tag)).await;
+        charged += load::charged_to(&cluster.url(), &tag).await;
     }
     assert_eq!((used[0], charged), (used[1], tally.granted));
 }
@@ -168,7 +188,7 @@ async fn a_primary_is_killed_and_its_replica_takes_over() {
     // What the replica did not have yet is granted again, and nothing is charged twice.
     let mut charged = 0;
     for tag in tags() {
-        charged += load::charged(&limiter(&store, &tag)).await;
+        charged += load::charged_to(&cluster.url(), &tag).await;
     }
     assert!(charged <= tally.granted + store.counts().unknown, "{charged} charged, {tally:?}");
 }

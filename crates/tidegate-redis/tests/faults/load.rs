@@ -1,7 +1,5 @@
 //! Requests under a fault, and what became of them.
 
-#![allow(dead_code)] // Each fault uses a part of it.
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -28,15 +26,11 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, other: Tally) {
+    pub(crate) fn add(&mut self, other: Tally) {
         self.granted += other.granted;
         self.open += other.open;
         self.refused += other.refused;
         self.worst = self.worst.max(other.worst);
-    }
-
-    pub(crate) fn requests(&self) -> u64 {
-        self.granted + self.open + self.refused
     }
 }
 
@@ -69,18 +63,6 @@ pub(crate) async fn ask_times(limiter: &AnyLimiter, times: u64) -> Tally {
     let mut all = Tally::default();
     for _ in 0..times {
         all.add(ask(limiter).await);
-    }
-    all
-}
-
-/// Requests, one after the other, until it is so.
-pub(crate) async fn ask_until(limiter: &AnyLimiter, mut is_so: impl FnMut() -> bool) -> Tally {
-    let (begun, mut all) = (Instant::now(), Tally::default());
-    while !is_so() {
-        all.add(ask(limiter).await);
-        assert!(begun.elapsed() < 2 * HANG, "it never becomes so");
-        // While the breaker rests a request is answered at once.
-        tokio::time::sleep(Duration::from_micros(200)).await;
     }
     all
 }
@@ -147,9 +129,17 @@ impl Load {
     }
 }
 
-/// How many permits the store has charged.
-pub(crate) async fn charged(limiter: &AnyLimiter) -> u64 {
-    LIMIT - limiter.status().members[0].1.available
+/// How many permits of the limit of all a server has charged.
+pub(crate) async fn charged(url: &str) -> u64 {
+    charged_to(url, "all").await
+}
+
+/// How many permits of the limit of a tag a server has charged.
+pub(crate) async fn charged_to(url: &str, tag: &str) -> u64 {
+    let store = Store::builder(url).timeout(HANG).open().unwrap();
+    let limiter = store.limiter(tag).limit("limit", LINE.parse().unwrap()).build().unwrap();
+    let status = limiter.status().await.unwrap_or_else(|_| panic!("no status: {:?}", store.trouble()));
+    LIMIT - status.members[0].1.available
 }
 
 /// Prints what a fault did.

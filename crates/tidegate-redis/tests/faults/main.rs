@@ -9,6 +9,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod clocks;
 mod cluster;
+mod configuration;
 mod load;
+mod processes;
+mod relay;
 mod sentinel;
+mod server;
+#[cfg(feature = "tls")]
+mod tls;

@@ -62,7 +62,7 @@ async fn sentinels_replace_a_primary() {
     load::row("a primary replaced by sentinels", tally, &store);
     assert_eq!((tally.refused, store.counts().misconfigured), (0, 0), "{:?}", store.trouble());
     assert_eq!(group.servers[1].info("replication", "role").as_deref(), Some("master"));
-    let charged = load::charged(&limiter).await;
+    let charged = load::charged(&group.servers[1].url()).await;
     assert!(charged <= tally.granted + store.counts().unknown, "{charged} charged, {tally:?}");
 
     // A primary that comes back is a replica, and no call goes there.

@@ -142,6 +142,29 @@ fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
     }
 }
 
+/// The server's clock is stepped by ten seconds, forward and back, again and again: a step forward
+/// fills a limit at most, and a step back nothing.
+#[test]
+fn a_clock_that_is_stepped_fills_once_a_step() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["token_bucket 500/s burst 20", "fixed_window 20/s", "sliding_log 20/s"] {
+        let limit = Limit::new(line);
+        let part = || [limit.part(1, &[])];
+        let mut now = START + 40_000_000 * SECOND;
+        let mut take_all = |now| {
+            let granted = (0..100).take_while(|_| store.call(TRY, now, &part()).answer == Answer::Done);
+            granted.count()
+        };
+        assert_eq!(take_all(now), 20, "{line}");
+        for _ in 0..5 {
+            now += 10 * SECOND;
+            assert_eq!(take_all(now), 20, "{line}");
+            now -= 10 * SECOND;
+            assert_eq!(take_all(now), 0, "{line}");
+        }
+    }
+}
+
 #[test]
 fn other_terms_keep_what_was_taken() {
     let Some(mut store) = Store::new() else { return };

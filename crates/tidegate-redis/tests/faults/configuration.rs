@@ -1,0 +1,148 @@
+//! What is no outage: a configuration that is wrong is an error, and no fallback hides it.
+
+use tidegate::{AnyLimiter, Refusal};
+use tidegate_redis::{OpenError, Store, StoreError, WhileAway};
+
+use crate::load;
+use crate::support::Server;
+
+/// Requests are refused, although the store is open while it is away. Returns what is told.
+async fn refused(url: &str) -> StoreError {
+    let store = Store::builder(url).while_away(WhileAway::Open).open().unwrap();
+    let limiter = load::limiter(&store, "all");
+    for _ in 0..10 {
+        let refusal = limiter.acquire_now([]).await.unwrap_err();
+        assert!(matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })), "{refusal:?}");
+    }
+    assert_eq!((store.counts().misconfigured, store.counts().answered), (10, 0));
+    assert!(!store.is_away());
+    let (trouble, checked) = (store.trouble().unwrap(), store.check().await.unwrap_err());
+    assert!(!trouble.is_away() && !checked.is_away(), "{trouble}, {checked}");
+    trouble
+}
+
+fn user(server: &Server, name: &str, rules: &str) -> String {
+    server.tell(&format!("ACL SETUSER {name} on >pass-word {rules}"));
+    format!("redis://{name}:pass-word@127.0.0.1:{}", server.port())
+}
+
+/// The rules that the README gives.
+const LEAN: &str = "-@all +evalsha +eval +get +set +del +time ~tidegate:*";
+
+#[tokio::test]
+async fn a_user_needs_a_few_permissions() {
+    let Some(server) = Server::start_at_port(&[]) else { return };
+    let url = user(&server, "lean", LEAN);
+    let store = Store::builder(&url).open().unwrap();
+    store.check().await.unwrap();
+    let limiter = load::limiter(&store, "all");
+    assert_eq!(load::ask_times(&limiter, 5).await.granted, 5);
+    // All that a limiter does.
+    let _ = limiter.status();
+    limiter.debit(1).unwrap();
+    limiter.pause_for(std::time::Duration::from_secs(1)).unwrap();
+    assert!(limiter.resume());
+    assert_eq!((store.counts().misconfigured, store.trouble()), (0, None));
+    // Without each of them.
+    for command in ["evalsha", "eval", "get", "set", "del", "time"] {
+        server.tell("SCRIPT FLUSH");
+        let url = user(&server, &format!("without-{command}"), &LEAN.replace(&format!(" +{command} "), " "));
+        refused(&url).await;
+    }
+    refused(&user(&server, "elsewhere", &LEAN.replace("~tidegate", "~other"))).await;
+    // A user that is allowed all but scripts' own commands.
+    let trouble = refused(&user(&server, "no-eval", "+@all -eval -evalsha ~*")).await;
+    assert!(trouble.to_string().contains("NOPERM"), "{trouble}");
+    let store = Store::open(&user(&server, "no-script", "+@all -script ~*")).unwrap();
+    assert_eq!(load::ask_times(&load::limiter(&store, "all"), 5).await.granted, 5);
+}
+
+#[tokio::test]
+async fn wrong_logins_and_databases_are_told() {
+    let Some(server) = Server::start_at_port(&["--requirepass", "of-default"]) else { return };
+    let port = server.port();
+    let trouble = refused(&format!("redis://127.0.0.1:{port}")).await;
+    assert!(trouble.to_string().contains("NOAUTH"), "{trouble}");
+    refused(&format!("redis://:wrong@127.0.0.1:{port}")).await;
+    refused(&format!("redis://nobody:of-default@127.0.0.1:{port}")).await;
+    refused(&format!("redis://:of-default@127.0.0.1:{port}/99")).await;
+    refused(&format!("redis+cluster://:of-default@127.0.0.1:{port}")).await;
+    refused(&format!("redis+sentinel://127.0.0.1:{port}/main?sentinel_password=of-default")).await;
+
+    // A user with a password that needs to be encoded, and a database.
+    server.tell("ACL SETUSER a/b on >p@ss:/? +@all ~*");
+    let store = Store::open(&format!("redis://a%2Fb:p%40ss%3A%2F%3F@127.0.0.1:{port}/3")).unwrap();
+    assert_eq!(load::ask(&load::limiter(&store, "all")).await.granted, 1, "{:?}", store.trouble());
+    let keyspace = server.info("keyspace", "db3").unwrap_or_default();
+    assert!(keyspace.starts_with("keys=1,expires=1"), "{keyspace}");
+}
+
+#[tokio::test]
+async fn a_foreign_value_under_a_key_is_told() {
+    let Some(server) = Server::start() else { return };
+    server.tell("LPUSH tidegate:1:{all}:limit:fixed x");
+    let store = Store::builder(server.url()).while_away(WhileAway::Open).open().unwrap();
+    let limiter: AnyLimiter = load::limiter(&store, "all");
+    assert_eq!(load::ask_times(&limiter, 5).await.refused, 5);
+    let trouble = store.trouble().unwrap();
+    assert!(!trouble.is_away() && trouble.to_string().contains("WRONGTYPE"), "{trouble}");
+    // Other limits work on.
+    assert_eq!(load::ask(&load::limiter(&store, "other")).await.granted, 1);
+}
+
+/// Neither an address nor a part of a login is told by anything that a program may print.
+#[tokio::test]
+async fn no_secret_is_told() {
+    let Some(server) = Server::start_at_port(&["--requirepass", "5ecret-right"]) else { return };
+    let port = server.port().to_string();
+    let secrets = ["5ecret", "u5er", "127.0.0.1", "localhost", "n0de.invalid", port.as_str()];
+    let mut told = String::new();
+    let hosts = format!("127.0.0.1:{port},localhost:{port},n0de.invalid");
+    let urls = [
+        format!("redis://:5ecret-right@127.0.0.1:{port}"),
+        format!("redis://:5ecret-wrong@127.0.0.1:{port}"),
+        format!("redis://u5er:5ecret-wrong@localhost:{port}/7"),
+        "redis://u5er:5ecret@127.0.0.1:1".to_owned(),
+        "redis://u5er:5ecret@n0de.invalid".to_owned(),
+        "redis+unix:///127.0.0.1/localhost?user=u5er&pass=5ecret".to_owned(),
+        format!("redis+cluster://u5er:5ecret@{hosts}"),
+        format!("redis+cluster://:5ecret-right@{hosts}"),
+        format!("redis+sentinel://u5er:5ecret@{hosts}/localhost?sentinel_password=5ecret-right"),
+        format!("redis+sentinel://u5er:5ecret@{hosts}/localhost"),
+        // No addresses.
+        format!("redis://u5er:5ecret@127.0.0.1:{port}0000"),
+        format!("redis://u5er:5ecret@localhost:{port}/localhost"),
+        format!("http://u5er:5ecret@localhost:{port}"),
+        format!("redis+sentinel://u5er:5ecret@{hosts}"),
+        format!("redis+cluster://u5er:5ecret@{hosts}/localhost"),
+        "rediss+unix:///localhost".to_owned(),
+    ];
+    for url in urls {
+        let builder = Store::builder(&url).timeout(std::time::Duration::from_secs(2));
+        told += &format!("{builder:?}");
+        let store = match builder.open() {
+            Ok(store) => store,
+            Err(error) => {
+                told += &format!("{error} {error:?}");
+                continue;
+            }
+        };
+        let limits = store.limiter("all").limit("limit", load::LINE.parse().unwrap());
+        told += &format!("{store:?} {limits:?}");
+        let limiter = limits.build().unwrap();
+        let answer = AnyLimiter::from(limiter.clone()).acquire_now([]).await;
+        let status = limiter.status().await;
+        let error = store.check().await;
+        told += &format!("{limiter:?} {answer:?} {status:?} {error:?} {:?}", store.trouble());
+        told += &answer.map_or_else(|error| error.to_string(), |_| String::new());
+        told += &error.map_or_else(|error| error.to_string(), |()| String::new());
+    }
+    for error in [OpenError::Address, OpenError::NoTls, OpenError::Certificate] {
+        told += &format!("{error} {error:?}");
+    }
+    for secret in secrets {
+        let at = told.find(secret);
+        let around = at.map(|at| &told[at.saturating_sub(200)..at + secret.len()]);
+        assert_eq!(around, None, "{secret}");
+    }
+}

@@ -1,0 +1,127 @@
+//! A network between clients and a server, which a test breaks.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// Passes on what clients and a server say. Clients see one address, whatever server is behind it.
+#[derive(Clone)]
+pub(crate) struct Relay {
+    port: u16,
+    rules: Arc<Mutex<Rules>>,
+    /// Rises with each time that connections are cut or silenced.
+    epoch: watch::Sender<(u32, Broken)>,
+}
+
+struct Rules {
+    to: u16,
+    /// The longest delay of an answer.
+    delay: Duration,
+    /// The part of answers in place of which the connection ends.
+    lost: f64,
+    random: SmallRng,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    No,
+    /// The connection is closed.
+    Cut,
+    /// Nothing is passed on, and no side is told.
+    Silent,
+}
+
+impl Relay {
+    pub(crate) async fn to(port: u16) -> Relay {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let random = SmallRng::seed_from_u64(7);
+        let rules = Rules { to: port, delay: Duration::ZERO, lost: 0.0, random };
+        let (port, rules) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(rules)));
+        let relay = Relay { port, rules, epoch: watch::Sender::new((0, Broken::No)) };
+        let this = relay.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let port = this.rules().to;
+                let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { continue };
+                tokio::spawn(this.clone().pass_on(client, server));
+            }
+        });
+        relay
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Rules> {
+        self.rules.lock().unwrap()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Sets the server that new connections lead to.
+    pub(crate) fn lead_to(&self, port: u16) {
+        self.rules().to = port;
+    }
+
+    /// Sets how answers are treated.
+    pub(crate) fn harm(&self, delay: Duration, lost: f64) {
+        let mut rules = self.rules();
+        (rules.delay, rules.lost) = (delay, lost);
+    }
+
+    /// Closes all connections.
+    pub(crate) fn cut(&self) {
+        self.epoch.send_modify(|(epoch, broken)| (*epoch, *broken) = (*epoch + 1, Broken::Cut));
+    }
+
+    /// Passes on nothing more by the connections that there are, and tells no side, as a firewall
+    /// does that forgot them.
+    pub(crate) fn silence(&self) {
+        self.epoch.send_modify(|(epoch, broken)| (*epoch, *broken) = (*epoch + 1, Broken::Silent));
+    }
+
+    async fn pass_on(self, mut client: TcpStream, mut server: TcpStream) {
+        let mut epoch = self.epoch.subscribe();
+        epoch.mark_unchanged();
+        let (mut asked, mut answered) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+        loop {
+            tokio::select! {
+                // What is broken is broken for all that comes after.
+                biased;
+                changed = epoch.changed() => {
+                    let silent = changed.is_ok() && epoch.borrow().1 == Broken::Silent;
+                    if silent {
+                        // The connections stay open.
+                        std::future::pending::<()>().await;
+                    }
+                    return;
+                }
+                n = client.read(&mut asked) => {
+                    let n = n.unwrap_or(0);
+                    if n == 0 || server.write_all(&asked[..n]).await.is_err() {
+                        return;
+                    }
+                }
+                n = server.read(&mut answered) => {
+                    let n = n.unwrap_or(0);
+                    let (delay, is_lost) = {
+                        let rules = &mut *self.rules();
+                        let longest = u64::try_from(rules.delay.as_micros()).unwrap();
+                        let delay = rules.random.random_range(0..=longest);
+                        (Duration::from_micros(delay), rules.random.random_bool(rules.lost))
+                    };
+                    if delay > Duration::ZERO {
+                        tokio::time::sleep(delay).await;
+                    }
+                    if n == 0 || is_lost || client.write_all(&answered[..n]).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
