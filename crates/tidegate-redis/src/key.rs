@@ -35,6 +35,11 @@ pub(crate) fn counting(prefix: &str, tag: &str) -> [String; 2] {
     ["holders", "ends"].map(|part| format!("{prefix}:{VERSION}:{{{tag}}}:counting:{part}"))
 }
 
+/// The key under which the processes of a prefix are counted. Keys of limits have a tag there.
+pub(crate) fn of_clients(prefix: &str) -> String {
+    format!("{prefix}:{VERSION}:clients")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 
 mod block_on;
 mod breaker;
+mod clients;
 mod connection;
 mod counting;
 mod error;

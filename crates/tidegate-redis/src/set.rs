@@ -1,17 +1,18 @@
 //! A set of limits under one tag: one script call decides about all of them.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tidegate::{AllRefusal, AllRequest, AnyLimiter, Left, Nanos, Refusal, Request};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, Left, Nanos, PolicyConfig, Refusal, Request};
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use crate::lease::Leases;
 use crate::script::{Answer, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
-use crate::store::{Away, Store, WhileAway};
+use crate::store::{Away, Store, WhileAway, lock};
 use crate::terms::Terms;
 
 /// One limit of a set.
@@ -20,15 +21,17 @@ pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) key: String,
     pub(crate) terms: Terms,
+    pub(crate) config: PolicyConfig,
 }
 
 /// What the handles of one limiter share.
 pub(crate) struct Set {
     pub(crate) store: Store,
     pub(crate) script: Arc<Script>,
+    pub(crate) tag: String,
     pub(crate) members: Vec<Member>,
-    /// Decides while the store is away, if it is to be a share.
-    pub(crate) share: Option<AnyLimiter>,
+    /// The end of the last pause that this process asked for, for the time that the store is away.
+    pub(crate) paused_till: Mutex<Option<Instant>>,
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) waiting: AtomicUsize,
@@ -45,6 +48,16 @@ pub(crate) enum Undecided {
     /// This process decides by itself, as [`WhileAway`] says.
     Away(Duration),
     Misconfigured,
+}
+
+impl Undecided {
+    /// How long the store is still left alone.
+    pub(crate) fn rest(self) -> Duration {
+        match self {
+            Undecided::Away(rest) => rest,
+            Undecided::Misconfigured => Duration::MAX,
+        }
+    }
 }
 
 impl Set {
@@ -220,15 +233,51 @@ impl Set {
         Refusal::Unavailable { retry_after }.into()
     }
 
+    /// Pauses what this process decides without the store.
+    pub(crate) fn pause(&self, span: Duration) {
+        let now = Instant::now();
+        // A pause without an end lasts longer than a process.
+        let till = now.checked_add(span).or_else(|| now.checked_add(Duration::from_secs(u32::MAX.into())));
+        let mut paused_till = lock(&self.paused_till);
+        *paused_till = till.max(*paused_till);
+    }
+
+    pub(crate) fn resume(&self) {
+        *lock(&self.paused_till) = None;
+    }
+
     /// Who decides in place of the store.
-    pub(crate) fn instead(&self, undecided: Undecided) -> Instead<'_> {
+    pub(crate) fn instead(&self, undecided: Undecided) -> Instead {
         self.store.count_degraded();
-        match (undecided, self.store.while_away(), &self.share) {
-            // A wrong configuration is never hidden.
-            (Undecided::Misconfigured, ..) => Instead::Nobody,
-            (_, WhileAway::Open, _) => Instead::Everyone,
-            (_, WhileAway::Share(_), Some(share)) => Instead::Share(share),
-            _ => Instead::Nobody,
+        // A wrong configuration is never hidden.
+        if undecided == Undecided::Misconfigured {
+            return Instead::Nobody(self.unavailable(undecided));
+        }
+        let paused_till = *lock(&self.paused_till);
+        let paused_for = paused_till.map(|till| till.saturating_duration_since(Instant::now()));
+        if let Some(rest) = paused_for.filter(|rest| *rest > Duration::ZERO) {
+            let refusal = Refusal::Paused { retry_after: Nanos::from_duration(rest) };
+            return Instead::Nobody(AllRefusal::from(refusal).as_degraded());
+        }
+        if self.store.while_away() == WhileAway::Open {
+            return Instead::Everyone;
+        }
+        let limits = self.members.iter().map(|member| (member.name.as_str(), &member.config));
+        match self.store.share(&self.tag, limits) {
+            Some(Ok(share)) => Instead::Share(share.into()),
+            Some(Err(refusal)) => Instead::Nobody(self.by_share(refusal, undecided.rest())),
+            None => Instead::Nobody(self.unavailable(undecided)),
+        }
+    }
+
+    /// The refusal of a share, as a refusal of the limits: what is too much for the share may not
+    /// be too much for the store, which can be asked again after its rest.
+    pub(crate) fn by_share(&self, refusal: AllRefusal, rest: Duration) -> AllRefusal {
+        match refusal.refusal() {
+            Some(Refusal::ExceedsLimit { .. } | Refusal::TooManyKeys { .. }) => {
+                self.unavailable(Undecided::Away(rest))
+            }
+            _ => refusal.as_degraded(),
         }
     }
 
@@ -252,12 +301,12 @@ impl Drop for Set {
 }
 
 /// A decision without the store.
-pub(crate) enum Instead<'a> {
-    Share(&'a AnyLimiter),
+pub(crate) enum Instead {
+    Share(AnyLimiter),
     /// Each request is granted.
     Everyone,
     /// No request is granted.
-    Nobody,
+    Nobody(AllRefusal),
 }
 
 /// Permits that the store granted, now or at an instant to come. Dropping it gives them back.

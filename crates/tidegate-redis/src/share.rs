@@ -1,48 +1,245 @@
-//! The share of a process in its limits, for the time that the store is away.
+//! The shares of a process in its limits, for the time that the store is away.
+//!
+//! With *n* processes, a process grants an *n*-th of each limit by itself. Its shares are kept by
+//! limit and tag, for all limiters of the store together, in bounded memory: a program that makes
+//! a limiter for each request grants no more than one that keeps its limiters.
+//!
+//! # How much a share has at first
+//!
+//! A process does not know what the other processes were granted before the store went away, and
+//! its own last answer may be old. It does not know either when the store is back with its state.
+//! So the first period of an outage has permits of two givers: the store, which grants at most the
+//! limit *L* in it, before and after the outage together, whatever the shares do; and the shares. A
+//! share that begins within a period of the last answer of the store has an *n*-th of an *n*-th,
+//! rounded down:
+//!
+//! > granted in the period ≤ *L* + *n* · *L* / *n*² = *L* · (1 + 1/*n*).
+//!
+//! No share of what the last answer left meets this bound with more: if *n* - 1 processes heard
+//! early that nearly all is left, and the last one took it all, an *n*-th each would grant nearly
+//! the limit again.
+//!
+//! From the next period on a share has its *n*-th, so that all shares grant the limit:
+//!
+//! | policy | the period | the share then |
+//! |---|---|---|
+//! | `fixed_window` | the window, by the last that was heard of the server's clock | limit / *n* in each window |
+//! | `sliding_window`, `sliding_estimate`, `sliding_log` | the length of a window | limit / *n* in each |
+//! | `token_bucket`, `leaky_bucket`, `smooth_bursty` | the time to fill | begins with burst / *n*², fills at rate / *n* up to burst / *n* |
+//!
+//! A full share of one permit is not divided: of a limit below *n* permits each process grants one.
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use tidegate::{AllOf, AnyLimiter, AnyPolicy, PolicyConfig, Rate, RateLimiter};
+use tidegate::{
+    AllOf, AllRefusal, AnyPolicy, Clock, DefaultClock, KeyedAllOf, KeyedRateLimiter, Nanos, PolicyConfig,
+    Rate, Refusal,
+};
 
 use crate::error::BuildError;
+use crate::store::lock;
+use crate::terms::{Kind, Terms};
 
-/// Limiters of this process alone, each with its share of a limit.
-pub(crate) fn limiter(
-    limits: &[(String, PolicyConfig)],
+/// The most tags of one limit that have a share at one time. A tag beyond them is refused.
+const MOST_TAGS: usize = 65_536;
+
+/// The most limits of different names or terms.
+const MOST_LIMITS: usize = 1024;
+
+/// The shares of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    limits: Mutex<HashMap<String, Arc<Share>>>,
+    /// Of all of them. It is made with the first of them, in the runtime of a request.
+    clock: OnceLock<DefaultClock>,
+}
+
+/// What is known of the store when a request is decided without it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outage {
+    /// How many processes share the limits.
+    pub(crate) processes: NonZeroU32,
+    /// How long ago the store answered last.
+    pub(crate) silence: Duration,
+    /// The Unix time by the server's clock; `None` if it is not known.
+    pub(crate) time: Option<Duration>,
+}
+
+/// The share of one limit, for each tag.
+#[derive(Debug)]
+struct Share {
     processes: NonZeroU32,
-) -> Result<AnyLimiter, BuildError> {
-    let mut all: Option<AllOf> = None;
-    for (name, config) in limits {
-        let policy = AnyPolicy::try_from(share(config.clone(), processes))?;
-        let limiter = RateLimiter::new(policy);
-        all = Some(match all {
-            None => AllOf::new(name.as_str(), &limiter),
-            Some(all) => all.with(name.as_str(), &limiter),
-        });
+    tags: KeyedRateLimiter<String, AnyPolicy>,
+    /// What a share has less in its first period.
+    less: u32,
+    first: Period,
+    /// Held while a share begins.
+    begins: Mutex<()>,
+}
+
+impl Shares {
+    /// The limiter of this process alone, for one tag.
+    pub(crate) fn limiter<'a>(
+        &self,
+        tag: &str,
+        limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
+        outage: Outage,
+    ) -> Result<AllOf, AllRefusal> {
+        let clock = self.clock.get_or_init(DefaultClock::new);
+        let wall = clock.unix_time_at_zero() + clock.now().as_duration();
+        let outage = Outage { time: Some(outage.time.unwrap_or(wall)), ..outage };
+        let unavailable = || AllRefusal::from(Refusal::Unavailable { retry_after: Nanos::MAX });
+        let mut all: Option<KeyedAllOf<str>> = None;
+        for (name, config) in limits {
+            let share = self.share(name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
+            share.begin(tag, outage);
+            all = Some(match all {
+                None => KeyedAllOf::new(name, &share.tags),
+                Some(all) => all.with_keyed(name, &share.tags),
+            });
+        }
+        all.ok_or_else(unavailable)?.for_key(tag)
     }
-    all.map(AnyLimiter::from).ok_or(BuildError::NoLimit)
+
+    fn share(
+        &self,
+        name: &str,
+        config: &PolicyConfig,
+        outage: Outage,
+        (clock, wall): (&DefaultClock, Duration),
+    ) -> Option<Arc<Share>> {
+        let mut shares = lock(&self.limits);
+        let limit = format!("{name} {config}");
+        match shares.get(&limit) {
+            Some(share) if share.processes == outage.processes => return Some(share.clone()),
+            // Another number of processes was seen since: as if the share were new.
+            Some(_) => {}
+            None if shares.len() >= MOST_LIMITS => return None,
+            None => {}
+        }
+        let share = Arc::new(Share::new(config, outage, (clock, wall)).ok()?);
+        shares.insert(limit, share.clone());
+        Some(share)
+    }
+}
+
+impl Share {
+    fn new(
+        config: &PolicyConfig,
+        Outage { processes, time, .. }: Outage,
+        (clock, wall): (&DefaultClock, Duration),
+    ) -> Result<Share, BuildError> {
+        let part = part_of(config.clone(), processes);
+        let ours = by_wall(part.clone(), time.unwrap_or(wall), wall);
+        let tags =
+            KeyedRateLimiter::with_clock(AnyPolicy::try_from(ours)?, MOST_TAGS, DefaultClock::clone(clock));
+        let (whole, part) = (Terms::new(config)?, Terms::new(&part)?);
+        let square = u64::from(processes.get()).pow(2);
+        let first = (whole.limit / square).min(part.limit);
+        let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
+        Ok(Share { processes, tags, less, first: Period::of(&part), begins: Mutex::default() })
+    }
+
+    /// Takes what a share of this tag has less in its first period, once.
+    fn begin(&self, tag: &str, outage: Outage) {
+        if self.less == 0 || !self.first.lasts(outage) {
+            return;
+        }
+        // Of two requests that come first, one begins the share.
+        let _held = lock(&self.begins);
+        // A share that has begun is not full again in its first period.
+        if self.tags.status(tag).full_in == Duration::ZERO {
+            // A tag for which there is no room is refused afterwards.
+            let _ = self.tags.debit(tag, self.less);
+        }
+    }
+}
+
+/// How long after the last answer of the store a share has less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Period {
+    For(Duration),
+    /// To the end of a window of this length by the wall clock, and of this offset.
+    Window(Duration, Duration),
+}
+
+impl Period {
+    fn of(terms: &Terms) -> Period {
+        let numbers = &terms.numbers;
+        let micros = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+        match terms.kind {
+            Kind::Fixed if numbers[2] >= 0 => Period::Window(micros(numbers[1]), micros(numbers[2])),
+            Kind::Fixed | Kind::Estimate | Kind::Log => Period::For(micros(numbers[1])),
+            Kind::Cells => Period::For(micros(numbers[1].saturating_mul(numbers[3]))),
+            Kind::Bucket if numbers[0] == 0 => Period::For(Duration::MAX),
+            Kind::Bucket => {
+                let refills = numbers[2] / numbers[0] + 1;
+                Period::For(micros(refills.saturating_mul(numbers[7].max(1))))
+            }
+        }
+    }
+
+    /// Whether it is not over.
+    fn lasts(self, Outage { silence, time, .. }: Outage) -> bool {
+        match self {
+            Period::For(length) => silence < length,
+            Period::Window(length, offset) => {
+                let length = length.as_nanos().max(1);
+                let in_window =
+                    (time.unwrap_or_default().as_nanos() + length - offset.as_nanos() % length) % length;
+                silence.as_nanos() <= in_window
+            }
+        }
+    }
+}
+
+/// A configuration whose windows begin with those of a clock that tells `time`, on a clock that
+/// tells `wall`.
+fn by_wall(mut config: PolicyConfig, time: Duration, wall: Duration) -> PolicyConfig {
+    let length = match Terms::new(&config).map(|terms| Period::of(&terms)) {
+        Ok(Period::Window(length, _)) => length.as_nanos().max(1),
+        _ => return config,
+    };
+    if let PolicyConfig::FixedWindow { at_wall_clock: Some(offset), .. } = &mut config {
+        let [wall, time, set] = [wall, time, *offset].map(|time| time.as_nanos() % length);
+        let nanos = (set + wall + length - time) % length;
+        *offset = Duration::from_nanos(u64::try_from(nanos).unwrap_or(0));
+    }
+    config
 }
 
 /// A configuration with the permits of one of so many processes: at least one permit where there
 /// was one.
-fn share(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
+fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
     let part = |permits: u32| permits.checked_div(processes.get()).unwrap_or(0).max(permits.min(1));
     match &mut config {
         PolicyConfig::TokenBucket { rate, burst, start_with, interval_refill, at_wall_clock, .. } => {
             let steps = *interval_refill || at_wall_clock.is_some();
             *rate = if steps { fewer(*rate, processes) } else { slower(*rate, processes) };
             *burst = part(*burst);
-            *start_with = start_with.map(part);
+            // A share begins as it is said above, and not as a new limiter.
+            *start_with = None;
         }
         PolicyConfig::LeakyBucket { rate, nodelay, capacity, .. } => {
             *rate = slower(*rate, processes);
             *nodelay = nodelay.map(|permits| permits / processes);
             *capacity = capacity.map(|permits| permits / processes);
         }
-        PolicyConfig::SmoothBursty { rate, .. } => *rate = slower(*rate, processes),
-        PolicyConfig::FixedWindow { rate, .. }
-        | PolicyConfig::SlidingWindow { rate, .. }
+        PolicyConfig::SmoothBursty { rate, start_full, .. } => {
+            *rate = slower(*rate, processes);
+            *start_full = true;
+        }
+        PolicyConfig::FixedWindow { rate, at_wall_clock, from_first_grant, .. } => {
+            *rate = fewer(*rate, processes);
+            // As the windows of the store.
+            if !*from_first_grant {
+                at_wall_clock.get_or_insert_default();
+            }
+        }
+        PolicyConfig::SlidingWindow { rate, .. }
         | PolicyConfig::SlidingEstimate { rate, .. }
         | PolicyConfig::SlidingLog { rate, .. } => *rate = fewer(*rate, processes),
         _ => {}
@@ -97,14 +294,14 @@ mod tests {
             ("token_bucket 2/s burst 1", "token_bucket 1/2s burst 1"),
             ("token_bucket 100/min burst 8 interval_refill", "token_bucket 25/min burst 2 interval_refill"),
             ("leaky_bucket 10/s nodelay 4 capacity 8", "leaky_bucket 10/4s nodelay 1 capacity 2"),
-            ("smooth_bursty 6/s", "smooth_bursty 6/4s"),
-            ("fixed_window 5000/h", "fixed_window 1250/h"),
+            ("smooth_bursty 6/s", "smooth_bursty 6/4s start_full"),
+            ("fixed_window 5000/h", "fixed_window 1250/h at_wall_clock 0s"),
             ("sliding_log 3/s", "sliding_log 1/s"),
             ("sliding_window zero cells 2", "sliding_window zero cells 2"),
         ] {
             let config: PolicyConfig = line.parse().expect("a configuration");
             let expected: PolicyConfig = expected.parse().expect("a configuration");
-            let (got, expected) = (share(config, four), expected);
+            let (got, expected) = (part_of(config, four), expected);
             let rate = |config: &PolicyConfig| {
                 AnyPolicy::try_from(config.clone())
                     .map(|policy| tidegate::policy::Policy::rate(&policy).as_per_second())

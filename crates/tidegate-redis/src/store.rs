@@ -8,16 +8,21 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
+use tidegate::{AllOf, AllRefusal, PolicyConfig};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::breaker::Admission;
+use crate::clients::{self, Clients};
 #[cfg(feature = "tls")]
 use crate::connection::Tls;
 use crate::connection::{Address, Connector, Failure, Sent, Servers, wants_tls};
 use crate::error::{OpenError, StoreError};
+use crate::jitter::jittered;
+use crate::key;
 use crate::lease::{LeaseCounters, LeaseCounts};
 use crate::script::Script;
+use crate::share::{Outage, Shares};
 
 /// So many calls may be in flight; more are answered as if the store were away.
 const MOST_IN_FLIGHT: usize = 16_384;
@@ -37,7 +42,7 @@ const MOST_IN_FLIGHT: usize = 16_384;
 /// let eight = NonZeroU32::new(8).expect("not zero");
 /// let store = Store::builder("redis://:secret@127.0.0.1:6379/0")
 ///     .timeout(Duration::from_millis(20))
-///     .while_away(WhileAway::Share(eight))
+///     .while_away(WhileAway::ShareOf(eight))
 ///     .open()?;
 /// assert!(!format!("{store:?}").contains("secret"));
 /// # Ok::<(), tidegate_redis::OpenError>(())
@@ -49,9 +54,20 @@ pub struct Store(Arc<Inner>);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhileAway {
-    /// Each process grants its share of each limit, by itself: a limit divided by this number of
-    /// processes, and at least one permit. A request that is larger than the share is refused.
-    Share(NonZeroU32),
+    /// Each process grants its share of each limit, by itself: a limit divided by the number of
+    /// processes that ask this store under its prefix, as the store [saw](Store::clients) it last,
+    /// and at least one permit. A process that has not heard of the store yet grants nothing. A
+    /// request that is larger than the share is refused as
+    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable).
+    ///
+    /// In the window in which the store goes away, or while a bucket of before may have been full,
+    /// all shares together grant the limit divided by the number of processes, on top of the
+    /// permits that the store granted. So in no window more is granted than the limit and this
+    /// share of it, until a later window begins without the store. In later windows the shares are
+    /// together the limit.
+    Share,
+    /// As [`Share`](WhileAway::Share), with this number of processes.
+    ShareOf(NonZeroU32),
     /// Every request is granted.
     Open,
     /// Every request is refused, as [`Refusal::Unavailable`](tidegate::Refusal::Unavailable).
@@ -99,6 +115,7 @@ struct Inner {
     prefix: String,
     while_away: WhileAway,
     leases: Arc<LeaseCounters>,
+    shares: Shares,
 }
 
 /// What the thread and the handles share.
@@ -108,6 +125,9 @@ struct Shared {
     in_flight: AtomicUsize,
     counters: Counters,
     trouble: Mutex<Option<StoreError>>,
+    clients: Clients,
+    /// When the store answered last, or was opened.
+    answered: Mutex<Instant>,
 }
 
 #[derive(Default)]
@@ -228,6 +248,39 @@ impl Store {
         }
     }
 
+    /// How many processes ask this store under its prefix, this one included, as the store saw it
+    /// last; `None` before the first answer.
+    ///
+    /// The number is asked for every two seconds while [`WhileAway::Share`] is set. A process that
+    /// ended counts for up to half a minute more, so that shares are rather too small.
+    #[must_use]
+    pub fn clients(&self) -> Option<NonZeroU32> {
+        self.0.shared.clients.get()
+    }
+
+    /// By how many processes a limit is shared while the store is away; `None` if it is not shared,
+    /// or if their number is not known yet.
+    pub(crate) fn processes(&self) -> Option<NonZeroU32> {
+        match self.0.while_away {
+            WhileAway::Share => self.clients(),
+            WhileAway::ShareOf(processes) => Some(processes),
+            WhileAway::Open | WhileAway::Closed => None,
+        }
+    }
+
+    /// The limiter of this process for the limits of a tag, while the store is away; `None` if this
+    /// process grants no shares.
+    pub(crate) fn share<'a>(
+        &self,
+        tag: &str,
+        limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
+    ) -> Option<Result<AllOf, AllRefusal>> {
+        let processes = self.processes()?;
+        let silence = lock(&self.0.shared.answered).elapsed();
+        let outage = Outage { processes, silence, time: self.0.shared.clients.server_time() };
+        Some(self.0.shares.limiter(tag, limits, outage))
+    }
+
     pub(crate) fn prefix(&self) -> &str {
         &self.0.prefix
     }
@@ -345,7 +398,7 @@ impl StoreBuilder {
 
     /// A store, and the work that answers its calls, for any runtime.
     pub(crate) fn parts(self, servers: Servers) -> Result<(Store, impl Future<Output = ()>), OpenError> {
-        if !crate::key::is_name(&self.prefix) {
+        if !key::is_name(&self.prefix) {
             return Err(OpenError::Prefix { prefix: self.prefix });
         }
         let shared = Arc::new(Shared {
@@ -354,13 +407,17 @@ impl StoreBuilder {
             in_flight: AtomicUsize::new(0),
             counters: Counters::default(),
             trouble: Mutex::default(),
+            clients: Clients::default(),
+            answered: Mutex::new(Instant::now()),
         });
         let (calls, received) = mpsc::unbounded_channel();
-        let work = serve(received, shared.clone());
         let Self { prefix, while_away, .. } = self;
-        let grant_log = OnceLock::new();
-        let leases = Arc::default();
-        Ok((Store(Arc::new(Inner { grant_log, calls, shared, prefix, while_away, leases })), work))
+        let work = serve(received, shared.clone(), key::of_clients(&prefix));
+        if matches!(while_away, WhileAway::Share | WhileAway::ShareOf(_)) {
+            shared.clients.wanted.notify_one();
+        }
+        let (grant_log, leases, shares) = (OnceLock::new(), Arc::default(), Shares::default());
+        Ok((Store(Arc::new(Inner { grant_log, calls, shared, prefix, while_away, leases, shares })), work))
     }
 }
 
@@ -376,9 +433,11 @@ impl fmt::Debug for StoreBuilder {
 }
 
 /// The work of a store, until all handles are dropped and all calls are answered.
-async fn serve(mut calls: mpsc::UnboundedReceiver<Work>, shared: Arc<Shared>) {
+async fn serve(mut calls: mpsc::UnboundedReceiver<Work>, shared: Arc<Shared>, key_of_clients: String) {
     // By the clock of the runtime, which may be paused.
     let began = Instant::now();
+    let of_clients = shared.clone();
+    let counting = tokio::spawn(async move { of_clients.count_clients(began, &key_of_clients).await });
     let (running, mut ended) = mpsc::channel::<()>(1);
     while let Some(work) = calls.recv().await {
         let call = match work {
@@ -395,12 +454,26 @@ async fn serve(mut calls: mpsc::UnboundedReceiver<Work>, shared: Arc<Shared>) {
             drop(running);
         });
     }
+    counting.abort();
     // Ready when each call has dropped its sender.
     drop(running);
     ended.recv().await;
 }
 
 impl Shared {
+    /// Asks how many processes there are, again and again, once that is needed.
+    async fn count_clients(&self, began: Instant, key: &str) {
+        self.clients.wanted.notified().await;
+        let script = clients::script();
+        loop {
+            let question = self.clients.question(&script, key, None);
+            if let Ok(answer) = self.carry_out(began, &question, &script).await {
+                self.clients.answered(&answer, Instant::now());
+            }
+            tokio::time::sleep(jittered(clients::BEAT)).await;
+        }
+    }
+
     async fn carry_out(&self, began: Instant, by_hash: &Cmd, script: &Script) -> Result<Value, Away> {
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
         // First, since a probe that is admitted has to be made.
@@ -424,6 +497,7 @@ impl Shared {
             Ok(Ok(value)) => {
                 lock(&server.breaker).succeeded(admission);
                 *lock(&self.trouble) = None;
+                *lock(&self.answered) = Instant::now();
                 count(&self.counters.answered);
                 return Ok(value);
             }
@@ -466,6 +540,6 @@ impl Drop for InFlight<'_> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

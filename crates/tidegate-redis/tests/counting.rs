@@ -241,7 +241,8 @@ async fn without_a_store_a_process_has_its_share() {
         let store = builder(server.url()).while_away(away).open().unwrap();
         AnyLimiter::from(store.counting("all", 8).time_to_live(HOUR).build().unwrap())
     };
-    let (share, open, closed) = (with(WhileAway::Share(two)), with(WhileAway::Open), with(WhileAway::Closed));
+    let (share, open, closed) =
+        (with(WhileAway::ShareOf(two)), with(WhileAway::Open), with(WhileAway::Closed));
     let three = share.acquire_now(3).await.unwrap();
     server.kill();
     assert!(

@@ -38,7 +38,7 @@ struct Fleet {
 impl Fleet {
     fn new(seed: u64, network: Network, processes: u32, line: &str) -> Fleet {
         let model = Model::new(seed, network);
-        let share = WhileAway::Share(NonZeroU32::new(processes).unwrap());
+        let share = WhileAway::ShareOf(NonZeroU32::new(processes).unwrap());
         let open = |_| model.open(Store::builder("redis://model").while_away(share)).unwrap();
         let stores: Vec<Store> = (0..processes).map(open).collect();
         let limiter = |store: &Store| {

@@ -373,7 +373,9 @@ impl Shared {
             // A wrong configuration is never hidden.
             (Away::Misconfigured, _) | (_, WhileAway::Closed) => None,
             (_, WhileAway::Open) => Some(u32::MAX),
-            (_, WhileAway::Share(processes)) => Some((limit / processes).max(limit.min(1))),
+            (_, WhileAway::Share | WhileAway::ShareOf(_)) => {
+                self.store.processes().map(|processes| (limit / processes).max(limit.min(1)))
+            }
         };
         line.announced = 0;
         let places: Vec<Place> = line.waiters.keys().copied().collect();

@@ -1,7 +1,8 @@
 //! [`LimiterBuilder`]: the settings of a limiter.
 
-use std::sync::Arc;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
 
 use tidegate::PolicyConfig;
 use tokio::sync::watch;
@@ -12,8 +13,7 @@ use crate::lease::Leases;
 use crate::limiter::StoreLimiter;
 use crate::script::Script;
 use crate::set::{Member, Set};
-use crate::share;
-use crate::store::{Store, WhileAway};
+use crate::store::Store;
 use crate::terms::Terms;
 
 /// The limits of a [`StoreLimiter`].
@@ -101,33 +101,27 @@ impl LimiterBuilder {
             return Err(BuildError::NoLimit);
         }
         let mut members: Vec<Member> = Vec::with_capacity(limits.len());
-        for (name, config) in &limits {
-            if !key::is_name(name) {
-                return Err(BuildError::Name { name: name.clone() });
+        for (name, config) in limits {
+            if !key::is_name(&name) {
+                return Err(BuildError::Name { name });
             }
-            if members.iter().any(|member| member.name == *name) {
-                return Err(BuildError::Twice { name: name.clone() });
+            if members.iter().any(|member| member.name == name) {
+                return Err(BuildError::Twice { name });
             }
-            let terms = Terms::new(config)?;
-            let key = key::of(store.prefix(), &tag, name, terms.kind);
-            members.push(Member { name: name.clone(), key, terms });
+            let terms = Terms::new(&config)?;
+            let key = key::of(store.prefix(), &tag, &name, terms.kind);
+            members.push(Member { name, key, terms, config });
         }
-        let share = match store.while_away() {
-            WhileAway::Share(processes) => Some(share::limiter(&limits, processes)?),
-            WhileAway::Open | WhileAway::Closed => None,
-        };
-        let processes = match store.while_away() {
-            WhileAway::Share(processes) => processes.get(),
-            WhileAway::Open | WhileAway::Closed => 1,
-        };
+        let processes = store.processes().map_or(1, NonZeroU32::get);
         let counters = store.lease_counters().clone();
         let leases = is_leased.then(|| Leases::new(&members, processes.into(), counters)).flatten();
         Ok(StoreLimiter(Arc::new(Set {
             leases,
             script: Arc::new(Script::of(members.iter().map(|member| member.terms.kind))),
             store,
+            tag,
             members,
-            share,
+            paused_till: Mutex::default(),
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             waiting: AtomicUsize::new(0),

@@ -22,7 +22,7 @@ use crate::block_on::block_on;
 use crate::script::{Operation, Reply};
 use crate::set::{Instead, Set, left};
 use request::{Ask, Won};
-use reserved::Reserved;
+use reserved::{Degraded, Reserved};
 
 /// One or several limits that all processes share which name the same store, tag and names.
 ///
@@ -118,15 +118,15 @@ impl StoreLimiter {
             Err(undecided) => undecided,
         };
         match self.0.instead(undecided) {
-            Instead::Everyone => Ok(Won::Free),
-            Instead::Nobody => Err(self.0.unavailable(undecided)),
+            Instead::Everyone => Ok(Won::Unlimited),
+            Instead::Nobody(refusal) => Err(refusal),
             Instead::Share(share) => {
                 let request = ask.request();
-                let permits = match longest {
-                    Duration::ZERO => share.try_acquire_many(request)?,
-                    _ => share.acquire_many(request).await?,
+                let answer = match longest {
+                    Duration::ZERO => share.try_acquire_many(request),
+                    _ => self.until_closed(share.acquire_many(request)).await,
                 };
-                Ok(Won::Shared(permits))
+                answer.map(Won::Shared).map_err(|refusal| self.0.by_share(refusal, undecided.rest()))
             }
         }
     }
@@ -136,19 +136,30 @@ impl StoreLimiter {
         if wait == Duration::ZERO {
             return Ok(());
         }
-        let waiting = Waiting::new(&self.0.waiting);
-        let mut closed = self.0.closed.subscribe();
         let clock = DefaultClock::new();
         let due = clock.now().saturating_add(Nanos::from_duration(wait));
-        let mut sleep = pin!(clock.sleep_until(due));
+        let sleep = clock.sleep_until(due);
+        let sleep = async move {
+            sleep.await;
+            Ok(())
+        };
+        self.until_closed(sleep).await
+    }
+
+    /// Waits, until the limiter is closed.
+    async fn until_closed<T>(
+        &self,
+        wait: impl Future<Output = Result<T, AllRefusal>>,
+    ) -> Result<T, AllRefusal> {
+        let _waiting = Waiting::new(&self.0.waiting);
+        let mut closed = self.0.closed.subscribe();
+        let mut wait = pin!(wait);
         let mut is_closed = pin!(closed.wait_for(|closed| *closed));
-        let answer = poll_fn(|context| match sleep.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Ok(())),
+        let answer = poll_fn(|context| match wait.as_mut().poll(context) {
+            Poll::Ready(answer) => Poll::Ready(answer),
             Poll::Pending => is_closed.as_mut().poll(context).map(|_| Err(Refusal::Closed.into())),
         });
-        let answer = answer.await;
-        drop(waiting);
-        answer
+        answer.await
     }
 }
 
@@ -227,9 +238,12 @@ impl Limiter for StoreLimiter {
             Ok(Ok(booking)) => Ok(AnyReservation::new(Reserved::new(self, &ask, booking))),
             Ok(Err(refusal)) => Err(refusal),
             Err(undecided) => match self.0.instead(undecided) {
-                Instead::Everyone => Ok(AnyReservation::new(Reserved::free(self))),
-                Instead::Nobody => Err(self.0.unavailable(undecided)),
-                Instead::Share(share) => share.reserve(ask.request()),
+                Instead::Everyone => Ok(AnyReservation::new(Reserved::free(self).degraded())),
+                Instead::Nobody(refusal) => Err(refusal),
+                Instead::Share(share) => match share.reserve(ask.request()) {
+                    Ok(place) => Ok(AnyReservation::new(Degraded(place))),
+                    Err(refusal) => Err(self.0.by_share(refusal, undecided.rest())),
+                },
             },
         }
     }
@@ -254,20 +268,16 @@ impl Limiter for StoreLimiter {
         if let Some(leases) = &self.0.leases {
             leases.end(&self.0);
         }
-        if let Some(share) = &self.0.share {
-            share.pause(pause)?;
-        }
+        self.0.pause(span);
         self.0.tell(operation, &vec![(1, 1); self.0.members.len()], &[]);
         Ok(())
     }
 
     fn resume(&self) -> bool {
-        if let Some(share) = &self.0.share {
-            share.resume();
-        }
         if let Some(leases) = &self.0.leases {
             leases.forget();
         }
+        self.0.resume();
         let reply = block_on(self.ask_all(Operation::Resume));
         reply.is_ok_and(|reply| reply.limits.iter().any(|told| told.other > 0))
     }
@@ -294,9 +304,6 @@ impl Limiter for StoreLimiter {
 
     /// For this process.
     fn close(&self) -> Result<bool, AllRefusal> {
-        if let Some(share) = &self.0.share {
-            share.close()?;
-        }
         if let Some(leases) = &self.0.leases {
             leases.close();
             leases.end(&self.0);

@@ -50,13 +50,16 @@ pub(super) enum Won {
     Shared(AllPermits),
     /// It passes without permits.
     Free,
+    /// It passes without permits, since no store decided.
+    Unlimited,
 }
 
 impl Won {
     pub(super) fn permits(self, set: &Set, ask: &Ask) -> AllPermits {
         match self {
-            Won::Shared(permits) => permits,
+            Won::Shared(permits) => permits.as_degraded(),
             Won::Free => Grant::new(0, Nanos::ZERO).into(),
+            Won::Unlimited => AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded(),
             Won::Booked(booking) => grant(set, ask, &booking).into(),
         }
     }

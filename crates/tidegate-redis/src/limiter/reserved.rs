@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tidegate::{AllRefusal, AllRequest, Clock, DefaultClock, Grant, Nanos, Place};
+use tidegate::{AllRefusal, AllRequest, AllStatus, AnyReservation, Clock, DefaultClock, Grant, Nanos, Place};
 
 use crate::limiter::StoreLimiter;
 use crate::limiter::request::{Ask, grant};
@@ -24,6 +24,7 @@ pub(super) struct Reserved {
     wait: Pin<Box<dyn Future<Output = Result<(), AllRefusal>> + Send>>,
     /// The answer, once it was given.
     claimed: Option<Result<Grant, AllRefusal>>,
+    is_degraded: bool,
 }
 
 impl Reserved {
@@ -34,6 +35,11 @@ impl Reserved {
 
     pub(super) fn free(of: &StoreLimiter) -> Reserved {
         Reserved::made(of, Grant::new(0, Nanos::ZERO), Duration::ZERO)
+    }
+
+    /// Without the store.
+    pub(super) fn degraded(self) -> Reserved {
+        Reserved { is_degraded: true, ..self }
     }
 
     fn with(mut self, booking: Booking) -> Reserved {
@@ -51,7 +57,7 @@ impl Reserved {
         let of_wait = DefaultClock::clone(&clock);
         let wait =
             Box::pin(async move { this.sleep(due.saturating_since(of_wait.now()).as_duration()).await });
-        Reserved { of, booking: None, costs, grant, clock, due, wait, claimed: None }
+        Reserved { of, booking: None, costs, grant, clock, due, wait, claimed: None, is_degraded: false }
     }
 }
 
@@ -80,6 +86,10 @@ impl Future for Reserved {
 impl Place for Reserved {
     fn due_in(&self) -> Duration {
         self.due.saturating_since(self.clock.now()).as_duration()
+    }
+
+    fn is_degraded(&self) -> bool {
+        self.is_degraded
     }
 
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
@@ -122,5 +132,34 @@ impl Place for Reserved {
 impl fmt::Debug for Reserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reserved").field("due", &self.due).finish_non_exhaustive()
+    }
+}
+
+/// A place in the share of this process.
+pub(super) struct Degraded(pub(super) AnyReservation);
+
+impl Future for Degraded {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map_err(AllRefusal::as_degraded)
+    }
+}
+
+impl Place for Degraded {
+    fn due_in(&self) -> Duration {
+        self.0.due_in()
+    }
+
+    fn left(&self) -> Option<AllStatus> {
+        self.0.left()
+    }
+
+    fn is_degraded(&self) -> bool {
+        true
+    }
+
+    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.0.settle(used.clone())
     }
 }

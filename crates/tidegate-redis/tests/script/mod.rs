@@ -2,6 +2,7 @@
 
 mod batch;
 mod booking;
+mod clients;
 mod conformance;
 mod counting;
 mod several;

@@ -1,0 +1,38 @@
+-- Counts the processes that ask a store, in constant memory: how many asked in this period and in
+-- the period before. Each process asks several times in a period, and is counted once.
+--
+--   | state | name   | unit   | meaning                                                        |
+--   |-------|--------|--------|----------------------------------------------------------------|
+--   | 1     | made   | us     | when the state was made; tells it from one that was lost       |
+--   | 2     | period | 1      | the number of the period                                       |
+--   | 3     | count  | 1      | the processes that asked in this period                        |
+--   | 4     | before | 1      | the processes that asked in the period before                  |
+--
+-- The larger count is told: that of the period before is complete, and that of this period knows
+-- the processes that are new. So a process that ends counts for two periods at most.
+--
+-- KEYS: the count. ARGV: packed, the time (-1 for TIME), the length of a period in us, and the
+-- `made` and `period` of the last answer to this process.
+
+local now, length, last_made, last_period = struct.unpack('>dddd', ARGV[1])
+if now < 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+local at = (now - now % length) / length
+local made, period, count, before = now, at, 0, 0
+local value = redis.call('GET', KEYS[1])
+if value then made, period, count, before = struct.unpack('>dddd', value) end
+if at > period then
+  before = at == period + 1 and count or 0
+  period, count = at, 0
+elseif at < period - 1 then
+  -- The clock was set back.
+  made, period, count, before = now, at, 0, math.max(count, before)
+end
+if made ~= last_made or period ~= last_period then
+  count = count + 1
+  local packed = struct.pack('>dddd', made, period, count, before)
+  redis.call('SET', KEYS[1], packed, 'PX', math.ceil(2 * length / 1000))
+end
+return {made, period, math.max(count, before), now}

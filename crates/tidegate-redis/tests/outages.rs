@@ -1,0 +1,200 @@
+//! What several processes grant together while their store is away, on paused time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::AnyLimiter;
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Store, WhileAway};
+use tokio::time::Instant;
+
+const MS: Duration = Duration::from_millis(1);
+const CLIENTS: usize = 8;
+
+fn network() -> Network {
+    Network {
+        latency: MS..=MS,
+        jitter: 0.0,
+        lost_answers: 0.0,
+        service: Duration::from_micros(1),
+        lag: Duration::ZERO,
+    }
+}
+
+/// Eight processes that share one limit, and the times of their grants.
+struct Fleet {
+    model: Model,
+    stores: Vec<Store>,
+    line: &'static str,
+    limiters: Vec<AnyLimiter>,
+    began: Instant,
+    grants: Vec<Duration>,
+}
+
+impl Fleet {
+    async fn new(line: &'static str) -> Fleet {
+        let model = Model::new(7, network());
+        let open = |_| model.open(Store::builder("redis://model").while_away(WhileAway::Share)).unwrap();
+        let stores: Vec<Store> = (0..CLIENTS).map(open).collect();
+        let limiter = |store: &Store| {
+            let limiter = store.limiter("all").limit("calls", line.parse().unwrap());
+            AnyLimiter::from(limiter.build().unwrap())
+        };
+        let limiters = stores.iter().map(limiter).collect();
+        let fleet = Fleet { model, stores, line, limiters, began: Instant::now(), grants: Vec::new() };
+        while fleet.stores.iter().any(|store| store.clients().is_none_or(|n| n.get() != 8)) {
+            tokio::time::sleep(MS).await;
+        }
+        fleet
+    }
+
+    /// A request of one process.
+    async fn ask(&mut self, client: usize) -> bool {
+        let is_granted = self.limiters[client].acquire_now([]).await.is_ok();
+        if is_granted {
+            self.grants.push(self.began.elapsed());
+        }
+        is_granted
+    }
+
+    /// Each process in turn, until none of them gets a permit.
+    async fn take_all(&mut self) {
+        loop {
+            let before = self.grants.len();
+            for client in 0..CLIENTS {
+                self.ask(client).await;
+            }
+            if self.grants.len() == before {
+                return;
+            }
+        }
+    }
+
+    async fn until_all_answer(&mut self) {
+        while self.stores.iter().any(Store::is_away) {
+            for client in 0..CLIENTS {
+                self.ask(client).await;
+            }
+            tokio::time::sleep(MS).await;
+        }
+    }
+
+    /// The most grants in a span of this length.
+    fn most_in(&self, length: Duration) -> usize {
+        let (mut first, mut most) = (0, 0);
+        for (last, at) in self.grants.iter().enumerate() {
+            while *at - self.grants[first] >= length {
+                first += 1;
+            }
+            most = most.max(last + 1 - first);
+        }
+        most
+    }
+
+    /// The grants of each window from the start.
+    fn windows(&self, length: Duration) -> Vec<usize> {
+        let mut windows = BTreeMap::<u128, usize>::new();
+        for at in &self.grants {
+            *windows.entry(at.as_nanos() / length.as_nanos()).or_default() += 1;
+        }
+        windows.into_values().collect()
+    }
+}
+
+const WINDOWS: [&str; 4] = [
+    "fixed_window 320/min",
+    "sliding_window 320/min cells 6",
+    "sliding_log 320/min",
+    "sliding_estimate 320/min",
+];
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The worst case: all processes but one heard early that nearly all is left, and the last one took
+/// it all. The store comes back with its state, in the same window.
+#[test]
+fn an_outage_within_a_window_grants_an_eighth_more() {
+    for line in WINDOWS
+        .into_iter()
+        .chain(["token_bucket 320/h burst 320", "smooth_bursty 1/h max_burst 319h start_full"])
+    {
+        run(async {
+            for taken in [0, 160, 320] {
+                let mut fleet = Fleet::new(line).await;
+                for client in 0..CLIENTS {
+                    fleet.ask(client).await;
+                }
+                for _ in CLIENTS..taken {
+                    fleet.ask(0).await;
+                }
+                fleet.model.stop(true);
+                fleet.take_all().await;
+                let shares = fleet.grants.len() - taken.max(8);
+                assert!(shares >= 32, "{}: {shares} of shares", fleet.line);
+                assert!(shares <= 320 / 8, "{}: {shares} of shares", fleet.line);
+                fleet.model.stop(false);
+                fleet.until_all_answer().await;
+                fleet.take_all().await;
+                assert!(fleet.began.elapsed() < MINUTE);
+                let all = fleet.grants.len();
+                assert!(all <= 360, "{}: {all}", fleet.line);
+            }
+        });
+    }
+}
+
+/// After the first window of an outage, the shares are together the limit, and no permit is lost.
+#[test]
+fn a_long_outage_grants_the_limit_in_each_window() {
+    for line in WINDOWS {
+        run(async {
+            let mut fleet = Fleet::new(line).await;
+            let mut random = SmallRng::seed_from_u64(3);
+            while fleet.began.elapsed() < MINUTE / 2 {
+                let client = random.random_range(0..CLIENTS);
+                fleet.ask(client).await;
+            }
+            fleet.model.kill();
+            while fleet.began.elapsed() < 6 * MINUTE {
+                fleet.take_all().await;
+                tokio::time::sleep(500 * MS).await;
+            }
+            let (windows, all) = (fleet.windows(MINUTE), fleet.grants.len());
+            // What each policy bounds.
+            match line.split_once(' ').unwrap().0 {
+                "fixed_window" => assert!(windows[0] <= 360 && windows[1..] == [320; 5], "{windows:?}"),
+                // One of the six cells is partly over.
+                "sliding_window" => assert!(fleet.most_in(MINUTE * 5 / 6) <= 360),
+                "sliding_log" => assert!(fleet.most_in(MINUTE) <= 360),
+                _ => {}
+            }
+            assert!((4 * 320..=6 * 360).contains(&all), "{line}: {all}");
+        });
+    }
+}
+
+/// A bucket begins with an eighth of its share and fills at its share of the rate.
+#[test]
+fn a_long_outage_keeps_the_rate_of_a_bucket() {
+    for line in ["token_bucket 80/s burst 160", "leaky_bucket 80/s nodelay 159 capacity 159"] {
+        run(async {
+            let mut fleet = Fleet::new(line).await;
+            let began = fleet.began.elapsed();
+            for request in 0..200 {
+                fleet.ask(request % CLIENTS).await;
+            }
+            fleet.model.kill();
+            while fleet.began.elapsed() - began < MINUTE {
+                fleet.take_all().await;
+                tokio::time::sleep(50 * MS).await;
+            }
+            let span = (fleet.began.elapsed() - began).as_secs_f64();
+            let all = fleet.grants.len() as f64;
+            assert!(all <= 160.0 + 20.0 + 80.0 * span, "{line}: {all} in {span}");
+            assert!(all >= 80.0 * span, "{line}: {all} in {span}");
+        });
+    }
+}
