@@ -411,7 +411,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     fn resume_with_all(self: &Arc<Self>, deferred: &mut Deferred<C>) {
         self.with_all(deferred, |line, visit| {
             if line.resume(visit.rule) {
-                self.retime(line, visit);
+                self.retime_composites(line, visit);
             }
         });
     }

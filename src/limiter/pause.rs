@@ -135,7 +135,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let paused = self.visit(|line, visit| {
             let paused = line.resume(visit.rule);
             if paused {
-                self.retime(line, visit);
+                self.retime_composites(line, visit);
             }
             paused
         });

@@ -476,9 +476,15 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Computes the times of all waiters anew, composites included, after permits were made later
     /// or their weights changed.
     pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
+        line.retime(visit);
+        self.retime_composites(line, visit);
+    }
+
+    /// Has the composites that wait here compute their times anew. That is all if times move up: no
+    /// waiter is too late by that.
+    pub(crate) fn retime_composites(&self, line: &Line<R, C>, visit: &mut Visit<'_, R, C>) {
         // Relaxed: a composite that reads an old number weighs its requests anew at its next look.
         self.changes.fetch_add(1, Ordering::Relaxed);
-        line.retime(visit);
         line.seats.ring_first(visit.deferred);
     }
 

@@ -262,6 +262,9 @@ impl<C: Timer> Alarms<C> {
 
     /// Which alarms, other than the `first`, are to ring in case that one is held up.
     fn reserves(&self, first: Option<usize>) -> (Option<usize>, Option<usize>) {
+        if self.list.len() < 2 {
+            return (None, None);
+        }
         let others = || self.list.iter().filter(|(key, _)| Some(*key) != first);
         let latest = |not: Option<usize>| {
             let rest = others().filter(|(key, _)| Some(*key) != not);

@@ -327,7 +327,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if !self.settings.is_restrained() {
             return rule.foresee(forecast, ask, kept);
         }
-        let mark = forecast.mark();
+        let last = forecast.at;
         for pace in self.settings.paces_to_come(rule) {
             forecast.at = forecast.at.max(pace.due(rule, forecast.paced, ask, kept));
         }
@@ -335,7 +335,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if due < Nanos::MAX {
             forecast.paced = forecast.paced.saturating_add(rule.permits(ask));
         } else {
-            forecast.go_back(&mark);
+            forecast.at = last;
         }
         due
     }

@@ -205,25 +205,28 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         let opens = self.settings.opens_for(now);
         let (mut key, mut forecast) = (self.head, self.forecast(rule, now));
+        // Only a deadline makes a due time matter.
+        let mut deadlines = self.deadlines.len();
         for _ in 0..FORESEEN {
             let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
             else {
                 break;
             };
-            let mark = forecast.mark();
-            let due = self.foresee(rule, &mut forecast, ask, priority).max(opens);
-            let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
+            if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
                 // The policy can no longer give so many at once. The waiter would keep all others
                 // waiting for ever.
-                Some(never)
-            } else if due > deadline {
-                Some(self.too_early(due, deadline))
-            } else {
-                None
-            };
-            if let Some(refusal) = refusal {
-                forecast.go_back(&mark);
-                self.answer(visit, key, State::Refused(refusal));
+                self.answer(visit, key, State::Refused(never));
+            } else if deadline < Nanos::MAX {
+                let mark = forecast.mark();
+                let due = self.foresee(rule, &mut forecast, ask, priority).max(opens);
+                if due > deadline {
+                    forecast.go_back(&mark);
+                    let refusal = self.too_early(due, deadline);
+                    self.answer(visit, key, State::Refused(refusal));
+                }
+                deadlines = deadlines.saturating_sub(1);
+            } else if deadlines > 0 {
+                self.foresee(rule, &mut forecast, ask, priority);
             }
             key = next;
         }
