@@ -262,7 +262,7 @@ impl<C: Timer> Alarms<C> {
 
     /// Which alarms, other than the `first`, are to ring in case that one is held up.
     fn reserves(&self, first: Option<usize>) -> (Option<usize>, Option<usize>) {
-        if self.list.len() < 2 {
+        if self.list.iter().nth(1).is_none() {
             return (None, None);
         }
         let others = || self.list.iter().filter(|(key, _)| Some(*key) != first);

@@ -77,6 +77,9 @@ impl<R> Schedule<'_, R> {
             None if kept > 0 => rule.ready_at(now, ahead, ask).max(rule.ready_leaving(now, ahead, ask, kept)),
             None => rule.ready_at(now, ahead, ask),
         };
+        if !settings.is_restrained() && self.emptied.is_none() {
+            return due;
+        }
         let paced = |pace: Pace| pace.due(rule, rule.permits_in(ahead), ask, kept);
         let due = settings.paces_to_come(rule).map(paced).fold(due, Nanos::max);
         let Some(at) = self.emptied else { return due };
