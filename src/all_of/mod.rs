@@ -404,11 +404,9 @@ pub enum AllRefusal {
         /// Why. Its `retry_after` counts for all members: without other requests, an equal call
         /// succeeds that much later and not before.
         refusal: Refusal,
-        /// The state of each limit, if the request asked for it; see [`left`](AllRefusal::left).
-        left: Option<Box<AllStatus>>,
-        /// Whether the store of the limiter did not decide; see
+        /// What else is told: see [`left`](AllRefusal::left) and
         /// [`is_degraded`](AllRefusal::is_degraded).
-        degraded: bool,
+        told: Option<Box<Told>>,
     },
     /// The composite itself refused: its queue is full, it is paused, or the call was cancelled. Or
     /// there is no limiter to ask, when it is made from the refusal of
@@ -417,11 +415,9 @@ pub enum AllRefusal {
     Queue {
         /// Why.
         refusal: Refusal,
-        /// The state of each limit, if the request asked for it; see [`left`](AllRefusal::left).
-        left: Option<Box<AllStatus>>,
-        /// Whether the store of the limiter did not decide; see
+        /// What else is told: see [`left`](AllRefusal::left) and
         /// [`is_degraded`](AllRefusal::is_degraded).
-        degraded: bool,
+        told: Option<Box<Told>>,
     },
     /// The request names a member that there is not. Waiting does not help.
     NoMember {
@@ -432,19 +428,25 @@ pub enum AllRefusal {
     },
 }
 
+/// What some refusals tell beside the reason. In a box, so that all others stay small.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Told {
+    left: Option<AllStatus>,
+    /// Whether the request was decided without the store of the limiter.
+    degraded: bool,
+}
+
 impl AllRefusal {
     /// The refusal by the limit with this name. For an own [`Limiter`](crate::Limiter); a refusal
     /// by all limits together is made from a [`Refusal`].
     pub fn by(name: impl Into<Name>, refusal: Refusal) -> AllRefusal {
-        AllRefusal::Member { name: name.into(), refusal, left: None, degraded: false }
+        AllRefusal::Member { name: name.into(), refusal, told: None }
     }
 
     /// Sets the state of each limit. A refusal for a name that there is not tells none.
     #[must_use]
     pub fn with_left(mut self, status: AllStatus) -> AllRefusal {
-        if let AllRefusal::Member { left, .. } | AllRefusal::Queue { left, .. } = &mut self {
-            *left = Some(Box::new(status));
-        }
+        self.tell(|told| told.left = Some(status));
         self
     }
 
@@ -455,10 +457,7 @@ impl AllRefusal {
     /// member that refused it tells fewer permits than the request asked for.
     #[must_use]
     pub fn left(&self) -> Option<&AllStatus> {
-        match self {
-            AllRefusal::Member { left, .. } | AllRefusal::Queue { left, .. } => left.as_deref(),
-            AllRefusal::NoMember { .. } => None,
-        }
+        self.told()?.left.as_ref()
     }
 
     /// Marks the refusal as made without the store that was to decide. For an own
@@ -466,9 +465,7 @@ impl AllRefusal {
     /// store.
     #[must_use]
     pub fn as_degraded(mut self) -> AllRefusal {
-        if let AllRefusal::Member { degraded, .. } | AllRefusal::Queue { degraded, .. } = &mut self {
-            *degraded = true;
-        }
+        self.tell(|told| told.degraded = true);
         self
     }
 
@@ -489,11 +486,20 @@ impl AllRefusal {
     /// ```
     #[must_use]
     pub fn is_degraded(&self) -> bool {
+        let unavailable = matches!(self.refusal(), Some(Refusal::Unavailable { .. }));
+        unavailable || self.told().is_some_and(|told| told.degraded)
+    }
+
+    fn told(&self) -> Option<&Told> {
         match self {
-            AllRefusal::Member { degraded, refusal, .. } | AllRefusal::Queue { degraded, refusal, .. } => {
-                *degraded || matches!(refusal, Refusal::Unavailable { .. })
-            }
-            AllRefusal::NoMember { .. } => false,
+            AllRefusal::Member { told, .. } | AllRefusal::Queue { told, .. } => told.as_deref(),
+            AllRefusal::NoMember { .. } => None,
+        }
+    }
+
+    fn tell(&mut self, change: impl FnOnce(&mut Told)) {
+        if let AllRefusal::Member { told, .. } | AllRefusal::Queue { told, .. } = self {
+            change(told.get_or_insert_default());
         }
     }
 
@@ -503,9 +509,9 @@ impl AllRefusal {
         if let AllRefusal::Member {
             name,
             refusal: Refusal::Limited { retry_after } | Refusal::Paused { retry_after },
-            left: Some(left),
-            ..
+            told: Some(told),
         } = &mut self
+            && let Some(left) = &mut told.left
         {
             left.met(name, asked(name), retry_after.as_duration());
         }
@@ -564,7 +570,7 @@ impl std::error::Error for AllRefusal {}
 
 impl From<Refusal> for AllRefusal {
     fn from(refusal: Refusal) -> AllRefusal {
-        AllRefusal::Queue { refusal, left: None, degraded: false }
+        AllRefusal::Queue { refusal, told: None }
     }
 }
 
