@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Refusal;
-use crate::limiter::events::Events;
+use crate::grant::Left;
+use crate::limiter::events::{Events, StoreEvent};
 
 /// As [`Events`], and also told the key: give it to
 /// [`KeyedRateLimiter::observed_by_key`](crate::KeyedRateLimiter::observed_by_key).
@@ -122,6 +123,8 @@ struct OneKey<K> {
     events: Arc<dyn KeyEvents<K>>,
 }
 
+// An event with no method here would be lost without a word, so clippy wants a method for each.
+#[deny(clippy::missing_trait_methods)]
 impl<K: Send + Sync + 'static> Events for OneKey<K> {
     fn granted(&self, permits: u64, waited: Duration) {
         self.events.granted(&self.key, permits, waited);
@@ -150,4 +153,12 @@ impl<K: Send + Sync + 'static> Events for OneKey<K> {
     fn resumed(&self) {
         self.events.resumed(&self.key);
     }
+
+    // The limiters of keys have no store, and tell none of these.
+
+    fn degraded(&self, _permits: u64) {}
+
+    fn near_limit(&self, _left: &Left) {}
+
+    fn store(&self, _event: &StoreEvent) {}
 }
