@@ -106,6 +106,7 @@ impl CancelToken {
         // Release: a thread that reads the mark sees what this thread did before.
         self.0.cancelled.store(true, Ordering::Release);
         let blocked = std::mem::take(&mut threads.blocked);
+        // A thread that is unparked takes this lock.
         drop(threads);
         blocked.into_values().for_each(|thread| thread.unpark());
         first

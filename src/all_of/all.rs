@@ -554,6 +554,7 @@ impl<C: Timer> Rule<C> for All<C> {
             }
         }
         let look_at = self.place_counting(&mut seats, now, (ask, due), deferred);
+        // `ready_at` takes this lock.
         drop(seats);
         // Before there was a seat to ring, a time may have moved.
         if new && self.ready_at(now, &Vec::new(), ask) < due {
@@ -576,6 +577,7 @@ impl<C: Timer> Rule<C> for All<C> {
         if seats.first == priority {
             seats.counting.begin();
         }
+        // The locks of the members are taken without this one.
         drop(seats);
         self.rise(places, deferred);
     }

@@ -205,7 +205,6 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     ) {
         self.publish(&line);
         if news && (line.len() > 0 || line.seats.len() > own) {
-            drop(line);
             deferred.rechecks.push(self.clone());
         }
     }

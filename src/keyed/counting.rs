@@ -163,6 +163,7 @@ fn is_unused(limit: &CountingLimit) -> bool {
 impl<K: Hash + Eq> Lease<K> {
     fn permit(self, permit: CountingPermit) -> KeyedCountingPermit<K> {
         let Lease { limit, leave } = self;
+        // The permit has a reference of its own.
         drop(limit);
         KeyedCountingPermit { permit, _leave: leave }
     }
@@ -700,6 +701,7 @@ impl<K: Hash + Eq> Limits<K> {
             for (key, limit) in keys {
                 run(&mut panic, || self.replan_key(shard, &key, &limit));
                 let address = limit.address();
+                // Before the look at the references, which would count this one.
                 drop(limit);
                 if let Some(hash) = run(&mut panic, || self.hash_of(&key)) {
                     run(&mut panic, || self.leave(hash, address));

@@ -188,6 +188,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
         if shard.hold().is_none_or(|hold| hold.over > self.clock.now()) {
             return shard;
         }
+        // The hold ends under the exclusive lock, and the state of the shard is read anew.
         drop(shard);
         self.end_hold(lock);
         read(lock)

@@ -78,8 +78,8 @@ impl<C: Timer> Composites<C> {
     pub(crate) fn add(&self, numbers: Numbers, new: Arc<Composite<C>>) -> Arc<Composite<C>> {
         let mut table = lock(&self.table);
         if let Some(other) = table.get(&numbers).and_then(Weak::upgrade) {
+            // `new` is dropped at the return, and asks for the lock.
             drop(table);
-            // `new` is dropped now, and asks for the lock.
             return other;
         }
         if table.insert(numbers, Arc::downgrade(&new)).is_none() {
@@ -88,6 +88,7 @@ impl<C: Timer> Composites<C> {
         }
         // A call that closes finds the composite in the table, or the flag is seen here.
         let is_closed = self.is_closed();
+        // Closing wakes tasks, so it is done without the lock.
         drop(table);
         if is_closed {
             new.close();

@@ -122,6 +122,7 @@ impl AlarmThread {
         if looks_at < shared.looks_at {
             // Once for each time that the thread parks, unless a still earlier sleep follows.
             shared.looks_at = looks_at;
+            // Without the lock, which the thread takes as soon as it wakes up.
             drop(shared);
             self.earlier.notify_one();
         }
@@ -144,6 +145,7 @@ impl AlarmThread {
                 // By the time of the sleep. By the present time, the lateness of each ring would
                 // be added to the next one.
                 shared.not_before = at.saturating_add(GRAIN);
+                // Foreign code, which may insert or remove a sleep.
                 drop(shared);
                 ring(waker);
                 shared = self.lock();
@@ -152,6 +154,7 @@ impl AlarmThread {
             let at = shared.queue.first().unwrap_or(Nanos::MAX).max(shared.not_before);
             let left = at.saturating_since(now);
             if left < SPIN {
+                // Other threads can insert sleeps while this one spins.
                 drop(shared);
                 std::hint::spin_loop();
                 shared = self.lock();
