@@ -45,9 +45,9 @@ use crate::line::due::Schedule;
 use crate::line::grants::{Tracked, Undoable};
 use crate::line::place::end_of;
 use crate::line::recheck::Recheck;
-use crate::line::rule::OneRule;
+use crate::line::rule::Single;
 use crate::line::visit::Demand;
-use crate::policy::limited;
+use crate::policy::{Policy, limited};
 use crate::status::Status;
 use crate::sync::{MutexGuard, Ordering, lock};
 use crate::time::Nanos;
@@ -183,10 +183,10 @@ pub(crate) trait Taken<C: Timer>: Settle {
     fn left(&self) -> Option<Left>;
 }
 
-impl<R: OneRule<C>, C: Timer> Shared<R, C> {
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// The line, for a short look on behalf of a waiter of a composite. Call
     /// [`let_go`](Shared::let_go) if anything has changed.
-    fn reach(&self) -> (MutexGuard<'_, Line<R, C>>, Nanos) {
+    fn reach(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
         // The pause of a single limiter defers nothing.
@@ -198,7 +198,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     /// rechecked when no lock is held.
     fn let_go(
         self: &Arc<Self>,
-        line: MutexGuard<'_, Line<R, C>>,
+        line: MutexGuard<'_, Line<Single<P>, C>>,
         news: bool,
         own: usize,
         deferred: &mut Deferred<C>,
@@ -211,13 +211,13 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
 }
 
 /// `Arc<Shared>`, so that it can be rung later.
-impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
+impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
         let shared = &self.0;
         let word = shared.gate_word.load();
         // A closed limiter shows as paused.
         if !word.has(SHARE_KEPT) && !word.has(PAUSED) {
-            return shared.rule.check(&n);
+            return shared.rule.policy.check(n);
         }
         let (line, now) = shared.reach();
         line.check(&shared.rule, now, Demand { ask: &n, priority })
@@ -250,13 +250,11 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
     }
 
     fn weight(&self, n: u32) -> u128 {
-        let mut weight = 0;
-        self.0.rule.add(&mut weight, &n);
-        weight
+        u128::from(self.0.rule.policy.weight(n))
     }
 
     fn max_wait(&self) -> Duration {
-        self.0.rule.max_wait()
+        self.0.rule.policy.max_wait()
     }
 
     fn status(&self) -> Status {
@@ -274,8 +272,8 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             return Wait::NONE;
         }
         if word.has_only(OBSERVED | LATE) {
-            let now = shared.clock.now();
-            return Wait { time: shared.rule.ready_at(now, &0, &n).saturating_since(now), paused: false };
+            let (now, Single { policy, state }) = (shared.clock.now(), &shared.rule);
+            return Wait { time: policy.ready_at(state, now, 0, n).saturating_since(now), paused: false };
         }
         shared.visit(|line, visit| {
             let due = line.due_behind(visit, Demand { ask: &n, priority });
@@ -347,7 +345,7 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             }
         };
         // Where grants are not charged as of an earlier time, it does not matter when it came due.
-        if due <= now && !shared.rule.catches_up() { Span::MIN } else { span(due, now) }
+        if due <= now && !shared.rule.policy.catches_up() { Span::MIN } else { span(due, now) }
     }
 
     fn leave_empty(&self, at: Span, deferred: &mut Deferred<C>) {
@@ -416,7 +414,8 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
             None if line.is_open(visit, demand) => line.due_behind(visit, demand),
             None => Nanos::MAX,
         };
-        let late = if shared.rule.catches_up() { late.min(shared.lateness.catch_up()) } else { Nanos::ZERO };
+        let late =
+            if shared.rule.policy.catches_up() { late.min(shared.lateness.catch_up()) } else { Nanos::ZERO };
         let at = Nanos::new(now.as_u64().saturating_sub(late.as_u64()));
         // A request that just came may use how late the last grants were.
         let at = if due <= now { at.min(visit.made_at(|| due).max(due)) } else { at };
@@ -439,15 +438,15 @@ impl<R: OneRule<C>, C: Timer> Member<C> for Handle<R, C> {
 }
 
 /// A limiter as a member.
-pub(crate) struct Handle<R: OneRule<C>, C: Timer>(pub(crate) Arc<Shared<R, C>>);
+pub(crate) struct Handle<P: Policy, C: Timer>(pub(crate) Arc<Shared<Single<P>, C>>);
 
-impl<R: OneRule<C>, C: Timer> Recheck for Handle<R, C> {
+impl<P: Policy, C: Timer> Recheck for Handle<P, C> {
     fn recheck(&self) {
         self.0.recheck();
     }
 }
 
-impl<R: OneRule<C>, C: Timer> Taken<C> for Share<R, C> {
+impl<P: Policy, C: Timer> Taken<C> for Share<P, C> {
     fn undo(mut self: Box<Self>, deferred: &mut Deferred<C>) {
         let Some(mut grant) = self.grant.take() else { return };
         let shared = &self.shared;

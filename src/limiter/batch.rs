@@ -12,7 +12,6 @@ use crate::limiter::RateLimiter;
 use crate::limiter::settle::{Settle, Share};
 use crate::line::deferred::run_in_drop;
 use crate::line::grants::{GrantKind, Granted};
-use crate::line::rule::Single;
 use crate::line::visit::Demand;
 use crate::policy::{Policy, SmoothBursty};
 
@@ -53,7 +52,7 @@ pub struct Batch<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     size: u32,
     limiter: RateLimiter<P, C>,
     /// The grant that the permits are from.
-    grant: Option<Share<Single<P>, C>>,
+    grant: Option<Share<P, C>>,
 }
 
 impl<P: Policy, C: Timer> RateLimiter<P, C> {

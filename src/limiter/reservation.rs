@@ -91,7 +91,7 @@ use crate::time::Nanos;
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: OwnedPending<Single<P>, C>,
     /// What the grant took, once it is claimed.
-    claimed: Option<(Grant, Share<Single<P>, C>)>,
+    claimed: Option<(Grant, Share<P, C>)>,
 }
 
 impl<P: Policy, C: Timer> Reservation<P, C> {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
 use crate::line::grants::{Tracked, Undoable};
-use crate::line::rule::OneRule;
+use crate::line::rule::Single;
+use crate::policy::Policy;
 use crate::sync::lock;
 
 /// A grant of which a part can be given back.
@@ -16,19 +17,20 @@ pub(crate) trait Settle: Send + Debug {
 }
 
 /// What a limiter granted, and can take back.
-pub(crate) struct Share<R: OneRule<C>, C: Timer> {
-    pub(crate) shared: Arc<Shared<R, C>>,
+pub(crate) struct Share<P: Policy, C: Timer> {
+    pub(crate) shared: Arc<Shared<Single<P>, C>>,
     pub(crate) n: u32,
     /// `None` when it is final.
-    pub(crate) grant: Option<Tracked<R::Charge>>,
+    pub(crate) grant: Option<Tracked<P::Charge>>,
 }
 
-impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
+impl<P: Policy, C: Timer> Settle for Share<P, C> {
     fn settle(mut self: Box<Self>, used: u32) {
         let Some(Tracked { charge, id }) = self.grant.take() else { return };
         let Share { shared, n, .. } = &*self;
+        let Single { policy, state } = &shared.rule;
         if used < *n
-            && let Some(charge) = shared.rule.unspent(charge, *n, used)
+            && let Some(charge) = policy.unspent(charge, *n, used)
         {
             shared.undo(Undoable::Tracked(Tracked { charge, id }));
             return;
@@ -36,7 +38,7 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
         shared.visit(|line, visit| {
             line.release(id);
             if used > *n {
-                shared.rule.debit(line.latest(), used - *n);
+                policy.debit(state, line.latest(), used - *n);
                 line.debited();
                 shared.retime(line, visit);
             }
@@ -44,7 +46,7 @@ impl<R: OneRule<C>, C: Timer> Settle for Share<R, C> {
     }
 }
 
-impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
+impl<P: Policy, C: Timer> Drop for Share<P, C> {
     fn drop(&mut self) {
         if let Some(Tracked { id, .. }) = self.grant.take() {
             lock(&self.shared.line).release(id);
@@ -52,7 +54,7 @@ impl<R: OneRule<C>, C: Timer> Drop for Share<R, C> {
     }
 }
 
-impl<R: OneRule<C>, C: Timer> Debug for Share<R, C> {
+impl<P: Policy, C: Timer> Debug for Share<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Share").field("permits", &self.n).finish_non_exhaustive()
     }

@@ -31,7 +31,7 @@ use crate::line::grants::{GrantKind, Granted, Undoable, counts, part_counts};
 use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
 use crate::line::recheck::Recheck;
-use crate::line::rule::{LeftByLine, OneRule, Rule, Single};
+use crate::line::rule::{LeftByLine, Rule, Single};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::{Change, Policy, PolicyStatus};
 use crate::status::Status;
@@ -510,11 +510,11 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 }
 
-impl<R: OneRule<C>, C: Timer> Shared<R, C> {
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     pub(crate) fn status(&self) -> Status {
         if self.gate_word.load().needs_no_lock() {
             let now = self.clock.now();
-            return Status::new(self.rule.status(now), self.rule.rate(), now);
+            return Status::new(self.rule.status(now), self.rule.policy.rate(), now);
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
         self.visit(|line, visit| {
@@ -525,10 +525,10 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
             let status = PolicyStatus {
                 available: status.available.min(most),
                 next_at,
-                full_at: line.schedule(visit.rule).full_at(now),
+                full_at: line.full_at(visit),
                 ..status
             };
-            let status = Status::new(status, self.rule.rate(), now);
+            let status = Status::new(status, self.rule.policy.rate(), now);
             let available = match line.len() {
                 0 if opens <= now => line.beside_seats(visit, status.available),
                 _ => 0,
@@ -541,15 +541,13 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
             }
         })
     }
-}
 
-impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     /// What a grant left: from the charge and not from the state, which may have changed since the
     /// grant.
     #[cold]
-    pub(crate) fn left(&self, charge: &R::Charge) -> Left {
-        let now = self.clock.now();
-        let left = self.rule.left(charge, now).as_left(now);
+    pub(crate) fn left(&self, charge: &P::Charge) -> Left {
+        let (now, Single { policy, state }) = (self.clock.now(), &self.rule);
+        let left = policy.left(state, *charge, now).as_left(now);
         if !self.gate_word.load().has(PAUSED) {
             return left;
         }
@@ -562,9 +560,7 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
             full_in: left.full_in.max(status.full_in),
         }
     }
-}
 
-impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Takes permits now or not at all.
     // Inlined, so that a caller that ignores the grant does not pay for its stores.
     #[inline(always)]

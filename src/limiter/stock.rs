@@ -3,15 +3,16 @@
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
 use crate::limiter::shared::Shared;
-use crate::line::rule::{OneRule, Single};
+use crate::line::rule::Single;
 use crate::policy::{Change, Policy};
 
 /// Changes of the state of a single limiter: a plain one, a key's, or a member of a composite.
-impl<R: OneRule<C>, C: Timer> Shared<R, C> {
+impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Charges `n` permits, also if they are not available: the rest is owed.
     pub(crate) fn debit(&self, n: u32) {
         self.visit(|line, visit| {
-            self.rule.debit(line.latest(), n);
+            let Single { policy, state } = &self.rule;
+            policy.debit(state, line.latest(), n);
             line.debited();
             self.retime(line, visit);
         });
@@ -21,16 +22,15 @@ impl<R: OneRule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn keep_at_most(&self, permits: u64) -> u64 {
         self.visit(|line, visit| {
             line.stock_at_most(&self.rule, permits);
-            let taken = self.rule.keep_at_most(visit.now, permits);
+            let Single { policy, state } = &self.rule;
+            let taken = policy.keep_at_most(state, visit.now, permits);
             if taken > 0 {
                 self.retime(line, visit);
             }
             taken
         })
     }
-}
 
-impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Puts the state back to that of a new limiter, and ends a pause.
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;

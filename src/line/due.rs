@@ -18,12 +18,12 @@ use crate::line::index::block_of;
 use crate::line::pause::{Pace, Pausing, Stop};
 use crate::line::place::{end_of, priority_of};
 use crate::line::priorities::{Class, NONE};
-use crate::line::rule::{OneRule, Rule};
+use crate::line::rule::{Rule, Single};
 use crate::line::settings::{KeptShare, Settings};
 use crate::line::sizes::Sizes;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State};
-use crate::policy::{Crowd, Forecast};
+use crate::policy::{Crowd, Forecast, Policy};
 use crate::time::Nanos;
 
 /// So many requests are foreseen one by one, at most.
@@ -38,20 +38,6 @@ pub(crate) struct Schedule<'a, R> {
 }
 
 impl<R> Schedule<'_, R> {
-    /// When the limiter is full if no request takes permits: not before the end of a pause, in
-    /// which no permit comes in, and not while grants are spaced after it.
-    pub(crate) fn full_at<C: Timer>(&self, now: Nanos) -> Nanos
-    where
-        R: OneRule<C>,
-    {
-        let &Schedule { rule, settings, .. } = self;
-        let pause = settings.pause.as_ref();
-        let stands_still = pause.and_then(|pause| rule.full_after_pause(pause.until(settings.opens)));
-        let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
-        let paced = settings.paces_to_come(rule).map(|pace| rule.come_in(pace.part, pace.from, u64::MAX));
-        full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens_for(now))
-    }
-
     /// When a request of this priority is due behind all that are `ahead`.
     pub(crate) fn due<C: Timer>(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos
     where
@@ -414,15 +400,29 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 }
 
-impl<R: OneRule<C>, C: Timer> Line<R, C> {
+impl<P: Policy, C: Timer> Line<Single<P>, C> {
+    /// When the limiter is full if no request takes permits: not before the end of a pause, in
+    /// which no permit comes in, and not while grants are spaced after it.
+    pub(crate) fn full_at(&self, visit: &Visit<'_, Single<P>, C>) -> Nanos {
+        let (&Visit { rule, now, .. }, settings) = (visit, &self.settings);
+        let stands_still = settings.pause.as_ref().and_then(|pause| {
+            let Stop { from, to, keeps_stock } = pause.until(settings.opens);
+            rule.policy.full_after_pause(&rule.state, from, to, keeps_stock)
+        });
+        let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
+        let paced = settings.paces_to_come::<C, _>(rule);
+        let paced = paced.map(|pace| Rule::<C>::come_in(rule, pace.part, pace.from, u64::MAX));
+        full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens_for(now))
+    }
+
     /// How many requests for one permit would get one now, one after the other, where so many are
     /// available, no request is in line and composites may hold seats.
-    pub(crate) fn beside_seats(&self, visit: &Visit<'_, R, C>, available: u64) -> u64 {
+    pub(crate) fn beside_seats(&self, visit: &Visit<'_, Single<P>, C>, available: u64) -> u64 {
         if self.seats.is_empty() {
             return available;
         }
-        let (&Visit { rule, now, .. }, mut one) = (visit, 0);
-        rule.add(&mut one, &1);
+        let &Visit { rule, now, .. } = visit;
+        let one = u128::from(rule.policy.weight(1));
         // If the last of some requests gets a permit, so do those before it.
         let (mut least, mut most) = (0, available);
         while least < most {

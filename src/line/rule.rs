@@ -11,7 +11,6 @@ use crate::line::pause::Stop;
 use crate::line::sizes::Sizes;
 use crate::policy::part::{self, Part};
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
-use crate::rate::Rate;
 use crate::time::Nanos;
 
 /// Decides about requests. The line adds the waiting.
@@ -316,9 +315,13 @@ impl<P: Policy> Single<P> {
         part::of_part((&self.policy, &self.state, charge), index, ask)
     }
 
+    pub(crate) fn status(&self, at: Nanos) -> PolicyStatus {
+        self.policy.status(&self.state, at)
+    }
+
     /// The largest request that can be granted if `kept` permits are kept.
     fn left_by(&self, now: Nanos, kept: u32) -> u64 {
-        self.policy.status(&self.state, now).limit.saturating_sub(kept.into())
+        self.status(now).limit.saturating_sub(kept.into())
     }
 }
 
@@ -370,7 +373,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     }
 
     fn as_many(&self, at: Nanos, n: &u32, most: u32, line: LeftByLine) -> u32 {
-        line.more_of(self.policy.status(&self.state, at).available, *n, most)
+        line.more_of(self.status(at).available, *n, most)
     }
 
     fn ready_at(&self, now: Nanos, ahead: &u128, n: &u32) -> Nanos {
@@ -547,57 +550,5 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
 
     fn max_wait(&self) -> Duration {
         self.policy.max_wait()
-    }
-}
-
-/// The rule of a single limiter, plain or of a key.
-pub(crate) trait OneRule<C: Timer>: Rule<C, Ask = u32, Ahead = u128> {
-    fn status(&self, at: Nanos) -> PolicyStatus;
-
-    /// See [`Policy::left`].
-    fn left(&self, charge: &Self::Charge, at: Nanos) -> PolicyStatus;
-
-    fn rate(&self) -> Rate;
-
-    /// See [`Policy::full_after_pause`].
-    fn full_after_pause(&self, stop: Stop) -> Option<Nanos>;
-
-    /// See [`Policy::unspent`].
-    fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge>;
-
-    /// See [`Policy::debit`].
-    fn debit(&self, at: Nanos, n: u32);
-
-    /// See [`Policy::keep_at_most`].
-    fn keep_at_most(&self, at: Nanos, permits: u64) -> u64;
-}
-
-impl<P: Policy, C: Timer> OneRule<C> for Single<P> {
-    fn status(&self, at: Nanos) -> PolicyStatus {
-        self.policy.status(&self.state, at)
-    }
-
-    fn left(&self, charge: &P::Charge, at: Nanos) -> PolicyStatus {
-        self.policy.left(&self.state, *charge, at)
-    }
-
-    fn rate(&self) -> Rate {
-        self.policy.rate()
-    }
-
-    fn full_after_pause(&self, Stop { from, to, keeps_stock }: Stop) -> Option<Nanos> {
-        self.policy.full_after_pause(&self.state, from, to, keeps_stock)
-    }
-
-    fn unspent(&self, charge: P::Charge, n: u32, used: u32) -> Option<P::Charge> {
-        self.policy.unspent(charge, n, used)
-    }
-
-    fn debit(&self, at: Nanos, n: u32) {
-        self.policy.debit(&self.state, at, n);
-    }
-
-    fn keep_at_most(&self, at: Nanos, permits: u64) -> u64 {
-        self.policy.keep_at_most(&self.state, at, permits)
     }
 }

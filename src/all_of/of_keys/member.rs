@@ -16,7 +16,7 @@ use crate::error::Refusal;
 use crate::grant::Left;
 use crate::keyed::pause::Hold;
 use crate::keyed::table::{Found, KeyLimiter, Table, Taken};
-use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
+use crate::keyed::{KeyPolicy, KeyedCountingLimit, KeyedRateLimiter};
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 use crate::request::Request;
@@ -92,9 +92,7 @@ pub(crate) struct ByKey<K, P: Policy + Clone, C: Timer, R: ?Sized, F> {
     pub(crate) of: PhantomData<fn(&R)>,
 }
 
-fn handle<P: Policy + Clone, C: Timer>(
-    line: &KeyLimiter<P, C>,
-) -> Handle<impl crate::line::rule::OneRule<C>, C> {
+fn handle<P: Policy + Clone, C: Timer>(line: &KeyLimiter<P, C>) -> Handle<KeyPolicy<P>, C> {
     Handle(line.shared().clone())
 }
 
