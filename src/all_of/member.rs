@@ -29,6 +29,7 @@
 //! take could come before permits that the number counts already, and be undone with too high a
 //! level.
 
+use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -37,7 +38,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::limiter::gate_word::{LATE, OBSERVED, PAUSED, SHADOW, SHARE_KEPT};
-use crate::limiter::settle::{Settle, Share};
+use crate::limiter::settle::Share;
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
@@ -172,7 +173,10 @@ pub(crate) trait Member<C: Timer>: Recheck {
 }
 
 /// A member's grant to a waiter of a composite. Dropping it makes the grant final.
-pub(crate) trait Taken<C: Timer>: Settle {
+pub(crate) trait Taken<C: Timer>: Send + Debug {
+    /// Makes it final: so much of it was used, or more than it.
+    fn settle(self: Box<Self>, used: u32);
+
     /// Puts it back.
     fn undo(self: Box<Self>, deferred: &mut Deferred<C>);
 
@@ -447,6 +451,10 @@ impl<P: Policy, C: Timer> Recheck for Handle<P, C> {
 }
 
 impl<P: Policy, C: Timer> Taken<C> for Share<P, C> {
+    fn settle(self: Box<Self>, used: u32) {
+        Share::settle(*self, used);
+    }
+
     fn undo(mut self: Box<Self>, deferred: &mut Deferred<C>) {
         let Some(mut grant) = self.grant.take() else { return };
         let shared = &self.shared;

@@ -9,7 +9,7 @@ use std::fmt;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
-use crate::limiter::settle::{Settle, Share};
+use crate::limiter::settle::Share;
 use crate::line::deferred::run_in_drop;
 use crate::line::grants::{GrantKind, Granted};
 use crate::line::visit::Demand;
@@ -129,7 +129,7 @@ impl<P: Policy, C: Timer> Batch<P, C> {
         let left = std::mem::take(&mut self.left);
         if let Some(share) = self.grant.take() {
             let used = share.n.saturating_sub(left);
-            Box::new(share).settle(used);
+            share.settle(used);
         }
     }
 

@@ -15,7 +15,7 @@ use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
-use crate::limiter::settle::{Settle, Share};
+use crate::limiter::settle::Share;
 use crate::limiter::shared::Shared;
 use crate::line::answer::Receipt;
 use crate::line::grants::Granted;
@@ -171,7 +171,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// are charged. An [exempt](crate::Request::exempt) one charges nothing.
     pub fn settle(mut self, used: u32) {
         match self.claimed.take() {
-            Some((_, share)) => Box::new(share).settle(used),
+            Some((_, share)) => share.settle(used),
             None => {
                 let exempt = self.pending.wait.is_exempt();
                 self.pending.leave();

@@ -10,12 +10,6 @@ use crate::line::rule::Single;
 use crate::policy::Policy;
 use crate::sync::lock;
 
-/// A grant of which a part can be given back.
-pub(crate) trait Settle: Send + Debug {
-    /// Makes it final: so much of it was used, or more than it.
-    fn settle(self: Box<Self>, used: u32);
-}
-
 /// What a limiter granted, and can take back.
 pub(crate) struct Share<P: Policy, C: Timer> {
     pub(crate) shared: Arc<Shared<Single<P>, C>>,
@@ -24,10 +18,11 @@ pub(crate) struct Share<P: Policy, C: Timer> {
     pub(crate) grant: Option<Tracked<P::Charge>>,
 }
 
-impl<P: Policy, C: Timer> Settle for Share<P, C> {
-    fn settle(mut self: Box<Self>, used: u32) {
+impl<P: Policy, C: Timer> Share<P, C> {
+    /// Makes it final: so much of it was used, or more than it.
+    pub(crate) fn settle(mut self, used: u32) {
         let Some(Tracked { charge, id }) = self.grant.take() else { return };
-        let Share { shared, n, .. } = &*self;
+        let Share { shared, n, .. } = &self;
         let Single { policy, state } = &shared.rule;
         if used < *n
             && let Some(charge) = policy.unspent(charge, *n, used)
