@@ -27,7 +27,7 @@ use crate::error::Refusal;
 use crate::sync::{AtomicBool, Mutex, Ordering, Thread, current_thread, lock, thread_local};
 
 thread_local! {
-    /// The tokens in whose scope this thread is, the outermost first.
+    /// The tokens that this thread runs under, the outermost first.
     static SCOPES: RefCell<Vec<CancelToken>> = RefCell::default();
 }
 
@@ -172,7 +172,7 @@ impl Drop for Within {
     }
 }
 
-/// A blocking wait of the calling thread, under the tokens in whose scope the thread is.
+/// A blocking wait of the calling thread, under the tokens that the thread runs under.
 pub(crate) struct Cancellable {
     tokens: Vec<CancelToken>,
     /// The number of this thread in each token, once it may park.

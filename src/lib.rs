@@ -280,8 +280,8 @@
 //! |---|---|---|
 //! | `tokio`, on by default | waits in a tokio runtime use its timer; [`TokioClock`] | tokio with `rt` and `time` |
 //! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits of all keys | hashbrown, crossbeam-utils |
-//! | `stream` | [`LimitStream`]: a stream whose items wait for permits | futures-core, pin-project-lite |
-//! | `io`, on by default | [`Throttled`]: a reader or writer of tokio whose bytes wait for permits | nothing beside `tokio` |
+//! | `stream` | [`LimitStream`]: a stream that takes a permit for each item | futures-core, pin-project-lite |
+//! | `io`, on by default | [`Throttled`]: a reader or writer of tokio that takes a permit for each byte | nothing beside `tokio` |
 //! | `config`, on by default | [`AnyPolicy`] and [`PolicyConfig`]: policies from text, which can be replaced in a limiter that runs | arc-swap |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |

@@ -191,7 +191,7 @@ impl Request {
     ///
     /// A [`Refusal`](crate::Refusal) has no room for them. Where a refusal is to tell them, too,
     /// make the call by [`try_telling`](crate::RateLimiter::try_telling), or through an
-    /// [`AnyLimiter`](crate::AnyLimiter), whose [refusals](crate::AllRefusal::left) tell them.
+    /// [`AnyLimiter`](crate::AnyLimiter), where [refusals](crate::AllRefusal::left) tell them.
     ///
     /// Requests that do not ask for this pay nothing for it.
     pub const fn with_left(self) -> Request {

@@ -151,9 +151,10 @@ impl Place for PlaceInUse {
 /// A limit of permits in use alone, without a rate. Its permits go back when the [`AllPermits`] or
 /// the [`AnyReservation`] is dropped.
 ///
-/// Its requests have priorities among each other, and pauses of this handle are those of its clones
-/// alone. Closing closes the counting limit. Longest waits are measured by the default clock.
-/// Nothing can be charged to it, and a request for up to a number of permits gets the fewest.
+/// Its requests have priorities among each other, and pauses of this handle are pauses of its
+/// clones alone. Closing closes the counting limit. Longest waits are measured by the default
+/// clock. Nothing can be charged to it, and a request for up to a number of permits gets the
+/// fewest.
 ///
 /// # Examples
 ///

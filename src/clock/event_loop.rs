@@ -1,5 +1,5 @@
-//! The event loop of a task, and sleeps by its timer: a tokio runtime, or outside of any, the thread
-//! that rings for all limiters.
+//! The event loop of a task, and sleeps by its timer: a tokio runtime, or outside of any, the
+//! thread that rings for all limiters.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

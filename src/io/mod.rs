@@ -2,8 +2,8 @@
 //!
 //! A transfer goes in chunks, so that no buffer is larger than what a limiter can grant at once,
 //! and so that transfers that share a limiter take turns. All chunks of a limiter have the same
-//! size, and its queue is first come first served. So each transfer whose buffer holds a chunk gets
-//! the same share of the bytes, however much larger its buffer is.
+//! size, and its queue is first come first served. So each transfer with a buffer that holds a
+//! chunk gets the same share of the bytes, however much larger its buffer is.
 //!
 //! | | a reader | a writer |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! | then | pays for what came | writes it |
 //! | waits | before the next read | before the write |
 //! | peer is silent, or takes less | holds no permits | gives back what the peer did not take |
-//! | bytes in any span | what the policy states, and a chunk of each reader | what the policy states, and a chunk of each writer whose task runs late |
+//! | bytes in any span | what the policy states, and a chunk of each reader | what the policy states, and a chunk of each writer with a task that runs late |
 //!
 //! Each chunk that waits wakes its task once. The kernel does most of the work for it: of some
 //! 60,000 instructions, a quarter are the limiter's. So the processor time of a transfer is that of
@@ -37,7 +37,7 @@ use crate::all_of::{AllRefusal, AllRequest, AllStatus};
 use crate::any_limiter::{AnyLimiter, AnyReservation};
 
 pin_project! {
-    /// A reader, a writer or both, whose bytes wait for permits.
+    /// A reader, a writer or both, that takes a permit for each byte.
     ///
     /// It wraps what implements tokio's `AsyncRead`, `AsyncBufRead` or `AsyncWrite`, and implements
     /// the same. Reading and writing have a limiter each, or share one. For several limits at once,

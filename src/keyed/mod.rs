@@ -903,9 +903,10 @@ where
     /// A request that finds permits takes them. Any other passes without a permit, also one of a
     /// key that is [new and has no room](Refusal::TooManyKeys), but one for the `limiter` of such a
     /// key or for a reservation of it. Requests that wait when shadow mode begins pass at once. A
-    /// key whose limiter is in shadow by itself stays so when the shadow mode of all keys ends.
+    /// key with a limiter that is in shadow by itself stays so when the shadow mode of all keys
+    /// ends.
     ///
-    /// A limiter whose key was [removed](KeyedRateLimiter::remove) stays as it is.
+    /// A limiter of a key that was [removed](KeyedRateLimiter::remove) stays as it is.
     ///
     /// Switching takes time proportional to the number of keys with waiting requests or a `limiter`
     /// in use. A granted request costs no more for it.

@@ -2,7 +2,7 @@
 //!
 //! # How
 //!
-//! A shard whose keys are paused has a [`Hold`]. Its known keys lie in another table meanwhile, so
+//! A shard with paused keys has a [`Hold`]. Its known keys lie in another table meanwhile, so
 //! that a request does not find its key where it looks first: requests outside of a pause look at
 //! nothing more.
 //!
@@ -13,11 +13,11 @@
 //!
 //! **A policy that counts**, or a part of one, has no state that is empty and lets permits come in
 //! one by one. The line of such a key spaces its grants (`line/pause.rs`). So the hold goes on
-//! until a window has passed, and until then a key whose permits are due gets a line.
+//! until a window has passed, and until then a key with permits that are due gets a line.
 //!
 //! **A line that is made during the hold** begins with the pause of its shard, as if it had been
 //! there before. No line is settled during a hold, since a state that a line leaves is as of
-//! another time than those in the table.
+//! another time than the states in the table.
 //!
 //! **A key that is unknown when the pause ends** is new, and would be full: a flood of new keys
 //! would be the burst that the pause prevents. So a shard remembers the end. A key that is added

@@ -35,7 +35,7 @@ impl Wake for Unpark {
 /// it is not lost. Parking may end early for no reason; then the poll finds nothing and the thread
 /// parks again.
 ///
-/// A request whose wait was ended is still in line if it is a reservation: it waits on without the
+/// A request that waits no longer is still in line if it is a reservation: it waits on without the
 /// thread. Any other leaves the line when it is dropped.
 pub(crate) fn acquire<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
     pending: &mut Pending<R, C, G>,

@@ -95,7 +95,7 @@ impl GateWord {
     /// Stores a word without the lock, as the broken twins of the models do.
     #[cfg(all(test, tidegate_loom))]
     pub(crate) fn store_without_lock(&self, word: usize) {
-        // Relaxed: as in `store`. The missing lock is what is broken.
+        // Relaxed: as in `store`. Only the lock is missing.
         self.0.store(word, Ordering::Relaxed);
     }
 }

@@ -163,9 +163,9 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     /// given back. If several grants are settled late, the limiter may give back fewer permits than
     /// that, never more. It does not see when callers take permits without a reservation and
     /// without waiting, so beside them a bucket gives back less as well: the unused permits, less
-    /// those that came in since the grant. If more permits are charged than are available, the
-    /// limiter owes the rest, and later requests wait for them. The policy says what it can give
-    /// back and owe; see [`Policy::unspent`] and [`Policy::debit`].
+    /// the permits that came in since the grant. If more permits are charged than are available,
+    /// the limiter owes the rest, and later requests wait for them. The policy says what it can
+    /// give back and owe; see [`Policy::unspent`] and [`Policy::debit`].
     ///
     /// A reservation that is settled without being claimed gives up its place, and all used permits
     /// are charged. An [exempt](crate::Request::exempt) one charges nothing.

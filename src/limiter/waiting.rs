@@ -400,7 +400,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         lock(&self.line).looks_at(key)
     }
 
-    /// Ends the wait of a blocked thread, whose request stays in line without it. Returns `false`
+    /// Ends the wait of a blocked thread. Its request stays in line without it. Returns `false`
     /// if the request has its answer.
     pub(crate) fn stop_waiting(&self, wait: &Progress<R::Ask>) -> bool {
         let Stage::Queued(key) = wait.stage else { return false };

@@ -222,7 +222,7 @@ impl<C: Timer> Alarms<C> {
                 // The clock is read anew, since an older reading may lie before the ring. It is
                 // read before any change, since a clock may panic.
                 let now = clock.now();
-                // Relaxed: a waker whose ring is overwritten here takes the lock after this
+                // Relaxed: a waker that rang before this store takes the lock after this
                 // section.
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {

@@ -423,7 +423,7 @@ impl<P: Policy, C: Timer> Line<Single<P>, C> {
         }
         let &Visit { rule, now, .. } = visit;
         let one = u128::from(rule.policy.weight(1));
-        // If the last of some requests gets a permit, so do those before it.
+        // If the last of some requests gets a permit, so do the requests before it.
         let (mut least, mut most) = (0, available);
         while least < most {
             let n = most - (most - least) / 2;

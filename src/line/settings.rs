@@ -59,7 +59,7 @@ impl Settings {
     }
 
     /// The end of the latest pause, for a call that reads this time. A pause that has ended does
-    /// not hold again for a call whose clock reading is behind its end.
+    /// not hold again for a call with a clock reading behind its end.
     pub(crate) fn opens_for(&self, now: Nanos) -> Nanos {
         if self.pause.is_none() && !self.closed && now < self.opens { Nanos::ZERO } else { self.opens }
     }

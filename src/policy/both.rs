@@ -22,8 +22,8 @@
 //! what it took, whatever came since, so it is asked first. Of two policies with a stock, the first
 //! one may have been full meanwhile without this grant. How much to put back, then?
 //!
-//! - **In a limiter**, the log of undone grants knows (`src/line/undo_log.rs`): the request takes the
-//!   lock, and the waiters that saw too few permits are served with the permits that are back.
+//! - **In a limiter**, the log of undone grants knows (`src/line/undo_log.rs`): the request takes
+//!   the lock, and the waiters that saw too few permits are served with the permits that are back.
 //!   Under this lock a waiter also asks before it joins. So either the request that puts back comes
 //!   later and serves that waiter, or the waiter sees the permits.
 //! - **For a key without waiters**, the table reads the clock again, and no more than what has not

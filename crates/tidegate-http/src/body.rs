@@ -1,4 +1,4 @@
-//! [`ThrottledBody`]: a body whose bytes wait for permits.
+//! [`ThrottledBody`]: a body that takes a permit for each byte.
 //!
 //! A frame is taken from the inner body first, and then its bytes are paid for, chunk by chunk, in
 //! the poll that yields them. So a body that is silent holds no place in the queue, its end is
@@ -21,7 +21,7 @@ use tidegate::{AcquireAny, AnyLimiter};
 type BoxError = Box<dyn StdError + Send + Sync>;
 
 pin_project! {
-    /// A body of a request or a response whose bytes wait for permits: one permit is one byte.
+    /// A body of a request or a response that takes a permit for each byte.
     ///
     /// It works wherever a body is one of the crate `http-body`: in a server or a client, in hyper,
     /// axum, tonic or reqwest. For several limits at once, such as of a connection, a user and all

@@ -1,4 +1,4 @@
-//! Bodies whose bytes wait for permits.
+//! Bodies that take a permit for each byte.
 
 #![allow(clippy::unwrap_used)]
 

@@ -7,7 +7,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use reqwest::{Body, Response, ResponseBuilderExt};
 use tidegate_http::obey::Call;
 
-/// The response, whose body keeps the call until it ends, fails or is dropped.
+/// The response. Its body keeps the call until it ends, fails or is dropped.
 pub(crate) fn keep_until_end(response: Response, call: Call) -> Response {
     let url = response.url().clone();
     let (mut parts, body) = http::Response::from(response).into_parts();

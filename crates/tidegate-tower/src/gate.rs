@@ -44,7 +44,7 @@ pub(crate) enum KeyOf<K, V> {
     Later(Function<V, BoxFuture<Key<K>>>),
 }
 
-/// What happens to a request whose permits are not there.
+/// What happens to a request if its permits are not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Refuse,

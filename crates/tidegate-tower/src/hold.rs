@@ -41,7 +41,7 @@ impl Hold {
         matches!(self.0, Held::Estimate(_))
     }
 
-    /// Tells what is really used when the call ends.
+    /// Tells the number of permits really used when the call ends.
     pub(crate) fn settle(&mut self, used: AllRequest<'static>) {
         if let Held::Estimate(estimate) = &mut self.0 {
             estimate.1 = Some(used);

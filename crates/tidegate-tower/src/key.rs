@@ -1,8 +1,8 @@
-//! [`Key`]: whose limit a request counts for.
+//! [`Key`]: the key of the limit that a request counts for.
 
 use http::StatusCode;
 
-/// Whose limit a request counts for: what a key function returns, or is made from.
+/// The key of the limit that a request counts for: what a key function returns, or is made from.
 ///
 /// | a key function returns | |
 /// |---|---|

@@ -39,7 +39,7 @@ impl<C: Timer> Composites<C> {
         }
     }
 
-    /// Closes all composites, also those to come. Returns whether they were open.
+    /// Closes all composites, also composites to come. Returns whether they were open.
     pub(crate) fn close(&self) -> bool {
         // Relaxed: the lock of the table below orders the flag for each call that adds a composite.
         let was_open = !self.closed.swap(true, Ordering::Relaxed);

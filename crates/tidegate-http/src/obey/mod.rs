@@ -1,7 +1,7 @@
 //! A server obeyed by a client: one call for each answer.
 //!
-//! An [`Obey`] is a limiter whose calls end with the answer of the server. [`Call::obey`] reads the
-//! answer and does what the server asks for. It works with any
+//! An [`Obey`] is a limiter with calls that end with the answer of the server. [`Call::obey`] reads
+//! the answer and does what the server asks for. It works with any
 //! [`AnyLimiter`](tidegate::AnyLimiter): a plain limiter, a key of many, or several limits at once.
 //!
 //! ```
@@ -40,7 +40,7 @@
 //! | `remaining` | lowers the available permits to `remaining` less the calls in flight, and never raises them |
 //! | `remaining` with a reset | also allows no more calls until the reset. The call that takes the last unit pauses the limiter |
 //! | a redirect, or an answer from a cache | nothing, unless it is a refusal |
-//! | `limit` beside `remaining` and a reset | lets the next window begin with no more calls than `limit` less those in flight, until an answer tells more |
+//! | `limit` beside `remaining` and a reset | lets the next window begin with no more calls than `limit` less the calls in flight, until an answer tells more |
 //! | `limit`, or a policy | nothing else |
 //!
 //! - One refusal of many calls in flight is one pause, and the longer end counts. After it, calls

@@ -1,4 +1,4 @@
-//! A call that has a place in the queue, and whose cost is known later.
+//! A call that has a place in the queue, and a cost that is known later.
 
 use std::fmt;
 use std::pin::Pin;

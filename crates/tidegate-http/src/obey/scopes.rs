@@ -12,8 +12,8 @@ use super::handle::Obey;
 /// Limiters that obey, one for each scope: a host, a route, or what else a server limits by itself.
 /// Clones share them.
 ///
-/// A scope is made when it is first asked for. If there are too many, those without calls in flight
-/// that were not asked for longest are forgotten.
+/// A scope is made when it is first asked for. If there are too many, scopes without calls in
+/// flight that were not asked for longest are forgotten.
 ///
 /// # Buckets
 ///
@@ -235,7 +235,7 @@ impl Home {
     }
 }
 
-/// Forgets half of the scopes if there are more than `most`: those without calls in flight first,
+/// Forgets half of the scopes if there are more than `most`: scopes without calls in flight first,
 /// and of these the ones that were not asked for longest. So it is rare, and a scope costs little
 /// when it is spread over all that come in.
 fn forget_idle(scopes: &mut HashMap<String, Scope>, most: usize) -> Vec<Scope> {

@@ -22,7 +22,7 @@ struct Group {
     used: Vec<Count>,
     resets: Vec<Reset>,
     window: Option<Duration>,
-    /// The window is a number whose name tells no unit.
+    /// The window is a number with a name that tells no unit.
     plain_window: bool,
     name: Option<String>,
     scope: Option<String>,

@@ -3,7 +3,7 @@
 //! [`Reader::read`] reads an answer of any API into an [`Answer`]: a list of [`ServerLimit`]s and
 //! a time to come again. [`Answer::advice`] says what to do.
 //!
-//! # What is read
+//! # Headers that are read
 //!
 //! - `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11, and the
 //!   headers of all drafts before;
@@ -20,7 +20,7 @@
 //! a number above 10^9 a Unix time in seconds, above 10^12 in milliseconds, and a smaller number
 //! counts seconds from now. [`Numbers`] sets it where this guess is wrong. Times of the calendar
 //! count from the `Date` of the answer. A time that is past counts as zero; a negative one, `-1`
-//! and other text that is no time are ignored. [`Reader::of`] an API whose numbers are known does
+//! and other text that is no time are ignored. [`Reader::of`] an API with known numbers does
 //! not guess.
 //!
 //! # Examples

@@ -1,4 +1,4 @@
-//! APIs whose documentation says more than their headers do.
+//! APIs with a documentation that says more than their headers do.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use http::HeaderMap;
 
 use super::time::Numbers;
 
-/// An API whose documentation says more than its headers do: what a plain number in a reset
+/// An API with a documentation that says more than its headers do: what a plain number in a reset
 /// means, and how long to back off from a refusal that tells no time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -82,14 +82,14 @@ impl Vendor {
         }
     }
 
-    /// Recognises an API whose headers are not understood without the documentation.
+    /// Recognises an API with headers that are not understood without the documentation.
     pub(super) fn guess(headers: &HeaderMap) -> Option<Vendor> {
         if headers.contains_key("gw-ratelimit-reset") {
             return Some(Vendor::KuCoin);
         }
         let github =
             headers.contains_key("x-github-request-id") || headers.contains_key("x-github-media-type");
-        // GitHub Models sends these headers too, but its limits are those of Azure OpenAI.
+        // GitHub Models sends these headers too, but its limits are the limits of Azure OpenAI.
         let models = headers.contains_key("x-ratelimit-limit-requests");
         (github && !models).then_some(Vendor::GitHub)
     }

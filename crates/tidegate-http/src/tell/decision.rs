@@ -12,7 +12,7 @@ use crate::Unit;
 
 /// Tells one decision of a limiter: what a grant left, or when to come again after a refusal.
 ///
-/// The numbers are those of the decision, if the request asked for them by
+/// The numbers are of the decision, if the request asked for them by
 /// [`Request::with_left`](tidegate::Request::with_left); otherwise a grant tells the policy alone.
 /// A refusal that waiting does not help tells no `Retry-After`.
 ///
@@ -66,7 +66,7 @@ pub fn decision(
 /// Tells one decision of several limits: what a grant left in each, or what a refused request met
 /// and when to come again. Of a refusal, the member that refused has nothing left.
 ///
-/// The numbers are those of the decision. They are told only if the request asked for them by
+/// The numbers are of the decision. They are told only if the request asked for them by
 /// [`AllRequest::with_left`](tidegate::AllRequest::with_left). A member is not told if it has no
 /// limit, or a name that a field cannot carry.
 ///
