@@ -5,15 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use crate::support::bucket;
 use proptest::prelude::*;
 use tidegate::{
     AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation,
     CountingLimit, Limiter, ManualClock, Pause, Rate, RateLimiter, Refusal, Request, TokenBucket,
 };
-
-fn bucket(rate: u64, burst: u32, clock: &ManualClock) -> RateLimiter<TokenBucket, ManualClock> {
-    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
-}
 
 /// What a call, or the passing of time, does.
 #[derive(Clone, Debug)]
@@ -145,8 +142,8 @@ proptest! {
     #[test]
     fn a_handle_does_as_the_limiter_behind_it(acts in acts()) {
         let (clock, other) = (ManualClock::new(), ManualClock::new());
-        let any = AnyLimiter::from(bucket(5, 5, &clock));
-        prop_assert_eq!(play_any(&any, &clock, &acts), play(&bucket(5, 5, &other), &other, &acts));
+        let any = AnyLimiter::from(bucket(&clock, 5, 5));
+        prop_assert_eq!(play_any(&any, &clock, &acts), play(&bucket(&other, 5, 5), &other, &acts));
     }
 
     #[cfg(feature = "keyed")]
@@ -158,14 +155,14 @@ proptest! {
         let policy = TokenBucket::new(Rate::per_second(5), 5);
         let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
         let any = AnyLimiter::from(OfKey::new(&keys, 7));
-        prop_assert_eq!(play_any(&any, &clock, &acts), play(&bucket(5, 5, &other), &other, &acts));
+        prop_assert_eq!(play_any(&any, &clock, &acts), play(&bucket(&other, 5, 5), &other, &acts));
     }
 }
 
 #[test]
 fn a_number_is_the_cost_at_each_rate_but_not_at_a_counting_limit() {
     let clock = ManualClock::new();
-    let (connection, user) = (bucket(100, 100, &clock), bucket(300, 300, &clock));
+    let (connection, user) = (bucket(&clock, 100, 100), bucket(&clock, 300, 300));
     let in_flight = CountingLimit::new(2);
     let all =
         AllOf::new("connection", &connection).with("user", &user).with_counting("in flight", &in_flight);
@@ -183,7 +180,7 @@ fn a_number_is_the_cost_at_each_rate_but_not_at_a_counting_limit() {
 #[test]
 fn a_composite_settles_by_name() {
     let clock = ManualClock::new();
-    let (calls, tokens) = (bucket(10, 10, &clock), bucket(1000, 1000, &clock));
+    let (calls, tokens) = (bucket(&clock, 10, 10), bucket(&clock, 1000, 1000));
     let any = AnyLimiter::from(AllOf::new("calls", &calls).with("tokens", &tokens));
     let mut place = any.reserve([("tokens", 800)]).expect("there");
     assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 801));
@@ -199,7 +196,7 @@ fn a_composite_settles_by_name() {
 
 #[test]
 fn a_single_limiter_knows_no_names() {
-    let any = AnyLimiter::from(bucket(10, 10, &ManualClock::new()));
+    let any = AnyLimiter::from(bucket(&ManualClock::new(), 10, 10));
     let refusal = any.try_acquire_many([("tokens", 1)]).expect_err("no member");
     assert_eq!(refusal.to_string(), r#""tokens" is not a member: there are none"#);
     assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(10));
@@ -214,7 +211,7 @@ fn a_single_limiter_knows_no_names() {
 fn a_composite_is_charged_and_lowered_by_name() {
     let clock = ManualClock::new();
     let (calls, tokens, in_flight) =
-        (bucket(10, 10, &clock), bucket(1000, 1000, &clock), CountingLimit::new(2));
+        (bucket(&clock, 10, 10), bucket(&clock, 1000, 1000), CountingLimit::new(2));
     let all = AllOf::new("calls", &calls).with("tokens", &tokens).with_counting("in flight", &in_flight);
     let any = AnyLimiter::from(all);
     let left = || (calls.status().available, tokens.status().available, in_flight.available());
@@ -267,7 +264,7 @@ impl Drop for GiveBack {
 impl Limiter for Foreign {
     fn try_acquire(&self, _: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let clock = ManualClock::new();
-        let grant = bucket(1, 1, &clock).try_acquire()?;
+        let grant = bucket(&clock, 1, 1).try_acquire()?;
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(AllPermits::holding(grant, GiveBack(self.0.clone())))
     }
@@ -286,7 +283,7 @@ impl Limiter for Foreign {
     }
 
     fn status(&self) -> AllStatus {
-        AnyLimiter::from(bucket(1, 1, &ManualClock::new())).status()
+        AnyLimiter::from(bucket(&ManualClock::new(), 1, 1)).status()
     }
 
     fn pause(&self, _: Pause) -> Result<(), AllRefusal> {

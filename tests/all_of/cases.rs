@@ -3,31 +3,16 @@
 
 use std::time::Duration;
 
-use crate::support::MS;
-use tidegate::all_of::AcquireAll;
+use crate::support::{Bucket, MS, bucket, bucket_at, waiting_for_all};
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, CountingLimit, DenyAll, FixedWindow, LeakyBucket, ManualClock,
     Rate, RateLimiter, Refusal, SlidingEstimate, SlidingLog, SlidingWindow, SmoothBursty, SmoothWarmingUp,
     TokenBucket,
 };
-use tokio_test::task::{Spawn, spawn};
+use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 
-type Bucket = RateLimiter<TokenBucket, ManualClock>;
-type Waiting = Spawn<AcquireAll<ManualClock>>;
-
 const SECOND: Duration = Duration::from_secs(1);
-
-fn bucket(clock: &ManualClock, rate: Rate, burst: u32) -> Bucket {
-    RateLimiter::with_clock(TokenBucket::new(rate, burst), clock.clone())
-}
-
-/// A future that has been polled once and waits.
-fn waiting(future: AcquireAll<ManualClock>) -> Waiting {
-    let mut future = spawn(future);
-    assert!(future.poll().is_pending());
-    future
-}
 
 /// Refused by this member, for so long.
 #[track_caller]
@@ -38,8 +23,8 @@ fn assert_limited<T: std::fmt::Debug>(answer: Result<T, AllRefusal>, name: &str,
 
 /// 1 per second and 1 per `other`, both without a burst, both used up.
 fn used_up(clock: &ManualClock, other: Duration) -> (Bucket, Bucket, AllOf<ManualClock>) {
-    let a = bucket(clock, Rate::per_second(1), 1);
-    let b = bucket(clock, Rate::new(1, other).expect("a rate"), 1);
+    let a = bucket(clock, 1, 1);
+    let b = bucket_at(clock, Rate::new(1, other).expect("a rate"), 1);
     assert!(a.try_acquire().is_ok() && b.try_acquire().is_ok());
     let both = AllOf::new("a", &a).with("b", &b);
     (a, b, both)
@@ -48,8 +33,8 @@ fn used_up(clock: &ManualClock, other: Duration) -> (Bucket, Bucket, AllOf<Manua
 #[test]
 fn ten_per_second_and_a_hundred_per_minute() -> Result<(), AllRefusal> {
     let clock = ManualClock::new();
-    let second = bucket(&clock, Rate::per_second(10), 10);
-    let minute = bucket(&clock, Rate::per_minute(100), 100);
+    let second = bucket(&clock, 10, 10);
+    let minute = bucket_at(&clock, Rate::per_minute(100), 100);
     let both = AllOf::new("per second", &second).with("per minute", &minute);
     let mut granted = [0; 30];
     for second in &mut granted {
@@ -70,8 +55,8 @@ fn ten_per_second_and_a_hundred_per_minute() -> Result<(), AllRefusal> {
 #[test]
 fn awaited_it_is_paced_by_the_second_and_then_by_the_minute() {
     let clock = ManualClock::new();
-    let second = bucket(&clock, Rate::per_second(10), 1);
-    let minute = bucket(&clock, Rate::per_minute(60), 20);
+    let second = bucket(&clock, 10, 1);
+    let minute = bucket_at(&clock, Rate::per_minute(60), 20);
     let both = AllOf::new("per second", &second).with("per minute", &minute);
     let mut waits: Vec<_> = (0..40).map(|_| spawn(both.acquire())).collect();
     let mut times = Vec::new();
@@ -93,8 +78,8 @@ fn awaited_it_is_paced_by_the_second_and_then_by_the_minute() {
 #[test]
 fn a_users_limit_and_that_of_all() -> Result<(), AllRefusal> {
     let clock = ManualClock::new();
-    let all = bucket(&clock, Rate::per_second(3), 3);
-    let users: Vec<_> = (0..2).map(|_| bucket(&clock, Rate::per_second(2), 2)).collect();
+    let all = bucket(&clock, 3, 3);
+    let users: Vec<_> = (0..2).map(|_| bucket(&clock, 2, 2)).collect();
     let of: Vec<_> = users.iter().map(|user| AllOf::new("user", user).with("everybody", &all)).collect();
     let _permits = (of[0].try_acquire()?, of[0].try_acquire()?);
     assert_limited(of[0].try_acquire(), "user", 500 * MS);
@@ -140,8 +125,8 @@ fn retry_after_is_exact_for_every_mix_of_policies() {
 #[test]
 fn each_member_has_its_own_weight_and_zero_is_not_asked() -> Result<(), AllRefusal> {
     let clock = ManualClock::new();
-    let requests = bucket(&clock, Rate::per_second(1), 2);
-    let tokens = bucket(&clock, Rate::per_second(100), 1000);
+    let requests = bucket(&clock, 1, 2);
+    let tokens = bucket(&clock, 100, 1000);
     let api = AllOf::new("requests", &requests).with("tokens", &tokens);
     let _permits = api.try_acquire_many([("tokens", 850)])?;
     assert_limited(api.try_acquire_many([("tokens", 850)]), "tokens", 7 * SECOND);
@@ -166,7 +151,7 @@ fn each_member_has_its_own_weight_and_zero_is_not_asked() -> Result<(), AllRefus
 #[test]
 fn permits_in_use_are_given_back_on_drop() -> Result<(), AllRefusal> {
     let clock = ManualClock::new();
-    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let rate = bucket(&clock, 10, 10);
     let in_flight = CountingLimit::new(1);
     let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
     let permits = both.try_acquire()?;
@@ -181,11 +166,11 @@ fn permits_in_use_are_given_back_on_drop() -> Result<(), AllRefusal> {
 #[test]
 fn a_freed_permit_in_use_wakes_a_waiter() {
     let clock = ManualClock::new();
-    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let rate = bucket(&clock, 10, 10);
     let in_flight = CountingLimit::new(1);
     let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
     let permits = both.try_acquire().expect("the first");
-    let (mut first, mut second) = (waiting(both.acquire()), waiting(both.acquire()));
+    let (mut first, mut second) = (waiting_for_all(both.acquire()), waiting_for_all(both.acquire()));
     clock.advance(SECOND);
     assert!(!first.is_woken());
     // Its wait costs the rate nothing.
@@ -202,13 +187,13 @@ fn a_freed_permit_in_use_wakes_a_waiter() {
 #[test]
 fn a_time_limit_counts_for_permits_in_use_too() {
     let clock = ManualClock::new();
-    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let rate = bucket(&clock, 10, 10);
     let in_flight = CountingLimit::new(1);
     let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
     let _permits = both.try_acquire().expect("the first");
-    let patient = waiting(both.acquire());
-    let mut second = waiting(both.acquire_within(SECOND));
-    let mut first = waiting(both.acquire_within(500 * MS));
+    let patient = waiting_for_all(both.acquire());
+    let mut second = waiting_for_all(both.acquire_within(SECOND));
+    let mut first = waiting_for_all(both.acquire_within(500 * MS));
     clock.advance(500 * MS);
     let refusal = assert_ready_err!(first.poll());
     assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 1 }));
@@ -223,7 +208,7 @@ fn a_time_limit_counts_for_permits_in_use_too() {
 fn a_dropped_wait_leaves_no_trace() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 10 * SECOND);
-    let waits: Vec<_> = (0..100).map(|_| waiting(both.acquire())).collect();
+    let waits: Vec<_> = (0..100).map(|_| waiting_for_all(both.acquire())).collect();
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
     clock.advance(500 * MS);
@@ -239,7 +224,7 @@ fn a_dropped_wait_leaves_no_trace() {
 fn a_grant_that_was_not_seen_goes_back_to_all() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 10 * SECOND);
-    let first = waiting(both.acquire());
+    let first = waiting_for_all(both.acquire());
     clock.advance(10 * SECOND);
     assert!(first.is_woken());
     let mut plain = spawn(a.acquire());
@@ -254,8 +239,8 @@ fn a_grant_that_was_not_seen_goes_back_to_all() {
 fn a_leaked_wait_holds_up_no_request_beyond_its_turn() {
     let clock = ManualClock::new();
     let (a, _b, both) = used_up(&clock, 3 * SECOND);
-    std::mem::forget(waiting(both.acquire()));
-    let mut second = waiting(both.acquire());
+    std::mem::forget(waiting_for_all(both.acquire()));
+    let mut second = waiting_for_all(both.acquire());
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
     clock.advance(SECOND);
@@ -269,7 +254,7 @@ fn a_composite_that_is_gone_with_leaked_waits_leaves_no_seats() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, Duration::from_secs(3600));
     // Its gate lives on in the leaked future, and is served in its turn.
-    std::mem::forget(waiting(both.acquire()));
+    std::mem::forget(waiting_for_all(both.acquire()));
     drop(both);
     clock.advance(SECOND);
     assert!(a.try_acquire().is_ok());
@@ -284,7 +269,7 @@ fn a_composite_that_is_gone_with_leaked_waits_leaves_no_seats() {
 fn a_wait_for_one_member_does_not_hold_up_the_other() {
     let clock = ManualClock::new();
     let (a, _b, both) = used_up(&clock, Duration::from_secs(3600));
-    let mut wait = waiting(both.acquire());
+    let mut wait = waiting_for_all(both.acquire());
     for _ in 1..3599 {
         let mut plain = spawn(a.acquire());
         assert_pending!(plain.poll());
@@ -310,15 +295,15 @@ fn a_wait_for_one_member_does_not_hold_up_the_other() {
 #[test]
 fn a_composite_does_not_starve() {
     let clock = ManualClock::new();
-    let a = bucket(&clock, Rate::per_second(1), 1);
+    let a = bucket(&clock, 1, 1);
     assert!(a.try_acquire().is_ok());
     clock.advance(500 * MS);
-    let b = bucket(&clock, Rate::per_second(1), 1);
+    let b = bucket(&clock, 1, 1);
     assert!(b.try_acquire().is_ok());
     let mut crowd: Vec<_> = (0..10).flat_map(|_| [&a, &b]).map(|one| spawn(one.acquire_owned(1))).collect();
     crowd.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
     let both = AllOf::new("a", &a).with("b", &b);
-    let mut wait = waiting(both.acquire());
+    let mut wait = waiting_for_all(both.acquire());
     let mut seconds = 0;
     while !wait.is_woken() {
         clock.advance(100 * MS);
@@ -341,7 +326,7 @@ fn it_stands_in_the_line_of_each_member() {
     let (a, b, both) = used_up(&clock, SECOND);
     let mut before = spawn(a.acquire());
     assert_pending!(before.poll());
-    let mut wait = waiting(both.acquire());
+    let mut wait = waiting_for_all(both.acquire());
     let mut behind = spawn(b.acquire_many(1));
     assert_pending!(behind.poll());
     clock.advance(SECOND);
@@ -358,12 +343,12 @@ fn it_stands_in_the_line_of_each_member() {
 #[test]
 fn waiters_are_served_in_order_whatever_they_weigh() {
     let clock = ManualClock::new();
-    let a = bucket(&clock, Rate::per_second(1), 5);
-    let b = bucket(&clock, Rate::per_second(1), 5);
+    let a = bucket(&clock, 1, 5);
+    let b = bucket(&clock, 1, 5);
     let both = AllOf::new("a", &a).with("b", &b);
     let _ = both.try_acquire_many([("a", 5), ("b", 5)]).expect("full");
-    let mut large = waiting(both.acquire_many([("b", 4)]));
-    let mut small = waiting(both.acquire_many([("b", 0)]));
+    let mut large = waiting_for_all(both.acquire_many([("b", 4)]));
+    let mut small = waiting_for_all(both.acquire_many([("b", 0)]));
     clock.advance(4 * SECOND - MS);
     assert!(!large.is_woken() && !small.is_woken());
     assert_eq!(both.status().waiting, 2);
@@ -377,24 +362,24 @@ fn waiters_are_served_in_order_whatever_they_weigh() {
 fn changes_and_refunds_of_a_member_act_now() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, Duration::from_secs(3600));
-    let mut wait = waiting(both.acquire());
+    let mut wait = waiting_for_all(both.acquire());
     b.refund(1);
     assert!(!wait.is_woken());
     clock.advance(SECOND);
     drop(assert_ready_ok!(wait.poll()));
-    wait = waiting(both.acquire());
+    wait = waiting_for_all(both.acquire());
     clock.advance(10 * SECOND);
     assert!(!wait.is_woken());
     b.set_rate(Rate::per_second(1));
     clock.advance(SECOND);
     drop(assert_ready_ok!(wait.poll()));
-    let (mut one, mut other) = (waiting(both.acquire()), spawn(a.acquire()));
+    let (mut one, mut other) = (waiting_for_all(both.acquire()), spawn(a.acquire()));
     assert_pending!(other.poll());
     drop(one);
     clock.advance(SECOND);
     assert_ready_ok!(other.poll());
     b.set_rate(Rate::per_second(2));
-    one = waiting(both.acquire());
+    one = waiting_for_all(both.acquire());
     // There again in time.
     assert!(b.try_acquire().is_ok());
     b.set_rate(Rate::ZERO);
@@ -411,10 +396,10 @@ fn a_wait_that_would_take_too_long_is_refused_at_once() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 10 * SECOND);
     assert_limited(assert_ready!(spawn(both.acquire_within(4 * SECOND)).poll()), "b", 6 * SECOND);
-    let mut wait = waiting(both.acquire_within(10 * SECOND));
+    let mut wait = waiting_for_all(both.acquire_within(10 * SECOND));
     clock.advance(10 * SECOND);
     drop(assert_ready_ok!(wait.poll()));
-    let mut refused = waiting(both.acquire_within(10 * SECOND));
+    let mut refused = waiting_for_all(both.acquire_within(10 * SECOND));
     b.set_rate(Rate::per_hour(1));
     assert_ready_err!(refused.poll());
     clock.advance(SECOND);
@@ -424,12 +409,12 @@ fn a_wait_that_would_take_too_long_is_refused_at_once() {
 #[test]
 fn with_a_member_that_is_shut_no_other_request_is_held_up() {
     let clock = ManualClock::new();
-    let a = bucket(&clock, Rate::per_second(1), 1);
+    let a = bucket(&clock, 1, 1);
     let shut = RateLimiter::with_clock(DenyAll, clock.clone());
     let both = AllOf::new("a", &a).with("shut", &shut);
     let refusal = both.try_acquire().expect_err("shut");
     assert_eq!((refusal.member(), refusal.retry_after()), (Some("shut"), None));
-    let _wait = waiting(both.acquire());
+    let _wait = waiting_for_all(both.acquire());
     for _ in 0..10 {
         assert!(a.try_acquire().is_ok());
         clock.advance(SECOND);
@@ -441,13 +426,13 @@ fn with_a_member_that_is_shut_no_other_request_is_held_up() {
 #[test]
 fn many_composites_do_not_hold_up_a_shared_member() {
     let clock = ManualClock::new();
-    let shared = bucket(&clock, Rate::per_second(1), 1);
-    let users: Vec<_> = (0..50).map(|_| bucket(&clock, Rate::per_hour(1), 1)).collect();
+    let shared = bucket(&clock, 1, 1);
+    let users: Vec<_> = (0..50).map(|_| bucket_at(&clock, Rate::per_hour(1), 1)).collect();
     users.iter().for_each(|user| assert!(user.try_acquire().is_ok()));
     assert!(shared.try_acquire().is_ok());
     let mut waits: Vec<_> = users
         .iter()
-        .map(|user| waiting(AllOf::new("user", user).with("shared", &shared).acquire()))
+        .map(|user| waiting_for_all(AllOf::new("user", user).with("shared", &shared).acquire()))
         .collect();
     for _ in 0..3000 {
         clock.advance(SECOND);
@@ -466,12 +451,12 @@ fn many_composites_do_not_hold_up_a_shared_member() {
 #[test]
 fn a_storm_of_users_leaves_no_trace() {
     let clock = ManualClock::new();
-    let all = bucket(&clock, Rate::per_second(1), 1);
+    let all = bucket(&clock, 1, 1);
     assert!(all.try_acquire().is_ok());
     let waits: Vec<_> = (0..300)
         .map(|_| {
-            let user = bucket(&clock, Rate::per_second(1), 1);
-            waiting(AllOf::new("user", &user).with("everybody", &all).acquire())
+            let user = bucket(&clock, 1, 1);
+            waiting_for_all(AllOf::new("user", &user).with("everybody", &all).acquire())
         })
         .collect();
     drop(waits);
@@ -482,7 +467,7 @@ fn a_storm_of_users_leaves_no_trace() {
 #[test]
 fn late_timers_do_not_slow_it_down() {
     let clock = ManualClock::new();
-    let a = bucket(&clock, Rate::per_second(1000), 1);
+    let a = bucket(&clock, 1000, 1);
     let b = RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1000)), clock.clone());
     let both = AllOf::new("a", &a).with("b", &b);
     let mut waits: Vec<_> = (0..1001).map(|_| spawn(both.acquire())).collect();
@@ -540,7 +525,7 @@ fn a_waker_that_panics_costs_no_waiter_its_turn() {
     let mut bad = Box::pin(both.acquire());
     let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
     assert!(bad.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
-    let mut good = waiting(both.acquire());
+    let mut good = waiting_for_all(both.acquire());
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
     for _ in 0..50 {
@@ -561,7 +546,7 @@ fn each_call_serves_the_waiters_that_are_due() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 2 * SECOND);
     let reserved = b.reserve(1).expect("a place");
-    let wait = waiting(both.acquire());
+    let wait = waiting_for_all(both.acquire());
     clock.advance(4 * SECOND);
     assert!(wait.is_woken());
     drop((wait, reserved));

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::MS;
+use crate::support::{Bucket, MS, bucket};
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, Grant, ManualClock, Pause, QueueBounds,
     Rate, RateLimiter, Refusal, TokenBucket, WhenFull,
@@ -11,13 +11,7 @@ use tidegate::{
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
-type Bucket = RateLimiter<TokenBucket, ManualClock>;
-
 const SECOND: Duration = Duration::from_secs(1);
-
-fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
-    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
-}
 
 fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
     let clock = ManualClock::new();

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{MS, costs};
+use crate::support::{Bucket, MS, bucket, bucket_at, costs, waiting_for_all};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::all_of::AcquireAll;
@@ -19,21 +19,7 @@ use tidegate::{
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 
-type Bucket = RateLimiter<TokenBucket, ManualClock>;
-type Waiting = Spawn<AcquireAll<ManualClock>>;
-
 const SECOND: Duration = Duration::from_secs(1);
-
-fn bucket(clock: &ManualClock, rate: Rate, burst: u32) -> Bucket {
-    RateLimiter::with_clock(TokenBucket::new(rate, burst), clock.clone())
-}
-
-/// A future that has been polled once and waits.
-fn waiting(future: AcquireAll<ManualClock>) -> Waiting {
-    let mut future = spawn(future);
-    assert!(future.poll().is_pending());
-    future
-}
 
 fn exceeds(requested: u32, burst: u32) -> AllRefusal {
     AllRefusal::by("calls", Refusal::ExceedsLimit { requested, limit: burst })
@@ -41,7 +27,7 @@ fn exceeds(requested: u32, burst: u32) -> AllRefusal {
 
 /// A rate of ten per second with ten in stock, four calls at a time, and both.
 fn ten_and_four(clock: &ManualClock) -> (Bucket, CountingLimit, AllOf<ManualClock>) {
-    let (rate, calls) = (bucket(clock, Rate::per_second(10), 10), CountingLimit::new(4));
+    let (rate, calls) = (bucket(clock, 10, 10), CountingLimit::new(4));
     let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
     (rate, calls, both)
 }
@@ -52,9 +38,9 @@ fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire().expect("one");
-    let mut large = waiting(both.acquire_many([("calls", 4)]));
-    let mut middle = waiting(both.acquire_many([("calls", 2)]));
-    let mut small = waiting(both.acquire());
+    let mut large = waiting_for_all(both.acquire_many([("calls", 4)]));
+    let mut middle = waiting_for_all(both.acquire_many([("calls", 2)]));
+    let mut small = waiting_for_all(both.acquire());
     let mut other = spawn(calls.acquire_many(1));
     assert_pending!(other.poll());
     calls.set_limit(3);
@@ -76,8 +62,8 @@ fn a_lowered_limit_refuses_a_waiter_whose_rates_are_not_due() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     rate.pause_for(Duration::from_secs(3600));
-    let mut large = waiting(both.acquire_many([("calls", 4)]));
-    let mut small = waiting(both.acquire());
+    let mut large = waiting_for_all(both.acquire_many([("calls", 4)]));
+    let mut small = waiting_for_all(both.acquire());
     calls.set_limit(3);
     assert!(large.is_woken() && !small.is_woken());
     assert_eq!(assert_ready_err!(large.poll()), exceeds(4, 3));
@@ -91,9 +77,9 @@ fn a_lowered_limit_refuses_a_waiter_in_the_middle() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
     rate.pause(Pause::lasting(SECOND).keep_stock());
-    let mut first = waiting(both.acquire_many([("calls", 0)]));
-    let mut large = waiting(both.acquire_many([("calls", 4)]));
-    let mut small = waiting(both.acquire());
+    let mut first = waiting_for_all(both.acquire_many([("calls", 0)]));
+    let mut large = waiting_for_all(both.acquire_many([("calls", 4)]));
+    let mut small = waiting_for_all(both.acquire());
     calls.set_limit(2);
     assert!(!first.is_woken() && large.is_woken() && !small.is_woken());
     assert_eq!(assert_ready_err!(large.poll()), exceeds(4, 2));
@@ -106,8 +92,8 @@ fn a_limit_lowered_to_zero_and_raised_serves_what_still_waits() {
     let clock = ManualClock::new();
     let (_rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire_many(4).expect("all");
-    let mut two = waiting(both.acquire_many([("calls", 2)]));
-    let mut one = waiting(both.acquire());
+    let mut two = waiting_for_all(both.acquire_many([("calls", 2)]));
+    let mut one = waiting_for_all(both.acquire());
     calls.set_limit(0);
     assert_eq!(assert_ready_err!(two.poll()), exceeds(2, 0));
     drop(held);
@@ -125,14 +111,14 @@ fn a_limit_lowered_to_zero_and_raised_serves_what_still_waits() {
 fn a_lowered_limit_refuses_the_waiters_of_all_composites() {
     let clock = ManualClock::new();
     let (_rate, calls, both) = ten_and_four(&clock);
-    let tokens = bucket(&clock, Rate::per_second(1000), 1000);
+    let tokens = bucket(&clock, 1000, 1000);
     let other = AllOf::new("tokens", &tokens).with_counting("calls", &calls);
     let held = calls.try_acquire().expect("one");
     let (mut a, mut b) = (
-        waiting(both.acquire_many([("calls", 4)])),
-        waiting(other.acquire_many([("tokens", 9), ("calls", 4)])),
+        waiting_for_all(both.acquire_many([("calls", 4)])),
+        waiting_for_all(other.acquire_many([("tokens", 9), ("calls", 4)])),
     );
-    let mut c = waiting(other.acquire_many([("tokens", 5), ("calls", 2)]));
+    let mut c = waiting_for_all(other.acquire_many([("tokens", 5), ("calls", 2)]));
     calls.set_limit(3);
     assert_eq!(assert_ready_err!(a.poll()), exceeds(4, 3));
     assert_eq!(assert_ready_err!(b.poll()), exceeds(4, 3));
@@ -146,11 +132,11 @@ fn a_lowered_limit_refuses_the_waiters_of_all_composites() {
 #[test]
 fn a_composite_whose_rate_is_not_due_keeps_no_permit() {
     let clock = ManualClock::new();
-    let rate = bucket(&clock, Rate::per_hour(1), 1);
+    let rate = bucket_at(&clock, Rate::per_hour(1), 1);
     let calls = CountingLimit::new(1);
     let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
     let held = calls.try_acquire().expect("the only one");
-    let mut kept = waiting(both.acquire());
+    let mut kept = waiting_for_all(both.acquire());
     clock.advance(SECOND);
     // It waits for a call alone, so the rate serves others meanwhile.
     assert!(rate.try_acquire().is_ok());
@@ -171,12 +157,12 @@ fn a_composite_whose_rate_is_not_due_keeps_no_permit() {
 fn a_composite_that_waits_for_one_limit_keeps_no_permit_of_another() {
     let clock = ManualClock::new();
     let limits = [CountingLimit::new(1), CountingLimit::new(1)];
-    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let rate = bucket(&clock, 10, 10);
     let all = AllOf::new("rate", &rate).with_counting("one", &limits[0]).with_counting("other", &limits[1]);
     // Whichever is asked first.
     for (free, busy) in [(0, 1), (1, 0)] {
         let held = limits[busy].try_acquire().expect("the only one");
-        let mut wait = waiting(all.acquire());
+        let mut wait = waiting_for_all(all.acquire());
         assert_eq!(limits[free].available(), 1);
         drop(limits[free].try_acquire().expect("nobody keeps it"));
         clock.advance(SECOND);
@@ -195,7 +181,7 @@ fn a_granted_composite_holds_its_permits_until_it_is_dropped() {
     let clock = ManualClock::new();
     let (_rate, calls, both) = ten_and_four(&clock);
     let held = calls.try_acquire_many(4).expect("all");
-    let unseen = waiting(both.acquire_many([("calls", 3)]));
+    let unseen = waiting_for_all(both.acquire_many([("calls", 3)]));
     drop(held);
     assert!(unseen.is_woken());
     assert_eq!(calls.available(), 1);
@@ -248,7 +234,7 @@ struct World {
     rate: Bucket,
     limits: [CountingLimit; 2],
     composites: [(AllOf<ManualClock>, Weigh); 3],
-    waits: Vec<(Waiting, [u32; 2])>,
+    waits: Vec<(Spawn<AcquireAll<ManualClock>>, [u32; 2])>,
     plain: Vec<(Plain, usize, u32)>,
     permits: Vec<(AllPermits, [u32; 2])>,
     held: Vec<(CountingPermit, usize)>,
@@ -257,12 +243,12 @@ struct World {
 impl World {
     fn new() -> World {
         let clock = ManualClock::new();
-        let rate = bucket(&clock, Rate::per_second(5), 3);
+        let rate = bucket(&clock, 5, 3);
         let limits = [CountingLimit::new(3), CountingLimit::new(2)];
         let [x, y] = &limits;
         // In different orders, and one without the rate's limit in front.
         let one = AllOf::new("rate", &rate).with_counting("x", x).with_counting("y", y);
-        let ample = bucket(&clock, Rate::per_second(1000), 1000);
+        let ample = bucket(&clock, 1000, 1000);
         let other = AllOf::new("ample", &ample).with_counting("y", y).with_counting("x", x);
         let only = AllOf::new("rate", &rate).with_counting("x", x);
         let composites: [(_, Weigh); 3] =
@@ -462,10 +448,10 @@ impl<'a> Crowd<'a> {
 #[test]
 fn a_composite_does_not_starve_beside_a_busy_rate_and_a_busy_limit() {
     let clock = ManualClock::new();
-    let (rate, calls) = (bucket(&clock, Rate::per_second(1), 1), CountingLimit::new(1));
+    let (rate, calls) = (bucket(&clock, 1, 1), CountingLimit::new(1));
     let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
     let mut crowd = Crowd::new(&calls);
-    let mut wait = waiting(both.acquire());
+    let mut wait = waiting_for_all(both.acquire());
     let mut plain = spawn(rate.acquire_owned(1));
     let mut served = false;
     for _ in 0..20 {
@@ -488,10 +474,10 @@ fn a_composite_does_not_starve_beside_a_busy_rate_and_a_busy_limit() {
 fn a_composite_does_not_starve_beside_two_busy_limits() {
     let clock = ManualClock::new();
     let limits = [CountingLimit::new(1), CountingLimit::new(1)];
-    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let rate = bucket(&clock, 10, 10);
     let all = AllOf::new("rate", &rate).with_counting("one", &limits[0]).with_counting("other", &limits[1]);
     let mut crowds = [Crowd::new(&limits[0]), Crowd::new(&limits[1])];
-    let mut wait = waiting(all.acquire());
+    let mut wait = waiting_for_all(all.acquire());
     for round in 0..20 {
         clock.advance(SECOND);
         crowds[round % 2].next();
@@ -507,11 +493,11 @@ fn a_composite_does_not_starve_beside_two_busy_limits() {
 fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     let clock = ManualClock::new();
     let (x, y) = (CountingLimit::new(3), CountingLimit::new(1));
-    let rate = bucket(&clock, Rate::per_second(10), 10);
+    let rate = bucket(&clock, 10, 10);
     let all = AllOf::new("rate", &rate).with_counting("x", &x).with_counting("y", &y);
     let (held, _busy) = (x.try_acquire_many(2).expect("two"), y.try_acquire().expect("the only one"));
-    let mut first = waiting(all.acquire_within(SECOND));
-    let mut second = waiting(all.acquire_many([("x", 2), ("y", 0)]));
+    let mut first = waiting_for_all(all.acquire_within(SECOND));
+    let mut second = waiting_for_all(all.acquire_many([("x", 2), ("y", 0)]));
     clock.advance(SECOND);
     assert_ready_err!(first.poll());
     assert!(!second.is_woken());

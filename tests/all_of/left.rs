@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::bucket;
 use proptest::prelude::*;
 use tidegate::{
     AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyPolicy, CountingLimit, Events,
@@ -26,10 +27,6 @@ const POLICIES: &[&str] = &[
     "sliding_log 5/s",
     "unlimited",
 ];
-
-fn bucket(rate: u64, burst: u32, clock: &ManualClock) -> RateLimiter<TokenBucket, ManualClock> {
-    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
-}
 
 fn left(permits: &AllPermits) -> AllStatus {
     permits.left().cloned().expect("it was asked for")
@@ -96,7 +93,7 @@ impl Events for Refund {
 #[test]
 fn a_refusal_tells_the_state_that_the_request_met() {
     let clock = ManualClock::new();
-    let (calls, tokens) = (bucket(1, 10, &clock), bucket(1, 10, &clock));
+    let (calls, tokens) = (bucket(&clock, 1, 10), bucket(&clock, 1, 10));
     let api = AllOf::new("calls", &calls).with("tokens", &tokens);
     tokens.debit(12);
     api.observe(Arc::new(Refund(tokens.clone(), 1)));
@@ -132,7 +129,7 @@ impl Events for Charge {
 #[test]
 fn a_grant_tells_what_it_left_and_not_what_others_left() {
     let clock = ManualClock::new();
-    let (calls, tokens) = (bucket(1, 10, &clock), bucket(1, 10, &clock));
+    let (calls, tokens) = (bucket(&clock, 1, 10), bucket(&clock, 1, 10));
     let api = AllOf::new("calls", &calls).with("tokens", &tokens);
     api.observe(Arc::new(Charge(tokens.clone(), 3)));
     for (expected, after) in [([9, 8], 5), ([8, 3], 0)] {
@@ -145,7 +142,7 @@ fn a_grant_tells_what_it_left_and_not_what_others_left() {
 #[test]
 fn a_wait_tells_what_its_grant_left() {
     let clock = ManualClock::new();
-    let (calls, tokens) = (bucket(1, 2, &clock), bucket(1, 10, &clock));
+    let (calls, tokens) = (bucket(&clock, 1, 2), bucket(&clock, 1, 10));
     let api = AllOf::new("calls", &calls).with("tokens", &tokens);
     let request = || AllRequest::new().cost("tokens", 4).with_left();
     let mut at_once = spawn(api.acquire_many(request()));
@@ -195,7 +192,7 @@ fn a_key_tells_its_own_numbers() {
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_second(1), 5);
     let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
-    let everyone = bucket(1, 8, &clock);
+    let everyone = bucket(&clock, 1, 8);
     let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users).with("everyone", &everyone);
     let request = || AllRequest::from(2).with_left();
     for (key, expected) in [("alice", [6, 3]), ("bob", [4, 3]), ("alice", [2, 1])] {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::support::{Bucket, bucket};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::AcquireOwned;
@@ -18,7 +19,6 @@ const MS: u64 = 1_000_000;
 const SECOND: Duration = Duration::from_secs(1);
 
 type Limiter = RateLimiter<AnyPolicy, ManualClock>;
-type Bucket = RateLimiter<TokenBucket, ManualClock>;
 type Waiting = Spawn<AcquireAll<ManualClock>>;
 
 #[derive(Clone, Copy, Debug)]
@@ -183,10 +183,6 @@ proptest! {
     fn many_that_are_short_of_one_limiter_wait_as_any_others(rate in 300..1000u64, acts in many_acts()) {
         compare(&TokenBucket::new(Rate::per_second(rate), 4).into(), acts)?;
     }
-}
-
-fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
-    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
 }
 
 /// A waiter of a composite of a shared limiter and its own.

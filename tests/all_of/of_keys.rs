@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::MS;
+use crate::support::{Bucket, MS, bucket};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
@@ -16,14 +16,9 @@ use tidegate::{
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 
-type Bucket = RateLimiter<TokenBucket, ManualClock>;
 type Users = KeyedRateLimiter<String, TokenBucket, ManualClock>;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn bucket(clock: &ManualClock, rate: u64, burst: u32) -> Bucket {
-    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
-}
 
 /// Two a second for each user, and ten for all.
 fn users_and_all() -> (Users, Bucket, KeyedAllOf<str, ManualClock>, ManualClock) {

@@ -4,22 +4,16 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::time::Duration;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, ManualClock, Rate, RateLimiter, Refusal,
-    Request, TokenBucket,
+    AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, ManualClock, Rate, Refusal, Request,
+    TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_ok};
 
-use crate::support::MS;
-
-type Bucket = RateLimiter<TokenBucket, ManualClock>;
-
-fn bucket(rate: u64, burst: u32, clock: &ManualClock) -> Bucket {
-    RateLimiter::with_clock(TokenBucket::new(Rate::per_second(rate), burst), clock.clone())
-}
+use crate::support::{Bucket, MS, bucket};
 
 fn two(clock: &ManualClock) -> (Bucket, Bucket, AllOf<ManualClock>) {
-    let (small, large) = (bucket(10, 50, clock), bucket(10, 80, clock));
+    let (small, large) = (bucket(clock, 10, 50), bucket(clock, 10, 80));
     let all = AllOf::new("small", &small).with("large", &large);
     (small, large, all)
 }
@@ -130,7 +124,7 @@ fn a_composite_of_keys_takes_as_many() {
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_second(10), 20);
     let users: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
-    let (all_users, calls) = (bucket(10, 50, &clock), bucket(10, 50, &clock));
+    let (all_users, calls) = (bucket(&clock, 10, 50), bucket(&clock, 10, 50));
     let api = KeyedAllOf::new("user", &users).with("all users", &all_users).with("calls", &calls);
     let request = AllRequest::from(Request::up_to(15)).cost("calls", 1);
     let took = |key| api.try_acquire_many(&key, request.clone()).map(|permits| permits.permits());
@@ -152,7 +146,7 @@ proptest! {
     ) {
         let clock = ManualClock::new();
         let make = || -> (Vec<Bucket>, AllOf<ManualClock>) {
-            let members: Vec<_> = bursts.iter().map(|burst| bucket(10, *burst, &clock)).collect();
+            let members: Vec<_> = bursts.iter().map(|burst| bucket(&clock, 10, *burst)).collect();
             let named = members.iter().enumerate().skip(1);
             let all = named.fold(AllOf::new("0", &members[0]), |all, (name, member)| {
                 all.with(name.to_string(), member)

@@ -3,18 +3,18 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::support::MS;
+use crate::support::polled::{Future, poll};
 use proptest::prelude::*;
 use tidegate::policy::{Change, Keep};
 use tidegate::{
-    AnyPolicy, Clock, Grant, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, PolicyError, Rate,
-    RateLimiter, Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, WhenKeysFull,
+    AnyPolicy, Clock, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, PolicyError, Rate, RateLimiter,
+    Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, WhenKeysFull,
 };
 use tokio_test::assert_pending;
 use tokio_test::task::spawn;
@@ -371,13 +371,6 @@ pub(super) const POLICIES: [&str; 11] = [
     "smooth_bursty 4/s",
     "smooth_warming_up 4/s warm_up 2s",
 ];
-
-pub(super) type Answer = Result<Grant, Refusal>;
-pub(super) type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
-
-pub(super) fn poll(future: &mut Future) -> Poll<Answer> {
-    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
-}
 
 /// A plain limiter for each key that is known, beside the limiter of all.
 struct Beside {

@@ -2,16 +2,15 @@
 //! be.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::support::MS;
+use crate::support::polled::{Future, poll};
 use proptest::prelude::*;
 use tidegate::keyed::KeyEvents;
 use tidegate::{
-    Events, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, Statistics,
+    Events, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, Statistics,
     TokenBucket, WhenKeysFull,
 };
 use tokio_test::assert_pending;
@@ -314,13 +313,6 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
         6 => (0..700u64).prop_map(Act::Advance),
     ];
     proptest::collection::vec(act, 1..80)
-}
-
-type Answer = Result<Grant, Refusal>;
-type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
-
-fn poll(future: &mut Future) -> Poll<Answer> {
-    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
 proptest! {

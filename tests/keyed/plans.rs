@@ -17,8 +17,9 @@ use tidegate::{
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
-use super::change::{Future, POLICIES, poll};
+use super::change::POLICIES;
 use crate::support::MS;
+use crate::support::polled::{Future, poll};
 
 const SECOND: Duration = Duration::from_secs(1);
 

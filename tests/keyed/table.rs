@@ -1,11 +1,11 @@
 //! The behaviour of the table of keys, on a manual clock.
 
 use std::collections::HashMap;
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::support::MS;
+use crate::support::polled::{Future, poll};
 use proptest::prelude::*;
 use tidegate::keyed::KeyPolicy;
 use tidegate::{
@@ -356,13 +356,6 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => Just(Act::Sweep),
     ];
     proptest::collection::vec(act, 1..120)
-}
-
-type Answer = Result<Grant, Refusal>;
-type Future = Pin<Box<dyn std::future::Future<Output = Answer>>>;
-
-fn poll(future: &mut Future) -> Poll<Answer> {
-    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
 proptest! {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::support::pairs::{EXACT, KINDS, Two, kind};
 use crate::support::{MS, estimate, waiting};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -13,33 +14,9 @@ use tidegate::{
 };
 use tokio_test::{assert_pending, assert_ready_eq};
 
-type Two = Both<AnyPolicy, AnyPolicy>;
 type Limiter = RateLimiter<Two, ManualClock>;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Each grants five permits at once at some time.
-const KINDS: [&str; 12] = [
-    "smooth_bursty 5/s",
-    "smooth_bursty 4/s max_burst 4s start_full",
-    "token_bucket 5/s burst 5",
-    "token_bucket 4/2s burst 12",
-    "token_bucket 4/s burst 6 interval_refill",
-    "leaky_bucket 5/s nodelay 4",
-    "fixed_window 7/s",
-    "sliding_window 7/s cells 3",
-    "sliding_estimate 9/2s",
-    "sliding_log 6/s",
-    "fixed_window 20/5s from_first_grant",
-    "smooth_warming_up 5/s warm_up 2s",
-];
-
-/// The last two keep something of an undone grant: when a window began, and how cold it was.
-const EXACT: usize = KINDS.len() - 2;
-
-fn kind(which: usize) -> AnyPolicy {
-    KINDS[which].parse().expect("a policy")
-}
 
 fn limiter(pair: [usize; 2]) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();

@@ -4,32 +4,12 @@
 use std::time::Duration;
 
 use crate::support::estimate;
+use crate::support::pairs::{EXACT, KINDS, Two};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate::policy::Both;
 use tidegate::{
     AllOf, AllRefusal, AnyPolicy, Change, ManualClock, Pause, Policy, Rate, RateLimiter, Refusal, Status,
 };
-
-type Two = Both<AnyPolicy, AnyPolicy>;
-
-/// Each can grant five permits at once at some time.
-const KINDS: [&str; 11] = [
-    "smooth_bursty 5/s",
-    "token_bucket 5/s burst 5",
-    "token_bucket 3/s burst 12",
-    "token_bucket 4/s burst 6 interval_refill",
-    "leaky_bucket 5/s nodelay 4",
-    "fixed_window 7/s",
-    "sliding_window 7/s cells 3",
-    "sliding_estimate 9/2s",
-    "sliding_log 6/s",
-    "fixed_window 20/5s from_first_grant",
-    "smooth_warming_up 5/s warm_up 2s",
-];
-
-/// The last two keep something of an undone grant: when a window began, and how cold it was.
-const EXACT: usize = KINDS.len() - 2;
 
 #[derive(Clone, Copy, Debug)]
 enum Act {

@@ -5,13 +5,14 @@
 pub(crate) mod asked;
 pub(crate) mod late;
 pub(crate) mod loops;
+pub(crate) mod pairs;
+pub(crate) mod polled;
 
 use std::time::Duration;
 
-use tidegate::Acquire;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AllReservation, ManualClock, Policy, Rate, RateLimiter, Refusal, Request,
-    Reservation, SmoothBursty, Timer,
+    Acquire, AcquireAll, AllOf, AllRefusal, AllRequest, AllReservation, ManualClock, Policy, Rate,
+    RateLimiter, Refusal, Request, Reservation, SmoothBursty, Timer, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 
@@ -32,11 +33,29 @@ pub(crate) fn without_burst(rate: Rate) -> (Limiter, ManualClock) {
     (RateLimiter::with_clock(policy, clock.clone()), clock)
 }
 
+pub(crate) type Bucket = RateLimiter<TokenBucket, ManualClock>;
+
+/// A full bucket of so many permits per second.
+pub(crate) fn bucket(clock: &ManualClock, per_second: u64, burst: u32) -> Bucket {
+    bucket_at(clock, Rate::per_second(per_second), burst)
+}
+
+pub(crate) fn bucket_at(clock: &ManualClock, rate: Rate, burst: u32) -> Bucket {
+    RateLimiter::with_clock(TokenBucket::new(rate, burst), clock.clone())
+}
+
 pub(crate) type Waiting<'a, P> = Spawn<Acquire<'a, P, ManualClock>>;
 
 /// A future that has been polled once and waits.
 pub(crate) fn waiting<P: Policy>(limiter: &RateLimiter<P, ManualClock>) -> Waiting<'_, P> {
     let mut future = spawn(limiter.acquire());
+    assert!(future.poll().is_pending());
+    future
+}
+
+/// The future of a composite that has been polled once and waits.
+pub(crate) fn waiting_for_all(future: AcquireAll<ManualClock>) -> Spawn<AcquireAll<ManualClock>> {
+    let mut future = spawn(future);
     assert!(future.poll().is_pending());
     future
 }
