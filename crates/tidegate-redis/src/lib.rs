@@ -11,6 +11,7 @@ mod jitter;
 mod key;
 mod lease;
 mod limiter;
+mod line;
 mod script;
 mod set;
 mod share;

@@ -6,13 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tidegate::{AllRefusal, AllRequest, AnyLimiter, Left, Nanos, PolicyConfig, Refusal, Request};
+use tidegate::{
+    AllRefusal, AllRequest, AnyLimiter, Clock, DefaultClock, Left, Nanos, PolicyConfig, Refusal, Request,
+};
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::lease::Leases;
+use crate::line::Line;
 use crate::script::{Answer, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
-use crate::store::{Away, Store, WhileAway, lock};
+use crate::store::{Away, Store, Unsent, WhileAway, lock};
 use crate::terms::Terms;
 
 /// One limit of a set.
@@ -34,6 +38,11 @@ pub(crate) struct Set {
     pub(crate) paused_till: Mutex<Option<Instant>>,
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
+    pub(crate) line: Line,
+    pub(crate) clock: DefaultClock,
+    /// The runtime in which the limiter was made: tests may pause its time.
+    pub(crate) home: Option<Handle>,
+    /// How many requests wait for a lease, or for the share of this process.
     pub(crate) waiting: AtomicUsize,
     /// `None` if each request is decided by the store.
     pub(crate) leases: Option<Leases>,
@@ -61,6 +70,12 @@ impl Undecided {
 }
 
 impl Set {
+    /// The time of the tasks that wait, also on the thread of the store.
+    pub(crate) fn now(&self) -> Nanos {
+        let _home = self.home.as_ref().map(Handle::enter);
+        self.clock.now()
+    }
+
     /// What a request costs at each member.
     pub(crate) fn costs(&self, request: &AllRequest<'_>, others: (u64, u64)) -> Result<Costs, AllRefusal> {
         let mut costs = vec![others; self.members.len()];
@@ -115,22 +130,23 @@ impl Set {
         costs: &Costs,
         before: &[Vec<u8>],
         answer: impl FnOnce(Result<Reply, Undecided>) + Send + 'static,
-    ) {
+    ) -> Option<Unsent> {
         let cmd = command(&self.script, operation, None, &self.parts(costs, before));
         let limits = self.members.len();
-        self.carry_out(cmd, move |value| Reply::read(value, limits), answer);
+        self.carry_out(cmd, Duration::ZERO, move |value| Reply::read(value, limits), answer)
     }
 
-    /// Has requests decided in their order, by one call.
-    fn reserve(
+    /// Has requests decided in their order, by one call. The first of them waited so long for it.
+    pub(crate) fn reserve(
         &self,
         requests: &[Wanted],
+        waited: Duration,
         answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
-    ) {
+    ) -> Option<Unsent> {
         let none = vec![(0, 0); self.members.len()];
         let cmd = reserve(&self.script, None, &self.parts(&none, &[]), requests);
         let (requests, limits) = (requests.len(), self.members.len());
-        self.carry_out(cmd, move |value| Reply::read_all(value, requests, limits), answer);
+        self.carry_out(cmd, waited, move |value| Reply::read_all(value, requests, limits), answer)
     }
 
     fn parts<'a>(&'a self, costs: &Costs, before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
@@ -144,68 +160,53 @@ impl Set {
     fn carry_out<T>(
         &self,
         cmd: Cmd,
+        waited: Duration,
         read: impl FnOnce(Value) -> Option<T> + Send + 'static,
         answer: impl FnOnce(Result<T, Undecided>) + Send + 'static,
-    ) {
-        self.store.send(cmd, self.script.clone(), move |outcome| {
+    ) -> Option<Unsent> {
+        self.store.send_locked(cmd, self.script.clone(), waited, move |outcome| {
             answer(match outcome {
                 Ok(value) => read(value).ok_or(Undecided::Misconfigured),
                 Err(Away::For(rest)) => Err(Undecided::Away(rest)),
                 Err(Away::Misconfigured) => Err(Undecided::Misconfigured),
             });
-        });
+        })
     }
 
     /// Has a script called, without waiting for it.
     pub(crate) fn tell(&self, operation: Operation, costs: &Costs, before: &[Vec<u8>]) {
-        self.send(operation, costs, before, drop);
+        drop(self.tell_locked(operation, costs, before));
+    }
+
+    /// As [`tell`](Set::tell), for a caller that holds a lock.
+    pub(crate) fn tell_locked(
+        &self,
+        operation: Operation,
+        costs: &Costs,
+        before: &[Vec<u8>],
+    ) -> Option<Unsent> {
+        self.send(operation, costs, before, drop)
     }
 
     /// The reply of a script.
     pub(crate) async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, Undecided> {
         let (sender, receiver) = oneshot::channel();
-        self.send(operation, costs, &[], move |reply| _ = sender.send(reply));
-        receiver.await.unwrap_or(Err(Undecided::Misconfigured))
-    }
-
-    /// Books permits that are due within the longest wait. What the caller does not keep is given
-    /// back, also if the caller is gone before the reply comes.
-    pub(crate) async fn book(
-        self: &Arc<Set>,
-        costs: Costs,
-        longest: Duration,
-    ) -> Result<Result<Booking, AllRefusal>, Undecided> {
-        let shadow = self.shadow.load(Ordering::Relaxed);
-        // A request that would have to wait passes without permits.
-        let longest = if shadow { Duration::ZERO } else { longest };
-        let (sender, receiver) = oneshot::channel();
-        let set = self.clone();
-        self.reserve(&[Wanted { longest, shadow, costs }], move |replies| {
-            let reply = replies.and_then(|mut replies| replies.pop().ok_or(Undecided::Misconfigured));
-            if let (Some(leases), Ok(reply)) = (&set.leases, &reply) {
-                leases.told(reply);
-            }
-            let booked = reply.map(|reply| match reply.answer {
-                Answer::Refused => Err(set.refusal(&reply, longest)),
-                Answer::Done | Answer::Shadow => Ok(Booking { set: set.clone(), reply, is_kept: false }),
-            });
-            // A receiver that is gone drops the booking, which gives it back.
-            _ = sender.send(booked);
-        });
+        drop(self.send(operation, costs, &[], move |reply| _ = sender.send(reply)));
         receiver.await.unwrap_or(Err(Undecided::Misconfigured))
     }
 
     /// Books permits for a lease. What a caller gets that is gone is lost, until it comes in again.
     pub(crate) async fn lease(&self, costs: Costs, longest: Duration) -> Result<Reply, Undecided> {
         let (sender, receiver) = oneshot::channel();
-        self.reserve(&[Wanted { longest, shadow: false, costs }], move |replies| {
+        let wanted = Wanted { longest, shadow: false, costs };
+        drop(self.reserve(&[wanted], Duration::ZERO, move |replies| {
             _ = sender.send(replies.and_then(|mut replies| replies.pop().ok_or(Undecided::Misconfigured)));
-        });
+        }));
         receiver.await.unwrap_or(Err(Undecided::Misconfigured))
     }
 
     /// The refusal that a reply tells.
-    fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
+    pub(crate) fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
         let limit = reply.tightest.unwrap_or(0);
         let paused = reply.limits.iter().any(|told| told.paused_for > Duration::ZERO);
         let longest =
@@ -281,6 +282,15 @@ impl Set {
         }
     }
 
+    /// Permits are used.
+    pub(crate) fn log_grant(&self, reply: &Reply) {
+        if reply.answer == Answer::Done {
+            for (member, told) in self.members.iter().zip(&reply.limits) {
+                self.store.log_grant(&member.key, reply.due, told.permits);
+            }
+        }
+    }
+
     /// What is left of the tightest member that was asked.
     pub(crate) fn left(&self, reply: &Reply) -> Option<Left> {
         let told = self.members.iter().zip(&reply.limits).filter(|(_, told)| told.permits > 0);
@@ -307,48 +317,6 @@ pub(crate) enum Instead {
     Everyone,
     /// No request is granted.
     Nobody(AllRefusal),
-}
-
-/// Permits that the store granted, now or at an instant to come. Dropping it gives them back.
-pub(crate) struct Booking {
-    set: Arc<Set>,
-    pub(crate) reply: Reply,
-    is_kept: bool,
-}
-
-impl Booking {
-    /// The permits are used.
-    pub(crate) fn keep(&mut self) {
-        if !std::mem::replace(&mut self.is_kept, true) && !self.is_shadow() {
-            for (member, told) in self.set.members.iter().zip(&self.reply.limits) {
-                self.set.store.log_grant(&member.key, self.reply.due, told.permits);
-            }
-        }
-    }
-
-    pub(crate) fn is_shadow(&self) -> bool {
-        self.reply.answer == Answer::Shadow
-    }
-
-    /// How many permits of each member.
-    pub(crate) fn permits(&self) -> Costs {
-        self.reply.limits.iter().map(|told| (told.permits, told.permits)).collect()
-    }
-}
-
-impl Drop for Booking {
-    /// Once, without waiting: if the message is lost, permits are lost, and none is granted twice.
-    fn drop(&mut self) {
-        if self.is_kept || self.is_shadow() {
-            return;
-        }
-        let Reply { wait, due, .. } = self.reply;
-        let operation = match wait {
-            Duration::ZERO => Operation::Refund,
-            _ => Operation::Back { due },
-        };
-        self.set.tell(operation, &self.permits(), &self.reply.before);
-    }
 }
 
 impl fmt::Debug for Set {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -123,6 +123,8 @@ struct Shared {
     servers: Servers,
     timeout: Duration,
     in_flight: AtomicUsize,
+    /// The last call took more than a quarter of the deadline, or there was none.
+    is_far: AtomicBool,
     counters: Counters,
     trouble: Mutex<Option<StoreError>>,
     clients: Clients,
@@ -151,9 +153,26 @@ pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A call for the thread.
 struct Call {
+    /// How long its requests waited for it already.
+    waited: Duration,
     by_hash: Cmd,
     script: Arc<Script>,
-    answer: Box<dyn FnOnce(Result<Value, Away>) + Send>,
+    answer: Answer,
+}
+
+/// A call that cannot be made, since the thread of the store has ended: only a panic makes that
+/// happen. It has its answer when this is dropped, which the caller does outside of its locks.
+#[must_use = "it answers when it is dropped"]
+pub(crate) struct Unsent(Option<Answer>);
+
+type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        if let Some(answer) = self.0.take() {
+            answer(Err(Away::For(Duration::MAX)));
+        }
+    }
 }
 
 /// Why the store told nothing.
@@ -300,11 +319,28 @@ impl Store {
         script: Arc<Script>,
         answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) {
-        let call = Call { by_hash, script, answer: Box::new(answer) };
-        if let Err(mpsc::error::SendError(Work::Call(call))) = self.0.calls.send(Work::Call(call)) {
-            // The thread has ended, which only a panic of it makes happen.
-            (call.answer)(Err(Away::For(Duration::MAX)));
+        drop(self.send_locked(by_hash, script, Duration::ZERO, answer));
+    }
+
+    /// As [`send`](Store::send), for a caller that holds a lock, and whose requests waited so long
+    /// for this call: it has an answer at the deadline less that time.
+    pub(crate) fn send_locked(
+        &self,
+        by_hash: Cmd,
+        script: Arc<Script>,
+        waited: Duration,
+        answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
+    ) -> Option<Unsent> {
+        let call = Call { waited, by_hash, script, answer: Box::new(answer) };
+        match self.0.calls.send(Work::Call(call)) {
+            Err(mpsc::error::SendError(Work::Call(call))) => Some(Unsent(Some(call.answer))),
+            _ => None,
         }
+    }
+
+    /// Whether a call takes so long that a second one may not end within the deadline.
+    pub(crate) fn is_far(&self) -> bool {
+        self.0.shared.is_far.load(Ordering::Relaxed)
     }
 
     /// Has a task run on the thread of the store. Returns whether there is one.
@@ -405,6 +441,7 @@ impl StoreBuilder {
             servers,
             timeout: self.timeout,
             in_flight: AtomicUsize::new(0),
+            is_far: AtomicBool::new(true),
             counters: Counters::default(),
             trouble: Mutex::default(),
             clients: Clients::default(),
@@ -449,7 +486,7 @@ async fn serve(mut calls: mpsc::UnboundedReceiver<Work>, shared: Arc<Shared>, ke
         };
         let (shared, running) = (shared.clone(), running.clone());
         tokio::spawn(async move {
-            let outcome = shared.carry_out(began, &call.by_hash, &call.script).await;
+            let outcome = shared.carry_out(began, call.waited, &call.by_hash, &call.script).await;
             (call.answer)(outcome);
             drop(running);
         });
@@ -467,14 +504,20 @@ impl Shared {
         let script = clients::script();
         loop {
             let question = self.clients.question(&script, key, None);
-            if let Ok(answer) = self.carry_out(began, &question, &script).await {
+            if let Ok(answer) = self.carry_out(began, Duration::ZERO, &question, &script).await {
                 self.clients.answered(&answer, Instant::now());
             }
             tokio::time::sleep(jittered(clients::BEAT)).await;
         }
     }
 
-    async fn carry_out(&self, began: Instant, by_hash: &Cmd, script: &Script) -> Result<Value, Away> {
+    async fn carry_out(
+        &self,
+        began: Instant,
+        waited: Duration,
+        by_hash: &Cmd,
+        script: &Script,
+    ) -> Result<Value, Away> {
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
         // First, since a probe that is admitted has to be made.
         let _place = match InFlight::new(&self.in_flight) {
@@ -492,7 +535,9 @@ impl Shared {
         }
         let sent = Sent::default();
         let call = self.servers.call(by_hash, script, &sent);
-        let outcome = tokio::time::timeout(self.timeout, call).await;
+        let asked = Instant::now();
+        let outcome = tokio::time::timeout(self.timeout.saturating_sub(waited), call).await;
+        self.is_far.store(asked.elapsed() > self.timeout / 4, Ordering::Relaxed);
         let failure = match outcome {
             Ok(Ok(value)) => {
                 lock(&server.breaker).succeeded(admission);

@@ -4,13 +4,15 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
-use tidegate::PolicyConfig;
+use tidegate::{DefaultClock, PolicyConfig, QueueBounds};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::error::BuildError;
 use crate::key;
 use crate::lease::Leases;
 use crate::limiter::StoreLimiter;
+use crate::line::Line;
 use crate::script::Script;
 use crate::set::{Member, Set};
 use crate::store::Store;
@@ -24,6 +26,7 @@ pub struct LimiterBuilder {
     tag: String,
     limits: Vec<(String, PolicyConfig)>,
     is_leased: bool,
+    bounds: QueueBounds,
 }
 
 impl Store {
@@ -52,7 +55,13 @@ impl Store {
     /// # }
     /// ```
     pub fn limiter(&self, tag: impl Into<String>) -> LimiterBuilder {
-        LimiterBuilder { store: self.clone(), tag: tag.into(), limits: Vec::new(), is_leased: false }
+        LimiterBuilder {
+            store: self.clone(),
+            tag: tag.into(),
+            limits: Vec::new(),
+            is_leased: false,
+            bounds: QueueBounds::UNBOUNDED,
+        }
     }
 }
 
@@ -86,6 +95,33 @@ impl LimiterBuilder {
         LimiterBuilder { is_leased: true, ..self }
     }
 
+    /// Bounds the requests of this limiter and its clones that wait for an instant in the store, by
+    /// their number and by their costs summed. Without bounds unless set.
+    ///
+    /// A request that would have to wait and finds no room is refused with
+    /// [`QueueFull`](tidegate::Refusal::QueueFull), and books nothing. To know that it would have to
+    /// wait costs a call as any other request. A request that is dropped for a newcomer gets
+    /// [`Displaced`](tidegate::Refusal::Displaced); a reservation is never dropped. The bounds hold for
+    /// this process, and not for requests that wait for a [lease](LimiterBuilder::leased).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{QueueBounds, WhenFull};
+    /// use tidegate_redis::Store;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let limiter = store
+    ///     .limiter("everybody")
+    ///     .limit("calls", "token_bucket 100/s burst 20".parse()?)
+    ///     .queue_bounds(QueueBounds::UNBOUNDED.max_waiters(500).when_full(WhenFull::DropOldest))
+    ///     .build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn queue_bounds(self, bounds: QueueBounds) -> LimiterBuilder {
+        LimiterBuilder { bounds, ..self }
+    }
+
     /// Makes the limiter. The store is not asked.
     ///
     /// # Errors
@@ -93,7 +129,7 @@ impl LimiterBuilder {
     /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a policy cannot be had
     /// over a store, or if there is no limit.
     pub fn build(self) -> Result<StoreLimiter, BuildError> {
-        let LimiterBuilder { store, tag, limits, is_leased } = self;
+        let LimiterBuilder { store, tag, limits, is_leased, bounds } = self;
         if !key::is_tag(&tag) {
             return Err(BuildError::Name { name: tag });
         }
@@ -125,6 +161,9 @@ impl LimiterBuilder {
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             waiting: AtomicUsize::new(0),
+            line: Line::new(bounds),
+            clock: DefaultClock::new(),
+            home: Handle::try_current().ok(),
         })))
     }
 }

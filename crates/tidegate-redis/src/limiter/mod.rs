@@ -13,12 +13,13 @@ use std::time::Duration;
 
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Limiter, Nanos, Pause, Refusal, Status, Timer,
+    DefaultClock, Limiter, Pause, QueueBounds, Refusal, Status,
 };
 
 pub use builder::LimiterBuilder;
 
 use crate::block_on::block_on;
+use crate::line::{Outcome, Ticket};
 use crate::script::{Operation, Reply};
 use crate::set::{Instead, Set, left};
 use request::{Ask, Won};
@@ -26,21 +27,31 @@ use reserved::{Degraded, Reserved};
 
 /// One or several limits that all processes share which name the same store, tag and names.
 ///
-/// It is made by [`Store::limiter`](crate::Store::limiter), and used as an [`AnyLimiter`], which it converts to: every
-/// adapter of `tidegate` works over it. A request is decided by one round trip, for all limits
-/// together, all or nothing.
+/// It is made by [`Store::limiter`](crate::Store::limiter), and used as an [`AnyLimiter`], which it
+/// converts to: every adapter of `tidegate` works over it. A request is decided by one round trip,
+/// for all limits together, all or nothing. Requests that come during a round trip share the next
+/// one.
 ///
 /// # Fairness
 ///
 /// A request that waits books its instant when the store gets it, and sleeps until then: first
-/// come, first served over all processes. A request that does not wait never overtakes a booking.
-/// [Priorities](tidegate::Request::priority) have no effect over a store yet.
+/// come, first served over all processes. A request that does not wait overtakes neither a booking
+/// nor a request of this limiter that came before it.
+///
+/// [Priorities](tidegate::Request::priority) order the requests of this limiter and its clones. A
+/// request of higher priority is sent first, and takes the instant of the first waiting request of
+/// lower priority that costs as much. A request that gets too late by that for its longest wait is
+/// refused at the end of it. No priority goes before the requests of other processes.
 ///
 /// # Cancel safety
 ///
-/// Dropping a future gives its permits back once, by a message that is not waited for. If a request
-/// is dropped whose instant is not the last one booked, its instant goes to the next request of
-/// equal size, and is lost if there is none in time.
+/// A request that is dropped before it was sent leaves no trace. One that is dropped later gives
+/// its instant to the next request of this limiter that costs as much, and all of these behind it
+/// move up. The instant that no request waits for goes back to the store, once, by a message that
+/// is not waited for. If it is not the last one that was booked there, it goes to the next request
+/// of equal size, and is lost if there is none in time.
+///
+/// A future that is never polled again is granted at its instant, and delays no other request.
 ///
 /// # Blocking
 ///
@@ -59,11 +70,18 @@ impl StoreLimiter {
         self.0.shadow.store(shadow, Ordering::Relaxed);
     }
 
+    /// Bounds the requests that wait from now on, as [`LimiterBuilder::queue_bounds`]. Requests that
+    /// wait already stay.
+    pub fn set_queue_bounds(&self, bounds: QueueBounds) {
+        self.0.set_bounds(bounds);
+    }
+
     /// Forgets what all processes took: every limit is as new.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have been reset.
+    /// [`Refusal::Unavailable`] if the store did not answer. Then it
+    /// may have been reset.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
         if let Some(leases) = &self.0.leases {
             leases.lose(None);
@@ -98,7 +116,7 @@ impl StoreLimiter {
             let status = Status::from(left).rate(member.terms.rate);
             (member.name.as_str(), status.paused_for(told.paused_for))
         });
-        let waiting = self.0.waiting.load(Ordering::Relaxed);
+        let waiting = self.0.waiting();
         AllStatus::new(members).waiting(waiting).paused_for(paused_for)
     }
 
@@ -108,14 +126,13 @@ impl StoreLimiter {
             return Ok(Won::Free);
         }
         self.0.check(&ask.costs)?;
-        let undecided = match self.0.book(ask.costs.clone(), longest).await {
-            Ok(Ok(mut booking)) => {
-                self.sleep(booking.reply.wait).await?;
-                booking.keep();
-                return Ok(Won::Booked(booking));
+        let undecided = match Ticket::new(&self.0, ask.asked(&self.0, longest, true)).await {
+            Outcome::Granted(granted) => {
+                self.0.log_grant(&granted.reply);
+                return Ok(Won::Booked(granted));
             }
-            Ok(Err(refusal)) => return Err(refusal),
-            Err(undecided) => undecided,
+            Outcome::Refused(refusal) => return Err(refusal),
+            Outcome::Undecided(undecided) => undecided,
         };
         match self.0.instead(undecided) {
             Instead::Everyone => Ok(Won::Unlimited),
@@ -129,21 +146,6 @@ impl StoreLimiter {
                 answer.map(Won::Shared).map_err(|refusal| self.0.by_share(refusal, undecided.rest()))
             }
         }
-    }
-
-    /// Sleeps until a booking is due, from now on: the reply is as old as its way back.
-    async fn sleep(&self, wait: Duration) -> Result<(), AllRefusal> {
-        if wait == Duration::ZERO {
-            return Ok(());
-        }
-        let clock = DefaultClock::new();
-        let due = clock.now().saturating_add(Nanos::from_duration(wait));
-        let sleep = clock.sleep_until(due);
-        let sleep = async move {
-            sleep.await;
-            Ok(())
-        };
-        self.until_closed(sleep).await
     }
 
     /// Waits, until the limiter is closed.
@@ -230,20 +232,22 @@ impl Limiter for StoreLimiter {
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let ask = Ask::new(&self.0, request)?;
         if ask.exempt {
-            return Ok(AnyReservation::new(Reserved::free(self)));
+            return Ok(AnyReservation::new(Reserved::free(self, ask)));
         }
         self.0.check(&ask.costs)?;
         let longest = ask.all_else.within.unwrap_or(Duration::MAX);
-        match block_on(self.0.book(ask.costs.clone(), longest)) {
-            Ok(Ok(booking)) => Ok(AnyReservation::new(Reserved::new(self, &ask, booking))),
-            Ok(Err(refusal)) => Err(refusal),
-            Err(undecided) => match self.0.instead(undecided) {
-                Instead::Everyone => Ok(AnyReservation::new(Reserved::free(self).degraded())),
-                Instead::Nobody(refusal) => Err(refusal),
-                Instead::Share(share) => match share.reserve(ask.request()) {
-                    Ok(place) => Ok(AnyReservation::new(Degraded(place))),
-                    Err(refusal) => Err(self.0.by_share(refusal, undecided.rest())),
-                },
+        let mut ticket = Ticket::new(&self.0, ask.asked(&self.0, longest, false));
+        let undecided = match block_on(poll_fn(|context| ticket.poll_decided(context))) {
+            Outcome::Granted(()) => return Ok(AnyReservation::new(Reserved::waits(self, ask, ticket))),
+            Outcome::Refused(refusal) => return Err(refusal),
+            Outcome::Undecided(undecided) => undecided,
+        };
+        match self.0.instead(undecided) {
+            Instead::Everyone => Ok(AnyReservation::new(Reserved::unlimited(self, ask))),
+            Instead::Nobody(refusal) => Err(refusal),
+            Instead::Share(share) => match share.reserve(ask.request()) {
+                Ok(place) => Ok(AnyReservation::new(Degraded(place))),
+                Err(refusal) => Err(self.0.by_share(refusal, undecided.rest())),
             },
         }
     }
@@ -255,7 +259,7 @@ impl Limiter for StoreLimiter {
                 let nothing = tidegate::Left::new(member.terms.limit, 0);
                 (member.name.as_str(), Status::from(nothing).rate(member.terms.rate))
             });
-            AllStatus::new(members).waiting(self.0.waiting.load(Ordering::Relaxed))
+            AllStatus::new(members).waiting(self.0.waiting())
         })
     }
 
@@ -308,7 +312,7 @@ impl Limiter for StoreLimiter {
             leases.close();
             leases.end(&self.0);
         }
-        Ok(!self.0.closed.send_replace(true))
+        Ok(self.0.close())
     }
 
     fn is_closed(&self) -> bool {

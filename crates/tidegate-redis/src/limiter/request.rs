@@ -1,8 +1,13 @@
 //! What a request asks for, and what it got.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use tidegate::{AllPermits, AllRefusal, AllRequest, Grant, Nanos, Request};
 
-use crate::set::{Booking, Costs, Set};
+use crate::line::{Asked, Granted};
+use crate::script::Answer;
+use crate::set::{Costs, Set};
 
 /// What a request asks for, without a borrow.
 #[derive(Clone)]
@@ -30,6 +35,17 @@ impl Ask {
         })
     }
 
+    /// As it joins the line.
+    pub(super) fn asked(&self, set: &Set, longest: Duration, droppable: bool) -> Asked {
+        Asked {
+            costs: self.costs.clone(),
+            longest,
+            shadow: set.shadow.load(Ordering::Relaxed),
+            priority: self.all_else.priority,
+            droppable,
+        }
+    }
+
     /// The request again.
     pub(super) fn request(&self) -> AllRequest<'_> {
         let Request { priority, within, .. } = self.all_else;
@@ -46,7 +62,7 @@ impl Ask {
 
 /// What a request got.
 pub(super) enum Won {
-    Booked(Booking),
+    Booked(Granted),
     Shared(AllPermits),
     /// It passes without permits.
     Free,
@@ -60,24 +76,24 @@ impl Won {
             Won::Shared(permits) => permits.as_degraded(),
             Won::Free => Grant::new(0, Nanos::ZERO).into(),
             Won::Unlimited => AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded(),
-            Won::Booked(booking) => grant(set, ask, &booking).into(),
+            Won::Booked(granted) => grant(set, ask, &granted).into(),
         }
     }
 }
 
-pub(super) fn grant(set: &Set, ask: &Ask, booking: &Booking) -> Grant {
-    if booking.is_shadow() {
+pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
+    if granted.reply.answer == Answer::Shadow {
         return Grant::new(0, Nanos::ZERO);
     }
     // Of the members that the request does not name; of a member that is, if it names all.
     let unnamed =
         set.members.iter().position(|member| ask.named.iter().all(|(name, _)| *name != member.name));
     let permits = match unnamed {
-        Some(i) => booking.reply.limits[i].permits,
+        Some(i) => granted.reply.limits[i].permits,
         None => ask.all_else.permits.into(),
     };
-    let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), booking.reply.wait);
-    match set.left(&booking.reply).filter(|_| ask.with_left) {
+    let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), granted.waited);
+    match set.left(&granted.reply).filter(|_| ask.with_left) {
         Some(left) => grant.with_left(left),
         None => grant,
     }

@@ -5,59 +5,57 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tidegate::{AllRefusal, AllRequest, AllStatus, AnyReservation, Clock, DefaultClock, Grant, Nanos, Place};
+use tidegate::{AllRefusal, AllRequest, AllStatus, AnyReservation, Grant, Nanos, Place};
 
 use crate::limiter::StoreLimiter;
 use crate::limiter::request::{Ask, grant};
-use crate::script::Operation;
-use crate::set::{Booking, Costs};
+use crate::line::{Granted, Outcome, Ticket};
+use crate::script::{Answer, Operation};
+use crate::set::Costs;
 
 /// A place that is booked in the store.
 pub(super) struct Reserved {
     of: StoreLimiter,
-    /// `None` if it is free.
-    booking: Option<Booking>,
-    costs: Costs,
-    grant: Grant,
-    clock: DefaultClock,
-    due: Nanos,
-    wait: Pin<Box<dyn Future<Output = Result<(), AllRefusal>> + Send>>,
-    /// The answer, once it was given.
-    claimed: Option<Result<Grant, AllRefusal>>,
-    is_degraded: bool,
+    ask: Ask,
+    stage: Stage,
 }
 
+enum Stage {
+    /// It needs no permits.
+    Free,
+    /// No store decided.
+    Unlimited,
+    /// It stands in line, due or not.
+    Waits(Ticket),
+    /// What it got, which is used.
+    Claimed(Result<(Grant, Used), AllRefusal>),
+}
+
+/// How many permits of each member were used.
+#[derive(Clone)]
+struct Used(Vec<u64>);
+
 impl Reserved {
-    pub(super) fn new(of: &StoreLimiter, ask: &Ask, booking: Booking) -> Reserved {
-        let (grant, wait) = (grant(&of.0, ask, &booking), booking.reply.wait);
-        Reserved { costs: booking.permits(), ..Reserved::made(of, grant, wait) }.with(booking)
+    pub(super) fn waits(of: &StoreLimiter, ask: Ask, ticket: Ticket) -> Reserved {
+        Reserved { of: of.clone(), ask, stage: Stage::Waits(ticket) }
     }
 
-    pub(super) fn free(of: &StoreLimiter) -> Reserved {
-        Reserved::made(of, Grant::new(0, Nanos::ZERO), Duration::ZERO)
+    pub(super) fn free(of: &StoreLimiter, ask: Ask) -> Reserved {
+        Reserved { of: of.clone(), ask, stage: Stage::Free }
     }
 
-    /// Without the store.
-    pub(super) fn degraded(self) -> Reserved {
-        Reserved { is_degraded: true, ..self }
+    /// Since no store decided.
+    pub(super) fn unlimited(of: &StoreLimiter, ask: Ask) -> Reserved {
+        Reserved { of: of.clone(), ask, stage: Stage::Unlimited }
     }
 
-    fn with(mut self, booking: Booking) -> Reserved {
-        self.booking = Some(booking);
-        self
-    }
-
-    fn made(of: &StoreLimiter, grant: Grant, wait: Duration) -> Reserved {
-        let clock = DefaultClock::new();
-        let due = clock.now().saturating_add(Nanos::from_duration(wait));
-        let this = of.clone();
-        let of = of.clone();
-        let costs = vec![(0, 0); of.0.members.len()];
-        // From now on, and not from the first poll.
-        let of_wait = DefaultClock::clone(&clock);
-        let wait =
-            Box::pin(async move { this.sleep(due.saturating_since(of_wait.now()).as_duration()).await });
-        Reserved { of, booking: None, costs, grant, clock, due, wait, claimed: None, is_degraded: false }
+    fn claim(&self, granted: &Granted) -> (Grant, Used) {
+        self.of.0.log_grant(&granted.reply);
+        let used = match granted.reply.answer {
+            Answer::Shadow => vec![0; granted.reply.limits.len()],
+            _ => granted.reply.limits.iter().map(|told| told.permits).collect(),
+        };
+        (grant(&self.of.0, &self.ask, granted), Used(used))
     }
 }
 
@@ -66,63 +64,63 @@ impl Future for Reserved {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if let Some(answer) = &this.claimed {
-            return Poll::Ready(answer.clone());
-        }
-        let Poll::Ready(answer) = this.wait.as_mut().poll(context) else {
-            return Poll::Pending;
+        let ticket = match &mut this.stage {
+            Stage::Free | Stage::Unlimited => return Poll::Ready(Ok(Grant::new(0, Nanos::ZERO))),
+            Stage::Claimed(answer) => return Poll::Ready(answer.clone().map(|(grant, _)| grant)),
+            Stage::Waits(ticket) => ticket,
         };
-        if answer.is_ok()
-            && let Some(booking) = &mut this.booking
-        {
-            booking.keep();
-        }
-        let answer = answer.map(|()| this.grant);
-        this.claimed = Some(answer.clone());
-        Poll::Ready(answer)
+        let Poll::Ready(outcome) = Pin::new(ticket).poll(context) else { return Poll::Pending };
+        let answer = match outcome {
+            Outcome::Granted(granted) => Ok(this.claim(&granted)),
+            Outcome::Refused(refusal) => Err(refusal),
+            Outcome::Undecided(undecided) => Err(this.of.0.unavailable(undecided)),
+        };
+        this.stage = Stage::Claimed(answer.clone());
+        Poll::Ready(answer.map(|(grant, _)| grant))
     }
 }
 
 impl Place for Reserved {
     fn due_in(&self) -> Duration {
-        self.due.saturating_since(self.clock.now()).as_duration()
+        match &self.stage {
+            Stage::Waits(ticket) => ticket.due_in(),
+            Stage::Free | Stage::Unlimited | Stage::Claimed(_) => Duration::ZERO,
+        }
     }
 
     fn is_degraded(&self) -> bool {
-        self.is_degraded
+        matches!(self.stage, Stage::Unlimited)
     }
 
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        let reserved = match std::mem::replace(&mut self.stage, Stage::Free) {
+            Stage::Waits(ticket) => ticket.take().map(|granted| self.claim(&granted).1),
+            Stage::Claimed(answer) => answer.ok().map(|(_, used)| used),
+            Stage::Free | Stage::Unlimited => None,
+        };
         // What the request does not tell was used as reserved.
-        let mut told = self.costs.clone();
+        let set = &self.of.0;
+        let mut told = reserved.as_ref().map_or_else(|| vec![0; set.members.len()], |Used(n)| n.clone());
         if let Some(others) = used.others() {
-            told = vec![(others.into(), others.into()); told.len()];
+            told = vec![others.into(); told.len()];
         }
         for (name, n) in used.costs() {
-            match self.of.0.find(name) {
-                Ok(i) => told[i] = (n.into(), n.into()),
-                Err(refusal) => {
-                    if let Some(booking) = &mut self.booking {
-                        booking.keep();
-                    }
-                    return Err(refusal);
-                }
-            }
+            told[set.find(name)?] = n.into();
         }
-        let Some(booking) = &mut self.booking else { return Ok(()) };
-        if booking.is_shadow() {
-            return Ok(());
-        }
-        booking.keep();
-        let difference = |more: &dyn Fn(u64, u64) -> u64| -> Costs {
-            let pairs = self.costs.iter().zip(&told);
-            pairs.map(|((reserved, _), (used, _))| more(*reserved, *used)).map(|n| (n, n)).collect()
+        let Some(Used(reserved)) = reserved.filter(|Used(n)| n.iter().any(|n| *n > 0)) else { return Ok(()) };
+        let difference = |more: fn(u64, u64) -> u64| -> Costs {
+            reserved
+                .iter()
+                .zip(&told)
+                .map(|(reserved, used)| more(*reserved, *used))
+                .map(|n| (n, n))
+                .collect()
         };
-        let unused = difference(&|reserved, used| reserved.saturating_sub(used));
-        let beyond = difference(&|reserved, used| used.saturating_sub(reserved));
+        let unused = difference(|reserved, used| reserved.saturating_sub(used));
+        let beyond = difference(|reserved, used| used.saturating_sub(reserved));
         for (operation, costs) in [(Operation::Refund, unused), (Operation::Debit, beyond)] {
             if costs.iter().any(|(n, _)| *n > 0) {
-                self.of.0.tell(operation, &costs, &[]);
+                set.tell(operation, &costs, &[]);
             }
         }
         Ok(())
@@ -131,7 +129,7 @@ impl Place for Reserved {
 
 impl fmt::Debug for Reserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reserved").field("due", &self.due).finish_non_exhaustive()
+        f.debug_struct("Reserved").field("due_in", &self.due_in()).finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,77 @@
+//! Bounds of the requests that wait, and making room when they are reached.
+
+use tidegate::{Nanos, QueueBounds, WhenFull};
+
+use crate::line::{Stage, State};
+use crate::set::Costs;
+
+/// So many requests are looked at for those to drop, and so many instants for when there is room.
+const FORESEEN: usize = 4096;
+
+/// The permits of a request: its costs summed.
+pub(super) fn sum(costs: &Costs) -> u64 {
+    costs.iter().fold(0, |sum, (n, _)| sum.saturating_add(*n))
+}
+
+fn fit(bounds: QueueBounds, waiting: usize, permits: u64, more: u64) -> bool {
+    waiting < bounds.waiters && permits.saturating_add(more) <= bounds.permits
+}
+
+/// Whether a request that has to wait is refused, behind so many requests for so many permits.
+pub(super) fn refuse((waiting, permits, bounds): (usize, u64, QueueBounds), costs: &Costs) -> bool {
+    bounds.when_full == WhenFull::RefuseNewcomer && !fit(bounds, waiting, permits, sum(costs))
+}
+
+impl State {
+    /// The booked requests to drop, so that there is room for one more; `None` if that makes none.
+    pub(super) fn make_room(&self, costs: &Costs, priority: i8) -> Option<Vec<u64>> {
+        let (bounds, n) = (self.bounds, sum(costs));
+        let (mut waiting, mut permits, mut victims) = (self.waiting, self.permits, Vec::new());
+        if fit(bounds, waiting, permits, n) {
+            return Some(victims);
+        }
+        let oldest = match bounds.when_full {
+            _ if !fit(bounds, 0, 0, n) => return None,
+            WhenFull::RefuseNewcomer => return None,
+            WhenFull::DropOldest => true,
+            WhenFull::DropLeastImportant => false,
+        };
+        let booked = self.entries.iter().filter(|(_, entry)| {
+            matches!(entry.stage, Stage::Booked { .. })
+                && entry.asked.droppable
+                && (entry.asked.priority < priority || (oldest && entry.asked.priority == priority))
+        });
+        let mut booked: Vec<_> =
+            booked.take(FORESEEN).map(|(number, entry)| (entry.asked.priority, *number)).collect();
+        booked.sort_unstable_by_key(|(priority, number)| (*priority, if oldest { *number } else { !number }));
+        for (_, number) in booked {
+            waiting -= 1;
+            permits = permits.saturating_sub(sum(&self.entries[&number].asked.costs));
+            victims.push(number);
+            if fit(bounds, waiting, permits, n) {
+                return Some(victims);
+            }
+        }
+        None
+    }
+
+    /// When there is room for one more request, if no other one comes.
+    pub(super) fn room_at(&self, costs: &Costs) -> Nanos {
+        let (bounds, n) = (self.bounds, sum(costs));
+        let instants = self.classes.iter().flat_map(|(permits, class)| {
+            let permits = permits.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
+            class.instants().map(move |due| (due, permits))
+        });
+        let mut instants: Vec<_> = instants.take(FORESEEN).collect();
+        instants.sort_unstable();
+        let (mut waiting, mut permits) = (self.waiting, self.permits);
+        for (due, granted) in instants {
+            waiting = waiting.saturating_sub(1);
+            permits = permits.saturating_sub(granted);
+            if fit(bounds, waiting, permits, n) {
+                return due;
+            }
+        }
+        Nanos::MAX
+    }
+}

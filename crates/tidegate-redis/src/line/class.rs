@@ -1,0 +1,124 @@
+//! The booked requests of one size, and the instants that the store booked for them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidegate::Nanos;
+
+use crate::script::Reply;
+
+/// So many places are counted to find the instant of a request.
+const FORESEEN: usize = 4096;
+
+/// The place of a request among those of its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn {
+    priority: Reverse<i8>,
+    /// The instant that the store booked for this request.
+    pub(crate) due: Nanos,
+    number: u64,
+}
+
+impl Turn {
+    pub(crate) fn new(priority: i8, due: Nanos, number: u64) -> Turn {
+        Turn { priority: Reverse(priority), due, number }
+    }
+}
+
+/// An instant that the store booked: the number of the request that it was booked for, and the
+/// reply.
+#[derive(Debug)]
+pub(crate) struct Instant {
+    pub(crate) due: Nanos,
+    pub(crate) number: u64,
+    pub(crate) reply: Reply,
+}
+
+/// The n-th request in turn has the n-th instant. So a request that leaves gives its instant to the
+/// next one, and all behind it move up, without a step for each of them.
+#[derive(Debug, Default)]
+pub(crate) struct Class {
+    turns: BTreeSet<Turn>,
+    instants: BTreeMap<(Nanos, u64), Reply>,
+}
+
+impl Class {
+    pub(crate) fn add(&mut self, turn: Turn, reply: Reply) {
+        self.turns.insert(turn);
+        self.add_instant(Instant { due: turn.due, number: turn.number, reply });
+    }
+
+    /// Adds an instant whose request is gone.
+    pub(crate) fn add_instant(&mut self, Instant { due, number, reply }: Instant) {
+        self.instants.insert((due, number), reply);
+    }
+
+    pub(crate) fn remove(&mut self, turn: Turn) {
+        self.turns.remove(&turn);
+    }
+
+    /// The first request whose instant has come, with the instant.
+    pub(crate) fn serve(&mut self, now: Nanos) -> Option<(u64, Instant)> {
+        let first = self.instants.first_entry().filter(|first| first.key().0 <= now)?;
+        let turn = self.turns.pop_first()?;
+        let ((due, number), reply) = first.remove_entry();
+        Some((turn.number, Instant { due, number, reply }))
+    }
+
+    /// An instant that no request waits for any more: the last one.
+    pub(crate) fn surplus(&mut self) -> Option<Instant> {
+        if self.instants.len() <= self.turns.len() {
+            return None;
+        }
+        let ((due, number), reply) = self.instants.pop_last()?;
+        Some(Instant { due, number, reply })
+    }
+
+    /// The first request, and when it is due.
+    pub(crate) fn first(&self) -> Option<(u64, Nanos)> {
+        let (turn, instant) = (self.turns.first()?, self.instants.first_key_value()?);
+        Some((turn.number, instant.0.0))
+    }
+
+    /// When a request is due. Behind more than 4,096 others, it is the instant that was booked for
+    /// it, or a later one from which on it is looked at again.
+    pub(crate) fn due(&self, turn: Turn) -> Nanos {
+        let mut seen = turn.due;
+        for (of, (due, _)) in self.turns.iter().zip(self.instants.keys()).take(FORESEEN) {
+            if *of == turn {
+                return *due;
+            }
+            seen = seen.max(*due);
+        }
+        seen
+    }
+
+    /// When a request has to look again. It is not later than its own instant, unless requests of
+    /// higher priority took that.
+    pub(crate) fn looks_at(&self, turn: Turn, now: Nanos) -> Nanos {
+        match self.first() {
+            Some((number, due)) if number == turn.number => due,
+            _ if now < turn.due => turn.due,
+            _ => self.due(turn).max(now.saturating_add(Nanos::new(1))),
+        }
+    }
+
+    /// Takes a request out, with its instant.
+    pub(crate) fn take(&mut self, turn: Turn) -> Option<Instant> {
+        let due = self.due(turn);
+        let last = self.instants.range(..=(due, u64::MAX)).next_back().map(|(key, _)| *key);
+        let (due, number) = last?;
+        self.turns.remove(&turn);
+        let reply = self.instants.remove(&(due, number))?;
+        Some(Instant { due, number, reply })
+    }
+
+    /// The instants to come, in order.
+    pub(crate) fn instants(&self) -> impl Iterator<Item = Nanos> {
+        self.instants.keys().map(|(due, _)| *due)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.turns.is_empty() && self.instants.is_empty()
+    }
+}

@@ -1,0 +1,486 @@
+//! The line of a limiter, on paused time over a model of a server: who goes with whom, and who
+//! takes which instant.
+
+#![allow(clippy::unwrap_used)]
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, QueueBounds, Refusal, Request, WhenFull};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Store, StoreLimiter};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+/// Two ways, and the server's work.
+const TRIP: Duration = Duration::from_micros(2010);
+
+type Answer = Result<AllPermits, AllRefusal>;
+
+fn network(latency: Duration) -> Network {
+    Network {
+        latency: latency..=latency,
+        jitter: 0.0,
+        lost_answers: 0.0,
+        service: Duration::from_micros(10),
+        lag: Duration::ZERO,
+    }
+}
+
+fn limiter(store: &Store, line: &str) -> StoreLimiter {
+    store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap()
+}
+
+/// A store that was asked once, so that it is known to be near, and a full limiter.
+async fn open(model: &Model, line: &str) -> (Store, StoreLimiter) {
+    let store = model.open(Store::builder("redis://model")).unwrap();
+    let limiter = limiter(&store, line);
+    let _ = limiter.status().await.unwrap();
+    (store, limiter)
+}
+
+/// A request by a task of its own.
+fn spawn(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<(Answer, Instant)> {
+    let limiter = AnyLimiter::from(limiter.clone());
+    let request = AllRequest::from(request.into());
+    tokio::spawn(async move {
+        let answer = limiter.acquire_many(request).await;
+        (answer, Instant::now())
+    })
+}
+
+/// How long after the first answer each of the others came, in whole milliseconds.
+async fn after(first: Instant, tasks: Vec<JoinHandle<(Answer, Instant)>>) -> Vec<u128> {
+    let mut times = Vec::new();
+    for task in tasks {
+        let (answer, at) = task.await.unwrap();
+        let _ = answer.unwrap();
+        times.push((at - first).as_millis());
+    }
+    times
+}
+
+/// Lets the tasks go on until all of them wait.
+async fn settle() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A limiter with one permit a second that is empty since `Instant`, and requests that wait for it.
+async fn booked(
+    model: &Model,
+    requests: &[Request],
+) -> (Store, StoreLimiter, Instant, Vec<JoinHandle<(Answer, Instant)>>) {
+    let (store, limiter) = open(model, "token_bucket 1/s burst 3").await;
+    let (answer, empty) = spawn(&limiter, 3).await.unwrap();
+    let _ = answer.unwrap();
+    let tasks = requests.iter().map(|request| spawn(&limiter, *request)).collect();
+    sleep(10 * MS).await;
+    (store, limiter, empty, tasks)
+}
+
+fn is(answer: &Answer, refusal: &Refusal) -> bool {
+    answer.as_ref().is_err_and(|error| error.refusal() == Some(*refusal))
+}
+
+#[test]
+fn requests_that_come_one_by_one_leave_one_by_one() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, limiter) = open(&model, "token_bucket 1/s burst 3").await;
+        for wait in [0, 0, 0, 1, 1, 1] {
+            let (answer, _) = spawn(&limiter, 1).await.unwrap();
+            let waited = answer.unwrap().waited();
+            assert!(waited <= wait * SECOND && waited + 3 * TRIP >= wait * SECOND, "{waited:?}");
+        }
+        assert_eq!(store.counts().answered, 1 + 6);
+    });
+}
+
+#[test]
+fn requests_that_come_during_a_call_leave_together_and_in_order() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
+        let tasks: Vec<_> = (0..30).map(|_| spawn(&limiter, 1)).collect();
+        let began = Instant::now();
+        let times = after(began, tasks).await;
+        assert_eq!(store.counts().answered, 1 + 2);
+        // Each of them by its own instant, a way after the server's.
+        let expected: Vec<u128> = (0..30).map(|second| 2 + 1000 * second).collect();
+        for (time, expected) in times.iter().zip(expected) {
+            assert!((expected..=expected + 2).contains(time), "{times:?}");
+        }
+    });
+}
+
+#[test]
+fn a_long_line_leaves_by_sixty_four() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, limiter) = open(&model, "token_bucket 1000/s burst 100").await;
+        let began = Instant::now();
+        let tasks: Vec<_> = (0..200).map(|_| spawn(&limiter, 1)).collect();
+        let times = after(began, tasks).await;
+        assert!(times.is_sorted(), "{times:?}");
+        // One at once, three times 64 as soon as they stand in line, and the others then.
+        assert_eq!(store.counts().answered, 1 + 1 + 3 + 1);
+        assert!(*times.last().unwrap() <= 100 + 5, "{times:?}");
+    });
+}
+
+#[test]
+fn a_request_dropped_in_line_leaves_no_trace() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, limiter) = open(&model, "fixed_window 10/d").await;
+        let (first, dropped) = (spawn(&limiter, 1), spawn(&limiter, 5));
+        settle().await;
+        dropped.abort();
+        assert!(dropped.await.is_err());
+        let _ = first.await.unwrap().0.unwrap();
+        sleep(10 * MS).await;
+        assert_eq!((store.counts().answered, limiter.status().await.unwrap().members[0].1.available), (2, 9));
+    });
+}
+
+#[test]
+fn a_request_dropped_during_its_call_gives_back_what_it_got() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
+        for (available, name) in [(1, "granted"), (0, "booked")] {
+            let before = store.counts().answered;
+            let dropped = spawn(&limiter, 1);
+            settle().await;
+            dropped.abort();
+            assert!(dropped.await.is_err());
+            sleep(5 * MS).await;
+            // The request, and what it gave back.
+            assert_eq!(store.counts().answered - before, 2, "{name}");
+            let status = limiter.status().await.unwrap();
+            assert_eq!((status.members[0].1.available, status.waiting), (available, 0), "{name}");
+            let (answer, _) = spawn(&limiter, 1).await.unwrap();
+            assert!(answer.unwrap().waited() <= SECOND, "{name}");
+        }
+    });
+}
+
+/// The instants of the requests that leave go to those behind, and the last one to the store.
+#[test]
+fn requests_behind_one_that_leaves_move_up_by_one() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let one = Request::permits(1);
+        let (store, limiter, empty, mut tasks) = booked(&model, &[one; 4]).await;
+        let before = store.counts().answered;
+        tasks.remove(0).abort();
+        sleep(10 * MS).await;
+        assert_eq!(store.counts().answered - before, 1);
+        tasks.push(spawn(&limiter, 1));
+        let times = after(empty, tasks).await;
+        for (second, time) in (1..).zip(&times) {
+            assert!((1000 * second..1000 * second + 5).contains(time), "{times:?}");
+        }
+        assert_eq!(limiter.status().await.unwrap().waiting, 0);
+    });
+}
+
+#[test]
+fn an_instant_goes_to_the_next_request_of_equal_size() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let requests = [1, 2, 1].map(Request::permits);
+        let (_, _, empty, mut tasks) = booked(&model, &requests).await;
+        tasks.remove(0).abort();
+        let times = after(empty, tasks).await;
+        // Of two permits after three seconds, as booked; of one after a second.
+        assert!((3000..3005).contains(&times[0]) && (1000..1005).contains(&times[1]), "{times:?}");
+    });
+}
+
+fn poll_once(wait: Pin<&mut tidegate::AcquireAny>) {
+    assert!(wait.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+}
+
+/// A request that is polled once and never again holds its own instant, in whatever state it is.
+#[test]
+fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
+        let any = AnyLimiter::from(limiter.clone());
+        let leak = || {
+            let mut wait = Box::pin(any.acquire());
+            poll_once(wait.as_mut());
+            std::mem::forget(wait);
+        };
+        let began = Instant::now();
+        // In its call, and in line.
+        leak();
+        leak();
+        let tasks = vec![spawn(&limiter, 1), spawn(&limiter, 1)];
+        sleep(10 * MS).await;
+        // Booked, before the others and behind them, and one that moves up.
+        leak();
+        let dropped = spawn(&limiter, 1);
+        sleep(10 * MS).await;
+        let last = spawn(&limiter, 1);
+        sleep(10 * MS).await;
+        dropped.abort();
+        let times = after(began, tasks).await;
+        assert!((2000..2008).contains(&times[0]) && (3000..3008).contains(&times[1]), "{times:?}");
+        // At its own instant of the sixth second, or at the one before.
+        let times = after(began, vec![last]).await;
+        assert!(times[0] < 6020, "{times:?}");
+        assert_eq!(limiter.status().await.unwrap().waiting, 0);
+        assert_eq!(store.trouble(), None);
+    });
+}
+
+#[test]
+fn an_attempt_does_not_overtake_the_line() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        for (priority, overtakes) in [(0, false), (1, true)] {
+            let (_, limiter) = open(&model, "token_bucket 1/s burst 10").await;
+            limiter.reset().await.unwrap();
+            let any = AnyLimiter::from(limiter.clone());
+            let (first, second) = (spawn(&limiter, 1), spawn(&limiter, 9));
+            settle().await;
+            let attempt = any.acquire_now(Request::permits(1).priority(priority)).await;
+            assert_eq!(attempt.is_ok(), overtakes);
+            let (_, second) = (first.await.unwrap().0.unwrap(), second.await.unwrap().0.unwrap());
+            assert_eq!(second.waited() > Duration::ZERO, overtakes);
+        }
+    });
+}
+
+/// The time in line counts: 10 ms after the first permit, of which a trip was spent in line and a
+/// way is still to come.
+#[test]
+fn a_longest_wait_begins_when_a_request_joins_the_line() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        for (within, is_granted) in [(9990, false), (10_000, true), (10_010, true)] {
+            let (_, limiter) = open(&model, "token_bucket 100/s burst 1").await;
+            limiter.reset().await.unwrap();
+            let first = spawn(&limiter, 1);
+            settle().await;
+            let within = Duration::from_micros(within);
+            let (answer, _) = spawn(&limiter, Request::permits(1).within(within)).await.unwrap();
+            let _ = first.await.unwrap().0.unwrap();
+            match answer {
+                Ok(permits) => assert_eq!((is_granted, permits.waited()), (true, 10 * MS)),
+                // The same call now would be granted.
+                Err(refusal) => {
+                    assert_eq!((is_granted, refusal.retry_after()), (false, Some(Duration::ZERO)))
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_higher_priority_takes_the_first_instant_of_its_size() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let one = Request::permits(1);
+        let (_, limiter, empty, mut tasks) = booked(&model, &[one, one.within(2500 * MS), one]).await;
+        tasks.push(spawn(&limiter, one.priority(3)));
+        let (late, at) = tasks.remove(1).await.unwrap();
+        // Its own instant went to the request before it, and the next one is too late.
+        assert!(matches!(late.unwrap_err().refusal(), Some(Refusal::Limited { .. })));
+        assert!((2500..2520).contains(&(at - empty).as_millis()), "{:?}", at - empty);
+        let times = after(empty, tasks).await;
+        for (time, expected) in times.iter().zip([2000, 3000, 1000]) {
+            assert!((expected..expected + 5).contains(time), "{times:?}");
+        }
+        assert_eq!(limiter.status().await.unwrap().waiting, 0);
+    });
+}
+
+#[test]
+fn a_full_line_refuses_a_newcomer_that_would_wait() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let one = Request::permits(1);
+        let (_, limiter, empty, tasks) = booked(&model, &[one; 2]).await;
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
+        let (answer, at) = spawn(&limiter, 1).await.unwrap();
+        let Some(Refusal::QueueFull { retry_after }) = answer.unwrap_err().refusal() else { panic!() };
+        // Then the first request in line is served.
+        let room = at + retry_after.as_duration();
+        assert!(room >= empty + SECOND && room <= empty + SECOND + TRIP, "{:?}", room - empty);
+        tokio::time::sleep_until(room + MS).await;
+        let (newcomer, times) = (spawn(&limiter, 1), after(empty, tasks).await);
+        assert!(times[0] < 1005 && times[1] < 2005, "{times:?}");
+        assert!(after(empty, vec![newcomer]).await[0] < 3005);
+
+        // Requests that come together are counted one by one.
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_permits(3));
+        limiter.reset().await.unwrap();
+        let first = spawn(&limiter, 3);
+        let tasks: Vec<_> = [1, 2, 1, 1].map(|n| spawn(&limiter, n)).into();
+        let _ = first.await.unwrap().0.unwrap();
+        let began = Instant::now();
+        let mut answers = Vec::new();
+        for task in tasks {
+            answers.push(task.await.unwrap().0);
+        }
+        let full = |answer: &Answer| matches!(answer, Err(error) if matches!(error.refusal(), Some(Refusal::QueueFull { .. })));
+        assert_eq!(answers.iter().map(full).collect::<Vec<_>>(), [false, false, true, true]);
+        assert!(began.elapsed() <= 3 * SECOND + 5 * MS);
+        // They left no booking behind.
+        let (answer, _) = spawn(&limiter, 1).await.unwrap();
+        assert!(answer.unwrap().waited() <= SECOND);
+    });
+}
+
+#[test]
+fn a_full_line_makes_room_by_the_rule_that_is_set() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let one = Request::permits(1);
+        let two = QueueBounds::UNBOUNDED.max_waiters(2);
+        for (rule, newcomer, dropped) in [
+            (WhenFull::DropOldest, one, Some(0)),
+            (WhenFull::DropOldest, one.priority(-1), None),
+            (WhenFull::DropLeastImportant, one, None),
+            (WhenFull::DropLeastImportant, one.priority(1), Some(1)),
+        ] {
+            let (_, limiter, empty, mut tasks) = booked(&model, &[one; 2]).await;
+            limiter.set_queue_bounds(two.when_full(rule));
+            tasks.push(spawn(&limiter, newcomer));
+            let out = tasks.remove(dropped.unwrap_or(2)).await.unwrap().0;
+            match dropped {
+                Some(_) => assert!(is(&out, &Refusal::Displaced), "{rule:?}: {out:?}"),
+                None => assert!(matches!(out.unwrap_err().refusal(), Some(Refusal::QueueFull { .. }))),
+            }
+            let mut times = after(empty, tasks).await;
+            times.sort_unstable();
+            assert!(times[0] < 1005 && times[1] < 2005, "{rule:?}, {newcomer:?}: {times:?}");
+            // No permit was lost.
+            let (answer, at) = spawn(&limiter, 1).await.unwrap();
+            assert!(answer.is_ok() && at <= empty + 3 * SECOND + 5 * MS, "{rule:?}: {:?}", at - empty);
+            limiter.reset().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_closed_line_ends_all_requests_at_once() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let one = Request::permits(1);
+        let (_, limiter, empty, mut tasks) = booked(&model, &[one; 3]).await;
+        // One in a call, and one in line.
+        tasks.extend([spawn(&limiter, 1), spawn(&limiter, 1)]);
+        settle().await;
+        let any = AnyLimiter::from(limiter.clone());
+        assert_eq!((any.close(), any.close(), any.is_closed()), (Ok(true), Ok(false), true));
+        let began = Instant::now();
+        for task in tasks {
+            assert!(is(&task.await.unwrap().0, &Refusal::Closed));
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(is(&spawn(&limiter, 1).await.unwrap().0, &Refusal::Closed));
+        sleep(10 * MS).await;
+        // All instants are back.
+        let (_, other) = open(&model, "token_bucket 1/s burst 3").await;
+        let times = after(empty, vec![spawn(&other, 1), spawn(&other, 1)]).await;
+        assert!(times[0] < 1005 && times[1] < 2005, "{times:?}");
+    });
+}
+
+/// A server that stops answers no call, and every request is decided within the deadline.
+#[test]
+fn the_time_in_line_is_part_of_the_deadline() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (store, limiter) = open(&model, "token_bucket 1/s burst 3").await;
+        model.stop(true);
+        let mut tasks = Vec::new();
+        let mut random = SmallRng::seed_from_u64(1);
+        for _ in 0..300 {
+            sleep(random.random_range(0..2) * MS).await;
+            let began = Instant::now();
+            let task = spawn(&limiter, 1);
+            tasks.push(async move { (began, task.await.unwrap()) });
+        }
+        for task in tasks {
+            let (began, (answer, at)) = task.await;
+            assert!(matches!(answer.unwrap_err().refusal(), Some(Refusal::Unavailable { .. })));
+            assert!(at - began <= 50 * MS, "{:?}", at - began);
+        }
+        assert!(store.is_away());
+    });
+}
+
+/// A store that is too far away for two trips within the deadline is asked by calls side by side.
+#[test]
+fn a_far_store_is_asked_without_a_line() {
+    run(async {
+        let model = Model::new(1, network(7 * MS));
+        let (store, limiter) = open(&model, "token_bucket 1/s burst 100").await;
+        let began = Instant::now();
+        let times = after(began, (0..100).map(|_| spawn(&limiter, 1)).collect()).await;
+        assert!(times.iter().all(|time| *time <= 16), "{times:?}");
+        assert_eq!((store.counts().answered, store.counts().degraded), (101, 0));
+    });
+}
+
+/// Eight clients whose tasks are dropped at random: no grant too many in any window, and at most a
+/// hundredth of the permits lost.
+#[test]
+fn random_drops_lose_no_permits_and_grant_none_twice() {
+    run(async {
+        let (rate, burst) = (500, 20);
+        let model = Model::new(7, Network { latency: MS / 5..=2 * MS, jitter: 0.3, ..network(MS) });
+        let grants = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for client in 0..8 {
+            let (store, limiter) = open(&model, &format!("token_bucket {rate}/s burst {burst}")).await;
+            let log = grants.clone();
+            store.log_grants(move |_, due, n| log.lock().unwrap().push((due, n)));
+            for task in 0..25 {
+                let (limiter, mut random) =
+                    (AnyLimiter::from(limiter.clone()), SmallRng::seed_from_u64(client * 100 + task));
+                tasks.push(tokio::spawn(async move {
+                    loop {
+                        // The line is 200 requests long, 400 ms. A third of the waits is too long.
+                        let patience = Duration::from_millis(random.random_range(200..1000));
+                        let wait = limiter.acquire();
+                        if random.random_bool(0.3) {
+                            _ = tokio::time::timeout(patience.mul_f64(random.random()), wait).await;
+                        } else {
+                            let _ = wait.await.unwrap();
+                        }
+                    }
+                }));
+            }
+        }
+        let seconds = 6;
+        sleep(seconds * SECOND).await;
+        tasks.iter().for_each(JoinHandle::abort);
+        let mut grants = std::mem::take(&mut *grants.lock().unwrap());
+        grants.sort_unstable();
+        let sum: u64 = grants.iter().map(|(_, n)| n).sum();
+        assert!(sum >= u64::from(seconds) * rate * 99 / 100, "{sum}");
+        for (i, (first, _)) in grants.iter().enumerate() {
+            let mut sum = 0;
+            for (last, n) in grants.iter().skip(i).take(1000) {
+                sum += n;
+                let bound = burst + u64::try_from(last - first + 1).unwrap() * rate / 1_000_000;
+                assert!(sum <= bound, "{sum} from {first} to {last}");
+            }
+        }
+    });
+}
