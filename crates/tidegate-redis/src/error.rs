@@ -33,6 +33,20 @@ pub enum BuildError {
     },
     /// No limit at all.
     NoLimit,
+    /// A field of a [configuration](crate::LimiterConfig) that is not as it must be.
+    Field {
+        /// The field.
+        field: &'static str,
+        /// What it must be.
+        allowed: &'static str,
+    },
+    /// A field that a [configuration](crate::LimiterConfig) does not have.
+    Unknown {
+        /// The name given.
+        field: String,
+    },
+    /// The store of a [configuration](crate::LimiterConfig) cannot be opened.
+    Store(OpenError),
 }
 
 impl fmt::Display for BuildError {
@@ -45,6 +59,9 @@ impl fmt::Display for BuildError {
             }
             BuildError::Twice { name } => write!(f, "two limits are named {name:?}"),
             BuildError::NoLimit => write!(f, "no limit is given"),
+            BuildError::Field { field, allowed } => write!(f, "{field} must be {allowed}"),
+            BuildError::Unknown { field } => write!(f, "{field}: there is no such field"),
+            BuildError::Store(error) => error.fmt(f),
         }
     }
 }
@@ -53,6 +70,7 @@ impl Error for BuildError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             BuildError::Config(error) => error.source(),
+            BuildError::Store(error) => error.source(),
             _ => None,
         }
     }

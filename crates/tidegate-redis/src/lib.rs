@@ -4,6 +4,7 @@
 mod block_on;
 mod breaker;
 mod clients;
+mod config;
 mod connection;
 mod counting;
 mod error;
@@ -21,6 +22,7 @@ pub mod simulation;
 mod store;
 mod terms;
 
+pub use config::LimiterConfig;
 #[cfg(feature = "tls")]
 pub use connection::Tls;
 pub use counting::{CountingBuilder, StoreCountingLimit};

@@ -1,0 +1,333 @@
+//! A limiter as a configuration: its limits, and the store that shares them.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tidegate::{AllOf, AnyLimiter, AnyPolicy, PolicyConfig, Rate, RateLimiter};
+
+use crate::error::BuildError;
+use crate::store::{Store, StoreBuilder, WhileAway};
+
+#[cfg(feature = "serde")]
+mod with_serde;
+
+/// The fields that are not those of a policy.
+const FIELDS: [&str; 6] = ["store", "prefix", "tag", "timeout", "while_away", "leased"];
+
+/// The name of an only limit, as the core has it.
+const ONLY: &str = "limit";
+
+/// The limits of a limiter, and where they are kept: in this process, or in a store for all
+/// processes.
+///
+/// It is read from a line or, with the feature `serde`, from a configuration file, and
+/// [built](LimiterConfig::build) into an [`AnyLimiter`]. So a program goes from one process to a
+/// fleet by a changed line of its configuration.
+///
+/// # Text
+///
+/// A policy as [`PolicyConfig`](PolicyConfig#text) has it, or two with `and` between them, which
+/// are named `first` and `second`. If the limiter is shared, `store` and an address follow, and
+/// then the other fields:
+///
+/// ```text
+/// token_bucket 100/s burst 20
+/// token_bucket 100/s burst 20 store redis://127.0.0.1 prefix shop timeout 20ms while_away share
+/// ```
+///
+/// | field | value | unless set |
+/// |---|---|---|
+/// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
+/// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |
+/// | `tag` | the limiters of one tag share their limits: [`Store::limiter`] | `all` |
+/// | `timeout` | a span: [`StoreBuilder::timeout`] | `50ms` |
+/// | `while_away` | `share`, `share_of` and a number, `open` or `closed`: [`WhileAway`] | `closed` |
+/// | `leased` | no value: [`LimiterBuilder::leased`](crate::LimiterBuilder::leased) | not leased |
+///
+/// # serde
+///
+/// A string, which is a line; or a map of the fields of a policy and these fields. In a map
+/// `leased` is `true` or `false`, and `share_of` with its number one string. Several limits are a
+/// map from their names, under `limits`, in place of the policy. The format must tell its types, as
+/// JSON, TOML and YAML do. An unknown field is an error. A configuration is written as a map, with
+/// an only policy as a line under `limit`, from where it is read, too.
+///
+/// # Secrets
+///
+/// An address may have a password. No error, no `Debug` and no `Display` has it, and it is
+/// serialized without its user and password.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_redis::LimiterConfig;
+///
+/// let line = "token_bucket 100/s burst 20";
+/// let alone: LimiterConfig = line.parse()?;
+/// assert!(alone.build()?.try_acquire().is_ok());
+///
+/// // One changed line, and all processes share the limit.
+/// let line = format!("{line} store redis://:secret@127.0.0.1 while_away share");
+/// let shared: LimiterConfig = line.parse()?;
+/// let limiter = shared.build()?; // connects when it is first asked
+/// assert!(!format!("{shared:?}").contains("secret"));
+/// # drop(limiter);
+/// # Ok::<(), tidegate_redis::BuildError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct LimiterConfig {
+    /// Each with its name.
+    limits: Vec<(String, PolicyConfig)>,
+    /// The address of the store.
+    store: Option<String>,
+    prefix: Option<String>,
+    tag: Option<String>,
+    timeout: Option<Duration>,
+    while_away: Option<WhileAway>,
+    leased: bool,
+}
+
+impl LimiterConfig {
+    fn new(limits: Vec<(String, PolicyConfig)>) -> LimiterConfig {
+        LimiterConfig {
+            limits,
+            store: None,
+            prefix: None,
+            tag: None,
+            timeout: None,
+            while_away: None,
+            leased: false,
+        }
+    }
+
+    /// Makes the limiter: one of this process alone if there is no store, and otherwise one that
+    /// all processes share, over a connection of its own. It connects when it is first asked.
+    ///
+    /// A limiter that is [`Unlimited`](tidegate::Unlimited) needs no store, and opens none.
+    ///
+    /// # Errors
+    ///
+    /// A [`BuildError`] if a policy cannot be made or cannot be had over a store, or if the store
+    /// cannot be opened.
+    pub fn build(&self) -> Result<AnyLimiter, BuildError> {
+        match self.open()? {
+            Some(store) => self.build_over(&store),
+            None => self.alone(),
+        }
+    }
+
+    /// Opens the store, for several limiters that share a connection; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Store`] if it cannot be opened.
+    pub fn open(&self) -> Result<Option<Store>, BuildError> {
+        let is_needed = self.limits.iter().any(|(_, limit)| !is_unlimited(limit));
+        let Some(address) = self.store.as_deref().filter(|_| is_needed) else { return Ok(None) };
+        let mut builder = Store::builder(address);
+        if let Some(prefix) = &self.prefix {
+            builder = StoreBuilder::prefix(builder, prefix.as_str());
+        }
+        if let Some(timeout) = self.timeout {
+            builder = builder.timeout(timeout);
+        }
+        if let Some(while_away) = self.while_away {
+            builder = builder.while_away(while_away);
+        }
+        builder.open().map(Some).map_err(BuildError::Store)
+    }
+
+    /// Makes the limiter over this store, whatever store the configuration has.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](LimiterConfig::build).
+    pub fn build_over(&self, store: &Store) -> Result<AnyLimiter, BuildError> {
+        let builder = store.limiter(self.tag.as_deref().unwrap_or("all"));
+        let limits = self.limits.iter().cloned();
+        let builder = limits.fold(builder, |builder, (name, limit)| builder.limit(name, limit));
+        let builder = if self.leased { builder.leased() } else { builder };
+        Ok(builder.build()?.into())
+    }
+
+    fn alone(&self) -> Result<AnyLimiter, BuildError> {
+        let mut all: Option<AllOf> = None;
+        for (name, limit) in &self.limits {
+            let limiter = RateLimiter::new(AnyPolicy::try_from(limit.clone())?);
+            if self.limits.len() == 1 && name == ONLY {
+                return Ok(limiter.into());
+            }
+            all = Some(match all {
+                None => AllOf::new(name.as_str(), &limiter),
+                Some(all) => all.with(name.as_str(), &limiter),
+            });
+        }
+        all.map(AnyLimiter::from).ok_or(BuildError::NoLimit)
+    }
+
+    /// Sets a field that is not one of a policy.
+    fn set(&mut self, field: &'static str, value: &str) -> Result<(), BuildError> {
+        let is_set = match field {
+            "store" => self.store.replace(value.into()).is_some(),
+            "prefix" => self.prefix.replace(value.into()).is_some(),
+            "tag" => self.tag.replace(value.into()).is_some(),
+            "timeout" => {
+                let timeout = span(value).ok_or(bad(field, "a span, such as 50ms or 1s"))?;
+                self.timeout.replace(timeout).is_some()
+            }
+            "while_away" => {
+                let allowed = "share, share_of and a number from 1, open or closed";
+                let choice = while_away(value).ok_or(bad(field, allowed))?;
+                self.while_away.replace(choice).is_some()
+            }
+            _ => std::mem::replace(&mut self.leased, true),
+        };
+        if is_set { Err(bad(field, "set once")) } else { Ok(()) }
+    }
+
+    /// The fields that are set, without secrets.
+    fn fields(&self) -> Vec<(&'static str, String)> {
+        let texts = [("prefix", &self.prefix), ("tag", &self.tag)];
+        let texts = texts.into_iter().filter_map(|(field, text)| Some((field, text.clone()?)));
+        let store = self.store.iter().map(|address| ("store", without_login(address)));
+        let timeout = self.timeout.map(|timeout| ("timeout", span_text(timeout)));
+        let while_away = self.while_away.map(|choice| ("while_away", while_away_text(choice)));
+        store.chain(texts).chain(timeout).chain(while_away).collect()
+    }
+
+    /// An error if fields of a store are set without a store.
+    fn checked(self) -> Result<LimiterConfig, BuildError> {
+        let has_others = self.leased || !self.fields().is_empty();
+        match self.store {
+            None if has_others => Err(bad("store", "set where other fields of a store are set")),
+            _ => Ok(self),
+        }
+    }
+}
+
+fn is_unlimited(config: &PolicyConfig) -> bool {
+    matches!(config, PolicyConfig::Unlimited { .. })
+}
+
+fn bad(field: &'static str, allowed: &'static str) -> BuildError {
+    BuildError::Field { field, allowed }
+}
+
+/// A span as a line of a policy has it: that of a rate of one permit.
+fn span(text: &str) -> Option<Duration> {
+    let begins = text.starts_with(|c: char| c.is_ascii_digit());
+    let rate: Rate = format!("1/{text}").parse().ok().filter(|_| begins)?;
+    Some(rate.period())
+}
+
+fn span_text(span: Duration) -> String {
+    let Ok(rate) = Rate::new(1, span) else { return format!("{}ns", span.as_nanos()) };
+    let text = rate.to_string();
+    match text.split_once('/').map(|(_, span)| span) {
+        Some(span) if span.starts_with(|c: char| c.is_ascii_digit()) => span.into(),
+        Some(unit) => format!("1{unit}"),
+        None => text,
+    }
+}
+
+fn while_away(text: &str) -> Option<WhileAway> {
+    let words: Vec<_> = text.split_whitespace().collect();
+    match words[..] {
+        ["share"] => Some(WhileAway::Share),
+        ["share_of", number] => number.parse::<NonZeroU32>().ok().map(WhileAway::ShareOf),
+        ["open"] => Some(WhileAway::Open),
+        ["closed"] => Some(WhileAway::Closed),
+        _ => None,
+    }
+}
+
+fn while_away_text(choice: WhileAway) -> String {
+    match choice {
+        WhileAway::Share => "share".into(),
+        WhileAway::ShareOf(processes) => format!("share_of {processes}"),
+        WhileAway::Open => "open".into(),
+        WhileAway::Closed => "closed".into(),
+    }
+}
+
+/// An address without its user and password. The path of a socket may be followed by them.
+fn without_login(address: &str) -> String {
+    let address = address.split_once('?').map_or(address, |(address, _)| address);
+    let Some((protocol, rest)) = address.split_once("://") else { return "(no address)".into() };
+    let servers = rest.rsplit_once('@').map_or(rest, |(_, servers)| servers);
+    format!("{protocol}://{servers}")
+}
+
+/// Whether a text may be an address, and so have a password.
+fn may_be_secret(text: &str) -> bool {
+    text.contains("://") || text.contains('@')
+}
+
+/// Reads a line; see [Text](LimiterConfig#text).
+impl FromStr for LimiterConfig {
+    type Err = BuildError;
+
+    fn from_str(line: &str) -> Result<LimiterConfig, BuildError> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| FIELDS.contains(word)).unwrap_or(words.len());
+        let (policies, fields) = words.split_at(at);
+        if policies.iter().any(|word| may_be_secret(word)) {
+            // No error may tell it.
+            return Err(bad("store", "named before its address"));
+        }
+        let policies: Vec<_> = policies.split(|word| *word == "and").map(|words| words.join(" ")).collect();
+        let names: &[&str] = if policies.len() == 1 { &[ONLY] } else { &["first", "second"] };
+        if policies.len() > names.len() {
+            return Err(bad("policy", "one, or two with `and` between them"));
+        }
+        let limits = names.iter().zip(policies);
+        let limits = limits.map(|(name, policy)| Ok(((*name).to_owned(), policy.parse()?)));
+        let mut config = LimiterConfig::new(limits.collect::<Result<_, BuildError>>()?);
+        let mut fields = fields.iter();
+        while let Some(word) = fields.next() {
+            let Some(field) = FIELDS.iter().find(|field| *field == word) else {
+                let field = if may_be_secret(word) { "an address" } else { word };
+                return Err(BuildError::Unknown { field: field.into() });
+            };
+            let mut value = match *field {
+                "leased" => String::new(),
+                _ => fields.next().copied().unwrap_or_default().to_owned(),
+            };
+            if value == "share_of" {
+                value = format!("{value} {}", fields.next().copied().unwrap_or_default());
+            }
+            config.set(field, &value)?;
+        }
+        config.checked()
+    }
+}
+
+/// Without the password of the address.
+impl fmt::Debug for LimiterConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("LimiterConfig");
+        for (name, limit) in &self.limits {
+            debug.field(name, &format_args!("{limit}"));
+        }
+        for (name, value) in self.fields() {
+            debug.field(name, &value);
+        }
+        debug.field("leased", &self.leased).finish()
+    }
+}
+
+/// Writes the line, without the user and the password of the address. Several limits are written
+/// with `and` between them, whatever their names.
+impl fmt::Display for LimiterConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (_, limit)) in self.limits.iter().enumerate() {
+            write!(f, "{}{limit}", if i == 0 { "" } else { " and " })?;
+        }
+        for (name, value) in self.fields() {
+            write!(f, " {name} {value}")?;
+        }
+        f.write_str(if self.leased { " leased" } else { "" })
+    }
+}

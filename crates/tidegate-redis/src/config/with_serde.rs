@@ -1,0 +1,173 @@
+//! A configuration as a map, read by the rules of a line.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::value::MapDeserializer;
+use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use tidegate::PolicyConfig;
+
+use super::{FIELDS, LimiterConfig, ONLY, may_be_secret};
+use crate::error::BuildError;
+
+/// Writes a map, without the user and the password of the address.
+impl Serialize for LimiterConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        match &self.limits[..] {
+            // As a line: the fields of the policy would stand among those of the store.
+            [(name, limit)] if name == ONLY => map.serialize_entry("limit", &limit.to_string())?,
+            limits => {
+                let limits = limits.iter().map(|(name, limit)| (name, limit.to_string()));
+                map.serialize_entry("limits", &limits.collect::<BTreeMap<_, _>>())?;
+            }
+        }
+        for (field, value) in self.fields() {
+            map.serialize_entry(field, &value)?;
+        }
+        if self.leased {
+            map.serialize_entry("leased", &true)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for LimiterConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LimiterConfig, D::Error> {
+        deserializer.deserialize_any(Entries)
+    }
+}
+
+struct Entries;
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = LimiterConfig;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a limiter: a line, or a map of a policy's fields and those of a store")
+    }
+
+    fn visit_str<E: de::Error>(self, line: &str) -> Result<LimiterConfig, E> {
+        line.parse().map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LimiterConfig, A::Error> {
+        let mut config = LimiterConfig::new(Vec::new());
+        let mut policy: Vec<(String, Value)> = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let field = FIELDS.iter().find(|field| **field == name);
+            match (name.as_str(), field) {
+                (_, Some(&"leased")) => {
+                    if map.next_value()? {
+                        config.set("leased", "").map_err(de::Error::custom)?;
+                    }
+                }
+                (_, Some(field)) => {
+                    let value: String = map.next_value()?;
+                    config.set(field, &value).map_err(de::Error::custom)?;
+                }
+                ("limits", None) => {
+                    let limits: BTreeMap<String, PolicyConfig> = map.next_value()?;
+                    config.limits.extend(limits);
+                }
+                ("limit", None) => config.limits.push((ONLY.into(), map.next_value()?)),
+                (_, None) => {
+                    let value: Value = map.next_value()?;
+                    if matches!(&value, Value::Text(text) if may_be_secret(text)) {
+                        let error = BuildError::Unknown { field: name };
+                        return Err(de::Error::custom(error));
+                    }
+                    policy.push((name, value));
+                }
+            }
+        }
+        if config.limits.is_empty() {
+            let policy = MapDeserializer::new(policy.into_iter());
+            config.limits.push((ONLY.into(), PolicyConfig::deserialize(policy)?));
+        } else if let Some((field, _)) = policy.into_iter().next() {
+            return Err(de::Error::custom(BuildError::Unknown { field }));
+        }
+        config.checked().map_err(de::Error::custom)
+    }
+}
+
+/// A value of a policy's field.
+enum Value {
+    Text(String),
+    Flag(bool),
+    Count(u64),
+    Number(i64),
+    Factor(f64),
+    Nothing,
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+        struct AnyValue;
+
+        impl Visitor<'_> for AnyValue {
+            type Value = Value;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, a number, true or false")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Value, E> {
+                Ok(Value::Text(text.into()))
+            }
+
+            fn visit_bool<E: de::Error>(self, flag: bool) -> Result<Value, E> {
+                Ok(Value::Flag(flag))
+            }
+
+            fn visit_u64<E: de::Error>(self, count: u64) -> Result<Value, E> {
+                Ok(Value::Count(count))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Value, E> {
+                Ok(Value::Number(number))
+            }
+
+            fn visit_f64<E: de::Error>(self, factor: f64) -> Result<Value, E> {
+                Ok(Value::Factor(factor))
+            }
+
+            fn visit_unit<E: de::Error>(self) -> Result<Value, E> {
+                Ok(Value::Nothing)
+            }
+        }
+
+        deserializer.deserialize_any(AnyValue)
+    }
+}
+
+impl<'de, E: de::Error> IntoDeserializer<'de, E> for Value {
+    type Deserializer = ValueDeserializer<E>;
+
+    fn into_deserializer(self) -> ValueDeserializer<E> {
+        ValueDeserializer(self, std::marker::PhantomData)
+    }
+}
+
+struct ValueDeserializer<E>(Value, std::marker::PhantomData<E>);
+
+impl<'de, E: de::Error> Deserializer<'de> for ValueDeserializer<E> {
+    type Error = E;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
+        match self.0 {
+            Value::Text(text) => visitor.visit_string(text),
+            Value::Flag(flag) => visitor.visit_bool(flag),
+            Value::Count(count) => visitor.visit_u64(count),
+            Value::Number(number) => visitor.visit_i64(number),
+            Value::Factor(factor) => visitor.visit_f64(factor),
+            Value::Nothing => visitor.visit_unit(),
+        }
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+        unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}

@@ -1,0 +1,188 @@
+//! Limiters by configuration: in one process, or over a store.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::Server;
+use tidegate::AnyLimiter;
+use tidegate_redis::LimiterConfig;
+
+fn config(line: &str) -> LimiterConfig {
+    line.parse().unwrap()
+}
+
+fn error(line: &str) -> String {
+    line.parse::<LimiterConfig>().and_then(|config| config.build()).unwrap_err().to_string()
+}
+
+#[test]
+fn one_changed_line_shares_a_limit() {
+    let Some(server) = Server::start() else { return };
+    let line = "fixed_window 5/d";
+    let take_all = |limiter: &AnyLimiter| (0..10).filter(|_| limiter.try_acquire().is_ok()).count();
+    let alone: Vec<AnyLimiter> = (0..2).map(|_| config(line).build().unwrap()).collect();
+    assert_eq!([take_all(&alone[0]), take_all(&alone[1])], [5, 5]);
+    let line = format!("{line} store {} timeout 60s", server.url());
+    let shared: Vec<AnyLimiter> = (0..2).map(|_| config(&line).build().unwrap()).collect();
+    assert_eq!([take_all(&shared[0]), take_all(&shared[1])], [5, 0]);
+    let other = config(&format!("{line} tag other prefix app leased")).build().unwrap();
+    assert_eq!(take_all(&other), 5);
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*{*").query(&mut server.connect()).unwrap();
+    let mut keys: Vec<_> = keys.iter().map(|key| key.rsplit_once(':').unwrap().0).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, ["app:1:{other}:limit", "tidegate:1:{all}:limit"]);
+}
+
+#[test]
+fn two_policies_are_two_limits_that_are_decided_together() {
+    let Some(server) = Server::start() else { return };
+    let line = "fixed_window 5/d and token_bucket 1/h burst 3";
+    for limiter in [
+        config(line).build().unwrap(),
+        config(&format!("{line} store {} timeout 1min", server.url())).build().unwrap(),
+    ] {
+        for _ in 0..3 {
+            assert!(limiter.try_acquire().is_ok());
+        }
+        assert_eq!(limiter.try_acquire().unwrap_err().member(), Some("second"));
+        assert_eq!(limiter.status().member("first").unwrap().available, 2);
+    }
+}
+
+#[test]
+fn a_limiter_without_a_limit_opens_no_store() {
+    let limiter = config("unlimited store redis://127.0.0.1:1").build().unwrap();
+    assert!(limiter.try_acquire_many(u32::MAX).is_ok());
+}
+
+#[test]
+fn a_line_is_written_as_it_is_read() {
+    for line in [
+        "token_bucket 100/s burst 20",
+        "fixed_window 5/d and sliding_log 3/s",
+        "fixed_window 5/d store redis://127.0.0.1 prefix app tag all timeout 20ms while_away share_of 8 leased",
+        "fixed_window 5/d store redis://h:1/2 timeout 1s while_away share",
+        "fixed_window 5/d store redis+unix:///tmp/s timeout 90s while_away closed",
+    ] {
+        assert_eq!(config(line).to_string(), line);
+        assert_eq!(config(&config(line).to_string()), config(line));
+    }
+}
+
+#[test]
+fn errors_say_what_to_write() {
+    let line = "fixed_window 5/s store redis://h";
+    for (tail, message) in [
+        (" timeout 20", "timeout must be a span, such as 50ms or 1s"),
+        (" while_away never", "while_away must be share, share_of and a number from 1, open or closed"),
+        (" while_away share_of 0", "while_away must be share, share_of and a number from 1, open or closed"),
+        (" prefix a prefix b", "prefix must be set once"),
+        (" prefix a burst 5", "burst: there is no such field"),
+        (" prefix a:b", r#""a:b": a prefix has 1 to 200 bytes, and no brace, colon, space or control"#),
+    ] {
+        assert_eq!(error(&format!("{line}{tail}")), message);
+    }
+    assert_eq!(error("fixed_window 5/s leased"), "store must be set where other fields of a store are set");
+    assert_eq!(
+        error("fixed_window 5/s brust 5"),
+        "brust: fixed_window has only at_wall_clock and from_first_grant"
+    );
+    assert_eq!(error("fixed_window 5/100ns store redis://h"), {
+        let policy = "fixed_window 5/100ns";
+        format!("{policy}: a period that is not a whole number of microseconds cannot be had over a store")
+    });
+    let three = "fixed_window 5/s and fixed_window 5/min and fixed_window 5/h";
+    assert_eq!(error(three), "policy must be one, or two with `and` between them");
+}
+
+/// Whatever is wrong with a line, no text of the crate has its password.
+#[test]
+fn no_text_has_a_password() {
+    let address = "redis://user:hunter2@[bad";
+    for line in [
+        format!("fixed_window 5/s store {address}"),
+        format!("fixed_window 5/s {address}"),
+        format!("fixed_window {address}"),
+        format!("{address} store"),
+        format!("fixed_window 5/s prefix {address}"),
+        format!("fixed_window 5/s store redis://h timeout {address}"),
+        format!("fixed_window 5/s store redis://h while_away {address}"),
+        format!("fixed_window 5/s store redis://h {address}"),
+        format!("fixed_window 5/s burst 3 store {address}"),
+        "fixed_window 5/s store redis+unix:///s?pass=hunter2".to_owned(),
+        "fixed_window 5/s store redis://:p@hunter2@host/1".to_owned(),
+    ] {
+        let texts = match line.parse::<LimiterConfig>() {
+            Err(error) => vec![error.to_string(), format!("{error:?}")],
+            Ok(config) => {
+                let built = config.build().err();
+                let mut texts = vec![config.to_string(), format!("{config:?}")];
+                texts.extend(built.map(|error| format!("{error} {error:?}")));
+                texts
+            }
+        };
+        assert!(texts.iter().all(|text| !text.contains("hunter2")), "{line}: {texts:?}");
+    }
+}
+
+#[cfg(feature = "serde")]
+mod with_serde {
+    use super::*;
+
+    fn read(text: &str) -> Result<LimiterConfig, String> {
+        toml::from_str(text).map_err(|error| error.message().to_owned())
+    }
+
+    #[test]
+    fn a_map_is_read_as_a_line() {
+        let text = r#"
+            policy = "token_bucket"
+            rate = "100/s"
+            burst = 20
+            interval_refill = true
+            store = "redis://127.0.0.1"
+            while_away = "share_of 8"
+            timeout = "20ms"
+            leased = true
+        "#;
+        let line = "token_bucket 100/s burst 20 interval_refill store redis://127.0.0.1 timeout 20ms \
+                    while_away share_of 8 leased";
+        assert_eq!(read(text), Ok(config(line)));
+        let json = serde_json::to_string(&config(line)).unwrap();
+        assert_eq!(serde_json::from_str::<LimiterConfig>(&json).unwrap(), config(line));
+        assert_eq!(serde_json::from_str::<LimiterConfig>(&format!("{line:?}")).unwrap(), config(line));
+    }
+
+    #[test]
+    fn several_limits_have_names() {
+        let text = r#"
+            store = "redis://127.0.0.1:1"
+            [limits]
+            calls = "token_bucket 100/s burst 20"
+            tokens = { policy = "fixed_window", rate = "90000/min" }
+        "#;
+        let both = read(text).unwrap();
+        let refusal = both.build().unwrap().try_acquire_many([("tokens", 90_001)]).unwrap_err();
+        assert_eq!(refusal.member(), Some("tokens"));
+        let json = serde_json::to_string(&both).unwrap();
+        assert_eq!(serde_json::from_str::<LimiterConfig>(&json).unwrap(), both);
+    }
+
+    #[test]
+    fn unknown_fields_are_errors_and_secrets_are_not_told() {
+        let policy = "policy = \"fixed_window\"\nrate = \"5/s\"\n";
+        for (field, message) in [
+            ("stoer = \"redis://:hunter2@h\"", "stoer: there is no such field"),
+            ("cells = 3", "cells: fixed_window has only at_wall_clock and from_first_grant"),
+            ("prefix = \"a\"", "store must be set where other fields of a store are set"),
+            ("limit = \"fixed_window 5/s\"", "policy: there is no such field"),
+        ] {
+            let error = read(&format!("{policy}{field}")).unwrap_err();
+            assert!(error.contains(message) && !error.contains("hunter2"), "{error}");
+        }
+        let secret = config("fixed_window 5/s store redis://u:hunter2@h:1/2");
+        let json = serde_json::to_string(&secret).unwrap();
+        assert_eq!(json, r#"{"limit":"fixed_window 5/s","store":"redis://h:1/2"}"#);
+    }
+}
