@@ -10,6 +10,16 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Counts, Store};
 use tokio::time::Instant;
 
+#[allow(dead_code)]
+#[path = "../examples/simulation/check.rs"]
+mod check;
+#[allow(dead_code)]
+#[path = "../examples/simulation/scenario.rs"]
+mod scenario;
+
+use check::{Bound, jain};
+use scenario::{Fault, Setup};
+
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
 
@@ -206,4 +216,96 @@ fn a_seed_gives_one_course_of_events() {
     };
     assert_eq!(course(1), course(1));
     assert_ne!(course(1), course(2));
+}
+
+#[test]
+fn any_span_with_a_permit_too_many_is_seen() {
+    let bound = Bound { per_second: 1000, burst: 3 };
+    let every_ms = |n: i64| (0..n).map(|i| (1000 * i, 1));
+    let with = |more: check::Grant| {
+        let mut grants: Vec<check::Grant> = every_ms(100).chain([more]).collect();
+        bound.over(&mut grants, 1)
+    };
+    // The burst is one at once and two more.
+    assert_eq!(bound.over(&mut every_ms(100).collect::<Vec<_>>(), 1), 0);
+    assert_eq!((with((50_000, 2)), with((50_000, 3)), with((50_001, 5))), (0, 1, 3));
+    assert_eq!(bound.over(&mut [], 1), 0);
+}
+
+#[test]
+fn jains_index_of_equal_shares_is_one() {
+    assert_eq!((jain([2.0, 2.0]), jain([1.0, 0.0, 0.0, 0.0]), jain([])), (1.0, 0.25, 1.0));
+}
+
+/// A fleet of 40 processes that ask for more than there is, for 3 s.
+fn fleet() -> Setup {
+    Setup {
+        seed: 14,
+        processes: 40,
+        keys: 1,
+        limit: Bound { per_second: 400, burst: 40 },
+        asked: 600.0,
+        span: Duration::from_secs(3),
+        is_leased: false,
+        within: 100 * MS,
+        network: Setup::network(),
+        faults: Vec::new(),
+    }
+}
+
+#[test]
+fn a_fleet_uses_its_limit_and_no_more() {
+    let setup = fleet();
+    let mut outcome = setup.run();
+    assert_eq!((outcome.over(&setup), outcome.degraded_refusals, outcome.keys.1), (0, 0, 0));
+    assert!(outcome.use_of(&setup) > 0.99, "{}", outcome.use_of(&setup));
+    // One for each request, and one for each process every two seconds, which counts them.
+    assert!(outcome.calls <= outcome.asked() + 3 * 40, "{} for {}", outcome.calls, outcome.asked());
+    assert!(outcome.slowest <= 51 * MS, "{:?}", outcome.slowest);
+}
+
+#[test]
+fn a_fleet_on_lease_makes_fewer_calls_and_keeps_to_its_limit() {
+    let limit = Bound { per_second: 2000, burst: 1000 };
+    for asked in [1000.0, 3000.0, 6000.0] {
+        let setup = Setup { processes: 8, limit, asked, is_leased: true, ..fleet() };
+        let mut outcome = setup.run();
+        assert_eq!((outcome.over(&setup), outcome.degraded_refusals, outcome.keys.1), (0, 0, 0), "{asked}");
+        assert!(2 * outcome.calls < outcome.served(), "{} for {}", outcome.calls, outcome.served());
+        let used = outcome.use_of(&setup);
+        assert!(used.is_nan() || used > 0.95, "{used}");
+    }
+}
+
+#[test]
+fn a_fleet_keeps_to_every_limit_of_many_keys() {
+    let limit = Bound { per_second: 10, burst: 5 };
+    let setup = Setup { keys: 100_000, limit, ..fleet() };
+    let mut outcome = setup.run();
+    assert_eq!((outcome.over(&setup), outcome.degraded_refusals, outcome.keys.1), (0, 0, 0));
+    assert!(outcome.grants.len() > 100, "{}", outcome.grants.len());
+}
+
+#[test]
+fn a_fleet_answers_in_time_in_every_fault_and_recovers() {
+    let ends = [
+        (Fault::Cut(3), Fault::Join(3)),
+        (Fault::Stop, Fault::GoOn),
+        (Fault::Kill, Fault::FailOver),
+        (Fault::Demote, Fault::Demote),
+        (Fault::Kill, Fault::StartEmpty),
+    ];
+    for (begin, end) in ends {
+        let faults = vec![(1000 * MS, begin), (1200 * MS, end)];
+        let setup = Setup { faults, ..fleet() };
+        let mut outcome = setup.run();
+        // A burst, and what was booked ahead, if the store lost what it knew.
+        let allowed = if matches!(end, Fault::Join(_) | Fault::GoOn) { 0 } else { 40 + 40 };
+        assert!(outcome.over(&setup) <= allowed, "{begin:?}: {}", outcome.over(&setup));
+        assert!(outcome.slowest <= 51 * MS, "{begin:?}: {:?}", outcome.slowest);
+        assert_eq!(outcome.keys.1, 0, "{begin:?}");
+        // Of the last second, when probes have found the store.
+        let last: u64 = outcome.granted[20..30].iter().sum();
+        assert!(last >= 396, "{begin:?}: {last}");
+    }
 }

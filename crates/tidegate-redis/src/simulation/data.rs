@@ -18,13 +18,20 @@ pub(super) struct Data {
 #[derive(Clone)]
 struct Entry {
     value: Vec<u8>,
+    /// The last millisecond in which it is there.
     expires: Option<u64>,
+}
+
+impl Entry {
+    fn is_over(&self, now: u64) -> bool {
+        self.expires.is_some_and(|last| now / 1000 > last)
+    }
 }
 
 impl Data {
     fn get(&mut self, key: &[u8]) -> Option<&Entry> {
         let now = self.now;
-        if self.keys.get(key).is_some_and(|entry| entry.expires.is_some_and(|at| at <= now)) {
+        if self.keys.get(key).is_some_and(|entry| entry.is_over(now)) {
             self.keys.remove(key);
         }
         self.keys.get(key)
@@ -93,7 +100,7 @@ impl Server {
     /// How many keys there are that have not expired.
     pub(super) fn size(&mut self, now: u64) -> usize {
         self.data(|data| {
-            data.keys.retain(|_, entry| entry.expires.is_none_or(|at| at > now));
+            data.keys.retain(|_, entry| !entry.is_over(now));
             data.keys.len()
         })
     }
@@ -198,8 +205,7 @@ fn call(lua: &Lua, args: Variadic<mlua::LuaString>) -> mlua::Result<mlua::Value>
             None => Ok(mlua::Value::Boolean(false)),
         },
         [b"SET", key, value, b"PX", ttl] => {
-            // A server counts the time to live in milliseconds of its clock.
-            let expires = (data.now / 1000 + number(ttl)?) * 1000;
+            let expires = data.now / 1000 + number(ttl)?;
             let entry = Entry { value: value.to_vec(), expires: Some(expires) };
             data.put(key, Some(entry));
             Ok(mlua::Value::Boolean(true))

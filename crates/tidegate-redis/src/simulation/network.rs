@@ -90,6 +90,7 @@ struct Event {
 
 enum Message {
     Call(Call),
+    Wake(oneshot::Sender<()>),
     Answer { link: usize, answer: Answer, to: oneshot::Sender<Answer> },
 }
 
@@ -252,6 +253,20 @@ impl Model {
         state.life = Life::Up;
     }
 
+    /// Waits until a time since the start, to the microsecond.
+    pub async fn sleep_until(&self, time: Duration) {
+        let (to, woken) = oneshot::channel();
+        let is_first = {
+            let mut state = self.state();
+            let at = micros(time).max(state.now());
+            state.push(at, Message::Wake(to))
+        };
+        if is_first {
+            self.0.sooner.notify_one();
+        }
+        _ = woken.await;
+    }
+
     /// How many calls servers carried out.
     #[must_use]
     pub fn calls(&self) -> u64 {
@@ -317,6 +332,17 @@ impl Connection {
     }
 }
 
+impl Message {
+    /// The link that it goes over, and in which direction.
+    fn way(&self) -> Option<(usize, usize)> {
+        match self {
+            Message::Call(call) => Some((call.link, 0)),
+            Message::Answer { link, .. } => Some((*link, 1)),
+            Message::Wake(_) => None,
+        }
+    }
+}
+
 impl State {
     fn now(&self) -> u64 {
         micros(self.clock.now())
@@ -329,10 +355,7 @@ impl State {
     }
 
     fn send_at(&mut self, now: u64, message: Message) -> bool {
-        let (link, way) = match &message {
-            Message::Call(call) => (call.link, 0),
-            Message::Answer { link, .. } => (*link, 1),
-        };
+        let Some((link, way)) = message.way() else { return self.push(now, message) };
         let longer = -(1.0 - self.random.random::<f64>()).ln() * self.network.jitter;
         let line = &mut self.links[link];
         if let Some(held) = &mut line.held {
@@ -341,8 +364,13 @@ impl State {
         }
         let at = now + micros(Duration::from_secs_f64(line.latency * (1.0 + longer) / 1e6));
         line.last[way] = line.last[way].max(at);
+        let at = line.last[way];
+        self.push(at, message)
+    }
+
+    fn push(&mut self, at: u64, message: Message) -> bool {
         self.events_made += 1;
-        let event = Event { at: line.last[way], number: self.events_made, message };
+        let event = Event { at, number: self.events_made, message };
         let is_first = self.events.peek().is_none_or(|Reverse(first)| event < *first);
         self.events.push(Reverse(event));
         is_first
@@ -357,11 +385,9 @@ impl State {
                 return Some(Duration::from_micros(at));
             }
             let Reverse(Event { at, message, .. }) = self.events.pop()?;
-            let link = match &message {
-                Message::Call(call) => call.link,
-                Message::Answer { link, .. } => *link,
-            };
-            if let Some(held) = &mut self.links[link].held {
+            if let Some((link, _)) = message.way()
+                && let Some(held) = &mut self.links[link].held
+            {
                 held.push(message);
                 continue;
             }
@@ -369,6 +395,7 @@ impl State {
                 Message::Call(call) => self.arrive(at, call),
                 // A receiver that is gone does not wait any more.
                 Message::Answer { answer, to, .. } => _ = to.send(answer),
+                Message::Wake(to) => _ = to.send(()),
             }
         }
     }
