@@ -104,9 +104,15 @@ async fn permits_that_come_back_go_to_those_that_wait() {
     let held = one.acquire_now(2).await.unwrap();
     // A place of a reservation, and a wait in another process.
     let place = one.reserve(1).unwrap();
+    // The store hears of the reservation first.
+    let line = || {
+        let mut cmd = redis::cmd("HSTRLEN");
+        cmd.arg("tidegate:1:{all}:counting:holders").arg("line").query::<u32>(&mut server.connect()).unwrap()
+    };
+    until(|| line() == 8).await;
     let mut wait = spawn(other.acquire_many(2));
     assert!(wait.poll().is_pending());
-    until(|| available(&one) == 0 && other.status().waiting == 1).await;
+    until(|| line() == 16).await;
     assert_eq!(place.due_in(), Duration::ZERO);
     drop(held);
     let mut place = place;
