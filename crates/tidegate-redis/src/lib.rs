@@ -32,5 +32,9 @@ pub use limiter::{LimiterBuilder, StoreLimiter};
 pub use store::{Counts, Store, StoreBuilder, WhileAway};
 
 #[cfg(test)]
+#[path = "../tests/conformance/mod.rs"]
+mod conformance_tests;
+
+#[cfg(test)]
 #[path = "../tests/script/mod.rs"]
 mod script_tests;

@@ -107,7 +107,12 @@ impl Set {
             return Err(Refusal::Closed.into());
         }
         if costs.iter().all(|(n, _)| *n == 0) {
-            return Err(Refusal::ZeroPermits.into());
+            // In one process the first member is the one that refuses it.
+            let refusal = Refusal::ZeroPermits;
+            return Err(match self.members.first() {
+                Some(member) => AllRefusal::by(member.name.as_str(), refusal),
+                None => refusal.into(),
+            });
         }
         for (member, (n, _)) in self.members.iter().zip(costs) {
             // A single permit may be due under other terms.
@@ -131,7 +136,7 @@ impl Set {
         before: &[Vec<u8>],
         answer: impl FnOnce(Result<Reply, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
-        let cmd = command(&self.script, operation, None, &self.parts(costs, before));
+        let cmd = command(&self.script, operation, self.store.time(), &self.parts(costs, before));
         let limits = self.members.len();
         self.carry_out(cmd, Duration::ZERO, move |value| Reply::read(value, limits), answer)
     }
@@ -144,7 +149,7 @@ impl Set {
         answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
         let none = vec![(0, 0); self.members.len()];
-        let cmd = reserve(&self.script, None, &self.parts(&none, &[]), requests);
+        let cmd = reserve(&self.script, self.store.time(), &self.parts(&none, &[]), requests);
         let (requests, limits) = (requests.len(), self.members.len());
         self.carry_out(cmd, waited, move |value| Reply::read_all(value, requests, limits), answer)
     }

@@ -105,10 +105,20 @@ pub struct Counts {
     pub degraded: u64,
 }
 
+/// The time of tests, in microseconds, and how many calls they wait for.
+#[cfg(test)]
+#[derive(Default)]
+struct TestClock {
+    time: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
+    pending: Arc<AtomicUsize>,
+}
+
 /// A log of grants: the key, the server's Unix time in microseconds, and the permits.
 type GrantLog = Box<dyn Fn(&str, i64, u64) + Send + Sync>;
 
 struct Inner {
+    #[cfg(test)]
+    test: TestClock,
     grant_log: OnceLock<GrantLog>,
     calls: mpsc::UnboundedSender<Work>,
     shared: Arc<Shared>,
@@ -300,6 +310,25 @@ impl Store {
         Some(self.0.shares.limiter(tag, limits, outage))
     }
 
+    /// The time that scripts are to decide by: none but in tests of this crate, where it is set.
+    pub(crate) fn time(&self) -> Option<u64> {
+        #[cfg(test)]
+        return self.0.test.time.get().map(|time| time());
+        #[cfg(not(test))]
+        None
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_time(&self, time: impl Fn() -> u64 + Send + Sync + 'static) {
+        _ = self.0.test.time.set(Box::new(time));
+    }
+
+    /// How many calls are not answered yet.
+    #[cfg(test)]
+    pub(crate) fn pending(&self) -> usize {
+        self.0.test.pending.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn prefix(&self) -> &str {
         &self.0.prefix
     }
@@ -331,6 +360,15 @@ impl Store {
         waited: Duration,
         answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) -> Option<Unsent> {
+        #[cfg(test)]
+        let answer = {
+            let pending = self.0.test.pending.clone();
+            pending.fetch_add(1, Ordering::SeqCst);
+            move |outcome| {
+                answer(outcome);
+                pending.fetch_sub(1, Ordering::SeqCst);
+            }
+        };
         let call = Call { waited, by_hash, script, answer: Box::new(answer) };
         match self.0.calls.send(Work::Call(call)) {
             Err(mpsc::error::SendError(Work::Call(call))) => Some(Unsent(Some(call.answer))),
@@ -454,7 +492,18 @@ impl StoreBuilder {
             shared.clients.wanted.notify_one();
         }
         let (grant_log, leases, shares) = (OnceLock::new(), Arc::default(), Shares::default());
-        Ok((Store(Arc::new(Inner { grant_log, calls, shared, prefix, while_away, leases, shares })), work))
+        let inner = Inner {
+            #[cfg(test)]
+            test: TestClock::default(),
+            grant_log,
+            calls,
+            shared,
+            prefix,
+            while_away,
+            leases,
+            shares,
+        };
+        Ok((Store(Arc::new(inner)), work))
     }
 }
 

@@ -18,6 +18,8 @@
 --   |-------|-------|-------|-------------------------------------------------------------------|
 --   | 1     | level | units | at `booked`; negative is a debt, -2^53 a debt for ever            |
 --   | 2     | unit  |       | the price (mode 2: the refill) by which the level counts          |
+--   | 3     | spent | 1     | 1 if the stock is spent when the pause ends: until then the level |
+--   |       |       |       | is the one from before, for a pause that is ended sooner          |
 --
 -- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
 -- an integer, and time adds p for each us. Nothing is rounded but due instants, up to whole us. In
@@ -27,8 +29,10 @@ kinds.bucket = {
   read = function(l, value)
     local t = l.terms
     local unit = t[7] == 2 and t[1] or t[2]
+    l.spent = 0
     if value then
-      local level, old = struct.unpack('>dd', value, 41 + 16 * l.free)
+      local level, old
+      level, old, l.spent = struct.unpack('>ddd', value, 41 + 16 * l.free)
       -- Other terms: a bucket keeps its permits, and SmoothBursty its times.
       if old ~= unit and old > 0 and unit > 0 and level > -MOST then
         local count = math.floor(level / old)
@@ -49,10 +53,22 @@ kinds.bucket = {
     return l.terms[7] == 1 and math.max(l.terms[3], n * l.terms[2]) or l.terms[3]
   end,
 
+  -- The level at `booked`.
+  base = function(l)
+    local empty = l.terms[7] == 2 and -l.terms[2] or 0
+    return l.spent == 1 and math.min(l.level, empty) or l.level
+  end,
+
+  -- Whether the level at an instant is to stay the one from before the pause.
+  stands = function(l, at)
+    return l.spent == 1 and l.now < l.held and at == l.booked
+  end,
+
   -- The level at an instant.
   level_at = function(l, at, cap)
     local t = l.terms
-    if l.level <= -MOST then return l.level end
+    local base = kinds.bucket.base(l)
+    if base <= -MOST then return base end
     local refills
     if t[8] > 0 then
       refills = math.floor((at - t[9]) / t[8]) - math.floor((l.booked - t[9]) / t[8])
@@ -61,7 +77,7 @@ kinds.bucket = {
     end
     -- So many refills pay any debt and fill the cap, and their product is exact.
     if t[1] > 0 then refills = math.min(refills, math.floor(2 * MOST / t[1])) end
-    return math.min(cap, l.level + refills * t[1])
+    return math.min(cap, base + refills * t[1])
   end,
 
   due = function(l, at, n)
@@ -80,24 +96,29 @@ kinds.bucket = {
   end,
 
   take = function(l, at, n)
-    local level = kinds.bucket.level_at(l, at, kinds.bucket.cap(l, n))
-    l.level = level - n * l.terms[2]
+    if not kinds.bucket.stands(l, at) then
+      l.level, l.spent = kinds.bucket.level_at(l, at, kinds.bucket.cap(l, n)), 0
+    end
+    l.level = l.level - n * l.terms[2]
     if l.level <= -MOST then l.level = -2 * MOST end
     l.booked = at
   end,
 
   give = function(l, at, n)
     -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
-    local level = kinds.bucket.level_at(l, at, MOST)
+    local stands = kinds.bucket.stands(l, at)
+    local level = stands and l.level or kinds.bucket.level_at(l, at, MOST)
     if level >= l.terms[3] or level <= -MOST then return end
-    l.level, l.booked = level, at
+    l.level, l.booked, l.spent = level, at, stands and 1 or 0
     l.level = math.min(math.max(l.level, l.terms[3]), l.level + math.min(n * l.terms[2], 2 * MOST))
   end,
 
   hold = function(l, till, keep)
     -- The level stands still until then.
-    l.level = kinds.bucket.level_at(l, l.at, kinds.bucket.cap(l, 1))
-    if not keep then l.level = math.min(l.level, l.terms[7] == 2 and -l.terms[2] or 0) end
+    if not kinds.bucket.stands(l, l.at) then
+      l.level, l.spent = kinds.bucket.level_at(l, l.at, kinds.bucket.cap(l, 1)), 0
+    end
+    if not keep then l.spent = 1 end
     l.booked = math.max(l.at, till)
   end,
 
@@ -120,11 +141,12 @@ kinds.bucket = {
   -- Until it is as full as a new state, its cap included.
   expires = function(l)
     local t = l.terms
-    if t[1] == 0 or l.level <= -MOST then return l.booked + 10 * YEARS end
-    return l.booked + (whole_up(math.max(0, t[3] - l.level), t[1]) + 1) * math.max(1, t[8]) + t[10]
+    local level = kinds.bucket.base(l)
+    if t[1] == 0 or level <= -MOST then return l.booked + 10 * YEARS end
+    return l.booked + (whole_up(math.max(0, t[3] - level), t[1]) + 1) * math.max(1, t[8]) + t[10]
   end,
 
   value = function(l)
-    return struct.pack('>dd', l.level, l.unit)
+    return struct.pack('>ddd', l.level, l.unit, l.spent)
   end,
 }

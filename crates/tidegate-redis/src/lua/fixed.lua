@@ -51,6 +51,8 @@ kinds.fixed = {
 
   left = function(l, at)
     local t = l.terms
+    -- A limit of no permits is never full.
+    if t[1] == 0 then return 0, nil end
     local began, used = kinds.fixed.open(l, at)
     return math.max(0, t[1] - used), used == 0 and at or began + t[2]
   end,

@@ -244,7 +244,7 @@ elseif operation == 'resume' then
     held[i] = rest > 0 and 1 or 0
     if rest > 0 then
       -- The level of a bucket stood still at `booked`.
-      if l.kind.hold then l.booked = math.max(l.now, l.booked - rest) end
+      if l.kind.hold then l.booked, l.spent = math.max(l.now, l.booked - rest), 0 end
       l.held = 0
       change(l)
     end

@@ -3,7 +3,7 @@
 mod batch;
 mod booking;
 mod clients;
-mod conformance;
+pub(crate) mod conformance;
 mod counting;
 mod several;
 

@@ -1,0 +1,314 @@
+//! The same calls in one process and over a store: the answers are equal, word by word.
+//!
+//! Time is tokio's paused time, for limiters in this process, for waits, and for scripts, which take
+//! it as an argument. It moves only where a test says so: the tests run outside of tasks, and
+//! blocking calls do not let the runtime become idle.
+
+mod behaviours;
+mod random;
+
+use std::time::Duration;
+
+use tidegate::policy::{AnyPolicy, Policy};
+use tidegate::{
+    AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, RateLimiter,
+};
+use tokio::runtime::Runtime;
+use tokio_test::task::Spawn;
+
+use crate::script_tests::START;
+use crate::script_tests::support::Server;
+use crate::store::Store;
+
+/// The name of a limiter that has no members.
+const NAME: &str = "limit";
+
+/// Where limiters are made, and what all calls answered.
+pub(crate) struct World {
+    runtime: Runtime,
+    began: tokio::time::Instant,
+    store: Option<(Store, Server)>,
+    tags: u32,
+    waits: Vec<Option<Waits>>,
+    pub(crate) log: Vec<String>,
+}
+
+enum Waits {
+    Permits(Spawn<tidegate::AcquireAny>),
+    Place(Spawn<AnyReservation>),
+}
+
+impl World {
+    pub(crate) fn in_process() -> World {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        let runtime = runtime.expect("a runtime");
+        let context = runtime.enter();
+        let began = tokio::time::Instant::now();
+        drop(context);
+        World { runtime, began, store: None, tags: 0, waits: Vec::new(), log: Vec::new() }
+    }
+
+    /// `None`, with a message, if there is no server.
+    pub(crate) fn over_a_store() -> Option<World> {
+        let server = Server::start()?;
+        let mut world = World::in_process();
+        let store = Store::builder(server.url()).timeout(Duration::from_secs(60)).open().expect("a store");
+        let (began, handle) = (world.began, world.runtime.handle().clone());
+        store.set_time(move || {
+            let _context = handle.enter();
+            START + u64::try_from(began.elapsed().as_micros()).expect("a time")
+        });
+        world.store = Some((store, server));
+        Some(world)
+    }
+
+    pub(crate) fn limiter(&mut self, limits: &[(&str, &str)]) -> AnyLimiter {
+        self.tags += 1;
+        let _context = self.runtime.enter();
+        let limits = limits.iter().map(|(name, line)| (*name, *line));
+        let Some((store, _)) = &self.store else {
+            let since = Duration::from_micros(START) + self.began.elapsed();
+            let limiter = |line: &str| {
+                let policy: AnyPolicy = line.parse().expect("a policy");
+                RateLimiter::new(policy.with_epoch(since))
+            };
+            if limits.len() == 1 {
+                return limits.map(|(_, line)| limiter(line)).next().expect("a limit").into();
+            }
+            let mut all: Option<AllOf> = None;
+            for (name, line) in limits {
+                let limiter = limiter(line);
+                all = Some(match all {
+                    None => AllOf::new(name, &limiter),
+                    Some(all) => all.with(name, &limiter),
+                });
+            }
+            return all.expect("a limit").into();
+        };
+        let builder = store.limiter(format!("{}", self.tags));
+        let builder = limits
+            .fold(builder, |builder, (name, line)| builder.limit(name, line.parse().expect("a policy")));
+        builder.build().expect("a limiter").into()
+    }
+
+    /// A limiter of this policy, under the name of one without members. It has begun.
+    pub(crate) fn limit(&mut self, line: &str) -> AnyLimiter {
+        let limiter = self.limiter(&[(NAME, line)]);
+        // A limit that does not start full begins with its first request, where it has a store.
+        let _ = self.try_acquire(&limiter, 1);
+        limiter
+    }
+
+    pub(crate) fn inside<T>(&self, make: impl FnOnce() -> T) -> T {
+        let _context = self.runtime.enter();
+        make()
+    }
+
+    pub(crate) fn tell(&mut self, what: impl Into<String>) {
+        self.log.push(what.into());
+    }
+
+    pub(crate) fn advance(&mut self, span: Duration) {
+        self.settle();
+        self.runtime.block_on(async {
+            tokio::time::advance(span).await;
+            for _ in 0..4 {
+                tokio::task::yield_now().await;
+            }
+        });
+        self.settle();
+        self.tell(format!("{span:?} later"));
+        for i in 0..self.waits.len() {
+            self.look(i);
+        }
+    }
+
+    /// Until the store has answered all calls, and tasks saw the answers.
+    fn settle(&mut self) {
+        if let Some((store, _)) = &self.store {
+            while store.pending() > 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    pub(crate) fn try_acquire<'a>(
+        &mut self,
+        limiter: &AnyLimiter,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        let _context = self.runtime.enter();
+        let answer = limiter.try_acquire_many(request);
+        drop(_context);
+        self.settle();
+        self.tell(format!("try: {}", told(&answer)));
+        answer
+    }
+
+    /// Begins a wait, and returns its number.
+    pub(crate) fn acquire<'a>(&mut self, limiter: &AnyLimiter, request: impl Into<AllRequest<'a>>) -> usize {
+        let wait = tokio_test::task::spawn(limiter.acquire_many(request));
+        self.waits.push(Some(Waits::Permits(wait)));
+        self.look(self.waits.len() - 1);
+        self.waits.len() - 1
+    }
+
+    /// Books a place, and returns its number.
+    pub(crate) fn reserve<'a>(
+        &mut self,
+        limiter: &AnyLimiter,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Option<usize> {
+        let _context = self.runtime.enter();
+        let place = limiter.reserve(request);
+        drop(_context);
+        self.settle();
+        match place {
+            Ok(place) => {
+                self.waits.push(Some(Waits::Place(tokio_test::task::spawn(place))));
+                let number = self.waits.len() - 1;
+                self.tell(format!("place {number}"));
+                Some(number)
+            }
+            Err(refusal) => {
+                self.tell(format!("no place: {}", refused(&refusal)));
+                None
+            }
+        }
+    }
+
+    pub(crate) fn due_in(&mut self, place: usize) -> Duration {
+        let _context = self.runtime.enter();
+        let Some(Waits::Place(wait)) = &self.waits[place] else { panic!("no place {place}") };
+        wait.due_in()
+    }
+
+    /// Settles a place.
+    pub(crate) fn settle_as<'a>(&mut self, place: usize, used: impl Into<AllRequest<'a>>) {
+        let Some(Waits::Place(wait)) = self.waits[place].take() else { panic!("no place {place}") };
+        let _context = self.runtime.enter();
+        let answer = wait.into_inner().settle(used);
+        drop(_context);
+        self.settle();
+        self.tell(format!("settle {place}: {:?}", answer.map_err(|refusal| refused(&refusal))));
+    }
+
+    pub(crate) fn drop_wait(&mut self, number: usize) {
+        let _context = self.runtime.enter();
+        drop(self.waits[number].take());
+        drop(_context);
+        self.settle();
+        self.tell(format!("{number} is dropped"));
+    }
+
+    /// Polls a wait until it waits for time.
+    pub(crate) fn look(&mut self, number: usize) {
+        let mut is_first = true;
+        loop {
+            let Some(wait) = &mut self.waits[number] else { return };
+            let is_woken = match wait {
+                Waits::Permits(wait) => wait.is_woken(),
+                Waits::Place(wait) => wait.is_woken(),
+            };
+            if !is_first && !is_woken {
+                return;
+            }
+            is_first = false;
+            let _context = self.runtime.enter();
+            let (answer, is_over) = match wait {
+                Waits::Permits(wait) => match wait.poll() {
+                    std::task::Poll::Pending => (None, false),
+                    std::task::Poll::Ready(answer) => (Some(told(&answer)), true),
+                },
+                Waits::Place(wait) => match wait.poll() {
+                    std::task::Poll::Pending => (None, false),
+                    std::task::Poll::Ready(Ok(grant)) => {
+                        // How many permits of which member is not told.
+                        (Some(format!("granted: {}", grant.permits() > 0)), false)
+                    }
+                    std::task::Poll::Ready(Err(refusal)) => (Some(refused(&refusal)), true),
+                },
+            };
+            drop(_context);
+            if is_over {
+                self.waits[number] = None;
+            }
+            self.settle();
+            if let Some(answer) = answer {
+                self.tell(format!("{number}: {answer}"));
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn status(&mut self, limiter: &AnyLimiter) -> AllStatus {
+        let _context = self.runtime.enter();
+        let status = limiter.status();
+        drop(_context);
+        self.tell(status_of(&status));
+        status
+    }
+
+    /// Any other call, whose answer is told.
+    pub(crate) fn call<T: std::fmt::Debug>(&mut self, what: &str, call: impl FnOnce() -> T) -> T {
+        let _context = self.runtime.enter();
+        let answer = call();
+        drop(_context);
+        self.settle();
+        self.tell(format!("{what}: {answer:?}"));
+        answer
+    }
+}
+
+fn told(answer: &Result<AllPermits, AllRefusal>) -> String {
+    match answer {
+        Ok(permits) => {
+            let left = permits.left().map(status_of);
+            format!("{} permits after {:?}, left {left:?}", permits.permits(), permits.waited())
+        }
+        Err(refusal) => refused(refusal),
+    }
+}
+
+fn refused(refusal: &AllRefusal) -> String {
+    let left = refusal.left().map(status_of);
+    let wait = refusal.retry_after().map(up_to_micros);
+    let kind = format!("{:?}", refusal.refusal());
+    let kind = kind.split("retry_after").next().unwrap_or_default();
+    match (refusal.member(), wait) {
+        // A single limiter has no name of its own in one process.
+        (None | Some(NAME), _) => format!("{kind}, retry after {wait:?}, left {left:?}"),
+        (Some(name), Some(_)) => format!("{name}: {kind}, retry after {wait:?}, left {left:?}"),
+        (Some(_), None) => format!("{refusal}; {kind}, left {left:?}"),
+    }
+}
+
+/// Instants of a store are whole microseconds.
+fn up_to_micros(span: Duration) -> Duration {
+    match u64::try_from(span.as_nanos().div_ceil(1000)) {
+        Ok(micros) => Duration::from_micros(micros),
+        Err(_) => Duration::MAX,
+    }
+}
+
+fn status_of(status: &AllStatus) -> String {
+    let members = status.members.iter().map(|(name, s)| {
+        let (next_in, full_in) = (up_to_micros(s.next_in), up_to_micros(s.full_in));
+        format!("{name}: {} of {}, next in {next_in:?}, full in {full_in:?}", s.available, s.limit)
+    });
+    let members: Vec<String> = members.collect();
+    format!("[{}] {} wait, paused for {:?}", members.join("; "), status.waiting, status.paused_for)
+}
+
+/// What a behaviour tells in one process, and what over a store.
+pub(crate) fn compare(name: &str, behaviour: impl Fn(&mut World)) {
+    let mut alone = World::in_process();
+    behaviour(&mut alone);
+    let Some(mut shared) = World::over_a_store() else { return };
+    behaviour(&mut shared);
+    for (i, (alone_tells, shared_tells)) in alone.log.iter().zip(&shared.log).enumerate() {
+        let before = alone.log[i.saturating_sub(8)..i].join("\n  ");
+        assert_eq!(alone_tells, shared_tells, "{name}, after\n  {before}");
+    }
+    assert_eq!(alone.log.len(), shared.log.len(), "{name}");
+}

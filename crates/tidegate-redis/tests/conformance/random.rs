@@ -1,0 +1,56 @@
+//! Random calls at each policy, one after the other.
+
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::{AnyLimiter, Pause, Request};
+
+use crate::conformance_tests::behaviours::policies;
+use crate::conformance_tests::{World, compare};
+
+fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng, is_bucket: bool) {
+    let n = random.random_range(1..4);
+    match random.random_range(0..20) {
+        0..10 => drop(world.try_acquire(limiter, n)),
+        10 => drop(world.try_acquire(limiter, Request::up_to(5 * n))),
+        // In a pause a window counts it at the end, over a store.
+        11 if is_bucket || limiter_is_open(world, limiter) => {
+            drop(world.call("debit", || limiter.debit([("limit", 1)])))
+        }
+        // In a pause it takes nothing over a store.
+        12 if limiter_is_open(world, limiter) => {
+            drop(world.call("keep", || limiter.keep_at_most("limit", u64::from(4 * n))))
+        }
+        13 => {
+            let pause = Pause::lasting(Duration::from_millis(random.random_range(1..3_000)));
+            // Windows space the permits after a pause that keeps none, in one process alone.
+            let pause = if is_bucket && random.random() { pause } else { pause.keep_stock() };
+            drop(world.call("pause", || limiter.pause(pause)));
+        }
+        14 => drop(world.call("resume", || limiter.resume())),
+        _ => {
+            let most = [3, 30, 300, 3_000, 30_000][random.random_range(0..5)];
+            world.advance(Duration::from_millis(random.random_range(0..most)));
+        }
+    }
+    world.status(limiter);
+}
+
+fn limiter_is_open(world: &mut World, limiter: &AnyLimiter) -> bool {
+    world.status(limiter).paused_for.is_zero()
+}
+
+#[test]
+fn random_calls_have_one_answer_for_every_policy() {
+    for (seed, line) in (0..).zip(policies()) {
+        compare(line, |world| {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let limiter = world.limit(line);
+            let is_bucket = !line.contains("window") && !line.contains("sliding");
+            for _ in 0..400 {
+                play(world, &limiter, &mut random, is_bucket);
+            }
+        });
+    }
+}
