@@ -190,6 +190,11 @@ impl Set {
         costs: &Costs,
         before: &[Vec<u8>],
     ) -> Option<Unsent> {
+        if let Some(leases) = &self.leases
+            && matches!(operation, Operation::Back { .. } | Operation::Refund)
+        {
+            leases.forget();
+        }
         self.send(operation, costs, before, drop)
     }
 

@@ -2,16 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::AnyLimiter;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::{AnyLimiter, Request};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
 use tokio::time::Instant;
 
 const MS: Duration = Duration::from_millis(1);
+
+/// How many random courses of events are run.
+const SEEDS: u64 = 1;
 
 /// How long a lease lasts.
 const LIFE: Duration = Duration::from_millis(200);
@@ -65,12 +71,17 @@ impl Fleet {
     /// Asserts that in each window `w` no more than `burst + rate * (w + LIFE)` permits were granted.
     fn assert_bound(&self, rate: f64, burst: f64) {
         let most = burst + rate * LIFE.as_secs_f64();
-        let (mut level, mut last) = (most, Duration::ZERO);
-        for (at, n) in &*self.grants.lock().unwrap() {
-            level = most.min(level + rate * (*at - last).as_secs_f64()) - *n as f64;
-            assert!(level >= -1e-6, "too many at {at:?}: {level}");
-            last = *at;
-        }
+        assert_bucket(&self.grants.lock().unwrap(), rate, most);
+    }
+}
+
+/// Asserts that a bucket of this rate and size grants all of them.
+fn assert_bucket(grants: &[(Duration, u64)], rate: f64, most: f64) {
+    let (mut level, mut last) = (most, Duration::ZERO);
+    for (at, n) in grants {
+        level = most.min(level + rate * (*at - last).as_secs_f64()) - *n as f64;
+        assert!(level >= -1e-6, "too many at {at:?}: {level}");
+        last = *at;
     }
 }
 
@@ -178,7 +189,7 @@ fn windows_grant_what_they_would_without_leases() {
             }
         }
         tokio::time::sleep(Duration::from_secs(10)).await;
-        let mut windows = std::collections::BTreeMap::new();
+        let mut windows = BTreeMap::new();
         for (at, n) in &*fleet.grants.lock().unwrap() {
             *windows.entry(at.as_secs()).or_insert(0) += n;
         }
@@ -190,4 +201,144 @@ fn windows_grant_what_they_would_without_leases() {
         }
         assert!(fleet.granted() >= 9_950 && fleet.calls() * 10 <= fleet.granted());
     });
+}
+
+/// The most permits in a span.
+fn most_in(grants: &[(Duration, u64)], span: Duration) -> u64 {
+    let (mut first, mut sum, mut most) = (0, 0, 0);
+    for (at, n) in grants {
+        sum += n;
+        // Spans are closed at their beginning and open at their end.
+        while grants[first].0 + span <= *at {
+            sum -= grants[first].1;
+            first += 1;
+        }
+        most = most.max(sum);
+    }
+    most
+}
+
+/// Random requests of a process, some of them dropped, with times in which it asks for nothing.
+async fn load(limiter: AnyLimiter, seed: u64, largest: u32, log: impl Fn(u64)) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    loop {
+        if random.random_ratio(1, 200) {
+            // It was stopped, or had nothing to do.
+            tokio::time::sleep(MS * random.random_range(1..1500)).await;
+        }
+        let n = if random.random_ratio(1, 8) { random.random_range(1..=largest) } else { 1 };
+        let answer = match random.random_range(0..8) {
+            0 | 1 => limiter.acquire_now(n).await,
+            2 => limiter.acquire_now(Request::up_to(n)).await,
+            3 => limiter.acquire_many(Request::permits(n).within(MS * random.random_range(0..300))).await,
+            4 => {
+                let request = Request::permits(n).priority(random.random_range(-1..=1));
+                let wait = limiter.acquire_many(request);
+                match tokio::time::timeout(MS * random.random_range(0..30), wait).await {
+                    Ok(answer) => answer,
+                    Err(_) => continue,
+                }
+            }
+            _ => limiter.acquire_many(n).await,
+        };
+        match answer {
+            Ok(permits) => log(permits.permits().into()),
+            Err(_) => tokio::time::sleep(MS * random.random_range(0..10)).await,
+        }
+        if random.random_ratio(1, 4) {
+            tokio::time::sleep(MS * random.random_range(0..20)).await;
+        }
+    }
+}
+
+/// Grants of eight processes under random loads over a network with faults, of which one crashes.
+fn grants(seed: u64, line: &'static str, largest: u32) -> Vec<(Duration, u64)> {
+    run(async move {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let latency = MS * random.random_range(0..15);
+        let network = Network { jitter: 0.3, lost_answers: 0.01, ..network(latency.max(MS / 10)) };
+        let model = Model::new(seed, network);
+        let grants = Arc::new(Mutex::new(Vec::new()));
+        let began = Instant::now();
+        let mut tasks = Vec::new();
+        for process in 0..8 {
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = store.limiter("all").limit("calls", line.parse().unwrap()).leased();
+            let limiter = AnyLimiter::from(limiter.build().unwrap());
+            // Busy and idle processes.
+            for task in 0..1 + process * 2 {
+                let grants = grants.clone();
+                let log = move |n| grants.lock().unwrap().push((began.elapsed(), n));
+                let seed = seed * 1000 + process * 100 + task;
+                let task = tokio::spawn(load(limiter.clone(), seed, largest, log));
+                tasks.push((process, task));
+            }
+        }
+        for fault in 0..6 {
+            tokio::time::sleep(MS * random.random_range(100..1500)).await;
+            let clients = [random.random_range(0..8), random.random_range(0..8)];
+            match fault % 3 {
+                0 => {
+                    model.stop(true);
+                    tokio::time::sleep(MS * random.random_range(1..400)).await;
+                    model.stop(false);
+                }
+                1 => {
+                    model.cut(clients, true);
+                    tokio::time::sleep(MS * random.random_range(1..400)).await;
+                    model.cut(clients, false);
+                }
+                // What it gives back is lost with it.
+                _ => {
+                    model.cut([fault], true);
+                    tasks
+                        .iter()
+                        .filter(|(process, _)| *process == fault as u64)
+                        .for_each(|(_, task)| task.abort());
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let grants = std::mem::take(&mut *grants.lock().unwrap());
+        grants
+    })
+}
+
+#[test]
+fn no_span_has_more_grants_than_its_bound_and_the_life_of_a_lease() {
+    let second = Duration::from_secs(1);
+    for seed in 0..SEEDS {
+        let buckets = [
+            ("token_bucket 2000/s burst 300", 2000.0, 300.0),
+            ("token_bucket 500/s burst 500", 500.0, 500.0),
+            ("token_bucket 300/100ms burst 300 interval_refill", 3000.0, 600.0),
+            ("smooth_bursty 1000/s max_burst 100ms", 1000.0, 100.0 + 2.0 * 100.0),
+            ("leaky_bucket 1000/s nodelay 99", 1000.0, 100.0),
+        ];
+        for (line, rate, burst) in buckets {
+            let grants = grants(seed, line, 20);
+            let most = burst + rate * LIFE.as_secs_f64();
+            assert_bucket(&grants, rate, most);
+        }
+        let windows = [
+            ("sliding_log 800/s", 800, second - LIFE),
+            ("sliding_window 1000/s cells 10", 1000, second - second / 10 - LIFE),
+            ("sliding_estimate 1000/s", 2 * 1000 - 1, second - LIFE),
+        ];
+        for (line, limit, span) in windows {
+            let grants = grants(seed, line, 20);
+            let most = most_in(&grants, span);
+            assert!(most <= limit, "{line}: {most}");
+        }
+        let grants = grants(seed, "fixed_window 1000/s at_wall_clock 0s", 20);
+        let mut windows = BTreeMap::new();
+        for (at, n) in &grants {
+            // A grant by the store itself may be of the window before, by its way back. No call
+            // takes longer than 50 ms.
+            if at.subsec_millis() > 50 {
+                *windows.entry(at.as_secs()).or_insert(0) += n;
+            }
+        }
+        assert!(windows.values().all(|n| *n <= 1000), "{windows:?}");
+    }
 }

@@ -1,0 +1,69 @@
+//! Leases of several processes over a server.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use support::Server;
+use tidegate::AnyLimiter;
+use tidegate_redis::{Store, WhileAway};
+
+const RATE: u64 = 5_000;
+const BURST: u64 = 5_000;
+
+fn number_of(server: &Server, command: &str) -> u64 {
+    let text: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connect()).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+/// The time of the server in microseconds.
+fn time_of(server: &Server) -> u64 {
+    let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut server.connect()).unwrap();
+    seconds * 1_000_000 + micros
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eight_clients_never_take_more_than_the_server_has() {
+    let Some(server) = Server::start() else { return };
+    let began = time_of(&server);
+    let granted = Arc::new(AtomicU64::new(0));
+    let (mut stores, mut tasks) = (Vec::new(), Vec::new());
+    for _ in 0..8 {
+        let share = WhileAway::Share(NonZeroU32::new(8).unwrap());
+        // A deadline that no machine misses.
+        let builder = Store::builder(server.url()).timeout(Duration::from_secs(60));
+        let store = builder.while_away(share).open().unwrap();
+        let line = format!("token_bucket {RATE}/s burst {BURST}");
+        let limiter = store.limiter("all").limit("calls", line.parse().unwrap()).leased().build().unwrap();
+        let limiter = AnyLimiter::from(limiter);
+        for _ in 0..10 {
+            let (limiter, granted) = (limiter.clone(), granted.clone());
+            tasks.push(tokio::spawn(async move {
+                while granted.load(Ordering::Relaxed) < 5 * RATE {
+                    let permits = limiter.acquire().await.unwrap();
+                    granted.fetch_add(permits.permits().into(), Ordering::Relaxed);
+                }
+            }));
+        }
+        stores.push(store);
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let (granted, took) = (granted.load(Ordering::Relaxed), time_of(&server) - began);
+    let trips = number_of(&server, "evalsha") + number_of(&server, "eval");
+    // All that came in, and no more: a permit that is granted was debited before.
+    let most = BURST + RATE * took / 1_000_000 + 1;
+    eprintln!("{granted} of {most} permits by {trips} calls");
+    assert!(granted <= most, "{granted} of {most}");
+    assert!(trips * 20 <= granted, "{trips} calls for {granted} permits");
+    for counts in stores.iter().map(Store::lease_counts) {
+        assert!(counts.used + counts.given_back + counts.ended <= counts.taken, "{counts:?}");
+    }
+}
