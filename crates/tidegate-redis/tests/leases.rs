@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AnyLimiter, Request};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, Pause, Refusal, Request};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
 use tokio::time::Instant;
@@ -299,8 +299,7 @@ fn grants(seed: u64, line: &'static str, largest: u32) -> Vec<(Duration, u64)> {
             }
         }
         tokio::time::sleep(Duration::from_secs(2)).await;
-        let grants = std::mem::take(&mut *grants.lock().unwrap());
-        grants
+        std::mem::take(&mut *grants.lock().unwrap())
     })
 }
 
@@ -341,4 +340,185 @@ fn no_span_has_more_grants_than_its_bound_and_the_life_of_a_lease() {
         }
         assert!(windows.values().all(|n| *n <= 1000), "{windows:?}");
     }
+}
+
+#[test]
+fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
+    run(async {
+        let model = Model::new(5, network(MS));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = store
+            .limiter("all")
+            .limit("calls", "token_bucket 1000/s burst 1000".parse().unwrap())
+            .limit("tokens", "token_bucket 50000/s burst 100000".parse().unwrap())
+            .leased();
+        let limiter = AnyLimiter::from(limiter.build().unwrap());
+        let (mut calls, mut tokens) = (0_u64, 0_u64);
+        for i in 0..2_000_u32 {
+            let n = 20 + i % 100;
+            let _ = limiter.acquire_many([("tokens", n)]).await.unwrap();
+            (calls, tokens) = (calls + 1, tokens + u64::from(n));
+            if i % 3 == 0 {
+                tokio::time::sleep(MS).await;
+            }
+        }
+        let trips = store.counts().answered;
+        assert!(trips * 20 <= calls, "{trips}");
+        let counts = store.lease_counts();
+        // All that leases did not serve, the store did.
+        assert!(counts.used > (calls + tokens) * 9 / 10, "{counts:?} of {calls} and {tokens}");
+        // Unnamed limits cost what the request says of others.
+        let only = limiter.acquire_many(AllRequest::new().cost("tokens", 10).cost_of_others(0)).await;
+        assert!(only.is_ok());
+        let refusal = limiter.acquire_now([("tonkes", 1)]).await.unwrap_err();
+        assert!(matches!(refusal, AllRefusal::NoMember { .. }));
+        let refusal = limiter.acquire_now([("tokens", 100_001)]).await.unwrap_err();
+        assert_eq!(refusal.member(), Some("tokens"));
+        assert!(matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { limit: 100_000, .. })));
+        let refusal = limiter.acquire_now([("tokens", 0), ("calls", 0)]).await.unwrap_err().refusal();
+        assert_eq!(refusal, Some(Refusal::ZeroPermits));
+        // After a while all is there again.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(store.lease_counts().outstanding(), 0);
+        assert_eq!(model.keys(), 0);
+    });
+}
+
+#[test]
+fn what_is_on_lease_is_spent_while_the_store_is_away() {
+    run(async {
+        let fleet = Fleet::new(6, network(MS), 2, "token_bucket 1000/s burst 1000");
+        let one = &fleet.limiters[0];
+        for _ in 0..500 {
+            let _ = one.acquire().await.unwrap();
+            tokio::time::sleep(MS).await;
+        }
+        fleet.model.cut([0], true);
+        let (counts, before) = (fleet.stores[0].lease_counts(), fleet.stores[0].counts().degraded);
+        assert!(counts.outstanding() >= 10, "{counts:?}");
+        for _ in 0..10 {
+            assert!(one.acquire_now(1).await.is_ok());
+        }
+        assert_eq!(fleet.stores[0].counts().degraded, before);
+        // Then by the share of this process, and the requests in line as well.
+        let waits = (0..300).map(|_| tokio::spawn(one.acquire()));
+        for wait in waits.collect::<Vec<_>>() {
+            assert!(wait.await.unwrap().is_ok());
+        }
+        assert!(fleet.stores[0].counts().degraded > before);
+        // Back again, and no request hangs.
+        fleet.model.cut([0], false);
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        let degraded = fleet.stores[0].counts().degraded;
+        for _ in 0..500 {
+            let _ = one.acquire().await.unwrap();
+            tokio::time::sleep(MS).await;
+        }
+        assert_eq!(fleet.stores[0].counts().degraded, degraded);
+    });
+}
+
+#[test]
+fn a_pause_and_an_end_take_the_lease_back() {
+    run(async {
+        let fleet = Fleet::new(7, network(MS), 2, "token_bucket 1000/s burst 1000");
+        let [one, other] = &fleet.limiters[..] else { panic!("two") };
+        let warm = |limiter: AnyLimiter| async move {
+            for _ in 0..300 {
+                let _ = limiter.acquire().await.unwrap();
+                tokio::time::sleep(MS).await;
+            }
+        };
+        warm(one.clone()).await;
+        one.pause(Pause::lasting(Duration::from_secs(2)).keep_stock()).unwrap();
+        let refusal = one.acquire_now(1).await.unwrap_err().refusal();
+        assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
+        // A request in line is served after the pause.
+        let began = Instant::now();
+        let _ = one.acquire().await.unwrap();
+        let took = began.elapsed();
+        assert!(took > Duration::from_millis(1990) && took < Duration::from_millis(2020), "{took:?}");
+        warm(one.clone()).await;
+        assert!(fleet.stores[0].lease_counts().outstanding() > 0);
+        // Closing refuses the requests in line, and gives all back.
+        let waits: Vec<_> = (0..2000).map(|_| tokio::spawn(one.acquire())).collect();
+        tokio::time::sleep(10 * MS).await;
+        assert_eq!(one.close(), Ok(true));
+        let mut closed = 0;
+        for wait in waits {
+            closed += u32::from(
+                wait.await.unwrap().is_err_and(|refusal| refusal.refusal() == Some(Refusal::Closed)),
+            );
+        }
+        assert!(closed > 500, "{closed}");
+        assert_eq!(one.acquire_now(1).await.unwrap_err().refusal(), Some(Refusal::Closed));
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(fleet.stores[0].lease_counts().outstanding(), 0);
+        warm(other.clone()).await;
+    });
+}
+
+#[test]
+fn dropped_waits_leave_no_trace() {
+    run(async {
+        let fleet = Fleet::new(8, network(MS), 1, "token_bucket 1000/s burst 100");
+        let one = &fleet.limiters[0];
+        for _ in 0..300 {
+            let _ = one.acquire().await.unwrap();
+        }
+        // A storm of waits, all of them dropped.
+        let waits: Vec<_> = (0..3000).map(|_| tokio::spawn(one.acquire())).collect();
+        tokio::time::sleep(20 * MS).await;
+        waits.iter().for_each(tokio::task::JoinHandle::abort);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(fleet.stores[0].lease_counts().outstanding(), 0);
+        let began = Instant::now();
+        for _ in 0..1000 {
+            let _ = one.acquire().await.unwrap();
+        }
+        // A full bucket, and the rate.
+        assert!(began.elapsed() <= Duration::from_millis(930), "{:?}", began.elapsed());
+    });
+}
+
+/// Of the requests of busy and idle processes about equal shares are served.
+#[test]
+fn busy_and_idle_processes_are_served_alike() {
+    run(async {
+        let fleet = Fleet::new(9, network(MS), 16, "token_bucket 10000/s burst 1000");
+        let served = Arc::new(Mutex::new([(0_u64, 0_u64); 16]));
+        for (i, limiter) in fleet.limiters.iter().enumerate() {
+            // By Zipf's law, three times the limit together.
+            let rate = 30_000.0 / 3.38 / (i + 1) as f64;
+            let (limiter, served) = (limiter.clone(), served.clone());
+            tokio::spawn(async move {
+                let mut random = SmallRng::seed_from_u64(i as u64);
+                loop {
+                    // A millisecond's requests.
+                    let mut due = rate / 1000.0;
+                    while random.random_bool(due.clamp(0.0, 1.0)) {
+                        let is_served = limiter.acquire_now(1).await.is_ok();
+                        let mut served = served.lock().unwrap();
+                        served[i].0 += 1;
+                        served[i].1 += u64::from(is_served);
+                        due -= 1.0;
+                    }
+                    tokio::time::sleep(MS).await;
+                }
+            });
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        *served.lock().unwrap() = Default::default();
+        let calls = fleet.calls();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let served = *served.lock().unwrap();
+        let (asked, granted) = served.iter().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+        let shares: Vec<f64> =
+            served.iter().map(|(asked, granted)| *granted as f64 / *asked as f64).collect();
+        let calls = fleet.calls() - calls;
+        eprintln!("{asked} asked, {granted} granted, {calls} calls, {shares:.2?}");
+        assert!(granted >= 49_500 && calls * 50 <= granted, "{granted} granted, {calls} calls");
+        let all = granted as f64 / asked as f64;
+        assert!(shares.iter().all(|share| (all - share).abs() < 0.03), "{shares:.2?}");
+    });
 }

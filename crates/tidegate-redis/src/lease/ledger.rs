@@ -4,8 +4,9 @@
 //!
 //! With *r* permits asked for in a second, *H* the horizon, *C* the limit and *L* the permits left in
 //! the store: r·H permits. While L is a tenth of C or more, at most C/2 ÷ processes. Below that the
-//! lease does not shrink: it is booked ahead, and usable when it is earned. A booking that is due
-//! later than 2H is made for waiting requests alone. A fixed window earns nothing: there a lease is
+//! lease does not shrink: it is booked ahead, and usable when it is earned. A booking whose first
+//! permit is due later than 2H is made for waiting requests alone: a limit on its last permit would
+//! refuse large leases where small ones fit, and so busy processes. A fixed window earns nothing: there a lease is
 //! at most half of L ÷ processes, so the last permits are decided one by one.
 //!
 //! More is booked when half of a lease is used. A lease ends at 2H, counted from the moment at which
@@ -317,7 +318,10 @@ impl Ledger {
             is_short |= held < waiting.saturating_add(ahead / 2);
             pieces = pieces.max(account.stock.pieces());
             is_idle &= held == 0 && waiting == 0;
-            longest = longest.max(if waiting > held { Duration::MAX } else { 2 * HORIZON });
+            // Of a lease that is booked ahead the first permit is due within 2H.
+            let span = Duration::try_from_secs_f64(n as f64 / account.terms.rate.as_per_second());
+            let span = span.unwrap_or(Duration::ZERO).min(HORIZON);
+            longest = longest.max(if waiting > held { Duration::MAX } else { 2 * HORIZON + span });
         }
         self.count(&mut state);
         if !returns.is_empty() {
