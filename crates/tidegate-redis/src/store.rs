@@ -280,8 +280,8 @@ impl Store {
     /// How many processes ask this store under its prefix, this one included, as the store saw it
     /// last; `None` before the first answer.
     ///
-    /// The number is asked for every two seconds while [`WhileAway::Share`] is set. A process that
-    /// ended counts for up to half a minute more, so that shares are rather too small.
+    /// The number is asked for every two seconds while [`WhileAway::Share`] is set, and once a limiter
+    /// [leases](crate::LimiterBuilder::leased). A process that ended counts for up to half a minute more, so that shares are rather too small.
     #[must_use]
     pub fn clients(&self) -> Option<NonZeroU32> {
         self.0.shared.clients.get()
@@ -390,6 +390,11 @@ impl Store {
     #[must_use]
     pub fn lease_counts(&self) -> LeaseCounts {
         self.0.leases.read()
+    }
+
+    /// Has the processes counted that ask this store.
+    pub(crate) fn count_processes(&self) {
+        self.0.shared.clients.wanted.notify_one();
     }
 
     pub(crate) fn lease_counters(&self) -> &Arc<LeaseCounters> {

@@ -35,7 +35,7 @@ async fn eight_clients_never_take_more_than_the_server_has() {
     let granted = Arc::new(AtomicU64::new(0));
     let (mut stores, mut tasks) = (Vec::new(), Vec::new());
     for _ in 0..8 {
-        let share = WhileAway::Share(NonZeroU32::new(8).unwrap());
+        let share = WhileAway::ShareOf(NonZeroU32::new(8).unwrap());
         // A deadline that no machine misses.
         let builder = Store::builder(server.url()).timeout(Duration::from_secs(60));
         let store = builder.while_away(share).open().unwrap();

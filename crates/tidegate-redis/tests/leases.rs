@@ -125,8 +125,8 @@ fn what_is_not_used_goes_back() {
         let counts = fleet.stores[0].lease_counts();
         assert_eq!((counts.outstanding(), counts.ended), (0, 0));
         assert_eq!(counts.taken, counts.used + counts.given_back);
-        // Nothing is as good as new but a key that is gone.
-        assert_eq!(fleet.model.keys(), 0);
+        // A limit that is as good as new has no key. One is that in which the store counts clients.
+        assert_eq!(fleet.model.keys(), 1);
         // A dropped limiter gives back at once.
         for _ in 0..100 {
             let _ = one.acquire().await.unwrap();
@@ -166,8 +166,8 @@ fn refused_requests_make_no_trips() {
         assert!(granted >= 9_950 && refused >= 20_000, "{granted} granted, {refused} refused");
         // A process uses 125 permits in a second, so a lease has a dozen.
         assert!(calls * 9 <= granted, "{calls} calls");
-        // A booking that is made ahead is due within the life of a lease.
-        assert!(longest <= LIFE, "{longest:?}");
+        // The last permit of a booking that is made ahead.
+        assert!(longest <= Duration::from_millis(300), "{longest:?}");
         fleet.assert_bound(1000.0, 100.0);
     });
 }
@@ -380,7 +380,7 @@ fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
         // After a while all is there again.
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(store.lease_counts().outstanding(), 0);
-        assert_eq!(model.keys(), 0);
+        assert_eq!(model.keys(), 1);
     });
 }
 

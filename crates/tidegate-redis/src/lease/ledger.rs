@@ -104,7 +104,8 @@ impl Account {
 pub(crate) struct Ledger {
     pub(crate) accounts: Vec<Arc<Account>>,
     pub(crate) kick: Arc<Notify>,
-    processes: u64,
+    /// How many processes lease, as far as is known.
+    processes: AtomicU64,
     counters: Arc<LeaseCounters>,
     state: Mutex<State>,
 }
@@ -183,11 +184,7 @@ pub(crate) enum Outcome {
 }
 
 impl Ledger {
-    pub(crate) fn new(
-        terms: impl Iterator<Item = Terms>,
-        processes: u64,
-        counters: Arc<LeaseCounters>,
-    ) -> Ledger {
+    pub(crate) fn new(terms: impl Iterator<Item = Terms>, counters: Arc<LeaseCounters>) -> Ledger {
         let kick = Arc::new(Notify::new());
         let accounts: Vec<Arc<Account>> = terms
             .map(|terms| {
@@ -209,7 +206,11 @@ impl Ledger {
             believed: Nanos::ZERO,
         });
         let state = State { limits: limits.collect(), rests: Nanos::ZERO, away: Nanos::ZERO, endings: 0 };
-        Ledger { accounts, kick, processes: processes.max(1), counters, state: Mutex::new(state) }
+        Ledger { accounts, kick, processes: AtomicU64::new(1), counters, state: Mutex::new(state) }
+    }
+
+    pub(crate) fn set_processes(&self, processes: u64) {
+        self.processes.store(processes, Ordering::Relaxed);
     }
 
     /// A request was not served from the leases.
@@ -448,7 +449,8 @@ impl Ledger {
         let limit = account.terms.limit;
         let is_recent = now.saturating_since(told.told) < TRUST;
         let left = if is_recent { told.left } else { limit };
-        let half = |permits: u64| permits / 2 / self.processes;
+        let processes = self.processes.load(Ordering::Relaxed);
+        let half = |permits: u64| permits / 2 / processes.max(1);
         let most = match account.terms.kind {
             Kind::Fixed if left > 0 => half(left),
             Kind::Fixed => half(limit),

@@ -49,9 +49,9 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    pub(crate) fn new(members: &[Member], processes: u64, counters: Arc<LeaseCounters>) -> Option<Leases> {
+    pub(crate) fn new(members: &[Member], counters: Arc<LeaseCounters>) -> Option<Leases> {
         let terms = members.iter().map(|member| member.terms.clone());
-        let ledger = Ledger::new(terms, processes, counters);
+        let ledger = Ledger::new(terms, counters);
         let clock = DefaultClock::new();
         let limiter =
             |account| RateLimiter::with_clock(Lease(Arc::clone(account)), DefaultClock::clone(&clock));
@@ -240,6 +240,9 @@ impl Leases {
 
     /// One step of the task that books permits.
     async fn step(&self, set: &Arc<Set>) -> Next {
+        if let Some(processes) = set.store.processes().or_else(|| set.store.clients()) {
+            self.ledger.set_processes(processes.get().into());
+        }
         match self.ledger.plan(self.clock.now()) {
             Plan::Back(returns) => give_back(set, &returns),
             Plan::Book(order) => {

@@ -1,6 +1,5 @@
 //! [`LimiterBuilder`]: the settings of a limiter.
 
-use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
@@ -148,9 +147,13 @@ impl LimiterBuilder {
             let key = key::of(store.prefix(), &tag, &name, terms.kind);
             members.push(Member { name, key, terms, config });
         }
-        let processes = store.processes().map_or(1, NonZeroU32::get);
-        let counters = store.lease_counters().clone();
-        let leases = is_leased.then(|| Leases::new(&members, processes.into(), counters)).flatten();
+        let leases = match is_leased {
+            true => {
+                store.count_processes();
+                Leases::new(&members, store.lease_counters().clone())
+            }
+            false => None,
+        };
         Ok(StoreLimiter(Arc::new(Set {
             leases,
             script: Arc::new(Script::of(members.iter().map(|member| member.terms.kind))),
