@@ -72,7 +72,9 @@ impl Undecided {
 impl Set {
     /// The time of the tasks that wait, also on the thread of the store.
     pub(crate) fn now(&self) -> Nanos {
-        let _home = self.home.as_ref().map(Handle::enter);
+        // A thread that ends can enter no runtime.
+        let is_over = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
+        let _home = self.home.as_ref().filter(|_| !is_over).map(Handle::enter);
         self.clock.now()
     }
 

@@ -484,3 +484,53 @@ fn random_drops_lose_no_permits_and_grant_none_twice() {
         }
     });
 }
+
+/// Ten thousand waits that are dropped in any order leave the limiter as if they had never come.
+#[test]
+fn a_storm_of_dropped_waits_leaves_no_trace() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
+        let (answer, empty) = spawn(&limiter, 1).await.unwrap();
+        let _ = answer.unwrap();
+        let mut tasks: Vec<_> = (0..10_000).map(|_| spawn(&limiter, 1)).collect();
+        sleep(500 * MS).await;
+        assert_eq!(limiter.status().await.unwrap().waiting, 10_000);
+        let mut random = SmallRng::seed_from_u64(1);
+        while !tasks.is_empty() {
+            tasks.swap_remove(random.random_range(0..tasks.len())).abort();
+        }
+        sleep(300 * MS).await;
+        assert_eq!(limiter.status().await.unwrap().waiting, 0);
+        let times = after(empty, vec![spawn(&limiter, 1)]).await;
+        assert!((1000..1005).contains(&times[0]), "{times:?}");
+    });
+}
+
+/// A waker that panics harms neither the other requests nor the thread of the store.
+#[test]
+fn a_waker_that_panics_is_alone_with_it() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a foreign waker");
+        }
+    }
+    run(async {
+        let model = Model::new(1, network(MS));
+        let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
+        let any = AnyLimiter::from(limiter.clone());
+        let waker = Waker::from(Arc::new(Panics));
+        let mut waits = [Box::pin(any.acquire()), Box::pin(any.acquire())];
+        for wait in &mut waits {
+            assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        let began = Instant::now();
+        let tasks = vec![spawn(&limiter, 1), spawn(&limiter, 1)];
+        sleep(10 * MS).await;
+        drop(waits);
+        let times = after(began, tasks).await;
+        // The first instant was granted to one of the two, which gave it back too late.
+        assert!(times[1] <= 2005, "{times:?}");
+    });
+}

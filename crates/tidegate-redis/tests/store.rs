@@ -553,3 +553,115 @@ fn what_cannot_be_had_is_refused_when_it_is_built() {
     let error = Store::open("redis://user:secret@:bad").unwrap_err().to_string();
     assert!(!error.contains("secret"), "{error}");
 }
+
+/// What eight clients of 25 tasks each made of a rate: by the grants at the server's time.
+struct Shared {
+    calls_a_permit: f64,
+    /// The share of the rate that was granted.
+    used: f64,
+    /// Jain's index over the clients.
+    fairness: f64,
+}
+
+async fn share_a_rate(server: &Server, rate: u32, permits: usize) -> Shared {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+    let grants = Arc::new(Mutex::new(Vec::new()));
+    let mut limiters = Vec::new();
+    for client in 0..8 {
+        let (store, log) = (open(server), grants.clone());
+        store.log_grants(move |_, due, _| log.lock().unwrap().push((due, client)));
+        let limiter = limiter(&store, &[("limit", &format!("token_bucket {rate}/s burst 1"))]);
+        // It is connected, and the server knows the script.
+        let _ = limiter.status().await.unwrap();
+        limiters.push(AnyLimiter::from(limiter));
+    }
+    let before = calls_of(server, "evalsha");
+    let left = Arc::new(AtomicUsize::new(permits));
+    let mut tasks = Vec::new();
+    for limiter in limiters.iter().flat_map(|limiter| std::iter::repeat_n(limiter, 25)) {
+        let (limiter, left) = (limiter.clone(), left.clone());
+        let take = move || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        tasks.push(tokio::spawn(async move {
+            while take().is_ok() {
+                let _ = limiter.acquire().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let calls = calls_of(server, "evalsha") - before;
+    let mut grants = std::mem::take(&mut *grants.lock().unwrap());
+    grants.sort_unstable();
+    assert_eq!(grants.len(), permits);
+    // Never more than one permit in an interval, rounded up to a microsecond.
+    let interval = 1_000_000 / i64::from(rate);
+    assert!(grants.windows(2).all(|pair| pair[1].0 - pair[0].0 >= interval));
+    let span = grants[permits - 1].0 - grants[0].0;
+    let mut of = [0.0f64; 8];
+    grants.iter().for_each(|(_, client)| of[*client] += 1.0);
+    let (sum, squares): (f64, f64) = (of.iter().sum(), of.iter().map(|n| n * n).sum());
+    Shared {
+        calls_a_permit: calls as f64 / permits as f64,
+        used: (permits - 1) as f64 * interval as f64 / span as f64,
+        fairness: sum * sum / (8.0 * squares),
+    }
+}
+
+/// By counts and the server's times: a machine that is busy makes the line of 200 requests no
+/// shorter than it takes to serve it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eight_clients_share_a_rate_evenly_by_less_than_a_call_a_permit() {
+    let Some(server) = Server::start() else { return };
+    for (rate, permits) in [(500, 1000), (5000, 5000)] {
+        let Shared { calls_a_permit, used, fairness } = share_a_rate(&server, rate, permits).await;
+        println!("{rate}/s: {calls_a_permit:.3} calls a permit, {used:.4} used, Jain {fairness:.4}");
+        assert!(calls_a_permit <= 1.0 && fairness >= 0.99, "{rate}/s: {calls_a_permit} calls, {fairness}");
+        // At 5,000/s the line is 40 ms, which a busy machine may sleep through.
+        assert!(used >= if rate == 500 { 0.99 } else { 0.5 }, "{rate}/s: {used}");
+        redis::cmd("FLUSHALL").exec(&mut server.connect()).unwrap();
+    }
+}
+
+#[test]
+fn threads_that_block_are_served_in_turn() {
+    let Some(server) = Server::start() else { return };
+    let store = open(&server);
+    let limiter = any(&store, "token_bucket 1000/s burst 1");
+    let _ = limiter.try_acquire().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..25).for_each(|_| drop(limiter.blocking_acquire().unwrap())));
+        }
+    });
+    let counts = store.counts();
+    assert!(counts.answered <= 101, "{counts:?}");
+    assert_eq!((limiter.status().waiting, store.trouble()), (0, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn reservations_stand_in_the_line_of_all_requests() {
+    let Some(server) = Server::start() else { return };
+    let store = open(&server);
+    let limiter = any(&store, "token_bucket 1/h burst 3");
+    let _ = limiter.acquire_now(3).await.unwrap();
+    let (first, second, third) =
+        (limiter.reserve(1).unwrap(), limiter.reserve(1).unwrap(), limiter.reserve(1).unwrap());
+    assert_eq!(limiter.status().waiting, 3);
+    let due = third.due_in();
+    assert!(due > 2 * HOUR && due <= 3 * HOUR, "{due:?}");
+    drop(second);
+    assert!(third.due_in() > HOUR && third.due_in() <= 2 * HOUR, "{:?}", third.due_in());
+    // The last instant is back.
+    until(|| next_in(&limiter) <= 3 * HOUR).await;
+    // A place that is settled before it is due takes its instant along.
+    first.settle(2).unwrap();
+    until(|| next_in(&limiter) > 3 * HOUR).await;
+    assert_eq!(limiter.status().waiting, 1);
+    let mut third = third;
+    let _ = (&mut third).await.unwrap();
+    third.settle(0).unwrap();
+    until(|| next_in(&limiter) <= 3 * HOUR).await;
+    assert_eq!(limiter.status().waiting, 0);
+}

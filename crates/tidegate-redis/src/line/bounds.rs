@@ -2,7 +2,7 @@
 
 use tidegate::{Nanos, QueueBounds, WhenFull};
 
-use crate::line::{Stage, State};
+use crate::line::{Entry, Stage, State};
 use crate::set::Costs;
 
 /// So many requests are looked at for those to drop, and so many instants for when there is room.
@@ -36,13 +36,17 @@ impl State {
             WhenFull::DropOldest => true,
             WhenFull::DropLeastImportant => false,
         };
-        let booked = self.entries.iter().filter(|(_, entry)| {
+        let may_go = |(_, entry): &(&u64, &Entry)| {
             matches!(entry.stage, Stage::Booked { .. })
                 && entry.asked.droppable
                 && (entry.asked.priority < priority || (oldest && entry.asked.priority == priority))
-        });
+        };
+        let looked_at: Vec<(&u64, &Entry)> = match oldest {
+            true => self.entries.iter().take(FORESEEN).filter(may_go).collect(),
+            false => self.entries.iter().rev().take(FORESEEN).filter(may_go).collect(),
+        };
         let mut booked: Vec<_> =
-            booked.take(FORESEEN).map(|(number, entry)| (entry.asked.priority, *number)).collect();
+            looked_at.into_iter().map(|(number, entry)| (entry.asked.priority, *number)).collect();
         booked.sort_unstable_by_key(|(priority, number)| (*priority, if oldest { *number } else { !number }));
         for (_, number) in booked {
             waiting -= 1;

@@ -122,3 +122,83 @@ impl Class {
         self.turns.is_empty() && self.instants.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+    use crate::script::Answer;
+
+    fn reply() -> Reply {
+        Reply {
+            answer: Answer::Done,
+            wait: Duration::ZERO,
+            tightest: None,
+            due: 0,
+            limits: Vec::new(),
+            before: Vec::new(),
+        }
+    }
+
+    /// A slow model: requests and instants as two sorted lists, of which the n-th belong together.
+    #[test]
+    fn the_nth_request_has_the_nth_instant() {
+        let mut random = SmallRng::seed_from_u64(1);
+        let mut class = Class::default();
+        let (mut turns, mut instants): (Vec<Turn>, Vec<(Nanos, u64)>) = (Vec::new(), Vec::new());
+        let mut now = Nanos::ZERO;
+        for number in 0..20_000 {
+            let after = |random: &mut SmallRng| now.saturating_add(Nanos::new(random.random_range(1..50)));
+            match random.random_range(0..10) {
+                0..4 => {
+                    let turn = Turn::new(random.random_range(-1..2), after(&mut random), number);
+                    class.add(turn, reply());
+                    turns.push(turn);
+                    instants.push((turn.due, number));
+                }
+                4 => {
+                    let due = after(&mut random);
+                    class.add_instant(Instant { due, number, reply: reply() });
+                    instants.push((due, number));
+                }
+                5..7 if !turns.is_empty() => {
+                    let turn = turns.remove(random.random_range(0..turns.len()));
+                    class.remove(turn);
+                }
+                7 if !turns.is_empty() => {
+                    let turn = turns.remove(random.random_range(0..turns.len()));
+                    let expected = class.due(turn);
+                    let taken = class.take(turn).expect("an instant");
+                    assert_eq!(taken.due, expected);
+                    instants.retain(|instant| *instant != (taken.due, taken.number));
+                }
+                _ => now = after(&mut random),
+            }
+            turns.sort_unstable();
+            instants.sort_unstable();
+            while instants.first().is_some_and(|first| first.0 <= now) && !turns.is_empty() {
+                let (served, instant) = class.serve(now).expect("due");
+                assert_eq!((served, (instant.due, instant.number)), (turns[0].number, instants[0]));
+                turns.remove(0);
+                instants.remove(0);
+            }
+            while instants.len() > turns.len() {
+                let last = instants.pop().expect("an instant");
+                let surplus = class.surplus().expect("more instants than requests");
+                assert_eq!((surplus.due, surplus.number), last);
+            }
+            assert!(class.serve(now).is_none() && class.surplus().is_none());
+            for (turn, (due, _)) in turns.iter().zip(&instants) {
+                assert_eq!(class.due(*turn), *due);
+                // It looks neither too late nor in vain.
+                let looks_at = class.looks_at(*turn, now);
+                assert!(looks_at > now && looks_at <= (*due).max(turn.due));
+            }
+            assert_eq!(class.is_empty(), turns.is_empty());
+        }
+    }
+}

@@ -71,6 +71,10 @@ pub(crate) use ticket::Ticket;
 /// The most requests of one call. A script decides about as many in a fifth of a millisecond.
 const MOST_REQUESTS: usize = 64;
 
+/// So many requests are served or ended while the lock is held. The next one of those that are due
+/// is woken, and serves as many.
+const MOST_STEPS: usize = 256;
+
 /// A grant that its task did not take goes to the next request for so long.
 const CATCH_UP: Nanos = Nanos::new(5_000_000);
 
@@ -310,7 +314,9 @@ impl Set {
     /// Serves the requests of a class that are due, gives back what no request waits for, and wakes
     /// the first request if it has to look earlier than it will.
     fn settle(&self, state: &mut State, after: &mut After, class: &[u64], now: Nanos) {
-        while let Some((number, instant)) = state.classes.get_mut(class).and_then(|class| class.serve(now)) {
+        for _ in 0..MOST_STEPS {
+            let served = state.classes.get_mut(class).and_then(|class| class.serve(now));
+            let Some((number, instant)) = served else { break };
             state.grant(after, number, instant);
         }
         let Some(requests) = state.classes.get_mut(class) else { return };
@@ -354,16 +360,23 @@ impl Set {
     /// Refuses all requests, now and from now on. Returns whether the line was open.
     pub(crate) fn close(self: &Arc<Set>) -> bool {
         self.closed.send_replace(true);
-        self.visit(|state, after, now| {
-            let was_open = !std::mem::replace(&mut state.closed, true);
+        let was_open = self.visit(|state, _, _| {
             state.in_line.clear();
-            let numbers: Vec<u64> = state.entries.keys().copied().collect();
-            for number in numbers {
-                self.unbook(state, after, number, now);
-                state.answer(after, number, Outcome::Refused(Refusal::Closed.into()));
-            }
-            was_open
-        })
+            !std::mem::replace(&mut state.closed, true)
+        });
+        let mut next = Some(0);
+        while let Some(first) = next {
+            next = self.visit(|state, after, now| {
+                let numbers: Vec<u64> =
+                    state.entries.range(first..).map(|(number, _)| *number).take(MOST_STEPS).collect();
+                for number in &numbers {
+                    self.unbook(state, after, *number, now);
+                    state.answer(after, *number, Outcome::Refused(Refusal::Closed.into()));
+                }
+                numbers.last().map(|last| last + 1)
+            });
+        }
+        was_open
     }
 }
 
