@@ -52,7 +52,7 @@ async fn sentinels_replace_a_primary() {
     let Some(mut group) = Group::start() else { return };
     let (store, limiter) = load::open(Store::builder(group.url("main", "of-servers")));
     store.check().await.unwrap();
-    let load = Load::start([limiter.clone(), limiter.clone()]);
+    let load = Load::start([limiter, load::limiter(&store, "all")]);
     load.granted(100).await;
     group.servers[0].kill();
     load.opened(10).await;
