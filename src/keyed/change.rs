@@ -75,6 +75,7 @@ where
             }
             self.overflow.shared().change_with_all(change, self.clock.now(), &mut deferred);
         }
+        // Without a lock of a shard: this wakes tasks.
         drop(deferred);
         Ok(())
     }

@@ -198,6 +198,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     fn end_hold(&self, lock: &Locked<K, P, C>) {
         let mut deferred = Deferred::<C>::new();
         self.advance(&mut write(lock), self.clock.now(), &mut deferred);
+        // Without a lock of a shard: this wakes tasks.
         drop(deferred);
     }
 
@@ -273,6 +274,7 @@ where
             self.overflow.shared().pause_with_all(until, pause.keeps_stock, &mut deferred);
             later.then(|| until.saturating_since(now).as_duration())
         };
+        // Without a lock of a shard: this wakes tasks.
         drop(deferred);
         if let (Some(remaining), Some(super::events::Watch::All(events))) = (remaining, &self.events) {
             report(&**events, |events| events.paused(remaining));
@@ -309,6 +311,7 @@ where
             }
             self.overflow.shared().resume_with_all(&mut deferred);
         }
+        // Without a lock of a shard: this wakes tasks.
         drop(deferred);
         if let (true, Some(super::events::Watch::All(events))) = (paused, &self.events) {
             report(&**events, |events| events.resumed());

@@ -236,6 +236,7 @@ where
                 kept += self.replan_slice(&mut shard, &slice, &mut deferred);
             }
         }
+        // Without a lock of a shard: this wakes tasks.
         drop(deferred);
         kept
     }

@@ -56,6 +56,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
             }
             self.overflow.shared().shadow_with_all(shadow, &mut deferred);
         }
+        // Without a lock of a shard: this wakes tasks.
         drop(deferred);
         if shadow {
             lines.iter().for_each(|line| line.shared().ring_seats());

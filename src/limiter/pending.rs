@@ -131,6 +131,7 @@ impl<Ask> Progress<Ask> {
     /// A request that waits no longer than it says, nor than the policy lets any request wait.
     #[inline]
     pub(crate) fn with(ask: Ask, request: &Request) -> Progress<Ask> {
+        // `Nanos::MAX` means that any wait is accepted.
         let most = Nanos::new(u64::MAX - 1);
         let within = request.within.map_or(Nanos::MAX, |within| Nanos::from_duration(within).min(most));
         let stage = match request.more() {

@@ -16,6 +16,7 @@ use crate::request::QueueBounds;
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Sets the observer. Returns `false`, and changes nothing, if the limiter has one already.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
+        // Before the flag is raised, so that a call that sees the flag has an observer to tell.
         let first = self.events.observe(events);
         self.visit(|line, _| line.settings.observed = true);
         first
@@ -28,6 +29,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             line.settings.shadow = shadow;
             shadow && !was
         });
+        // After the visit: `ring_seats` takes the lock, and drops it after every few seats.
         if begins {
             self.ring_seats();
         }

@@ -465,6 +465,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if !counts(&self.rule, charge) {
             return;
         }
+        // The lock is held for this reading alone, since a log takes a while to undo.
         let latest = lock(&self.line).latest();
         for part in 0..R::PARTS {
             if part_counts(&self.rule, charge, part) {

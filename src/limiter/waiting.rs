@@ -431,6 +431,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 (Ok(Passed::Exempt), Nanos::ZERO)
             }
             Stage::Queued(key) => {
+                // Serves the line first, since no alarm rings for a reservation that is not
+                // awaited.
                 self.recheck();
                 let now = self.clock.now();
                 let decision = self.collect(wait, key, now)?;

@@ -115,6 +115,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(super) fn hand_over(&mut self, grant: Tracked<R::Charge>, kind: GrantKind) -> Granted<R::Charge> {
         match kind {
             GrantKind::Tracked => Granted::Tracked(grant),
+            // Its caller cannot undo it, so the log need not keep it.
             GrantKind::Final => {
                 self.release(grant.id);
                 Granted::Final(grant.charge)
@@ -184,6 +185,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// As of the latest time: permits that overflowed by then are lost, also if the clock went back
     /// since.
     fn measures(&mut self, rule: &R, charge: &R::Charge) -> PerPart<Measure> {
+        // Permits come earlier after the undoing, so the kept forecast is outdated.
         self.memo.set(None);
         PerPart::new(R::PARTS, |part| self.measure(rule, charge, part))
     }
@@ -213,6 +215,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         change: impl FnOnce() -> Result<u64, E>,
     ) -> Result<(), E> {
         self.memo.set(None);
+        // By the old terms, so before the change.
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
         let level = change()?;
         self.undo_log.changed(only, &full, |part| rule.level_unit(part), level);

@@ -340,6 +340,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             entry.previous = key;
         }
         self.len += 1;
+        // The kept forecast stays right if the entry joins behind all others: it goes on from
+        // there.
         self.memo.set(self.memo.take().filter(|_| next == NONE).map(|memo| memo.with_last(key)));
         self.add_to_index(rule, key);
         self.moved_back(visit, priority);
@@ -392,6 +394,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             self.priorities.forget(priority);
             rule.emptied(priority, visit.deferred);
         } else if class.first_thread == key {
+            // All other threads of the level stand behind the first one.
             let first = self.thread_from(next, priority);
             self.priorities.class(priority).first_thread = first;
         }
@@ -405,6 +408,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.len -= 1;
         if let Some(index) = &mut self.index {
             n.into_iter().for_each(|n| index.remove(place, key, n, next));
+            // Far below `LONG`, so that a line of about that length does not make its index again
+            // and again.
             if self.len < LONG / 4 {
                 self.index = None;
             }

@@ -32,6 +32,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let refusal = self.too_early(*first, now);
             *first = self.expire(visit, refusal).min(*first);
         }
+        // After the grants: in shadow, too, a request takes permits that are there.
         if due.is_some() && self.settings.is_shadow() && !self.settings.closed {
             self.pass_all(visit);
             due = (self.len() > 0).then_some(now);

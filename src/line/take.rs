@@ -173,6 +173,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         ask: &R::Ask,
     ) -> Result<R::Charge, Refusal> {
         let rule = visit.rule;
+        // Both closures use the line, one after the other, so each borrows it for its call alone.
         let line = RefCell::new((self, visit));
         let number = || line.borrow().0.undo_number();
         rule.take_all(at, ask, number, |number, taken| {

@@ -171,6 +171,7 @@ pub(crate) fn take_all<P: Policy, B>(
         if due > at {
             return Err(limited(due, at));
         }
+        // Before the take, so that permits given back in between count as given back after it.
         let begun = begin();
         match policy.take_parts(state, at, n) {
             Ok(charge) => return Ok(charge),
