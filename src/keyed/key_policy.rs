@@ -185,6 +185,10 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.full_after_pause(state, from, to, keeps_stock)
     }
 
+    fn permits(&self, charge: P::Charge) -> u32 {
+        self.policy.permits(charge)
+    }
+
     fn change(&self, state: &P::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let level = self.policy.change(state, at, change)?;
         // Relaxed: the line's lock orders both stores for readers that rely on them.

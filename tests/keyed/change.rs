@@ -13,8 +13,8 @@ use crate::support::polled::{Future, poll};
 use proptest::prelude::*;
 use tidegate::policy::{Change, Keep};
 use tidegate::{
-    AnyPolicy, Clock, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, PolicyError, Rate, RateLimiter,
-    Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, WhenKeysFull,
+    AnyPolicy, Clock, FixedWindow, KeyedRateLimiter, LeakyBucket, ManualClock, Nanos, Policy, PolicyError,
+    Rate, RateLimiter, Refusal, SlidingWindow, SmoothBursty, Timer, TokenBucket, WhenKeysFull,
 };
 use tokio_test::assert_pending;
 use tokio_test::task::spawn;
@@ -310,6 +310,17 @@ fn a_waker_may_change_all_again() -> Result<(), Refusal> {
     keys.set_rate_all(Rate::UNLIMITED);
     assert_eq!(tidegate::Policy::rate(&keys.policy()), Rate::per_second(7));
     assert_eq!(tidegate::Policy::rate(keys.limiter(&1)?.policy()), Rate::per_second(7));
+    Ok(())
+}
+
+#[test]
+fn the_policy_of_a_key_tells_what_a_grant_took() -> Result<(), Box<dyn Error>> {
+    let window = FixedWindow::new(Rate::per_second(5));
+    let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(window, 10, ManualClock::new());
+    let limiter = keys.limiter(&1)?;
+    let (policy, now) = (limiter.policy(), Nanos::ZERO);
+    let charge = policy.try_acquire(&policy.start(now), now, 3)?;
+    assert_eq!(policy.permits(charge), 3);
     Ok(())
 }
 
