@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Nanos, RateLimiter, Refusal, Request,
-    Timer,
+    AcquireOwned, AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Nanos, RateLimiter,
+    Refusal, Request, Timer,
 };
 use tokio::sync::watch;
 
@@ -42,7 +42,8 @@ pub(crate) struct Leases {
     ledger: Ledger,
     clock: DefaultClock,
     limiters: Vec<RateLimiter<Lease>>,
-    all: AllOf,
+    /// Of several limits. One limit is asked itself, for a fifth of the price.
+    all: Option<AllOf>,
     /// Rises when requests in line cannot be served by leases.
     failed: watch::Sender<u64>,
     is_driven: AtomicBool,
@@ -56,15 +57,12 @@ impl Leases {
         let limiter =
             |account| RateLimiter::with_clock(Lease(Arc::clone(account)), DefaultClock::clone(&clock));
         let limiters: Vec<_> = ledger.accounts.iter().map(limiter).collect();
-        let mut all: Option<AllOf> = None;
-        for (member, limiter) in members.iter().zip(&limiters) {
-            all = Some(match all {
-                None => AllOf::new(member.name.as_str(), limiter),
-                Some(all) => all.with(member.name.as_str(), limiter),
-            });
-        }
+        let mut named = members.iter().map(|member| member.name.as_str()).zip(&limiters);
+        let (name, first) = named.next()?;
+        let all = (members.len() > 1)
+            .then(|| named.fold(AllOf::new(name, first), |all, (name, limiter)| all.with(name, limiter)));
         let (failed, is_driven) = (watch::Sender::new(0), AtomicBool::new(false));
-        Some(Leases { ledger, clock, limiters, all: all?, failed, is_driven })
+        Some(Leases { ledger, clock, limiters, all, failed, is_driven })
     }
 
     /// Decides a request that does not wait. `None` leaves it to the store.
@@ -73,7 +71,14 @@ impl Leases {
         set: &Arc<Set>,
         request: &AllRequest<'_>,
     ) -> Option<Result<AllPermits, AllRefusal>> {
-        match self.all.try_acquire_many(request.clone()) {
+        let answer = match &self.all {
+            Some(all) => all.try_acquire_many(request.clone()),
+            None => match self.limiters[0].try_acquire_many(alone(set, request)?) {
+                Ok(grant) => return Some(Ok(grant.into())),
+                Err(refusal) => Err(refused(set, refusal)),
+            },
+        };
+        match answer {
             Ok(permits) => Some(Ok(permits)),
             Err(refusal) => {
                 let Request { permits, most, .. } = request.to_request();
@@ -83,20 +88,24 @@ impl Leases {
         }
     }
 
-    /// What waits for a request in the line of this process, once it is polled.
-    pub(crate) fn line(&self, request: &AllRequest<'_>) -> AcquireAll {
-        self.all.acquire_many(request.clone())
+    /// What waits for a request in the line of this process, once it is polled. `None` leaves the
+    /// request to the store.
+    pub(crate) fn line(&self, set: &Set, request: &AllRequest<'_>) -> Option<Wait> {
+        match &self.all {
+            Some(all) => Some(Wait::All(all.acquire_many(request.clone()))),
+            None => Some(Wait::One(self.limiters[0].acquire_owned(alone(set, request)?))),
+        }
     }
 
     /// Waits in line. `None` leaves the request to the store.
     pub(crate) async fn wait(
         &self,
         set: &Arc<Set>,
-        wait: AcquireAll,
+        wait: Wait,
         costs: &Costs,
         within: Option<Duration>,
     ) -> Option<Result<AllPermits, AllRefusal>> {
-        let mut wait = pin!(wait);
+        let mut wait = pin!(wait.answer(set));
         match poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await {
             Poll::Ready(Ok(permits)) => return Some(Ok(permits)),
             Poll::Ready(Err(refusal)) => {
@@ -198,7 +207,10 @@ impl Leases {
 
     /// Refuses the requests in line.
     pub(crate) fn close(&self) {
-        self.all.close();
+        match &self.all {
+            Some(all) => all.close(),
+            None => self.limiters[0].close(),
+        };
     }
 
     /// Has the task run that books permits. Returns whether it does.
@@ -272,6 +284,44 @@ impl Leases {
         }
         Next::Now
     }
+}
+
+/// A wait in the line of this process.
+pub(crate) enum Wait {
+    One(AcquireOwned<Lease>),
+    All(AcquireAll),
+}
+
+impl Wait {
+    async fn answer(self, set: &Set) -> Result<AllPermits, AllRefusal> {
+        match self {
+            Wait::All(wait) => wait.await,
+            Wait::One(wait) => match wait.await {
+                Ok(grant) => Ok(grant.into()),
+                Err(refusal) => Err(refused(set, refusal)),
+            },
+        }
+    }
+}
+
+/// The refusal by the only limit of a set, or by its line.
+fn refused(set: &Set, refusal: Refusal) -> AllRefusal {
+    match refusal {
+        Refusal::Limited { .. } => AllRefusal::by(set.members[0].name.as_str(), refusal),
+        _ => refusal.into(),
+    }
+}
+
+/// What a request asks of the only limit of a set. `None` if it names another one.
+fn alone(set: &Set, request: &AllRequest<'_>) -> Option<Request> {
+    let mut alone = request.to_request();
+    for (name, n) in request.costs() {
+        if name != set.members[0].name {
+            return None;
+        }
+        (alone.permits, alone.most) = (n, n);
+    }
+    Some(alone)
 }
 
 /// When the task that books permits makes its next step.

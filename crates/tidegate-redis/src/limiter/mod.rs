@@ -209,7 +209,7 @@ impl Limiter for StoreLimiter {
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
         };
         let this = self.clone();
-        let line = self.0.leases_for(request).map(|leases| leases.line(request));
+        let line = self.0.leases_for(request).and_then(|leases| leases.line(&self.0, request));
         AcquireAny::new(async move {
             if let (Some(leases), Some(line)) = (&this.0.leases, line)
                 && let Some(answer) = leases.wait(&this.0, line, &ask.costs, ask.all_else.within).await
