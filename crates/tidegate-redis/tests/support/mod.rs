@@ -74,6 +74,17 @@ impl Server {
         Server::start_with(0, &[])
     }
 
+    /// Starts this program as a server that listens at a socket only.
+    pub(crate) fn start_program(program: &str) -> Server {
+        let program = program.to_owned();
+        let directory = tempfile::tempdir().expect("a directory for the server");
+        let (args, before) = (Vec::new(), Vec::new());
+        let mut server =
+            Server { program, directory, args, before, port: 0, is_sentinel: false, child: None };
+        server.run();
+        server
+    }
+
     /// Starts a server that listens at a port, too.
     pub(crate) fn start_at_port(args: &[&str]) -> Option<Server> {
         Server::start_with(free_port(), args)

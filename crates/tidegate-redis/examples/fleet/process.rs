@@ -1,0 +1,144 @@
+//! One of the processes: it takes permits, and writes down the grants.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tidegate::AnyLimiter;
+use tidegate_redis::{Store, WhileAway};
+
+use crate::check::Bound;
+
+/// So many tasks take permits, one after the other.
+const TASKS: u64 = 50;
+
+/// What a process does.
+pub(crate) struct Job {
+    pub(crate) url: String,
+    pub(crate) tags: u64,
+    pub(crate) limit: Bound,
+    /// The Unix time at which it begins.
+    pub(crate) begin: Duration,
+    pub(crate) seconds: f64,
+    pub(crate) log: PathBuf,
+}
+
+/// What became of it. Times are Unix times in microseconds.
+#[derive(Default)]
+pub(crate) struct Log {
+    /// The tag, the server's time, and the permits.
+    pub(crate) grants: Vec<(u64, i64, u64)>,
+    /// When the share of this process granted a permit.
+    pub(crate) degraded: Vec<i64>,
+    /// The longest wait.
+    pub(crate) longest: Duration,
+}
+
+impl Job {
+    /// The job of this process; `None` for the one that starts the others.
+    pub(crate) fn from_args() -> Option<Job> {
+        let args: Vec<String> = std::env::args().skip(1).collect();
+        let [mode, url, tags, per_second, burst, begin, seconds, log] = &args[..] else { return None };
+        let limit = Bound { per_second: per_second.parse().ok()?, burst: burst.parse().ok()? };
+        let begin = Duration::from_micros(begin.parse().ok()?);
+        let (tags, seconds) = (tags.parse().ok()?, seconds.parse().ok()?);
+        (mode == "process").then(|| Job { url: url.clone(), tags, limit, begin, seconds, log: log.into() })
+    }
+
+    pub(crate) fn args(&self) -> [String; 8] {
+        let Job { url, tags, limit, begin, seconds, log } = self;
+        [
+            "process".into(),
+            url.clone(),
+            tags.to_string(),
+            limit.per_second.to_string(),
+            limit.burst.to_string(),
+            begin.as_micros().to_string(),
+            seconds.to_string(),
+            log.display().to_string(),
+        ]
+    }
+}
+
+pub(crate) fn run(job: &Job) -> Result<(), Box<dyn Error>> {
+    let log = Arc::new(Mutex::new(Log::default()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(take(job, &log))?;
+    let log = log.lock().map_err(|_| "a task panicked")?;
+    log.write(&job.log)?;
+    Ok(())
+}
+
+async fn take(job: &Job, log: &Arc<Mutex<Log>>) -> Result<(), Box<dyn Error>> {
+    let store = Store::builder(&job.url).while_away(WhileAway::Share).open()?;
+    let grants = log.clone();
+    store.log_grants(move |key, due, permits| {
+        let tag = key.split(['{', '}']).nth(1).and_then(|tag| tag.parse().ok()).unwrap_or(0);
+        grants.lock().expect("no task panics").grants.push((tag, due, permits));
+    });
+    let Bound { per_second, burst } = job.limit;
+    let policy: tidegate::PolicyConfig = format!("token_bucket {per_second}/s burst {burst}").parse()?;
+    let mut tasks = Vec::new();
+    let (begin, end) =
+        (UNIX_EPOCH + job.begin, UNIX_EPOCH + job.begin + Duration::from_secs_f64(job.seconds));
+    let limiters =
+        (0..job.tags).map(|tag| store.limiter(tag.to_string()).limit("calls", policy.clone()).build());
+    let limiters: Vec<AnyLimiter> =
+        limiters.map(|limiter| limiter.map(AnyLimiter::from)).collect::<Result<_, _>>()?;
+    store.check().await?;
+    for task in 0..TASKS {
+        let (log, limiter) = (log.clone(), limiters[usize::try_from(task % job.tags)?].clone());
+        tasks.push(tokio::spawn(async move {
+            tokio::time::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default()).await;
+            while SystemTime::now() < end {
+                let Ok(permits) = limiter.acquire().await else {
+                    // While the store is away, until the share has a permit again.
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                };
+                let mut log = log.lock().expect("no task panics");
+                if permits.is_degraded() {
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                    log.degraded.push(i64::try_from(now.as_micros()).unwrap_or(i64::MAX));
+                } else {
+                    log.longest = log.longest.max(permits.waited());
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await?;
+    }
+    Ok(())
+}
+
+impl Log {
+    fn write(&self, path: &Path) -> Result<(), Box<dyn Error>> {
+        let mut text = format!("{}\n", self.longest.as_micros());
+        for (tag, due, n) in &self.grants {
+            writeln!(text, "{tag} {due} {n}")?;
+        }
+        for at in &self.degraded {
+            writeln!(text, "{at}")?;
+        }
+        std::fs::write(path, text)?;
+        Ok(())
+    }
+
+    pub(crate) fn read(path: &Path) -> Result<Log, Box<dyn Error>> {
+        let text = std::fs::read_to_string(path)?;
+        let mut lines = text.lines();
+        let longest = Duration::from_micros(lines.next().ok_or("an empty log")?.parse()?);
+        let mut log = Log { longest, ..Log::default() };
+        for line in lines {
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                [tag, due, n] => log.grants.push((tag.parse()?, due.parse()?, n.parse()?)),
+                [at] => log.degraded.push(at.parse()?),
+                _ => return Err("a line that is none".into()),
+            }
+        }
+        Ok(log)
+    }
+}
