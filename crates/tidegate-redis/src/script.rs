@@ -109,7 +109,7 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         #[cfg(test)]
         Operation::Reserve { longest, shadow } => {
             let costs = parts.iter().map(|part| (part.permits, part.permits)).collect();
-            return reserve(script, now, parts, &[Wanted { longest, shadow, costs }]);
+            return reserve(script, now, parts, &[], &[Wanted { longest, shadow, costs }]);
         }
         Operation::Back { due } => ("back", Duration::ZERO, false, due),
         Operation::Debit => ("debit", Duration::ZERO, false, 0),
@@ -128,8 +128,24 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
     )
 }
 
-/// A call that decides requests in their order.
-pub(crate) fn reserve(script: &Script, now: Option<u64>, parts: &[Part<'_>], requests: &[Wanted]) -> Cmd {
+/// A booking that is given back.
+#[derive(Clone, Debug)]
+pub(crate) struct GivenBack {
+    pub(crate) due: i64,
+    /// Of each limit.
+    pub(crate) permits: Vec<u64>,
+    /// The value of each limit before the booking.
+    pub(crate) before: Vec<Vec<u8>>,
+}
+
+/// A call that decides requests in their order, after it took back some bookings.
+pub(crate) fn reserve(
+    script: &Script,
+    now: Option<u64>,
+    parts: &[Part<'_>],
+    given_back: &[GivenBack],
+    requests: &[Wanted],
+) -> Cmd {
     let mut cmd = call(script, "reserve", [now.map_or(-1.0, exact), 0.0, 0.0, 0.0], parts);
     let mut numbers = Vec::with_capacity(16 * requests.len() * (1 + parts.len()));
     for Wanted { longest, shadow, costs } in requests {
@@ -141,6 +157,15 @@ pub(crate) fn reserve(script: &Script, now: Option<u64>, parts: &[Part<'_>], req
         }
     }
     cmd.arg(numbers);
+    for GivenBack { due, permits, before } in given_back {
+        let mut numbers = Vec::with_capacity(8 * (1 + parts.len()));
+        pack(&mut numbers, *due as f64);
+        permits.iter().for_each(|permits| pack(&mut numbers, exact(*permits)));
+        cmd.arg(numbers);
+        for i in 0..parts.len() {
+            cmd.arg(before.get(i).map_or(&[][..], Vec::as_slice));
+        }
+    }
     cmd
 }
 

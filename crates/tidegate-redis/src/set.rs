@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::lease::Leases;
 use crate::line::Line;
-use crate::script::{Answer, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
+use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
 use crate::store::{Away, Store, Unsent, WhileAway, lock};
 use crate::terms::Terms;
 
@@ -143,15 +143,17 @@ impl Set {
         self.carry_out(cmd, Duration::ZERO, move |value| Reply::read(value, limits), answer)
     }
 
-    /// Has requests decided in their order, by one call. The first of them waited so long for it.
+    /// Has bookings taken back and requests decided in their order, by one call. The first of the
+    /// requests waited so long for it.
     pub(crate) fn reserve(
         &self,
+        given_back: &[GivenBack],
         requests: &[Wanted],
         waited: Duration,
         answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
         let none = vec![(0, 0); self.members.len()];
-        let cmd = reserve(&self.script, self.store.time(), &self.parts(&none, &[]), requests);
+        let cmd = reserve(&self.script, self.store.time(), &self.parts(&none, &[]), given_back, requests);
         let (requests, limits) = (requests.len(), self.members.len());
         self.carry_out(cmd, waited, move |value| Reply::read_all(value, requests, limits), answer)
     }
@@ -211,7 +213,7 @@ impl Set {
     pub(crate) async fn lease(&self, costs: Costs, longest: Duration) -> Result<Reply, Undecided> {
         let (sender, receiver) = oneshot::channel();
         let wanted = Wanted { longest, shadow: false, costs };
-        drop(self.reserve(&[wanted], Duration::ZERO, move |replies| {
+        drop(self.reserve(&[], &[wanted], Duration::ZERO, move |replies| {
             _ = sender.send(replies.and_then(|mut replies| replies.pop().ok_or(Undecided::Misconfigured)));
         }));
         receiver.await.unwrap_or(Err(Undecided::Misconfigured))

@@ -47,9 +47,9 @@ use reserved::{Degraded, Reserved};
 ///
 /// A request that is dropped before it was sent leaves no trace. One that is dropped later gives
 /// its instant to the next request of this limiter that costs as much, and all of these behind it
-/// move up. The instant that no request waits for goes back to the store, once, by a message that
-/// is not waited for. If it is not the last one that was booked there, it goes to the next request
-/// of equal size, and is lost if there is none in time.
+/// move up. The instant that no request waits for goes back to the store, once, with the next call
+/// of this limiter, which leaves at once if none is in flight. If it is not the last one that was
+/// booked there, it goes to the next request of equal size, and is lost if there is none in time.
 ///
 /// A future that is never polled again is granted at its instant, and delays no other request.
 ///

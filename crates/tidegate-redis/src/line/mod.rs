@@ -26,7 +26,8 @@
 //!
 //! Booked requests of equal costs are a [`Class`]: its n-th request in turn has its n-th instant. A
 //! request that leaves gives up its turn, and not its instant. So the requests behind it move up by
-//! one, and the last instant is the one that no request waits for. It goes back to the store, once.
+//! one, and the last instant is the one that no request waits for. It goes back to the store, once,
+//! with the next call.
 //!
 //! No request is later than the instant that the store booked for it, unless a request of higher
 //! priority goes before it: turns are in the order of these instants, and for each turn that is
@@ -62,7 +63,7 @@ use std::time::Duration;
 
 use tidegate::{AllRefusal, Nanos, QueueBounds, Refusal};
 
-use crate::script::{Answer, Operation, Reply, Wanted};
+use crate::script::{Answer, GivenBack, Operation, Reply, Wanted};
 use crate::set::{Costs, Set, Undecided};
 use crate::store::Unsent;
 use class::{Class, Instant, Turn};
@@ -89,6 +90,8 @@ struct State {
     next: u64,
     /// The requests that were not sent, by priority.
     in_line: BTreeSet<(Reverse<i8>, u64)>,
+    /// The instants that no request waits for, and the next call gives back.
+    to_give_back: Vec<Instant>,
     /// How many calls are in flight.
     calls: usize,
     /// The booked requests, by their permits of each member.
@@ -179,15 +182,30 @@ impl Set {
         let now = self.now();
         let mut state = self.line.lock();
         let answer = look(&mut state, &mut after, now);
-        while let Some(numbers) = state.next_call(self.store.is_far()) {
-            self.call(&mut state, &mut after, numbers, now);
+        while let Some((instants, numbers)) = state.next_call(self.store.is_far()) {
+            self.call(&mut state, &mut after, instants, numbers, now);
         }
         drop(state);
         answer
     }
 
-    /// Sends a call for these requests.
-    fn call(self: &Arc<Set>, state: &mut State, after: &mut After, numbers: Vec<u64>, now: Nanos) {
+    /// Sends a call that gives these instants back, and decides these requests.
+    fn call(
+        self: &Arc<Set>,
+        state: &mut State,
+        after: &mut After,
+        instants: Vec<Instant>,
+        numbers: Vec<u64>,
+        now: Nanos,
+    ) {
+        let given_back = instants.into_iter().map(|Instant { reply, .. }| {
+            let permits = permits(&reply);
+            GivenBack { due: reply.due, permits, before: reply.before }
+        });
+        let given_back: Vec<GivenBack> = given_back.collect();
+        if let Some(leases) = self.leases.as_ref().filter(|_| !given_back.is_empty()) {
+            leases.forget();
+        }
         let mut oldest = Duration::ZERO;
         let bounds = (state.waiting, state.permits, state.bounds);
         let wanted = |number: &u64| {
@@ -206,7 +224,8 @@ impl Set {
         };
         let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
         let set = self.clone();
-        after.unsent.extend(self.reserve(&requests, oldest, move |replies| set.replied(&numbers, replies)));
+        let replied = move |replies| set.replied(&numbers, replies);
+        after.unsent.extend(self.reserve(&given_back, &requests, oldest, replied));
     }
 
     /// On the thread of the store: the reply of a call.
@@ -294,7 +313,7 @@ impl Set {
                 requests.add_instant(instant);
                 self.settle(state, after, &class, now);
             }
-            _ => self.give_back(after, &instant, now),
+            _ => self.give_back(state, after, instant, now),
         }
     }
 
@@ -320,9 +339,11 @@ impl Set {
             state.grant(after, number, instant);
         }
         let Some(requests) = state.classes.get_mut(class) else { return };
-        while let Some(instant) = requests.surplus() {
-            self.give_back(after, &instant, now);
+        let surplus: Vec<Instant> = std::iter::from_fn(|| requests.surplus()).collect();
+        for instant in surplus {
+            self.give_back(state, after, instant, now);
         }
+        let Some(requests) = state.classes.get_mut(class) else { return };
         if requests.is_empty() {
             state.classes.remove(class);
         } else if let Some((first, due)) = requests.first()
@@ -333,18 +354,16 @@ impl Set {
         }
     }
 
-    /// Gives an instant back to the store, once, without waiting: if the message is lost, permits are
-    /// lost, and none is granted twice.
-    fn give_back(&self, after: &mut After, instant: &Instant, now: Nanos) {
-        let Instant { due, reply, .. } = instant;
-        let operation = match reply.wait {
-            Duration::ZERO => Operation::Refund,
-            // Its time was lost.
-            _ if *due <= now => return,
-            _ => Operation::Back { due: reply.due },
-        };
-        let costs: Costs = reply.limits.iter().map(|told| (told.permits, told.permits)).collect();
-        after.unsent.extend(self.tell_locked(operation, &costs, &reply.before));
+    /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none is
+    /// granted twice. The last one booked goes first, as the store undoes them.
+    fn give_back(&self, state: &mut State, after: &mut After, instant: Instant, now: Nanos) {
+        let Instant { due, reply, .. } = &instant;
+        if reply.wait == Duration::ZERO {
+            let costs: Costs = reply.limits.iter().map(|told| (told.permits, told.permits)).collect();
+            after.unsent.extend(self.tell_locked(Operation::Refund, &costs, &[]));
+        } else if *due > now {
+            state.to_give_back.push(instant);
+        }
     }
 
     /// Bounds the requests that wait.
@@ -391,15 +410,17 @@ impl Line {
 }
 
 impl State {
-    /// The requests of the next call, if one leaves now.
-    fn next_call(&mut self, is_far: bool) -> Option<Vec<u64>> {
-        let leaves = self.calls == 0 || is_far || self.in_line.len() >= MOST_REQUESTS;
-        if !leaves || self.in_line.is_empty() {
+    /// The instants and the requests of the next call, if one leaves now.
+    fn next_call(&mut self, is_far: bool) -> Option<(Vec<Instant>, Vec<u64>)> {
+        let is_full = self.in_line.len() >= MOST_REQUESTS || self.to_give_back.len() >= MOST_REQUESTS;
+        let is_empty = self.in_line.is_empty() && self.to_give_back.is_empty();
+        if is_empty || !(self.calls == 0 || is_far || is_full) {
             return None;
         }
         self.calls += 1;
+        let instants = self.to_give_back.drain(..self.to_give_back.len().min(MOST_REQUESTS)).collect();
         let first = std::iter::from_fn(|| self.in_line.pop_first());
-        Some(first.take(MOST_REQUESTS).map(|(_, number)| number).collect())
+        Some((instants, first.take(MOST_REQUESTS).map(|(_, number)| number).collect()))
     }
 
     /// Ends a request, if it has not ended.

@@ -43,7 +43,9 @@
 -- packed, its permits, its own longest wait in us, and its terms; the value from before the booking
 -- (for `back`), or the instant from which on nothing is given back (for `refund`; empty: always).
 -- Then for `reserve` the requests, packed: of each its longest wait in us and a flag
--- (shadow), and for each key its permits and the most permits.
+-- (shadow), and for each key its permits and the most permits. Then the bookings that are given
+-- back before: of each, packed, its instant and for each key its permits; and for each key the value
+-- from before.
 
 local MOST = 2^52
 local MOST_FREE = 16

@@ -173,8 +173,36 @@ local function reserve(longest, shadow, is_last)
   return told
 end
 
+-- Gives back the bookings of the requests for `l.n` permits of each limit at one instant, if that is
+-- still to come. `before` has the value of each limit from before the booking.
+local function give_back(place, before)
+  if now >= place then return false end
+  for i, l in ipairs(limits) do
+    if l.n > 0 and l.value then
+      local writes = before[i] ~= '' and struct.unpack('>d', before[i]) or 0
+      if writes + 1 == l.writes and l.booked == place then
+        -- Nothing was written since the booking. The number of writes is that from before, too, so
+        -- that the booking before this one can be given back likewise.
+        read(l, before[i] ~= '' and before[i] or nil)
+        l.writes = writes - 1
+      elseif #l.places < MOST_FREE then
+        l.places[#l.places + 1] = {place, l.n}
+      end
+      change(l)
+    end
+  end
+  return true
+end
+
 if operation == 'reserve' then
   local requests, told = ARGV[3 * #KEYS + 3], {}
+  for first = 3 * #KEYS + 4, #ARGV, 1 + #KEYS do
+    local before = {}
+    for i, l in ipairs(limits) do
+      l.n, before[i] = struct.unpack('>d', ARGV[first], 1 + 8 * i), ARGV[first + i]
+    end
+    give_back(struct.unpack('>d', ARGV[first]), before)
+  end
   local size = 16 + 16 * #KEYS
   for first = 1, #requests, size do
     local longest, shadow = struct.unpack('>dd', requests, first)
@@ -186,22 +214,9 @@ if operation == 'reserve' then
 end
 
 if operation == 'back' then
-  if now >= place then return reply(0, 0, 0, 0) end
-  for _, l in ipairs(limits) do
-    if l.n > 0 and l.value then
-      local before = l.booking ~= '' and l.booking or nil
-      local writes = before and struct.unpack('>d', before) or 0
-      if writes + 1 == l.writes and l.booked == place then
-        -- Nothing was written since the booking. The number of writes is that from before, too, so
-        -- that the booking before this one can be given back likewise.
-        read(l, before)
-        l.writes = writes - 1
-      elseif #l.places < MOST_FREE then
-        l.places[#l.places + 1] = {place, l.n}
-      end
-      change(l)
-    end
-  end
+  local before = {}
+  for i, l in ipairs(limits) do before[i] = l.booking end
+  if not give_back(place, before) then return reply(0, 0, 0, 0) end
 elseif operation == 'debit' then
   for _, l in ipairs(limits) do
     if l.n > 0 then

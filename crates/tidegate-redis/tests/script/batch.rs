@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::{Connection, Value};
 
-use crate::script::{Answer, Operation, Part, Reply, Script, Wanted, command, reserve};
+use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Wanted, command, reserve};
 use crate::script_tests::conformance::EXACT;
 use crate::script_tests::{Limit, START, Store, intervals};
 
@@ -75,12 +75,26 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
                 Wanted { longest, shadow: random.random_bool(0.1), costs }
             })
             .collect();
+        // Some bookings are given back first.
+        let mut given_back = Vec::new();
+        while random.random_bool(0.3) && !booked.is_empty() {
+            let last = booked.len() - 1;
+            let i = if random.random_bool(0.5) { last } else { random.random_range(0..=last) };
+            let reply = booked.swap_remove(i);
+            let costs: Vec<_> = reply.limits.iter().map(|told| (told.permits, told.permits)).collect();
+            let back = Operation::Back { due: reply.due };
+            let cmd = command(&script, back, Some(now), &parts(&single, &costs, &reply.before));
+            cmd.exec(&mut store.connection).expect("a reply");
+            let permits = costs.into_iter().map(|(n, _)| n).collect();
+            given_back.push(GivenBack { due: reply.due, permits, before: reply.before });
+        }
         let none = vec![(0, 0); lines.len()];
-        let cmd = reserve(&script, Some(now), &parts(&batch, &none, &[]), &requests);
+        let cmd = reserve(&script, Some(now), &parts(&batch, &none, &[]), &given_back, &requests);
         let value: Value = cmd.query(&mut store.connection).expect("a reply");
         let together = Reply::read_all(value, requests.len(), lines.len()).expect("replies");
         for (i, (request, together)) in requests.iter().zip(together).enumerate() {
-            let cmd = reserve(&script, Some(now), &parts(&single, &none, &[]), std::slice::from_ref(request));
+            let cmd =
+                reserve(&script, Some(now), &parts(&single, &none, &[]), &[], std::slice::from_ref(request));
             let value: Value = cmd.query(&mut store.connection).expect("a reply");
             let alone = Reply::read(value, lines.len()).expect("a reply");
             // A long value is told of the last request alone.
