@@ -36,7 +36,7 @@ pub(crate) const EXACT: [&str; 20] = [
 ];
 
 /// How many calls of each policy.
-fn calls() -> usize {
+pub(crate) fn calls() -> usize {
     std::env::var("TIDEGATE_REDIS_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000)
 }
 

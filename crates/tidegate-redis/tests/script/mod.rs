@@ -5,6 +5,7 @@ mod booking;
 mod clients;
 pub(crate) mod conformance;
 mod counting;
+mod odd_rates;
 mod several;
 
 #[path = "../support/mod.rs"]

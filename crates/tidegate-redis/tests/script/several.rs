@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Connection;
 
 use crate::script::{Answer, Operation, Part, Reply, Script, command};
-use crate::script_tests::conformance::EXACT;
+use crate::script_tests::conformance::{EXACT, calls};
 use crate::script_tests::{Limit, START, Store, TRY};
 
 const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
@@ -227,7 +227,7 @@ fn every_key_expires_and_an_idle_store_is_empty() {
         "sliding_log 50/10ms",
     ];
     let limits = lines.map(Limit::new);
-    for i in 0..2000u64 {
+    for i in 0..u64::try_from(calls() / 5).expect("small") {
         let limit = &limits[usize::try_from(i).expect("small") % limits.len()];
         let operation = match i % 7 {
             0 => Operation::Refund,

@@ -1,0 +1,104 @@
+//! Rates whose intervals are no whole microseconds, against a bucket of integers without bounds.
+
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::script::{Answer, Operation};
+use crate::script_tests::conformance::calls;
+use crate::script_tests::{Limit, START, Store, TRY};
+
+/// `refill` units come in each microsecond, and a permit costs `price`.
+struct Bucket {
+    refill: i128,
+    price: i128,
+    cap: i128,
+    level: i128,
+    /// When the level was so.
+    booked: i128,
+    seen: i128,
+}
+
+impl Bucket {
+    /// Of permits per second.
+    fn new(permits: i128, burst: i128, now: i128) -> Bucket {
+        let (mut a, mut b) = (permits, 1_000_000);
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        let (refill, price) = (permits / a, 1_000_000 / a);
+        // What can come in beyond a price in its last microsecond has room.
+        let cap = burst * price + refill - 1;
+        Bucket { refill, price, cap, level: burst * price, booked: now, seen: now }
+    }
+
+    /// Permits now, or the wait for them.
+    fn try_acquire(&mut self, now: i128, n: i128) -> Result<(), i128> {
+        let ahead = self.seen - now;
+        if ahead > (self.cap + self.price + self.refill - 1) / self.refill {
+            // The clock was set back: all instants move with it.
+            (self.seen, self.booked) = (now, self.booked - ahead);
+        }
+        let at = now.max(self.seen).max(self.booked);
+        let level = self.cap.min(self.level + (at - self.booked) * self.refill);
+        let missing = n * self.price - level;
+        if missing > 0 {
+            return Err(at + (missing + self.refill - 1) / self.refill - now);
+        }
+        (self.level, self.booked, self.seen) = (-missing, at, at);
+        Ok(())
+    }
+}
+
+#[test]
+fn odd_rates_are_met_exactly_under_a_clock_that_steps() {
+    let Some(mut store) = Store::new() else { return };
+    let rates = [(3, 2), (7, 5), (11, 100), (333_333, 10), (1_500_000, 40), (999_983, 1)];
+    for (seed, (permits, burst)) in (0..).zip(rates) {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let limit = Limit::new(&format!("token_bucket {permits}/s burst {burst}"));
+        let interval = 1_000_000 / permits + 1;
+        let mut now = START + 1_000_000_000;
+        let asked: Vec<(Operation, u64, u64)> = (0..calls())
+            .map(|_| {
+                now += match random.random_range(0..100) {
+                    0..20 => 0,
+                    20..95 => random.random_range(0..=2 * interval),
+                    95..99 => random.random_range(0..=20 * interval),
+                    _ => 10_000_000,
+                };
+                // Back by a little, by seconds, and by an hour at most.
+                now -= match random.random_range(0..200) {
+                    0..10 => random.random_range(0..=interval),
+                    10 => random.random_range(0..10_000_000),
+                    11 if now > START + 7_200_000_000 => 3_600_000_000,
+                    _ => 0,
+                };
+                if random.random_ratio(1, 500) {
+                    now += 3_600_000_000;
+                }
+                (TRY, now, if random.random_ratio(2, 3) { 1 } else { random.random_range(1..=burst) })
+            })
+            .collect();
+        let mut bucket = Bucket::new(permits.into(), burst.into(), asked[0].1.into());
+        let replies = store.run(&limit, &asked);
+        let (mut granted, mut refused) = (0, 0);
+        for (i, ((_, now, n), reply)) in asked.iter().zip(&replies).enumerate() {
+            let context = format!("{permits}/s: call {i} of {n} at {now}");
+            match bucket.try_acquire((*now).into(), (*n).into()) {
+                Ok(()) => {
+                    granted += 1;
+                    assert_eq!(reply.answer, Answer::Done, "{context}");
+                }
+                Err(wait) => {
+                    refused += 1;
+                    assert_eq!(reply.answer, Answer::Refused, "{context}");
+                    let wait = Duration::from_micros(u64::try_from(wait).expect("a wait"));
+                    assert_eq!(reply.wait, wait, "{context}");
+                }
+            }
+        }
+        assert!(granted.min(refused) > asked.len() / 20, "{permits}/s: {granted} granted, {refused} refused");
+    }
+}
