@@ -1,0 +1,175 @@
+//! How many decisions a second, beside what the server can do at all, and beside other crates?
+//!
+//! `cargo bench -p tidegate-redis --bench speed` starts a server of its own. Rows take turns, and
+//! the best round of each counts: other work of the machine only takes time away. `-- --rounds N`
+//! sets how many rounds.
+
+mod bare;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use support::Server;
+use tidegate::AnyLimiter;
+use tidegate_redis::Store;
+use tokio::runtime::Runtime;
+
+/// How long a round of a row takes.
+const ROUND: Duration = Duration::from_millis(300);
+
+/// A policy that refuses nothing here.
+const POLICY: &str = "token_bucket 10000000/s burst 10000000";
+
+/// What one round of a row found.
+#[derive(Clone, Copy)]
+pub(crate) struct Round {
+    per_second: f64,
+    /// Half of the decisions took no longer.
+    median: Duration,
+    /// Of the server, for one decision.
+    cpu: Duration,
+}
+
+/// The time of the server's processor so far.
+pub(crate) fn cpu_of(server: &Server) -> Duration {
+    let info: String =
+        redis::cmd("INFO").arg("cpu").query(&mut server.connect()).expect("the server's numbers");
+    let seconds = |name: &str| -> f64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|text| text.trim().parse().ok()).expect("a time")
+    };
+    Duration::from_secs_f64(seconds("used_cpu_sys:") + seconds("used_cpu_user:"))
+}
+
+/// Has tasks make calls, one after the other each, for the time of a round.
+pub(crate) fn round<F: Future<Output = ()>>(
+    runtime: &Runtime,
+    server: &Server,
+    tasks: usize,
+    call: impl Fn() -> F,
+) -> Round {
+    let cpu = cpu_of(server);
+    let begun = Instant::now();
+    let tasks = (0..tasks).map(|_| async {
+        let mut times = Vec::with_capacity(1 << 16);
+        let mut before = Instant::now();
+        while before.duration_since(begun) < ROUND {
+            call().await;
+            let now = Instant::now();
+            times.push(now.duration_since(before));
+            before = now;
+        }
+        times
+    });
+    let times = runtime.block_on(futures_util::future::join_all(tasks));
+    let took = begun.elapsed();
+    let cpu = cpu_of(server).saturating_sub(cpu);
+    let mut times: Vec<Duration> = times.into_iter().flatten().collect();
+    times.sort_unstable();
+    let calls = u32::try_from(times.len()).expect("not so many calls");
+    Round {
+        per_second: f64::from(calls) / took.as_secs_f64(),
+        median: times[times.len() / 2],
+        cpu: cpu / calls,
+    }
+}
+
+/// Decisions of a limiter.
+fn limiter(store: &Store, tag: &str, is_leased: bool) -> AnyLimiter {
+    let builder = store.limiter(tag).limit("calls", POLICY.parse().expect("a policy"));
+    let builder = if is_leased { builder.leased() } else { builder };
+    builder.build().expect("a limiter").into()
+}
+
+/// Other limiters, if they can be had.
+fn peers(server: &Server) -> Vec<(String, Round)> {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/speed/peers");
+    let target = concat!(env!("CARGO_TARGET_TMPDIR"), "/peers");
+    let command = format!(
+        "mkdir -p {target} && cp {directory}/* {target} && cd {target} && \
+         npm install --silent --no-audit --no-fund >&2 && node peers.js"
+    );
+    let command = Command::new("sh")
+        .args(["-c", &command])
+        .env("SOCKET", server.socket())
+        .stderr(Stdio::null())
+        .output();
+    let output = command.ok().filter(|output| output.status.success());
+    let Some(output) = output else {
+        eprintln!("skipped: peers, which need node, npm and a registry");
+        return Vec::new();
+    };
+    let round = |line: &str| {
+        let (name, numbers) = line.split_once(' ')?;
+        let numbers: Vec<f64> = numbers.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [tasks, per_second, median, cpu] = numbers[..] else { return None };
+        let micros = |n: f64| Duration::from_secs_f64(n / 1e6);
+        Some((row(name, tasks), Round { per_second, median: micros(median), cpu: micros(cpu) }))
+    };
+    String::from_utf8_lossy(&output.stdout).lines().filter_map(round).collect()
+}
+
+fn row(name: &str, tasks: impl std::fmt::Display) -> String {
+    format!("{tasks} in flight: {name}")
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    let rounds = args.iter().position(|arg| arg == "--rounds").and_then(|i| args.get(i + 1)?.parse().ok());
+    let Some(server) = Server::start() else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let store = Store::builder(server.url()).timeout(Duration::from_secs(10)).open().expect("a store");
+    let mut rows: Vec<(String, Box<dyn Fn() -> Round + '_>)> = Vec::new();
+    for tasks in [1, 100] {
+        for (name, cmd) in bare::commands(&server, POLICY) {
+            let connection = runtime.block_on(bare::connect(&server));
+            let (runtime, server) = (&runtime, &server);
+            rows.push((
+                row(name, tasks),
+                Box::new(move || {
+                    round(runtime, server, tasks, || {
+                        let (mut connection, cmd) = (connection.clone(), cmd.clone());
+                        async move {
+                            connection.send_packed_command(&cmd).await.expect("an answer");
+                        }
+                    })
+                }),
+            ));
+        }
+        for is_leased in [false, true] {
+            let name = if is_leased { "leased" } else { "exact" };
+            let limiter = limiter(&store, &format!("{name}-{tasks}"), is_leased);
+            let (runtime, server) = (&runtime, &server);
+            rows.push((
+                row(name, tasks),
+                Box::new(move || {
+                    round(runtime, server, tasks, || {
+                        let wait = limiter.acquire_now([]);
+                        async move {
+                            let _permits = wait.await.expect("permits");
+                        }
+                    })
+                }),
+            ));
+        }
+    }
+    let mut best: Vec<Option<Round>> = vec![None; rows.len()];
+    for _ in 0..rounds.unwrap_or(5) {
+        for ((_, row), best) in rows.iter().zip(&mut best) {
+            let found = row();
+            if best.is_none_or(|best: Round| best.per_second < found.per_second) {
+                *best = Some(found);
+            }
+        }
+    }
+    let found = rows.iter().map(|(name, _)| name.clone()).zip(best.into_iter().flatten());
+    println!("| calls | decisions/s | p50 | server CPU a decision |\n|---|---|---|---|");
+    for (name, Round { per_second, median, cpu }) in found.chain(peers(&server)) {
+        let micros = |span: Duration| span.as_secs_f64() * 1e6;
+        println!("| {name} | {:.1} k | {:.1} µs | {:.1} µs |", per_second / 1e3, micros(median), micros(cpu));
+    }
+    let counts = store.counts();
+    assert_eq!((counts.unknown, counts.failed, counts.skipped), (0, 0, 0), "{counts:?}");
+}
