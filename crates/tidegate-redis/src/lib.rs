@@ -13,6 +13,7 @@ mod key;
 mod lease;
 mod limiter;
 mod line;
+mod observe;
 mod script;
 mod set;
 mod share;

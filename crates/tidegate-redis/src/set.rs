@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tidegate::{
-    AllRefusal, AllRequest, AnyLimiter, Clock, DefaultClock, Left, Nanos, PolicyConfig, Refusal, Request,
+    AllRefusal, AllRequest, AllStatus, AnyLimiter, Clock, DefaultClock, Left, Nanos, PolicyConfig, Refusal,
+    Request, Status,
 };
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::lease::Leases;
-use crate::line::Line;
+use crate::line::{Granted, Line};
+use crate::observe::Observers;
 use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
 use crate::store::{Away, Store, Unsent, WhileAway, lock};
 use crate::terms::Terms;
@@ -33,6 +35,7 @@ pub(crate) struct Set {
     pub(crate) store: Store,
     pub(crate) script: Arc<Script>,
     pub(crate) tag: String,
+    pub(crate) observers: Observers,
     pub(crate) members: Vec<Member>,
     /// The end of the last pause that this process asked for, for the time that the store is away.
     pub(crate) paused_till: Mutex<Option<Instant>>,
@@ -305,15 +308,51 @@ impl Set {
         }
     }
 
-    /// What is left of the tightest member that was asked.
-    pub(crate) fn left(&self, reply: &Reply) -> Option<Left> {
-        let told = self.members.iter().zip(&reply.limits).filter(|(_, told)| told.permits > 0);
-        told.map(|(member, told)| left(member, told)).min_by_key(|left| left.available)
+    /// What a grant left of the tightest member that was asked.
+    pub(crate) fn tightest(&self, granted: &Granted) -> Option<Left> {
+        let told = self.members.iter().zip(&granted.reply.limits).filter(|(_, told)| told.permits > 0);
+        let left = told.map(|(member, told)| left(member, told, granted.reply.wait));
+        // By the part that is left, without a division.
+        left.reduce(|a, b| {
+            let part = |of: &Left, other: &Left| u128::from(of.available) * u128::from(other.limit);
+            if part(&b, &a) < part(&a, &b) { b } else { a }
+        })
+    }
+
+    /// The state that a reply tells, after so much of it has passed. It takes no lock.
+    pub(crate) fn state_of(&self, reply: &Reply, passed: Duration, waiting: usize) -> AllStatus {
+        let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
+        let members = self.members.iter().zip(&reply.limits).map(|(member, told)| {
+            let status = Status::from(left(member, told, passed)).rate(member.terms.rate);
+            (member.name.as_str(), status.paused_for(less(told.paused_for, passed)))
+        });
+        AllStatus::new(members).waiting(waiting).paused_for(less(paused_for, passed))
+    }
+
+    /// The state that a reply tells, with what this process has on lease.
+    pub(crate) fn status_of(&self, reply: &Reply, passed: Duration) -> AllStatus {
+        let mut state = self.state_of(reply, passed, self.waiting());
+        for (i, (_, status)) in state.members.iter_mut().enumerate() {
+            let usable = self.leases.as_ref().map_or(0, |leases| leases.usable(i));
+            if usable > 0 {
+                status.available = status.available.saturating_add(usable).min(status.limit);
+                status.next_in = Duration::ZERO;
+            }
+        }
+        state
     }
 }
 
-pub(crate) fn left(member: &Member, told: &Told) -> Left {
-    Left::new(member.terms.limit, told.available).next_in(told.next_in).full_in(told.full_in)
+/// What is left of a limit, after so much of the time that was told has passed.
+fn left(member: &Member, told: &Told, passed: Duration) -> Left {
+    let (next_in, full_in) = (less(told.next_in, passed), less(told.full_in, passed));
+    let available = told.available.max(u64::from(passed > Duration::ZERO && next_in == Duration::ZERO));
+    Left::new(member.terms.limit, available).next_in(next_in).full_in(full_in)
+}
+
+/// The rest of a span, of which [`Duration::MAX`] does not end.
+fn less(span: Duration, passed: Duration) -> Duration {
+    if span == Duration::MAX { span } else { span.saturating_sub(passed) }
 }
 
 impl Drop for Set {

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tidegate::{AllOf, AllRefusal, PolicyConfig};
+use tidegate::{AllOf, AllRefusal, Events, PolicyConfig, StoreEvent};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::breaker::Admission;
+use crate::breaker::{Admission, Breaker};
 use crate::clients::{self, Clients};
 #[cfg(feature = "tls")]
 use crate::connection::Tls;
@@ -21,6 +21,7 @@ use crate::error::{OpenError, StoreError};
 use crate::jitter::jittered;
 use crate::key;
 use crate::lease::{LeaseCounters, LeaseCounts};
+use crate::observe::report;
 use crate::script::Script;
 use crate::share::{Outage, Shares};
 
@@ -83,6 +84,7 @@ pub struct StoreBuilder {
     prefix: String,
     timeout: Duration,
     while_away: WhileAway,
+    events: Option<Arc<dyn Events>>,
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
 }
@@ -138,6 +140,7 @@ struct Shared {
     counters: Counters,
     trouble: Mutex<Option<StoreError>>,
     clients: Clients,
+    events: Option<Arc<dyn Events>>,
     /// When the store answered last, or was opened.
     answered: Mutex<Instant>,
 }
@@ -213,6 +216,7 @@ impl Store {
             prefix: "tidegate".into(),
             timeout: Duration::from_millis(50),
             while_away: WhileAway::Closed,
+            events: None,
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -337,6 +341,10 @@ impl Store {
         self.0.while_away
     }
 
+    pub(crate) fn events(&self) -> Option<Arc<dyn Events>> {
+        self.0.shared.events.clone()
+    }
+
     pub(crate) fn count_degraded(&self) {
         self.0.shared.counters.degraded.fetch_add(1, Ordering::Relaxed);
     }
@@ -457,6 +465,26 @@ impl StoreBuilder {
         };
     }
 
+    /// Sets the observer of all limiters of the store, and of the calls to it. It is told of no tag
+    /// and of no key. [`Events::store`] is called on the thread of the store: be quick.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::Statistics;
+    /// use tidegate_redis::Store;
+    ///
+    /// let statistics = Arc::new(Statistics::new());
+    /// let store =
+    ///     Store::builder("redis://127.0.0.1").observed_by(statistics.clone()).open()?;
+    /// assert_eq!(statistics.snapshot().degraded, 0);
+    /// # Ok::<(), tidegate_redis::OpenError>(())
+    /// ```
+    pub fn observed_by(self, events: Arc<dyn Events>) -> StoreBuilder {
+        StoreBuilder { events: Some(events), ..self }
+    }
+
     /// Opens the store. It connects when it is first asked.
     ///
     /// # Errors
@@ -488,6 +516,7 @@ impl StoreBuilder {
             counters: Counters::default(),
             trouble: Mutex::default(),
             clients: Clients::default(),
+            events: self.events,
             answered: Mutex::new(Instant::now()),
         });
         let (calls, received) = mpsc::unbounded_channel();
@@ -578,6 +607,7 @@ impl Shared {
             Some(place) => place,
             None => {
                 count(&self.counters.skipped);
+                self.tell(StoreEvent::Skipped);
                 return Err(Away::For(Duration::ZERO));
             }
         };
@@ -585,6 +615,7 @@ impl Shared {
         let admission = lock(&server.breaker).admit(began.elapsed());
         if let Admission::Rest(rest) = admission {
             count(&self.counters.skipped);
+            self.tell(StoreEvent::Skipped);
             return Err(Away::For(rest));
         }
         let sent = Sent::default();
@@ -594,32 +625,59 @@ impl Shared {
         self.is_far.store(asked.elapsed() > self.timeout / 4, Ordering::Relaxed);
         let failure = match outcome {
             Ok(Ok(value)) => {
-                lock(&server.breaker).succeeded(admission);
                 *lock(&self.trouble) = None;
                 *lock(&self.answered) = Instant::now();
                 count(&self.counters.answered);
+                self.tell(StoreEvent::Answered(asked.elapsed()));
+                self.answers(&server.breaker, admission);
                 return Ok(value);
             }
             Ok(Err(failure)) => failure,
             Err(_) if sent.give_up() => Failure::Unknown("did not answer in time".into()),
             Err(_) => Failure::NotRun("could not be connected to in time".into()),
         };
-        let (counter, error, is_away) = match failure {
-            Failure::NotRun(text) => (&self.counters.failed, StoreError::away(text), true),
-            Failure::Unknown(text) => (&self.counters.unknown, StoreError::away(text), true),
-            Failure::Misconfigured(text) => (&self.counters.misconfigured, StoreError::wrong(text), false),
+        let counters = &self.counters;
+        let (counter, event, error, is_away) = match failure {
+            Failure::NotRun(text) => (&counters.failed, StoreEvent::Failed, StoreError::away(text), true),
+            Failure::Unknown(text) => (&counters.unknown, StoreEvent::Unknown, StoreError::away(text), true),
+            Failure::Misconfigured(text) => {
+                (&counters.misconfigured, StoreEvent::Misconfigured, StoreError::wrong(text), false)
+            }
         };
         count(counter);
+        self.tell(event);
         *lock(&self.trouble) = Some(error);
         if !is_away {
             // The store does answer.
-            lock(&server.breaker).succeeded(admission);
+            self.answers(&server.breaker, admission);
             return Err(Away::Misconfigured);
         }
         let now = began.elapsed();
-        let mut breaker = lock(&server.breaker);
-        breaker.failed(admission, now);
-        Err(Away::For(breaker.rest(now)))
+        let (has_opened, rest) = {
+            let mut breaker = lock(&server.breaker);
+            (breaker.failed(admission, now), breaker.rest(now))
+        };
+        if has_opened {
+            self.tell(StoreEvent::Opened);
+        }
+        Err(Away::For(rest))
+    }
+
+    /// A server answered a call.
+    fn answers(&self, breaker: &Mutex<Breaker>, admission: Admission) {
+        let has_closed = {
+            let mut breaker = lock(breaker);
+            let was_open = breaker.is_open();
+            breaker.succeeded(admission);
+            was_open && !breaker.is_open()
+        };
+        if has_closed {
+            self.tell(StoreEvent::Closed);
+        }
+    }
+
+    fn tell(&self, event: StoreEvent) {
+        report(self.events.as_ref(), event);
     }
 }
 

@@ -12,6 +12,7 @@ use crate::key;
 use crate::lease::Leases;
 use crate::limiter::StoreLimiter;
 use crate::line::Line;
+use crate::observe::Observers;
 use crate::script::Script;
 use crate::set::{Member, Set};
 use crate::store::Store;
@@ -154,11 +155,13 @@ impl LimiterBuilder {
             }
             false => None,
         };
+        let observers = Observers::new(store.events());
         Ok(StoreLimiter(Arc::new(Set {
             leases,
             script: Arc::new(Script::of(members.iter().map(|member| member.terms.kind))),
             store,
             tag,
+            observers,
             members,
             paused_till: Mutex::default(),
             shadow: AtomicBool::new(false),

@@ -13,15 +13,16 @@ use std::time::Duration;
 
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Limiter, Pause, QueueBounds, Refusal, Status,
+    DefaultClock, Events, Grant, Limiter, Nanos, Pause, QueueBounds, Refusal, Status,
 };
 
 pub use builder::LimiterBuilder;
 
 use crate::block_on::block_on;
 use crate::line::{Outcome, Ticket};
+use crate::observe::Watch;
 use crate::script::{Operation, Reply};
-use crate::set::{Instead, Set, left};
+use crate::set::{Instead, Set};
 use request::{Ask, Won};
 use reserved::{Degraded, Reserved};
 
@@ -76,6 +77,27 @@ impl StoreLimiter {
         self.0.set_bounds(bounds);
     }
 
+    /// Sets the observer, which is told of every call of this limiter and its clones from now on.
+    /// Returns `false`, and changes nothing, if the limiter has an observer already. All limiters of
+    /// a store are observed by [`StoreBuilder::observed_by`](crate::StoreBuilder::observed_by).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::Statistics;
+    /// use tidegate_redis::Store;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let limit = "token_bucket 100/s burst 20".parse()?;
+    /// let limiter = store.limiter("all").limit("calls", limit).build()?;
+    /// assert!(limiter.observe(Arc::new(Statistics::new())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.0.observers.observe(events)
+    }
+
     /// Forgets what all processes took: every limit is as new.
     ///
     /// # Errors
@@ -96,7 +118,7 @@ impl StoreLimiter {
     /// [`Refusal::Unavailable`] if the store did not answer.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
         let reply = self.ask_all(Operation::Status).await?;
-        Ok(self.status_of(&reply))
+        Ok(self.0.status_of(&reply, Duration::ZERO))
     }
 
     async fn ask_all(&self, operation: Operation) -> Result<Reply, AllRefusal> {
@@ -104,20 +126,32 @@ impl StoreLimiter {
         self.0.ask(operation, &costs).await.map_err(|undecided| self.0.unavailable(undecided))
     }
 
-    fn status_of(&self, reply: &Reply) -> AllStatus {
-        let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
-        let members = self.0.members.iter().zip(&reply.limits).enumerate().map(|(i, (member, told))| {
-            let mut left = left(member, told);
-            let usable = self.0.leases.as_ref().map_or(0, |leases| leases.usable(i));
-            if usable > 0 {
-                left.available = left.available.saturating_add(usable).min(left.limit);
-                left.next_in = Duration::ZERO;
+    fn told(&self, ask: &Ask, answer: &Result<AllPermits, AllRefusal>) {
+        if let Some(watch) = Watch::new(&self.0, ask.permits()) {
+            watch.answered(answer.as_ref());
+        }
+    }
+
+    /// Waits for permits, at most this long, and tells the observers of the answer.
+    async fn decided(
+        self,
+        ask: Ask,
+        longest: Duration,
+        watch: Option<Watch>,
+    ) -> Result<AllPermits, AllRefusal> {
+        let set = self.0.clone();
+        let won = self.wait(ask.clone(), longest).await;
+        let Some(watch) = watch else { return won.map(|won| won.permits(&set, &ask)) };
+        match won {
+            Ok(Won::Free) => watch.exempted(),
+            Ok(Won::Booked(ref granted)) => watch.granted(granted),
+            won => {
+                let answer = won.map(|won| won.permits(&set, &ask));
+                watch.answered(answer.as_ref());
+                return answer;
             }
-            let status = Status::from(left).rate(member.terms.rate);
-            (member.name.as_str(), status.paused_for(told.paused_for))
-        });
-        let waiting = self.0.waiting();
-        AllStatus::new(members).waiting(waiting).paused_for(paused_for)
+        }
+        won.map(|won| won.permits(&set, &ask))
     }
 
     /// Waits for permits, at most this long.
@@ -190,6 +224,11 @@ impl Limiter for StoreLimiter {
         if let Some(leases) = self.0.leases_for(request)
             && let Some(answer) = leases.now(&self.0, request)
         {
+            if !self.0.observers.is_empty()
+                && let Ok(ask) = Ask::new(&self.0, request)
+            {
+                self.told(&ask, &answer);
+            }
             return AcquireAny::ready(answer);
         }
         let ask = match Ask::new(&self.0, request) {
@@ -198,8 +237,8 @@ impl Limiter for StoreLimiter {
         };
         let this = self.clone();
         AcquireAny::new(async move {
-            let won = this.clone().wait(ask.clone(), Duration::ZERO).await?;
-            Ok(won.permits(&this.0, &ask))
+            let watch = Watch::new(&this.0, ask.permits());
+            this.clone().decided(ask, Duration::ZERO, watch).await
         })
     }
 
@@ -211,14 +250,17 @@ impl Limiter for StoreLimiter {
         let this = self.clone();
         let line = self.0.leases_for(request).and_then(|leases| leases.line(&self.0, request));
         AcquireAny::new(async move {
+            let watch = Watch::new(&this.0, ask.permits());
             if let (Some(leases), Some(line)) = (&this.0.leases, line)
                 && let Some(answer) = leases.wait(&this.0, line, &ask.costs, ask.all_else.within).await
             {
+                if let Some(watch) = watch {
+                    watch.answered(answer.as_ref());
+                }
                 return answer;
             }
             let longest = ask.all_else.within.unwrap_or(Duration::MAX);
-            let won = this.clone().wait(ask.clone(), longest).await?;
-            Ok(won.permits(&this.0, &ask))
+            this.clone().decided(ask, longest, watch).await
         })
     }
 
@@ -231,23 +273,42 @@ impl Limiter for StoreLimiter {
     /// process, or none.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let ask = Ask::new(&self.0, request)?;
+        let watch = Watch::new(&self.0, ask.permits());
         if ask.exempt {
+            if let Some(watch) = watch {
+                watch.exempted();
+            }
             return Ok(AnyReservation::new(Reserved::free(self, ask)));
         }
-        self.0.check(&ask.costs)?;
+        let refused = |watch: Option<Watch>, refusal: AllRefusal| {
+            if let Some(watch) = watch {
+                watch.answered(Err(&refusal));
+            }
+            refusal
+        };
+        if let Err(refusal) = self.0.check(&ask.costs) {
+            return Err(refused(watch, refusal));
+        }
         let longest = ask.all_else.within.unwrap_or(Duration::MAX);
         let mut ticket = Ticket::new(&self.0, ask.asked(&self.0, longest, false));
         let undecided = match block_on(poll_fn(|context| ticket.poll_decided(context))) {
-            Outcome::Granted(()) => return Ok(AnyReservation::new(Reserved::waits(self, ask, ticket))),
-            Outcome::Refused(refusal) => return Err(refusal),
+            Outcome::Granted(()) => {
+                return Ok(AnyReservation::new(Reserved::waits(self, ask, ticket, watch)));
+            }
+            Outcome::Refused(refusal) => return Err(refused(watch, refusal)),
             Outcome::Undecided(undecided) => undecided,
         };
         match self.0.instead(undecided) {
-            Instead::Everyone => Ok(AnyReservation::new(Reserved::unlimited(self, ask))),
-            Instead::Nobody(refusal) => Err(refusal),
+            Instead::Everyone => {
+                if let Some(watch) = watch {
+                    watch.answered(Ok(&AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded()));
+                }
+                Ok(AnyReservation::new(Reserved::unlimited(self, ask)))
+            }
+            Instead::Nobody(refusal) => Err(refused(watch, refusal)),
             Instead::Share(share) => match share.reserve(ask.request()) {
-                Ok(place) => Ok(AnyReservation::new(Degraded(place))),
-                Err(refusal) => Err(self.0.by_share(refusal, undecided.rest())),
+                Ok(place) => Ok(AnyReservation::new(Degraded { place, watch })),
+                Err(refusal) => Err(refused(watch, self.0.by_share(refusal, undecided.rest()))),
             },
         }
     }
@@ -273,6 +334,7 @@ impl Limiter for StoreLimiter {
             leases.end(&self.0);
         }
         self.0.pause(span);
+        self.0.observers.report(|events| events.paused(span));
         self.0.tell(operation, &vec![(1, 1); self.0.members.len()], &[]);
         Ok(())
     }
@@ -283,7 +345,11 @@ impl Limiter for StoreLimiter {
         }
         self.0.resume();
         let reply = block_on(self.ask_all(Operation::Resume));
-        reply.is_ok_and(|reply| reply.limits.iter().any(|told| told.other > 0))
+        let was_paused = reply.is_ok_and(|reply| reply.limits.iter().any(|told| told.other > 0));
+        if was_paused {
+            self.0.observers.report(|events| events.resumed());
+        }
+        was_paused
     }
 
     /// The message is not waited for.

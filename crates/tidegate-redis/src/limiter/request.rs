@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidegate::{AllPermits, AllRefusal, AllRequest, Grant, Nanos, Request};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, Grant, Nanos, Request};
 
 use crate::line::{Asked, Granted};
 use crate::script::Answer;
@@ -35,6 +35,11 @@ impl Ask {
         })
     }
 
+    /// How many permits of all members together.
+    pub(super) fn permits(&self) -> u64 {
+        self.costs.iter().fold(0, |sum, (n, _)| sum.saturating_add(*n))
+    }
+
     /// As it joins the line.
     pub(super) fn asked(&self, set: &Set, longest: Duration, droppable: bool) -> Asked {
         Asked {
@@ -43,6 +48,7 @@ impl Ask {
             shadow: set.shadow.load(Ordering::Relaxed),
             priority: self.all_else.priority,
             droppable,
+            with_left: self.with_left,
         }
     }
 
@@ -76,7 +82,13 @@ impl Won {
             Won::Shared(permits) => permits.as_degraded(),
             Won::Free => Grant::new(0, Nanos::ZERO).into(),
             Won::Unlimited => AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded(),
-            Won::Booked(granted) => grant(set, ask, &granted).into(),
+            Won::Booked(granted) => {
+                let permits = AllPermits::from(grant(set, ask, &granted));
+                match left(set, ask, &granted) {
+                    Some(left) => permits.with_left(left),
+                    None => permits,
+                }
+            }
         }
     }
 }
@@ -93,8 +105,14 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
         None => ask.all_else.permits.into(),
     };
     let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), granted.waited);
-    match set.left(&granted.reply).filter(|_| ask.with_left) {
+    match set.tightest(granted).filter(|_| ask.with_left) {
         Some(left) => grant.with_left(left),
         None => grant,
     }
+}
+
+/// What a grant left in each limit, if the request asks for it.
+pub(super) fn left(set: &Set, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
+    let is_told = ask.with_left && granted.reply.answer != Answer::Shadow;
+    is_told.then(|| set.status_of(&granted.reply, granted.reply.wait))
 }

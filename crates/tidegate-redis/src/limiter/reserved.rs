@@ -2,14 +2,15 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tidegate::{AllRefusal, AllRequest, AllStatus, AnyReservation, Grant, Nanos, Place};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Grant, Nanos, Place};
 
 use crate::limiter::StoreLimiter;
-use crate::limiter::request::{Ask, grant};
+use crate::limiter::request::{Ask, grant, left};
 use crate::line::{Granted, Outcome, Ticket};
+use crate::observe::Watch;
 use crate::script::{Answer, Operation};
 use crate::set::Costs;
 
@@ -18,6 +19,9 @@ pub(super) struct Reserved {
     of: StoreLimiter,
     ask: Ask,
     stage: Stage,
+    /// Until it is claimed.
+    watch: Option<Watch>,
+    left: Option<AllStatus>,
 }
 
 enum Stage {
@@ -36,21 +40,25 @@ enum Stage {
 struct Used(Vec<u64>);
 
 impl Reserved {
-    pub(super) fn waits(of: &StoreLimiter, ask: Ask, ticket: Ticket) -> Reserved {
-        Reserved { of: of.clone(), ask, stage: Stage::Waits(ticket) }
+    pub(super) fn waits(of: &StoreLimiter, ask: Ask, ticket: Ticket, watch: Option<Watch>) -> Reserved {
+        Reserved { of: of.clone(), ask, stage: Stage::Waits(ticket), watch, left: None }
     }
 
     pub(super) fn free(of: &StoreLimiter, ask: Ask) -> Reserved {
-        Reserved { of: of.clone(), ask, stage: Stage::Free }
+        Reserved { of: of.clone(), ask, stage: Stage::Free, watch: None, left: None }
     }
 
     /// Since no store decided.
     pub(super) fn unlimited(of: &StoreLimiter, ask: Ask) -> Reserved {
-        Reserved { of: of.clone(), ask, stage: Stage::Unlimited }
+        Reserved { of: of.clone(), ask, stage: Stage::Unlimited, watch: None, left: None }
     }
 
-    fn claim(&self, granted: &Granted) -> (Grant, Used) {
+    fn claim(&mut self, granted: &Granted) -> (Grant, Used) {
         self.of.0.log_grant(&granted.reply);
+        if let Some(watch) = self.watch.take() {
+            watch.granted(granted);
+        }
+        self.left = left(&self.of.0, &self.ask, granted);
         let used = match granted.reply.answer {
             Answer::Shadow => vec![0; granted.reply.limits.len()],
             _ => granted.reply.limits.iter().map(|told| told.permits).collect(),
@@ -75,6 +83,9 @@ impl Future for Reserved {
             Outcome::Refused(refusal) => Err(refusal),
             Outcome::Undecided(undecided) => Err(this.of.0.unavailable(undecided)),
         };
+        if let (Err(refusal), Some(watch)) = (&answer, this.watch.take()) {
+            watch.answered(Err(refusal));
+        }
         this.stage = Stage::Claimed(answer.clone());
         Poll::Ready(answer.map(|(grant, _)| grant))
     }
@@ -86,6 +97,10 @@ impl Place for Reserved {
             Stage::Waits(ticket) => ticket.due_in(),
             Stage::Free | Stage::Unlimited | Stage::Claimed(_) => Duration::ZERO,
         }
+    }
+
+    fn left(&self) -> Option<AllStatus> {
+        self.left.clone()
     }
 
     fn is_degraded(&self) -> bool {
@@ -134,23 +149,34 @@ impl fmt::Debug for Reserved {
 }
 
 /// A place in the share of this process.
-pub(super) struct Degraded(pub(super) AnyReservation);
+pub(super) struct Degraded {
+    pub(super) place: AnyReservation,
+    /// Until it is claimed.
+    pub(super) watch: Option<Watch>,
+}
 
 impl Future for Degraded {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map_err(AllRefusal::as_degraded)
+        let answer = ready!(Pin::new(&mut self.place).poll(context)).map_err(AllRefusal::as_degraded);
+        if let Some(watch) = self.watch.take() {
+            match &answer {
+                Ok(grant) => watch.answered(Ok(&AllPermits::from(*grant).as_degraded())),
+                Err(refusal) => watch.answered(Err(refusal)),
+            }
+        }
+        Poll::Ready(answer)
     }
 }
 
 impl Place for Degraded {
     fn due_in(&self) -> Duration {
-        self.0.due_in()
+        self.place.due_in()
     }
 
     fn left(&self) -> Option<AllStatus> {
-        self.0.left()
+        self.place.left()
     }
 
     fn is_degraded(&self) -> bool {
@@ -158,6 +184,6 @@ impl Place for Degraded {
     }
 
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.0.settle(used.clone())
+        self.place.settle(used.clone())
     }
 }

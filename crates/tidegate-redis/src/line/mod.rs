@@ -112,6 +112,8 @@ pub(crate) struct Asked {
     pub(crate) priority: i8,
     /// Whether it may be dropped from a full line.
     pub(crate) droppable: bool,
+    /// Whether the answer tells the state of the limits.
+    pub(crate) with_left: bool,
 }
 
 #[derive(Debug)]
@@ -270,7 +272,13 @@ impl Set {
                     let at = state.room_at(&costs).min(due);
                     Refusal::QueueFull { retry_after: at.saturating_since(now) }.into()
                 }
-                false => self.refusal(&reply, entry.asked.longest),
+                false => {
+                    let refusal = self.refusal(&reply, entry.asked.longest);
+                    match entry.asked.with_left {
+                        true => refusal.with_left(self.state_of(&reply, Duration::ZERO, state.waiting)),
+                        false => refusal,
+                    }
+                }
             };
             return state.answer(after, number, Outcome::Refused(refusal));
         }

@@ -1,0 +1,132 @@
+//! What the observers of a limiter over a store are told.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tidegate::{AllPermits, AllRefusal, Events, Left, Nanos, Refusal, StoreEvent};
+use tokio::time::Instant;
+
+use crate::line::Granted;
+use crate::script::Answer;
+use crate::set::Set;
+
+/// The observer of a store, and that of one limiter.
+#[derive(Default)]
+pub(crate) struct Observers {
+    all: Option<Arc<dyn Events>>,
+    own: OnceLock<Arc<dyn Events>>,
+}
+
+impl Observers {
+    pub(crate) fn new(all: Option<Arc<dyn Events>>) -> Observers {
+        Observers { all, own: OnceLock::new() }
+    }
+
+    /// Sets the limiter's own observer. Returns `false`, and changes nothing, if it has one.
+    pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.own.set(events).is_ok()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_none() && self.own.get().is_none()
+    }
+
+    pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
+        for events in self.all.iter().chain(self.own.get()) {
+            event(&**events);
+        }
+    }
+}
+
+/// Tells the observer of a store on its thread, which a panic of the observer does not end.
+pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
+    if let Some(events) = events {
+        _ = catch_unwind(AssertUnwindSafe(|| events.store(&event)));
+    }
+}
+
+/// A request that is being decided. If it is dropped before that, it was cancelled.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    set: Arc<Set>,
+    permits: u64,
+    began: Instant,
+    is_told: bool,
+}
+
+impl Watch {
+    /// `None` if the limiter has no observer.
+    pub(crate) fn new(set: &Arc<Set>, permits: u64) -> Option<Watch> {
+        let is_observed = !set.observers.is_empty();
+        is_observed.then(|| Watch { set: set.clone(), permits, began: Instant::now(), is_told: false })
+    }
+
+    fn tell(mut self, event: impl Fn(&dyn Events, u64)) {
+        self.is_told = true;
+        self.set.observers.report(|events| event(events, self.permits));
+    }
+
+    /// The store granted it.
+    pub(crate) fn granted(self, granted: &Granted) {
+        let set = self.set.clone();
+        if granted.reply.answer == Answer::Shadow {
+            let refusal = set.refusal(&granted.reply, Duration::ZERO).refusal();
+            let refusal = refusal.unwrap_or(Refusal::Limited { retry_after: Nanos::ZERO });
+            return self.tell(|events, permits| events.shadowed(permits, &refusal));
+        }
+        let permits = granted.reply.limits.iter().map(|told| told.permits).sum();
+        let near = set.tightest(granted).filter(is_near);
+        self.tell(|events, _| {
+            events.granted(permits, granted.waited);
+            if let Some(left) = &near {
+                events.near_limit(left);
+            }
+        });
+    }
+
+    /// It was decided by another way than by the store.
+    pub(crate) fn answered(self, answer: Result<&AllPermits, &AllRefusal>) {
+        self.tell(|events, permits| match answer {
+            Ok(granted) => {
+                if granted.is_degraded() {
+                    events.degraded(permits);
+                }
+                events.granted(permits, granted.waited());
+            }
+            Err(refusal) => {
+                if refusal.is_degraded() {
+                    events.degraded(permits);
+                }
+                if let Some(refusal) = refusal.refusal() {
+                    events.refused(permits, &refusal);
+                }
+            }
+        });
+    }
+
+    pub(crate) fn exempted(self) {
+        self.tell(|events, permits| events.exempted(permits));
+    }
+}
+
+/// Whether a fifth or less is left.
+fn is_near(left: &Left) -> bool {
+    left.available.saturating_mul(5) <= left.limit
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if self.is_told {
+            return;
+        }
+        let waited = self.began.elapsed();
+        let tell = || self.set.observers.report(|events| events.cancelled(self.permits, waited));
+        if std::thread::panicking() {
+            // A second panic would end the process.
+            _ = catch_unwind(AssertUnwindSafe(tell));
+        } else {
+            tell();
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! What observers are told is what callers got, on paused time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::{AllPermits, AllRefusal, AnyLimiter, Events, Left, Refusal, Request, Statistics, StoreEvent};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Counts, Store, WhileAway};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn model() -> Model {
+    let service = Duration::from_micros(1);
+    Model::new(3, Network { latency: MS..=MS, jitter: 0.0, lost_answers: 0.0, service, lag: Duration::ZERO })
+}
+
+/// Counts the events of a store, and passes the others on.
+#[derive(Default)]
+struct Log {
+    statistics: Statistics,
+    store: Mutex<Vec<StoreEvent>>,
+}
+
+impl Events for Log {
+    fn granted(&self, permits: u64, waited: Duration) {
+        self.statistics.granted(permits, waited);
+    }
+
+    fn refused(&self, permits: u64, refusal: &Refusal) {
+        self.statistics.refused(permits, refusal);
+    }
+
+    fn cancelled(&self, permits: u64, waited: Duration) {
+        self.statistics.cancelled(permits, waited);
+    }
+
+    fn shadowed(&self, permits: u64, refusal: &Refusal) {
+        self.statistics.shadowed(permits, refusal);
+    }
+
+    fn exempted(&self, permits: u64) {
+        self.statistics.exempted(permits);
+    }
+
+    fn degraded(&self, permits: u64) {
+        self.statistics.degraded(permits);
+    }
+
+    fn near_limit(&self, left: &Left) {
+        assert!(left.available * 5 <= left.limit, "{left:?}");
+        self.statistics.near_limit(left);
+    }
+
+    fn store(&self, event: &StoreEvent) {
+        self.store.lock().unwrap().push(*event);
+    }
+}
+
+/// What callers got.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Got {
+    granted: u64,
+    permits: u64,
+    limited: u64,
+    unavailable: u64,
+    cancelled: u64,
+    degraded: u64,
+    near_limit: u64,
+    exempted: u64,
+}
+
+impl Got {
+    fn note(&mut self, permits: u64, answer: &Result<AllPermits, AllRefusal>) {
+        let is_degraded = match answer {
+            Ok(granted) => {
+                self.granted += 1;
+                self.permits += permits;
+                let near = granted.left().is_some_and(|left| left.members[0].1.available <= 4);
+                self.near_limit += u64::from(near && !granted.is_degraded());
+                granted.is_degraded()
+            }
+            Err(refusal) => {
+                match refusal.refusal() {
+                    Some(Refusal::Limited { .. }) => self.limited += 1,
+                    Some(Refusal::Unavailable { .. }) => self.unavailable += 1,
+                    other => panic!("{other:?}"),
+                }
+                refusal.is_degraded()
+            }
+        };
+        self.degraded += u64::from(is_degraded);
+    }
+}
+
+#[test]
+fn counters_equal_what_callers_got() {
+    let two = NonZeroU32::new(2).unwrap();
+    for while_away in [WhileAway::ShareOf(two), WhileAway::Open, WhileAway::Closed] {
+        run(async move {
+            let (model, log) = (model(), Arc::new(Log::default()));
+            let builder = Store::builder("redis://model").while_away(while_away).observed_by(log.clone());
+            let store = model.open(builder).unwrap();
+            let limiter = store.limiter("all").limit("calls", "token_bucket 50/s burst 20".parse().unwrap());
+            let limiter = limiter.build().unwrap();
+            let own = Arc::new(Statistics::new());
+            assert!(limiter.observe(own.clone()) && !limiter.observe(own.clone()));
+            let limiter = AnyLimiter::from(limiter);
+            let (mut got, mut random) = (Got::default(), SmallRng::seed_from_u64(5));
+            for round in 0..800 {
+                match round {
+                    200 => model.stop(true),
+                    300 => model.stop(false),
+                    500 => model.kill(),
+                    600 => model.start_empty(),
+                    _ => {}
+                }
+                let permits = random.random_range(1..=3u32);
+                let request = Request::permits(permits).with_left();
+                match random.random_range(0..10) {
+                    0 => {
+                        let _ = limiter.acquire_now(request.exempt()).await.unwrap();
+                        got.exempted += 1;
+                    }
+                    1 => {
+                        let request = request.within(Duration::from_secs(9));
+                        match tokio::time::timeout(3 * MS, limiter.acquire_many(request)).await {
+                            Ok(answer) => got.note(permits.into(), &answer),
+                            Err(_) => got.cancelled += 1,
+                        }
+                    }
+                    2 => {
+                        let answer = limiter.acquire_many(request.within(40 * MS)).await;
+                        got.note(permits.into(), &answer);
+                    }
+                    _ => {
+                        let answer = limiter.acquire_now(request).await;
+                        got.note(permits.into(), &answer);
+                    }
+                }
+                tokio::time::sleep(random.random_range(0..20) * MS).await;
+            }
+            assert!(got.degraded > 20 && got.near_limit > 100 && got.limited > 50 && got.cancelled > 5);
+            for snapshot in [log.statistics.snapshot(), own.snapshot()] {
+                let told = Got {
+                    granted: snapshot.granted,
+                    permits: snapshot.permits,
+                    limited: snapshot.limited,
+                    unavailable: snapshot.unavailable,
+                    cancelled: snapshot.cancelled,
+                    degraded: snapshot.degraded,
+                    near_limit: snapshot.near_limit,
+                    exempted: snapshot.exempted,
+                };
+                assert_eq!(told, got, "{while_away:?}");
+            }
+            let events = log.store.lock().unwrap();
+            let count = |is_it: fn(&StoreEvent) -> bool| {
+                u64::try_from(events.iter().filter(|event| is_it(event)).count()).unwrap()
+            };
+            let Counts { answered, unknown, failed, skipped, misconfigured, .. } = store.counts();
+            assert_eq!(
+                count(|event| matches!(event, StoreEvent::Answered(within) if *within >= 2 * MS)),
+                answered
+            );
+            assert_eq!(count(|event| *event == StoreEvent::Unknown), unknown);
+            assert_eq!(count(|event| *event == StoreEvent::Failed), failed);
+            assert_eq!(count(|event| *event == StoreEvent::Skipped), skipped);
+            assert_eq!(count(|event| *event == StoreEvent::Misconfigured), misconfigured);
+            assert_eq!(count(|event| *event == StoreEvent::Closed), 2);
+            assert!(
+                count(|event| *event == StoreEvent::Opened) >= 2 && unknown > 0 && failed > 0 && skipped > 0
+            );
+        });
+    }
+}
+
+/// A reservation is told of when it is claimed or dropped, and a shadowed request as that.
+#[test]
+fn reservations_and_shadowed_requests_are_told() {
+    run(async {
+        let (model, log) = (model(), Arc::new(Log::default()));
+        let store = model.open(Store::builder("redis://model").observed_by(log.clone())).unwrap();
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 1".parse().unwrap());
+        let limiter = limiter.build().unwrap();
+        let any = AnyLimiter::from(limiter.clone());
+        let _ = any.acquire().await.unwrap();
+        limiter.set_shadow(true);
+        assert_eq!(any.acquire().await.unwrap().permits(), 0);
+        limiter.set_shadow(false);
+        let snapshot = log.statistics.snapshot();
+        assert_eq!((snapshot.granted, snapshot.shadowed, snapshot.refused()), (1, 1, 0));
+        any.pause_for(Duration::from_secs(1)).unwrap();
+    });
+}
+
+/// The answer of a set tells each member, from one call.
+#[test]
+fn an_answer_tells_every_limit() {
+    run(async {
+        let model = model();
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = store.limiter("all");
+        let limiter = limiter.limit("calls", "fixed_window 3/d".parse().unwrap());
+        let limiter = limiter.limit("tokens", "token_bucket 1/s burst 100".parse().unwrap());
+        let limiter = AnyLimiter::from(limiter.build().unwrap());
+        let before = model.calls();
+        let ask = || [("tokens", 50)].into_iter().collect::<tidegate::AllRequest<'_>>().with_left();
+        let granted = limiter.acquire_now(ask()).await.unwrap();
+        let left = granted.left().unwrap();
+        let told = |left: &tidegate::AllStatus, name| {
+            let status = left.member(name).unwrap();
+            (status.available, status.limit)
+        };
+        assert_eq!((told(left, "calls"), told(left, "tokens")), ((2, 3), (50, 100)));
+        let refused = limiter.acquire_now(Request::permits(3).with_left()).await.unwrap_err();
+        assert_eq!(refused.member(), Some("calls"));
+        let left = refused.left().unwrap();
+        assert_eq!((told(left, "calls"), told(left, "tokens")), ((2, 3), (50, 100)));
+        // After a wait the state is that of the grant.
+        let _ = limiter.acquire_now(ask()).await.unwrap();
+        let waited = limiter
+            .acquire_many([("tokens", 10)].into_iter().collect::<tidegate::AllRequest<'_>>().with_left());
+        let waited = waited.await.unwrap();
+        let tokens = waited.left().unwrap().member("tokens").unwrap();
+        assert!(waited.waited() >= Duration::from_secs(9), "{waited:?}");
+        assert!(
+            tokens.next_in <= Duration::from_secs(1) && tokens.full_in <= Duration::from_secs(100),
+            "{tokens:?}"
+        );
+        assert!(limiter.acquire_now(Request::permits(1)).await.unwrap_err().left().is_none());
+        // One for each request, and the text of the script.
+        assert_eq!(model.calls() - before, 5 + 1);
+    });
+}
