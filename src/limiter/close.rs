@@ -26,7 +26,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 }
 
-/// The end.
+/// Closing, from any clone.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Closes the limiter for good. From then on no request gets a permit, and all waiters are
     /// refused at once with [`Refusal::Closed`](crate::Refusal::Closed): tasks, blocked threads and

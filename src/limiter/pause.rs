@@ -154,7 +154,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 }
 
-/// Pauses. Each can be begun and ended from any clone, and holds at once for waiters, too.
+/// Pauses, from any clone. They hold at once for waiters, too.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Pauses the limiter: grants no request before the time `until` of its
     /// [clock](RateLimiter::clock). The pause holds for requests that already wait, too.

@@ -64,7 +64,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 }
 
-/// Settings. Each can be changed from any clone, and holds at once for waiters, too.
+/// Settings, from any clone. They hold at once for waiters, too.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Bounds the queue: how many requests may wait, for how many permits, and which request makes
     /// room in a full queue. A new limiter has no bounds.
