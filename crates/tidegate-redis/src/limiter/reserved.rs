@@ -59,11 +59,15 @@ impl Reserved {
             watch.granted(granted);
         }
         self.left = left(&self.of.0, &self.ask, granted);
-        let used = match granted.reply.answer {
+        let used: Vec<u64> = match granted.reply.answer {
             Answer::Shadow => vec![0; granted.reply.limits.len()],
             _ => granted.reply.limits.iter().map(|told| told.permits).collect(),
         };
-        (grant(&self.of.0, &self.ask, granted), Used(used))
+        // A place tells the sum of its permits, as that of an `AllOf` does.
+        let sum = used.iter().fold(0_u64, |sum, n| sum.saturating_add(*n));
+        let told = grant(&self.of.0, &self.ask, granted);
+        let grant = Grant::new(u32::try_from(sum).unwrap_or(u32::MAX), granted.waited);
+        (told.left().map_or(grant, |left| grant.with_left(left)), Used(used))
     }
 }
 

@@ -31,7 +31,7 @@ fn told_times_are_exact_for_every_policy() {
             world.advance(7 * SECOND + 13 * MS);
             for _ in 0..3 {
                 let refusal = loop {
-                    if let Err(refusal) = world.try_acquire(&limiter, 1) {
+                    if let Err(refusal) = world.try_acquire(&limiter, Request::permits(1).with_left()) {
                         break refusal;
                     }
                 };
@@ -81,7 +81,7 @@ fn waits_are_due_in_order_for_every_policy() {
 fn costs_are_charged_by_name_all_or_nothing() {
     compare("costs", |world| {
         let api = world.limiter(&LIMITS);
-        assert!(world.try_acquire(&api, [("tokens", 60)]).is_ok());
+        assert!(world.try_acquire(&api, AllRequest::from([("tokens", 60)]).with_left()).is_ok());
         world.status(&api);
         let refusal = world.try_acquire(&api, [("tokens", 60)]).expect_err("limited");
         assert_eq!((refusal.member(), refusal.retry_after()), (Some("tokens"), Some(200 * MS)));
@@ -90,13 +90,13 @@ fn costs_are_charged_by_name_all_or_nothing() {
         let refusal = world.try_acquire(&api, [("calls", 1), ("tokens", 0)]).expect_err("limited");
         assert_eq!(refusal.member(), Some("calls"));
         // Both refuse, and the one that is ready last is named.
-        let refusal = world.try_acquire(&api, 1).expect_err("limited");
+        let refusal = world.try_acquire(&api, AllRequest::from(1).with_left()).expect_err("limited");
         assert_eq!(refusal.member(), Some("calls"));
         world.advance(60 * SECOND);
         world.status(&api);
         assert!(world.try_acquire(&api, AllRequest::from(Request::up_to(3)).cost("tokens", 10)).is_ok());
-        assert!(world.try_acquire(&api, 1).is_ok());
-        assert!(world.try_acquire(&api, 1).is_err());
+        assert!(world.try_acquire(&api, Request::permits(1).with_left()).is_ok());
+        assert!(world.try_acquire(&api, Request::permits(1).with_left()).is_err());
     });
 }
 

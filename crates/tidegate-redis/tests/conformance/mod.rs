@@ -223,8 +223,7 @@ impl World {
                 Waits::Place(wait) => match wait.poll() {
                     std::task::Poll::Pending => (None, false),
                     std::task::Poll::Ready(Ok(grant)) => {
-                        // How many permits of which member is not told.
-                        (Some(format!("granted: {}", grant.permits() > 0)), false)
+                        (Some(format!("{} permits", grant.permits())), false)
                     }
                     std::task::Poll::Ready(Err(refusal)) => (Some(refused(&refusal)), true),
                 },
