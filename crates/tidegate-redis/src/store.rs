@@ -633,7 +633,10 @@ impl Shared {
                 return Ok(value);
             }
             Ok(Err(failure)) => failure,
-            Err(_) if sent.give_up() => Failure::Unknown("did not answer in time".into()),
+            // A call that waited in line has less time for an answer.
+            Err(_) if sent.give_up(waited <= self.timeout / 2) => {
+                Failure::Unknown("did not answer in time".into())
+            }
             Err(_) => Failure::NotRun("could not be connected to in time".into()),
         };
         let counters = &self.counters;

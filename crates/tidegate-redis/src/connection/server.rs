@@ -172,12 +172,13 @@ impl Sent {
         }
     }
 
-    /// The call was not answered in time. If its connection was silent all the time, no further call
-    /// uses it, since it may lead to a server that is gone. Returns whether the call has left.
-    pub(crate) fn give_up(&self) -> bool {
+    /// The call was not answered in time. If its connection was silent all the time, and that was
+    /// long enough for an answer, no further call uses it, since it may lead to a server that is
+    /// gone. Returns whether the call has left.
+    pub(crate) fn give_up(&self, was_long: bool) -> bool {
         let Some(leaving) = lock(&self.0).take() else { return false };
         let Leaving { server, number, answers, is_new, has_left } = leaving;
-        if !is_new && server.answers.load(Ordering::Relaxed) == answers {
+        if was_long && !is_new && server.answers.load(Ordering::Relaxed) == answers {
             server.forget(number);
             server.is_suspect.store(true, Ordering::Relaxed);
         }

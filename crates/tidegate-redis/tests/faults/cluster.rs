@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 use tidegate::AnyLimiter;
-use tidegate_redis::{Counts, Store};
+use tidegate_redis::{Counts, Store, WhileAway};
 
 use crate::load::{self, Load, limiter};
 use crate::support::{Server, free_port, wait_until};
@@ -24,7 +24,7 @@ impl Cluster {
             let args = [
                 ["--cluster-enabled", "yes"],
                 ["--cluster-port", &bus],
-                ["--cluster-node-timeout", "1000"],
+                ["--cluster-node-timeout", "2000"],
                 ["--cluster-require-full-coverage", "no"],
                 ["--repl-diskless-sync-delay", "0"],
             ];
@@ -35,11 +35,13 @@ impl Cluster {
             cluster.servers[i].tell(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
             cluster.servers[i].tell(&format!("CLUSTER SET-CONFIG-EPOCH {}", i + 1));
         }
-        for server in &cluster.servers[1..] {
-            let bus = Cluster::bus(server);
-            cluster.servers[0].tell(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", server.port()));
-        }
         wait_until("all servers know each other", || {
+            // A server that is slow to answer is not met, and has to be met again.
+            for server in &cluster.servers[1..] {
+                let bus = Cluster::bus(server);
+                cluster.servers[0].tell(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", server.port()));
+            }
+            std::thread::sleep(Duration::from_millis(100));
             cluster.servers.iter().all(|server| {
                 let known = Cluster::info(server, "cluster_known_nodes") == cluster.servers.len().to_string();
                 known
@@ -93,11 +95,44 @@ fn text(value: Value) -> String {
     }
 }
 
+/// Whatever a limiter asks for, all keys of a call lie in one slot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_call_works_in_a_cluster() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let store = load::patient(cluster.url()).while_away(WhileAway::Share).open().unwrap();
+    store.check().await.unwrap();
+    for tag in tags() {
+        let limits = store.limiter(&tag).limit("calls", "token_bucket 10000/s burst 5".parse().unwrap());
+        let limits = limits.limit("log", "sliding_log 1000/min".parse().unwrap());
+        let limiter = AnyLimiter::from(limits.limit("day", load::LINE.parse().unwrap()).build().unwrap());
+        for _ in 0..10 {
+            let _ = limiter.acquire().await.unwrap();
+        }
+        drop(limiter.reserve(2).unwrap());
+        limiter.debit([("day", 5)]).unwrap();
+        assert!(limiter.keep_at_most("day", 1000).is_ok());
+        limiter.pause_for(Duration::from_secs(1)).unwrap();
+        assert!(limiter.resume());
+        assert_eq!(limiter.status().members.len(), 3);
+        let in_use = AnyLimiter::from(store.counting(&tag, 3).build().unwrap());
+        let permits = in_use.acquire_now(2).await.unwrap();
+        assert_eq!(in_use.status().members[0].1.available, 1);
+        drop(permits);
+        let leased = store.limiter(&tag).limit("leased", "token_bucket 10000/s burst 1000".parse().unwrap());
+        let leased = AnyLimiter::from(leased.leased().build().unwrap());
+        for _ in 0..100 {
+            let _ = leased.acquire().await.unwrap();
+        }
+    }
+    let counts = store.counts();
+    assert_eq!((counts.failed, counts.unknown, counts.misconfigured), (0, 0, 0), "{:?}", store.trouble());
+}
+
 /// A server of a cluster that is taken for a server alone tells that it is not, and no address.
 #[tokio::test]
 async fn a_cluster_is_told_to_be_one() {
     let Some(cluster) = Cluster::start(false) else { return };
-    let (store, _) = load::open(Store::builder(cluster.servers[0].tcp_url()));
+    let (store, _) = load::open(load::patient(cluster.servers[0].tcp_url()));
     let mut all = load::Tally::default();
     for tag in tags() {
         all.add(load::ask(&limiter(&store, &tag)).await);
@@ -121,7 +156,7 @@ fn tags() -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_is_moved_key_by_key() {
     let Some(cluster) = Cluster::start(false) else { return };
-    let (store, _) = load::open(Store::builder(cluster.url()).timeout(Duration::from_secs(20)));
+    let (store, _) = load::open(load::patient(cluster.url()));
     // Two limits of one tag: a call with one key here and one there is told to try again.
     let both = store.limiter("moved").limit("a", load::LINE.parse().unwrap());
     let both = both.limit("b", "sliding_window 1000000/d cells 2".parse().unwrap()).build().unwrap();
@@ -177,7 +212,6 @@ async fn a_slot_is_moved_key_by_key() {
 async fn a_primary_is_killed_and_its_replica_takes_over() {
     let Some(mut cluster) = Cluster::start(true) else { return };
     let (store, _) = load::open(Store::builder(cluster.url()));
-    store.check().await.unwrap();
     let load = Load::start(tags().iter().map(|tag| limiter(&store, tag)));
     load.granted(300).await;
     cluster.servers[0].kill();

@@ -8,7 +8,7 @@ use crate::support::Server;
 
 /// Requests are refused, although the store is open while it is away. Returns what is told.
 async fn refused(url: &str) -> StoreError {
-    let store = Store::builder(url).while_away(WhileAway::Open).open().unwrap();
+    let store = load::patient(url).while_away(WhileAway::Open).open().unwrap();
     let limiter = load::limiter(&store, "all");
     for _ in 0..10 {
         let refusal = limiter.acquire_now([]).await.unwrap_err();
@@ -33,7 +33,7 @@ const LEAN: &str = "-@all +evalsha +eval +get +set +del +time ~tidegate:*";
 async fn a_user_needs_a_few_permissions() {
     let Some(server) = Server::start_at_port(&[]) else { return };
     let url = user(&server, "lean", LEAN);
-    let store = Store::builder(&url).open().unwrap();
+    let store = load::patient(&url).open().unwrap();
     store.check().await.unwrap();
     let limiter = load::limiter(&store, "all");
     assert_eq!(load::ask_times(&limiter, 5).await.granted, 5);
@@ -53,7 +53,7 @@ async fn a_user_needs_a_few_permissions() {
     // A user that is allowed all but scripts' own commands.
     let trouble = refused(&user(&server, "no-eval", "+@all -eval -evalsha ~*")).await;
     assert!(trouble.to_string().contains("NOPERM"), "{trouble}");
-    let store = Store::open(&user(&server, "no-script", "+@all -script ~*")).unwrap();
+    let store = load::patient(user(&server, "no-script", "+@all -script ~*")).open().unwrap();
     assert_eq!(load::ask_times(&load::limiter(&store, "all"), 5).await.granted, 5);
 }
 
@@ -71,7 +71,7 @@ async fn wrong_logins_and_databases_are_told() {
 
     // A user with a password that needs to be encoded, and a database.
     server.tell("ACL SETUSER a/b on >p@ss:/? +@all ~*");
-    let store = Store::open(&format!("redis://a%2Fb:p%40ss%3A%2F%3F@127.0.0.1:{port}/3")).unwrap();
+    let store = load::patient(format!("redis://a%2Fb:p%40ss%3A%2F%3F@127.0.0.1:{port}/3")).open().unwrap();
     assert_eq!(load::ask(&load::limiter(&store, "all")).await.granted, 1, "{:?}", store.trouble());
     let keyspace = server.info("keyspace", "db3").unwrap_or_default();
     assert!(keyspace.starts_with("keys=1,expires=1"), "{keyspace}");
@@ -81,7 +81,7 @@ async fn wrong_logins_and_databases_are_told() {
 async fn a_foreign_value_under_a_key_is_told() {
     let Some(server) = Server::start() else { return };
     server.tell("LPUSH tidegate:1:{all}:limit:fixed x");
-    let store = Store::builder(server.url()).while_away(WhileAway::Open).open().unwrap();
+    let store = load::patient(server.url()).while_away(WhileAway::Open).open().unwrap();
     let limiter: AnyLimiter = load::limiter(&store, "all");
     assert_eq!(load::ask_times(&limiter, 5).await.refused, 5);
     let trouble = store.trouble().unwrap();

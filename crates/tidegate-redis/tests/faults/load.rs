@@ -34,7 +34,12 @@ impl Tally {
     }
 }
 
-/// A store with the deadline that it has by default, open while it is away.
+/// A store with a deadline that no machine misses, for faults that are not about deadlines.
+pub(crate) fn patient(url: impl Into<String>) -> StoreBuilder {
+    Store::builder(url).timeout(Duration::from_secs(20))
+}
+
+/// A store that is open while it is away.
 pub(crate) fn open(builder: StoreBuilder) -> (Store, AnyLimiter) {
     let store = builder.while_away(WhileAway::Open).open().unwrap();
     let limiter = limiter(&store, "all");

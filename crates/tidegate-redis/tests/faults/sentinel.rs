@@ -51,7 +51,6 @@ impl Group {
 async fn sentinels_replace_a_primary() {
     let Some(mut group) = Group::start() else { return };
     let (store, limiter) = load::open(Store::builder(group.url("main", "of-servers")));
-    store.check().await.unwrap();
     let load = Load::start([limiter, load::limiter(&store, "all")]);
     load.granted(100).await;
     group.servers[0].kill();
@@ -70,7 +69,7 @@ async fn sentinels_replace_a_primary() {
     wait_until("the primary of before is a replica", || {
         group.servers[0].info("replication", "role").as_deref() == Some("slave")
     });
-    let (another, limiter) = load::open(Store::builder(group.url("main", "of-servers")));
+    let (another, limiter) = load::open(load::patient(group.url("main", "of-servers")));
     assert_eq!(load::ask_times(&limiter, 10).await.granted, 10, "{:?}", another.trouble());
 }
 
@@ -79,7 +78,7 @@ async fn sentinels_replace_a_primary() {
 async fn a_wrong_name_or_password_is_no_outage() {
     let Some(group) = Group::start() else { return };
     let trouble = async |url: String| -> StoreError {
-        let (store, limiter) = load::open(Store::builder(url));
+        let (store, limiter) = load::open(load::patient(url));
         assert_eq!(load::ask_times(&limiter, 3).await.refused, 3);
         store.trouble().unwrap()
     };

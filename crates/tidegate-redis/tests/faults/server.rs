@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use tidegate::AnyLimiter;
-use tidegate_redis::{Store, StoreError};
+use tidegate_redis::Store;
 
 use crate::load::{self, Load, assert_charged_once, charged, row};
 use crate::relay::Relay;
@@ -66,13 +66,17 @@ async fn a_server_is_killed_and_loads_from_disk() {
     server.tell("DEBUG POPULATE 3000 filler 100");
     server.tell("SAVE");
     // It saves no more: the filler would be there again at each start.
-    server.set_args(&["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"]);
+    server.set_args(&["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]);
     server.kill();
     let load = Load::start(four(&store));
     load.opened(20).await;
     server.spawn();
-    let is_loading = |error: StoreError| error.is_away() && error.to_string().contains("LOADING");
-    wait_until("the server is loading", || store.trouble().is_some_and(is_loading));
+    wait_until("the server is loading", || server.ping().is_err_and(|error| error.code() == Some("LOADING")));
+    // Another process, whose breaker does not rest.
+    let (other, of_other) = load::open(load::patient(server.url()));
+    assert_eq!(load::ask(&of_other).await.open, 1);
+    let trouble = other.trouble().unwrap();
+    assert!(trouble.is_away() && trouble.to_string().contains("LOADING"), "{trouble}");
     load.granted(100).await;
     tally.add(load.end().await);
     row("killed, and loaded from disk", tally, &store);
@@ -86,7 +90,7 @@ async fn a_server_becomes_a_replica() {
     let Some((first, second)) = pair() else { return };
     let relay = Relay::to(first.port()).await;
     // No fallback is due to the deadline.
-    let (store, _) = load::open(Store::builder(relay.url()).timeout(Duration::from_secs(20)));
+    let (store, _) = load::open(load::patient(relay.url()));
     let load = Load::start(four(&store));
     load.granted(100).await;
     second.tell("REPLICAOF NO ONE");
@@ -132,7 +136,7 @@ fn pair() -> Option<(Server, Server)> {
 /// While a setting is on, the server refuses calls and charges nothing.
 async fn refuses(fault: &str, says: &str, on: impl FnOnce(&Server), off: impl FnOnce(&Server)) {
     let Some(server) = Server::start() else { return };
-    let (store, _) = load::open(Store::builder(server.url()).timeout(Duration::from_secs(20)));
+    let (store, _) = load::open(load::patient(server.url()));
     let load = Load::start(four(&store));
     load.granted(100).await;
     on(&server);
@@ -196,7 +200,7 @@ async fn a_server_has_no_free_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_are_flushed_again_and_again() {
     let Some(server) = Server::start() else { return };
-    let (store, limiter) = load::open(Store::builder(server.url()).timeout(Duration::from_secs(20)));
+    let (store, limiter) = load::open(load::patient(server.url()));
     let load = Load::start((0..20).map(|_| limiter.clone()));
     for _ in 0..100 {
         server.tell("SCRIPT FLUSH");
@@ -211,7 +215,7 @@ async fn scripts_are_flushed_again_and_again() {
 #[tokio::test]
 async fn many_calls_at_once_tell_the_text_of_a_script_once() {
     let Some(server) = Server::start() else { return };
-    let (store, _) = load::open(Store::builder(server.url()).timeout(Duration::from_secs(20)));
+    let (store, _) = load::open(load::patient(server.url()));
     let limiters = (0..500).map(|_| load::limiter(&store, "all"));
     let calls: Vec<_> = limiters.map(|limiter| tokio::spawn(limiter.acquire_now([]))).collect();
     for call in calls {
@@ -228,7 +232,7 @@ async fn many_calls_at_once_tell_the_text_of_a_script_once() {
 async fn an_idle_connection_is_dropped_silently() {
     let Some(server) = Server::start_at_port(&[]) else { return };
     let relay = Relay::to(server.port()).await;
-    let (store, limiter) = load::open(Store::builder(relay.url()).timeout(Duration::from_millis(500)));
+    let (store, limiter) = load::open(Store::builder(relay.url()).timeout(Duration::from_secs(2)));
     let mut tally = load::ask_times(&limiter, 10).await;
     relay.silence();
     let lost = load::ask(&limiter).await;
@@ -245,7 +249,7 @@ async fn an_idle_connection_is_dropped_silently() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_are_closed_by_the_server() {
     let Some(server) = Server::start() else { return };
-    let (store, limiter) = load::open(Store::builder(server.url()).timeout(Duration::from_secs(20)));
+    let (store, limiter) = load::open(load::patient(server.url()));
     let mut tally = load::Tally::default();
     for _ in 0..10 {
         tally.add(load::ask_times(&limiter, 3).await);
@@ -277,7 +281,7 @@ async fn a_server_that_says_nothing_is_not_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_in_flight_are_bounded() {
     let Some(server) = Server::start() else { return };
-    let (store, limiter) = load::open(Store::builder(server.url()).timeout(Duration::from_secs(20)));
+    let (store, limiter) = load::open(load::patient(server.url()));
     let _ = load::ask(&limiter).await;
     server.signal("STOP");
     // Each with a line of its own.
