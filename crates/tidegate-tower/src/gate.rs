@@ -132,7 +132,8 @@ impl<L: Limit> Admission<L> {
                 }
                 Admission::Reserve(key, place) => {
                     let answer = ready!(Pin::new(&mut *place).poll(context));
-                    (key, answer.map(|_| (Hold::default(), place.left())))
+                    let (left, is_degraded) = (place.left(), place.is_degraded());
+                    (key, answer.map(|_| Granted { hold: Hold::default(), left, is_degraded }))
                 }
                 Admission::Decided => panic!("polled after it was ready"),
             };
@@ -191,9 +192,15 @@ impl<L: Limit> Admission<L> {
 }
 
 /// What a call holds, and what it left.
-fn granted(permits: AllPermits) -> (Hold, Option<AllStatus>) {
-    let left = permits.left().cloned();
-    (Hold::permits(permits), left)
+struct Granted {
+    hold: Hold,
+    left: Option<AllStatus>,
+    is_degraded: bool,
+}
+
+fn granted(permits: AllPermits) -> Granted {
+    let (left, is_degraded) = (permits.left().cloned(), permits.is_degraded());
+    Granted { hold: Hold::permits(permits), left, is_degraded }
 }
 
 impl<L: Limit, V> Gate<L, V> {
@@ -201,20 +208,25 @@ impl<L: Limit, V> Gate<L, V> {
         &self,
         needs: Needs,
         key: &L::Key,
-        answer: Result<(Hold, Option<AllStatus>), AllRefusal>,
+        answer: Result<Granted, AllRefusal>,
     ) -> Result<Pass, Denial> {
-        let state =
-            |left: Option<AllStatus>| needs.state.then(|| left.unwrap_or_else(|| self.limit.status(key)));
+        // A store that did not answer is not asked again, which would hold up the executor.
+        let state = |left: Option<AllStatus>, is_degraded: bool| match left {
+            None if is_degraded => None,
+            left => needs.state.then(|| left.unwrap_or_else(|| self.limit.status(key))),
+        };
         match answer {
-            Ok((hold, left)) => Ok(Pass { hold, told: state(left), shadowed: None }),
+            Ok(Granted { hold, left, is_degraded }) => {
+                Ok(Pass { hold, told: state(left, is_degraded), shadowed: None })
+            }
             Err(refusal) if asked_for_none(&refusal) => Ok(Pass::default()),
             Err(refusal) => {
-                let left = refusal.left().cloned();
+                let (left, is_degraded) = (refusal.left().cloned(), refusal.is_degraded());
                 let refused = Refused::by_limit(refusal, &self.name);
                 if needs.mode == Mode::Shadow {
                     return Ok(Pass { shadowed: Some(refused), ..Pass::default() });
                 }
-                Err(Denial { refused, state: state(left) })
+                Err(Denial { refused, state: state(left, is_degraded) })
             }
         }
     }

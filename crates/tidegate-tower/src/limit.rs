@@ -68,7 +68,7 @@ pub trait Limit: Clone + Send + Sync + 'static {
     fn reserve(&self, key: &Self::Key, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal>;
 
     /// A snapshot of the limits of a key. A layer tells it where the answer itself tells no
-    /// [state](AllPermits::left).
+    /// [state](AllPermits::left), unless the answer [is degraded](AllPermits::is_degraded).
     fn status(&self, key: &Self::Key) -> AllStatus;
 }
 

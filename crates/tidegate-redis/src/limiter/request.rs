@@ -16,7 +16,7 @@ pub(super) struct Ask {
     named: Vec<(String, u32)>,
     others: Option<u32>,
     pub(super) exempt: bool,
-    with_left: bool,
+    pub(super) with_left: bool,
     /// All else that it says.
     pub(super) all_else: Request,
 }
@@ -61,6 +61,9 @@ impl Ask {
         };
         if let Some(within) = within {
             request = request.within(within);
+        }
+        if self.with_left {
+            request = request.with_left();
         }
         self.named.iter().fold(request, |request, (name, n)| request.cost(name, *n))
     }
@@ -113,6 +116,5 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
 
 /// What a grant left in each limit, if the request asks for it.
 pub(super) fn left(set: &Set, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
-    let is_told = ask.with_left && granted.reply.answer != Answer::Shadow;
-    is_told.then(|| set.status_of(&granted.reply, granted.reply.wait))
+    ask.with_left.then(|| set.status_of(&granted.reply, granted.reply.wait))
 }
