@@ -538,3 +538,29 @@ fn a_waker_that_panics_is_alone_with_it() {
         assert!(times[1] <= 2005, "{times:?}");
     });
 }
+
+/// A task that drops its request just after the instant came passes the permit on. Later it is lost.
+#[test]
+fn a_grant_that_is_dropped_at_once_goes_to_the_next_request() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        for (late, next) in [(3, 1003), (30, 2000)] {
+            let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
+            limiter.reset().await.unwrap();
+            let any = AnyLimiter::from(limiter.clone());
+            let (answer, empty) = spawn(&limiter, 1).await.unwrap();
+            let _ = answer.unwrap();
+            let mut wait = Box::pin(any.acquire());
+            poll_once(wait.as_mut());
+            sleep(10 * MS).await;
+            let second = spawn(&limiter, 1);
+            // The reply to a third request finds that the first one is due.
+            tokio::time::sleep_until(empty + 999 * MS).await;
+            let third = spawn(&limiter, 1);
+            tokio::time::sleep_until(empty + SECOND + late * MS).await;
+            drop(wait);
+            let times = after(empty, vec![second, third]).await;
+            assert!((next..next + 3).contains(&times[0]), "{late} ms late: {times:?}");
+        }
+    });
+}
