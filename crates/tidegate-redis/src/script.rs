@@ -192,6 +192,11 @@ fn call(script: &Script, name: &str, numbers: [f64; 4], parts: &[Part<'_>]) -> C
     cmd
 }
 
+/// The last instant of a refund, as the booking of its [`Part`]; of 0 none.
+pub(crate) fn packed(instant: i64) -> Vec<u8> {
+    if instant == 0 { Vec::new() } else { (instant as f64).to_be_bytes().to_vec() }
+}
+
 /// A number of a script: all of them are below 2^53.
 pub(crate) fn exact(number: u64) -> f64 {
     number.min(1 << 53) as f64
@@ -247,6 +252,15 @@ pub(crate) struct Told {
 }
 
 impl Reply {
+    /// The instant, by the server's clock, from which on the store does not take back what a limit
+    /// granted; 0 means that it always does.
+    pub(crate) fn takes_back_until(&self, limit: usize, terms: &Terms) -> i64 {
+        let micros = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+        terms
+            .returnable(self.limits[limit].full_in)
+            .map_or(0, |span| self.due.saturating_sub(micros(self.wait)).saturating_add(micros(span)).max(1))
+    }
+
     /// Reads the reply of a call that reserves: that of each of so many requests.
     pub(crate) fn read_all(value: Value, requests: usize, limits: usize) -> Option<Vec<Reply>> {
         match value {

@@ -17,7 +17,9 @@ use tokio::time::Instant;
 use crate::lease::Leases;
 use crate::line::{Granted, Line};
 use crate::observe::Observers;
-use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
+use crate::script::{
+    Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, packed, reserve,
+};
 use crate::store::{Away, Store, Unsent, WhileAway, lock};
 use crate::terms::Terms;
 
@@ -183,6 +185,12 @@ impl Set {
                 Err(Away::Misconfigured) => Err(Undecided::Misconfigured),
             });
         })
+    }
+
+    /// Of each limit the last instant at which the store takes back what a request got.
+    pub(crate) fn last_instants(&self, reply: &Reply) -> Vec<Vec<u8>> {
+        let terms = self.members.iter().map(|member| &member.terms);
+        terms.enumerate().map(|(i, terms)| packed(reply.takes_back_until(i, terms))).collect()
     }
 
     /// Has a script called, without waiting for it.

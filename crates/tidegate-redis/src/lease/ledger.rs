@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 
 use crate::lease::counts::LeaseCounters;
 use crate::lease::stock::{Origin, Piece, Stock, Taken};
-use crate::script::{Answer, Operation, Reply};
+use crate::script::{Answer, Operation, Reply, packed};
 use crate::set::{Costs, Undecided};
 use crate::terms::{Kind, Terms};
 
@@ -83,19 +83,6 @@ impl Account {
 
     fn life(&self) -> Duration {
         2 * self.horizon()
-    }
-
-    /// Until when, after a booking, the store can take permits back without forgetting permits of
-    /// others. A bucket can do that at any time.
-    fn returnable(&self, full_in: Duration) -> Option<Duration> {
-        match self.terms.kind {
-            Kind::Bucket => None,
-            Kind::Fixed | Kind::Cells | Kind::Log => Some(full_in),
-            Kind::Estimate => {
-                let length = Duration::from_micros(self.terms.numbers[1].unsigned_abs());
-                Some(full_in.saturating_sub(length))
-            }
-        }
     }
 }
 
@@ -430,8 +417,7 @@ impl Ledger {
         let Piece { permits, usable, origin, .. } = piece;
         let (operation, before) = match origin.before {
             Some(before) if usable > now => (Operation::Back { due: origin.due }, before.to_vec()),
-            _ if origin.until == 0 => (Operation::Refund, Vec::new()),
-            _ => (Operation::Refund, (origin.until as f64).to_be_bytes().to_vec()),
+            _ => (Operation::Refund, packed(origin.until)),
         };
         self.counters.given_back(permits);
         Return { limit, permits, operation, before }
@@ -496,15 +482,11 @@ fn piece(account: &Account, sent: Nanos, now: Nanos, reply: &Reply, limit: usize
     // Not before the instant: the reply is as old as its way back.
     let usable = after(now, reply.wait);
     let mut ends = after(sent, reply.wait.saturating_add(account.life()));
-    let micros = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
     if account.terms.kind == Kind::Fixed {
         // The end of the window. A lease never outlives it.
         ends = ends.min(after(sent, told.full_in));
     }
-    let until = account.returnable(told.full_in).map_or(0, |span| {
-        // 0 would mean always.
-        reply.due.saturating_sub(micros(reply.wait)).saturating_add(micros(span)).max(1)
-    });
+    let until = reply.takes_back_until(limit, &account.terms);
     let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));
     Piece { permits: told.permits, usable, ends, origin: Origin { due: reply.due, until, before } }
 }

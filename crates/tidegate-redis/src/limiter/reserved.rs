@@ -35,9 +35,10 @@ enum Stage {
     Claimed(Result<(Grant, Used), AllRefusal>),
 }
 
-/// How many permits of each member were used.
+/// How many permits of each member were used, and the last instants at which the store takes them
+/// back.
 #[derive(Clone)]
-struct Used(Vec<u64>);
+struct Used(Vec<u64>, Vec<Vec<u8>>);
 
 impl Reserved {
     pub(super) fn waits(of: &StoreLimiter, ask: Ask, ticket: Ticket, watch: Option<Watch>) -> Reserved {
@@ -63,11 +64,12 @@ impl Reserved {
             Answer::Shadow => vec![0; granted.reply.limits.len()],
             _ => granted.reply.limits.iter().map(|told| told.permits).collect(),
         };
+        let last_instants = self.of.0.last_instants(&granted.reply);
         // A place tells the sum of its permits, as that of an `AllOf` does.
         let sum = used.iter().fold(0_u64, |sum, n| sum.saturating_add(*n));
         let told = grant(&self.of.0, &self.ask, granted);
         let grant = Grant::new(u32::try_from(sum).unwrap_or(u32::MAX), granted.waited);
-        (told.left().map_or(grant, |left| grant.with_left(left)), Used(used))
+        (told.left().map_or(grant, |left| grant.with_left(left)), Used(used, last_instants))
     }
 }
 
@@ -119,14 +121,17 @@ impl Place for Reserved {
         };
         // What the request does not tell was used as reserved.
         let set = &self.of.0;
-        let mut told = reserved.as_ref().map_or_else(|| vec![0; set.members.len()], |Used(n)| n.clone());
+        let mut told = reserved.as_ref().map_or_else(|| vec![0; set.members.len()], |Used(n, _)| n.clone());
         if let Some(others) = used.others() {
             told = vec![others.into(); told.len()];
         }
         for (name, n) in used.costs() {
             told[set.find(name)?] = n.into();
         }
-        let Some(Used(reserved)) = reserved.filter(|Used(n)| n.iter().any(|n| *n > 0)) else { return Ok(()) };
+        let Some(Used(reserved, last_instants)) = reserved.filter(|Used(n, _)| n.iter().any(|n| *n > 0))
+        else {
+            return Ok(());
+        };
         let difference = |more: fn(u64, u64) -> u64| -> Costs {
             reserved
                 .iter()
@@ -137,9 +142,10 @@ impl Place for Reserved {
         };
         let unused = difference(|reserved, used| reserved.saturating_sub(used));
         let beyond = difference(|reserved, used| used.saturating_sub(reserved));
-        for (operation, costs) in [(Operation::Refund, unused), (Operation::Debit, beyond)] {
+        let refund = (Operation::Refund, unused, last_instants);
+        for (operation, costs, values) in [refund, (Operation::Debit, beyond, Vec::new())] {
             if costs.iter().any(|(n, _)| *n > 0) {
-                set.tell(operation, &costs, &[]);
+                set.tell(operation, &costs, &values);
             }
         }
         Ok(())
