@@ -35,7 +35,7 @@ pub(crate) const EXACT: [&str; 20] = [
     "sliding_log 7/s with_capacity 30",
 ];
 
-/// How many calls of each policy.
+/// How many calls of each policy, from the environment; 50,000 make a million.
 pub(crate) fn calls() -> usize {
     std::env::var("TIDEGATE_REDIS_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000)
 }
