@@ -86,6 +86,11 @@ fn loads(folder: &Path) -> Result<u64, Box<dyn Error>> {
         over += row("one, 10,000/s, leased", load, &setup, &mut outcome);
         trips[1].push((load, outcome.calls as f64 / outcome.served() as f64));
     }
+    for load in [1.5, 3.0] {
+        let one = setup(ONE, load * ONE.per_second as f64);
+        let setup = Setup { is_leased: true, within: Duration::from_secs(1), ..one };
+        over += row("one, leased, waits of 1 s", load, &setup, &mut setup.run());
+    }
     for load in LOADS {
         let setup = Setup { keys: 1_000_000, ..setup(EACH, load * BUSIEST_KEYS) };
         over += row("10^6 keys, 50/s each", load, &setup, &mut setup.run());
