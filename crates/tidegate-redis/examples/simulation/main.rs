@@ -189,9 +189,9 @@ fn faulty() -> Setup {
 const FAULTS: [(&str, usize, usize); 5] = [
     ("a third is cut off", 30, 50),
     ("server stopped", 90, 100),
-    ("killed, replica follows", 140, 145),
+    ("replica follows", 140, 145),
     ("demoted", 180, 180),
-    ("killed, starts empty", 210, 230),
+    ("starts empty", 210, 230),
 ];
 
 /// Prints how long each fault lasted beyond its end.
