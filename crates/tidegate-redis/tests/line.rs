@@ -585,3 +585,27 @@ fn a_grant_that_is_dropped_at_once_goes_to_the_next_request() {
         }
     });
 }
+
+#[test]
+fn a_call_for_several_limits_takes_fewer_requests() {
+    run(async {
+        let model = Model::new(1, network(MS));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let lines = [
+            "token_bucket 1000/s burst 100",
+            "fixed_window 100/s",
+            "sliding_log 100/s",
+            "leaky_bucket 1000/s",
+        ];
+        let builder = store.limiter("all");
+        let named = lines.iter().enumerate();
+        let builder = named.fold(builder, |b, (i, line)| b.limit(i.to_string(), line.parse().unwrap()));
+        let limiter = builder.build().unwrap();
+        let _ = limiter.status().await.unwrap();
+        let began = Instant::now();
+        let times = after(began, (0..33).map(|_| spawn(&limiter, 1)).collect()).await;
+        // One at once, two times sixteen.
+        assert!(times.is_sorted(), "{times:?}");
+        assert_eq!(store.counts().answered, 1 + 3);
+    });
+}

@@ -4,9 +4,10 @@
 //!
 //! A request leaves at once while no call is in flight. Requests that come during a call stand in
 //! line, by priority and then by arrival. When the reply is there, up to 64 of them leave together,
-//! as one call that decides them in their order. Two things let the line leave earlier: 64 requests
-//! in line, so that the line of a busy limiter is never longer; and a store so far away that
-//! waiting for two replies may take longer than the deadline of a call.
+//! as one call that decides them in their order; of several limits as many requests as make 64
+//! decisions. Two things let the line leave earlier: so many requests in line, so that the line of a
+//! busy limiter is never longer; and a store so far away that waiting for two replies may take
+//! longer than the deadline of a call.
 //!
 //! A call that fails is the answer of all requests in line: they came while it was in flight, and
 //! their own call may only end later.
@@ -69,8 +70,9 @@ use crate::store::Unsent;
 use class::{Class, Instant, Turn};
 pub(crate) use ticket::Ticket;
 
-/// The most requests of one call. A script decides about as many in a fifth of a millisecond.
-const MOST_REQUESTS: usize = 64;
+/// How often one call decides: so many requests of one limit, or fewer of several. A server works
+/// for a fifth of a millisecond for as many.
+const MOST_DECISIONS: usize = 64;
 
 /// So many requests are served or ended while the lock is held. The next one of those that are due
 /// is woken, and serves as many.
@@ -182,9 +184,10 @@ impl Set {
     fn visit<T>(self: &Arc<Set>, look: impl FnOnce(&mut State, &mut After, Nanos) -> T) -> T {
         let mut after = After::default();
         let now = self.now();
+        let most = (MOST_DECISIONS / self.members.len().max(1)).max(1);
         let mut state = self.line.lock();
         let answer = look(&mut state, &mut after, now);
-        while let Some((instants, numbers)) = state.next_call(self.store.is_far()) {
+        while let Some((instants, numbers)) = state.next_call(self.store.is_far(), most) {
             self.call(&mut state, &mut after, instants, numbers, now);
         }
         drop(state);
@@ -419,16 +422,16 @@ impl Line {
 
 impl State {
     /// The instants and the requests of the next call, if one leaves now.
-    fn next_call(&mut self, is_far: bool) -> Option<(Vec<Instant>, Vec<u64>)> {
-        let is_full = self.in_line.len() >= MOST_REQUESTS || self.to_give_back.len() >= MOST_REQUESTS;
+    fn next_call(&mut self, is_far: bool, most: usize) -> Option<(Vec<Instant>, Vec<u64>)> {
+        let is_full = self.in_line.len() >= most || self.to_give_back.len() >= most;
         let is_empty = self.in_line.is_empty() && self.to_give_back.is_empty();
         if is_empty || !(self.calls == 0 || is_far || is_full) {
             return None;
         }
         self.calls += 1;
-        let instants = self.to_give_back.drain(..self.to_give_back.len().min(MOST_REQUESTS)).collect();
+        let instants = self.to_give_back.drain(..self.to_give_back.len().min(most)).collect();
         let first = std::iter::from_fn(|| self.in_line.pop_first());
-        Some((instants, first.take(MOST_REQUESTS).map(|(_, number)| number).collect()))
+        Some((instants, first.take(most).map(|(_, number)| number).collect()))
     }
 
     /// Ends a request, if it has not ended.
