@@ -32,6 +32,9 @@ pub use lease::LeaseCounts;
 pub use limiter::{LimiterBuilder, StoreLimiter};
 pub use store::{Counts, Store, StoreBuilder, WhileAway};
 
+#[doc = include_str!("../docs/token_servers.md")]
+pub mod token_servers {}
+
 #[cfg(test)]
 #[path = "../tests/conformance/mod.rs"]
 mod conformance_tests;

@@ -4,6 +4,7 @@
 //! the hash of its text, so limits of one set of kinds share one script.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Arg, Cmd, FromRedisValue, Value};
@@ -46,6 +47,19 @@ impl Script {
             }
         }
         cmd
+    }
+
+    /// The script of these kinds. It is made once in a process, since its text and its hash take
+    /// longer than all else of a limiter.
+    pub(crate) fn shared(kinds: impl IntoIterator<Item = Kind>) -> Arc<Script> {
+        static MADE: [OnceLock<Arc<Script>>; 1 << Kind::ALL.len()] =
+            [const { OnceLock::new() }; 1 << Kind::ALL.len()];
+        let set = kinds.into_iter().fold(0, |set, kind| set | 1 << kind as usize);
+        let script = || {
+            let kinds = Kind::ALL.into_iter().filter(|kind| set & 1 << *kind as usize != 0);
+            Arc::new(Script::of(kinds))
+        };
+        MADE[set].get_or_init(script).clone()
     }
 
     pub(crate) fn of(kinds: impl IntoIterator<Item = Kind>) -> Script {
@@ -318,4 +332,18 @@ impl Reply {
 /// A span of a reply in microseconds: -1 means never.
 fn span(micros: i64) -> Duration {
     u64::try_from(micros).map_or(Duration::MAX, Duration::from_micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limiters_of_equal_kinds_share_a_script() {
+        let one = Script::shared([Kind::Log, Kind::Bucket, Kind::Log]);
+        let other = Script::shared([Kind::Bucket, Kind::Log]);
+        assert!(Arc::ptr_eq(&one, &other) && !Arc::ptr_eq(&one, &Script::shared([Kind::Bucket])));
+        assert_eq!(one.text, Script::of([Kind::Bucket, Kind::Log]).text);
+        assert_eq!(Script::shared(Kind::ALL).hash, Script::of(Kind::ALL).hash);
+    }
 }

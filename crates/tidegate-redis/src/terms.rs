@@ -31,6 +31,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    pub(crate) const ALL: [Kind; 5] = [Kind::Bucket, Kind::Fixed, Kind::Cells, Kind::Estimate, Kind::Log];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Bucket => "bucket",

@@ -33,8 +33,10 @@ impl Store {
     /// A limiter for this tag: a user, a tenant, an API key, or the name of what all share. Limits
     /// of one tag lie in one slot of a cluster, so they can be decided together.
     ///
-    /// A limiter costs the client some hundred bytes and no call; make one for each tag when it is
-    /// needed, and drop it. The state is in the store, and expires there.
+    /// A limiter costs the client no call, and little beside one: make one for each tag when it is
+    /// needed, and drop it. For millions of tags a client keeps nothing. The state is in the store,
+    /// and expires there. A [leased](LimiterBuilder::leased) limiter has to be kept, since its permits
+    /// go back when it is dropped, and so has a limiter whose requests wait in one line.
     ///
     /// # Examples
     ///
@@ -158,7 +160,7 @@ impl LimiterBuilder {
         let observers = Observers::new(store.events());
         Ok(StoreLimiter(Arc::new(Set {
             leases,
-            script: Arc::new(Script::of(members.iter().map(|member| member.terms.kind))),
+            script: Script::shared(members.iter().map(|member| member.terms.kind)),
             store,
             tag,
             observers,
