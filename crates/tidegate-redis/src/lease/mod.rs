@@ -13,8 +13,13 @@ mod counts;
 mod ledger;
 mod policy;
 mod stock;
+mod sync;
 
 pub(crate) use counts::LeaseCounters;
+#[cfg(all(test, tidegate_loom))]
+#[path = "../../loom-tests/stock.rs"]
+mod loom_tests;
+
 pub use counts::LeaseCounts;
 
 use std::fmt;
