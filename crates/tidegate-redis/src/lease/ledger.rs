@@ -490,3 +490,49 @@ fn piece(account: &Account, sent: Nanos, now: Nanos, reply: &Reply, limit: usize
     let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));
     Piece { permits: told.permits, usable, ends, origin: Origin { due: reply.due, until, before } }
 }
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use super::*;
+    use crate::script::Told;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn at(millis: u64) -> Nanos {
+        Nanos::new(millis * 1_000_000)
+    }
+
+    #[test]
+    fn a_lease_ends_200_ms_after_it_was_asked_for_and_with_its_window() {
+        for (line, full_in, usable, ends) in [
+            ("token_bucket 100/s burst 100", 50 * MS, 47, 240),
+            ("sliding_log 100/s", 50 * MS, 47, 240),
+            ("fixed_window 100/s", 60 * MS, 47, 70),
+            // Longer horizons, up to 5 s.
+            ("fixed_window 100/min", 60_000 * MS, 47, 10 + 30 + 3750),
+            ("fixed_window 100/d", 80_000_000 * MS, 47, 10 + 30 + 10_000),
+        ] {
+            let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
+            let ledger = Ledger::new([terms].into_iter(), Arc::default());
+            let told = Told {
+                available: 0,
+                full_in,
+                next_in: Duration::ZERO,
+                paused_for: Duration::ZERO,
+                permits: 5,
+                other: 0,
+            };
+            let reply = Reply {
+                answer: Answer::Done,
+                wait: 30 * MS,
+                tightest: None,
+                due: 1_000_000,
+                limits: vec![told],
+                before: Vec::new(),
+            };
+            // It was sent at 10 ms, and the reply came at 17 ms.
+            let piece = piece(&ledger.accounts[0], at(10), at(17), &reply, 0);
+            assert_eq!((piece.usable, piece.ends, piece.permits), (at(usable), at(ends), 5), "{line}");
+        }
+    }
+}
