@@ -54,8 +54,8 @@ impl<T> Swap<T> {
     }
 }
 
-/// How often a thread spins for a step that another thread is about to finish. The standard
-/// library's mutex spins as often before it sleeps.
+/// How often a thread looks again: for a step that another thread is about to finish, or after a
+/// race that it lost. The standard library's mutex spins as often before it sleeps.
 pub(crate) const LOOKS: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100 };
 
 /// Locks, and ignores poisoning: every section leaves its data consistent at each point where

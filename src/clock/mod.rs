@@ -90,7 +90,8 @@ pub trait Timer: Clock {
     /// The future of this timer, which is ready at a set time.
     type Sleep: Sleep;
 
-    /// Identifies an event loop. Sleeps made in one event loop are woken by its threads.
+    /// Identifies an event loop, which tokio calls a runtime. Sleeps made in one event loop are
+    /// woken by its threads.
     type RuntimeId: Copy + Debug + PartialEq + Send + 'static;
 
     /// Returns the event loop of the calling task. `None` means that there is no event loop, and

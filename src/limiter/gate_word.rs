@@ -66,8 +66,8 @@ pub(crate) const SHARE_KEPT: usize = 2;
 pub(crate) const OBSERVED: usize = 4;
 pub(crate) const SHADOW: usize = 8;
 pub(crate) const LATE: usize = 16;
-/// What one more request in line adds to the word. A thirty-second of all numbers is more requests
-/// than fit in memory.
+/// What one more request in line adds to the word: the bits above the flags count up to 2^59
+/// requests, more than fit in memory.
 pub(crate) const ONE: usize = 32;
 
 /// See the module's documentation.
@@ -137,6 +137,7 @@ impl Word {
 pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> Word {
     let flag = |is: bool, flag: usize| if is { flag } else { 0 };
     let word = line.present().saturating_mul(ONE)
+        // A closed line is paused for ever, and has neither a pause that ends nor a pace.
         | flag(line.is_paused() || line.settings.is_restrained(), PAUSED)
         | flag(line.settings.kept.is_some(), SHARE_KEPT)
         | flag(line.settings.observed, OBSERVED)

@@ -4,6 +4,7 @@
 mod apply;
 mod batch;
 pub(crate) mod blocking;
+mod change;
 mod close;
 pub(crate) mod events;
 mod futures;

@@ -52,7 +52,7 @@ pub(crate) enum Stage {
 }
 
 /// A request on its way and the limiter at which it waits: the core of every future, of a blocked
-/// thread and of a reservation. Dropping it leaves the queue.
+/// thread and of a reservation. Dropping it leaves the line.
 pub(crate) struct Pending<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> {
     /// The limiter, as an `Arc` or a borrowed one.
     pub(crate) shared: G,
@@ -73,7 +73,7 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
         self.shared.borrow().claim(&mut self.wait)
     }
 
-    /// Leaves the queue, and no trace.
+    /// Leaves the line, and no trace.
     #[inline]
     pub(crate) fn leave(&mut self) {
         self.shared.borrow().leave(&mut self.wait);
@@ -83,7 +83,7 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
         &self.wait.ask
     }
 
-    /// Takes the request out, so that dropping this does not leave the queue.
+    /// Takes the request out, so that dropping this does not leave the line.
     pub(crate) fn release(&mut self) -> Progress<R::Ask> {
         let Progress { ref ask, tells_left, .. } = self.wait;
         let done = Progress { stage: Stage::Done, tells_left, ..Progress::new(ask.clone()) };

@@ -1,7 +1,7 @@
 //! Reservations: a place in the queue that knows when it is due, and a grant that can be settled.
 //!
-//! A reservation keeps what its grant took and its mark in the queue's log of undone grants, so
-//! that a part of the grant can be undone later, exactly and once. So it always takes the queue's
+//! A reservation keeps what its grant took and its mark in the line's log of undone grants, so
+//! that a part of the grant can be undone later, exactly and once. So it always takes the line's
 //! lock, unlike other grants.
 
 use std::fmt;

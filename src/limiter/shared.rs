@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::clock::Timer;
-use crate::error::{PolicyError, Refusal};
+use crate::error::Refusal;
 use crate::grant::{Grant, Left};
 use crate::limiter::events::{Events, Observers};
 use crate::limiter::gate_word::{GateWord, LATE, PAUSED, SHADOW, Word};
@@ -33,7 +33,7 @@ use crate::line::lateness::Lateness;
 use crate::line::recheck::Recheck;
 use crate::line::rule::{LeftByLine, Rule, Single};
 use crate::line::visit::{Demand, Visit};
-use crate::policy::{Change, Policy, PolicyStatus};
+use crate::policy::{Policy, PolicyStatus};
 use crate::status::Status;
 use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::Nanos;
@@ -221,8 +221,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                     if !self.lateness.is_some()
                         && let Some(line) = try_lock(&self.line)
                     {
-                        // Lowers the flag. If another thread holds the lock, that thread stores the
-                        // gate word before it unlocks.
+                        // Lowers the flag. If another thread holds the lock, the flag may stay up, and
+                        // the next request takes the lock for nothing: see `lateness.rs`.
                         self.store_gate_word(&line);
                     }
                     return Ok(charge);
@@ -474,21 +474,6 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Computes the times of all waiters anew, composites included, after permits were made later
-    /// or their weights changed.
-    pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
-        line.retime(visit);
-        self.retime_composites(line, visit);
-    }
-
-    /// Has the composites that wait here compute their times anew. That is all if times move up: no
-    /// waiter is too late by that.
-    pub(crate) fn retime_composites(&self, line: &Line<R, C>, visit: &mut Visit<'_, R, C>) {
-        // Relaxed: a composite that reads an old number weighs its requests anew at its next look.
-        self.changes.fetch_add(1, Ordering::Relaxed);
-        line.seats.ring_first(visit.deferred);
-    }
-
     /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are
     /// charged as of when they are due.
     pub(crate) fn note_lateness(&self, line: &Line<R, C>, now: Nanos) {
@@ -604,23 +589,5 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             Some(_) if !tells_left => Grant::new(n, receipt.waited),
             Some(granted) => Grant::new(n, receipt.waited).with_left(self.left(granted.charge())),
         }
-    }
-
-    /// Gives back permits that were acquired and not used.
-    pub(crate) fn refund(&self, n: u32) {
-        self.visit(|line, _| {
-            let at = line.latest();
-            line.refund(&self.rule, n, |part| self.rule.of_part(None, part, |part| part.refund(at, n)));
-        });
-    }
-
-    /// Changes the rate or the burst, and with it the times of all waiters.
-    pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
-        let Single { policy, state } = &self.rule;
-        self.visit(|line, visit| {
-            line.change(&self.rule, change.only_part(), || policy.change(state, visit.now, change))?;
-            self.retime(line, visit);
-            Ok(())
-        })
     }
 }

@@ -1,4 +1,4 @@
-//! Permits that are charged or put back without a request: debits, lower stocks, and resets.
+//! Permits that are charged or put back without a request: debits, refunds, lower stocks, resets.
 
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
@@ -15,6 +15,14 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             policy.debit(state, line.latest(), n);
             line.debited();
             self.retime(line, visit);
+        });
+    }
+
+    /// Gives back permits that were acquired and not used.
+    pub(crate) fn refund(&self, n: u32) {
+        self.visit(|line, _| {
+            let at = line.latest();
+            line.refund(&self.rule, n, |part| self.rule.of_part(None, part, |part| part.refund(at, n)));
         });
     }
 

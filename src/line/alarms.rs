@@ -114,7 +114,7 @@ pub(crate) struct Alarms<C: Timer> {
     joins: u64,
     /// The two event loops with the timers that rang last. Their alarms may be removed, and made
     /// again.
-    rung: [Option<C::RuntimeId>; 2],
+    rang_last: [Option<C::RuntimeId>; 2],
 }
 
 /// An alarm taken out to be set.
@@ -158,7 +158,7 @@ pub(crate) enum PutBack<C: Timer> {
 
 impl<C: Timer> Alarms<C> {
     pub(crate) fn new() -> Self {
-        Alarms { list: Entries::new(), joins: 0, rung: [None; 2] }
+        Alarms { list: Entries::new(), joins: 0, rang_last: [None; 2] }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -223,14 +223,15 @@ impl<C: Timer> Alarms<C> {
                 // read before any change, since a clock may panic.
                 let now = clock.now();
                 // Relaxed: a waker that rang before this store takes the lock after this
-                // section.
+                // section. Its ring is not needed: the alarm is set anew, here or by a later look,
+                // since `armed` is empty now.
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
                     lost = Some(key);
                     break;
                 }
-                if self.rung[0] != Some(alarm.runtime) {
-                    self.rung = [Some(alarm.runtime), self.rung[0]];
+                if self.rang_last[0] != Some(alarm.runtime) {
+                    self.rang_last = [Some(alarm.runtime), self.rang_last[0]];
                 }
             }
             let margin = match Some(key) {
@@ -244,6 +245,7 @@ impl<C: Timer> Alarms<C> {
             let earliest = match alarm.armed {
                 _ if at == Nanos::MAX => continue,
                 None => at,
+                // A ring of the old setting comes later than the new time, so it is not too early.
                 Some(armed) if armed.at > at => at,
                 // An alarm that may ring at this moment is not moved: its ring would be taken for
                 // one of the new setting.
@@ -271,7 +273,7 @@ impl<C: Timer> Alarms<C> {
             rest.max_by_key(|(_, alarm)| alarm.joined).map(|(key, _)| key)
         };
         let rang =
-            self.rung.iter().flatten().find_map(|runtime| {
+            self.rang_last.iter().flatten().find_map(|runtime| {
                 others().find(|(_, alarm)| alarm.runtime == *runtime).map(|(key, _)| key)
             });
         let reserve = rang.or_else(|| latest(None));

@@ -10,20 +10,20 @@ use crate::line::grants::Granted;
 use crate::time::Nanos;
 
 /// The end of a request: how it passed, or its refusal.
-pub(crate) type Answer<Grant> = Result<Passed<Grant>, Refusal>;
+pub(crate) type Answer<Got> = Result<Passed<Got>, Refusal>;
 
 /// How a request passed.
 #[derive(Debug)]
-pub(crate) enum Passed<Grant> {
-    Granted(Grant),
+pub(crate) enum Passed<Got> {
+    Granted(Got),
     /// The limiter is in shadow mode. Outside of it the request would have got this refusal.
     Shadow(Refusal),
     /// The request is exempt: the policy was not asked.
     Exempt,
 }
 
-impl<Grant> Passed<Grant> {
-    pub(crate) fn map<T>(self, map: impl FnOnce(Grant) -> T) -> Passed<T> {
+impl<Got> Passed<Got> {
+    pub(crate) fn map<T>(self, map: impl FnOnce(Got) -> T) -> Passed<T> {
         match self {
             Passed::Granted(grant) => Passed::Granted(map(grant)),
             Passed::Shadow(refusal) => Passed::Shadow(refusal),
@@ -32,7 +32,7 @@ impl<Grant> Passed<Grant> {
     }
 
     /// What the request took, if anything.
-    pub(crate) fn granted(self) -> Option<Grant> {
+    pub(crate) fn granted(self) -> Option<Got> {
         match self {
             Passed::Granted(grant) => Some(grant),
             Passed::Shadow(_) | Passed::Exempt => None,

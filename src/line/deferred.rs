@@ -113,8 +113,8 @@ impl<C: Timer> Drop for Deferred<C> {
         for item in drops.drain(..) {
             run(panic, || drop(item));
         }
-        if let Some(rung) = recheck_all(std::mem::take(rechecks)) {
-            keep(panic, rung);
+        if let Some(first) = recheck_all(std::mem::take(rechecks)) {
+            keep(panic, first);
         }
         go_on(panic.take());
     }

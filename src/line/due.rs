@@ -185,7 +185,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(crate) fn due_in(&self, visit: &Visit<'_, R, C>, key: u32) -> Duration {
         match &self.entries[key as usize].state {
             State::Waiting(_) => {}
-            State::Granted(_) | State::Passed(_) => return Duration::ZERO,
+            State::Granted(_) | State::Shadowed(_) => return Duration::ZERO,
             State::Refused(_) => return Duration::MAX,
         }
         self.due_of(visit, key).saturating_since(visit.now).as_duration()

@@ -44,6 +44,7 @@ pub(crate) mod pause;
 pub(crate) mod place;
 pub(crate) mod priorities;
 pub(crate) mod recheck;
+mod retime;
 pub(crate) mod rule;
 pub(crate) mod seats;
 mod serve;
@@ -79,9 +80,10 @@ use crate::line::undo_log::UndoLog;
 use crate::line::visit::{Demand, Visit};
 use crate::time::Nanos;
 
-/// For how long a grant that was not seen keeps newcomers in line: longer than an executor takes to
-/// run a woken task.
-const PATIENCE: Nanos = Nanos::new(10_000_000);
+/// How long a round lasts. A grant that was not seen keeps newcomers in line in its round and in the
+/// next one: longer than an executor takes to run a woken task. A round ends when the line is looked
+/// at, so that is 10 ms to 30 ms.
+const ROUND: Nanos = Nanos::new(10_000_000);
 
 pub(crate) struct Line<R: Rule<C>, C: Timer> {
     entries: Entries<Entry<R::Ask, R::Charge, C::RuntimeId>>,
@@ -109,9 +111,9 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     /// [`uncollected`](Line::uncollected).
     uncollected: [usize; 2],
     /// The number of this round, so that an entry knows where it is counted.
-    epoch: u32,
+    round: u32,
     /// When this round began.
-    epoch_began: Nanos,
+    round_began: Nanos,
     /// How much of each grant can still be given back.
     undo_log: UndoLog,
     /// Places of composites, which wait for other limiters as well.
@@ -178,7 +180,7 @@ enum State<Charge> {
     Waiting(Option<Waker>),
     Granted(Uncollected<Charge>),
     /// The request passes without a permit; outside of shadow mode it would have got this refusal.
-    Passed(Refusal),
+    Shadowed(Refusal),
     Refused(Refusal),
 }
 
@@ -186,8 +188,8 @@ enum State<Charge> {
 #[derive(Debug)]
 struct Uncollected<Charge> {
     grant: Tracked<Charge>,
-    /// The epoch in which the line counts it as not collected.
-    epoch: u32,
+    /// The round in which the line counts it as not collected.
+    round: u32,
 }
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
@@ -206,8 +208,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             latest: Nanos::ZERO,
             charged: Nanos::ZERO,
             uncollected: [0, 0],
-            epoch: 0,
-            epoch_began: Nanos::ZERO,
+            round: 0,
+            round_began: Nanos::ZERO,
             undo_log: UndoLog::new(R::PARTS, |part| rule.level_unit(part)),
             seats: Seats::new(),
             alarms: Alarms::new(),
@@ -228,12 +230,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Notes the time, before a lock holder does anything else.
     pub(crate) fn note_time(&mut self, now: Nanos) {
         self.latest = self.latest.max(now);
-        let lasted = self.latest.saturating_since(self.epoch_began);
-        if self.uncollected != [0, 0] && lasted > PATIENCE {
-            let two = lasted > PATIENCE.saturating_add(PATIENCE);
+        let lasted = self.latest.saturating_since(self.round_began);
+        if self.uncollected != [0, 0] && lasted > ROUND {
+            // The round before is forgotten, and this one becomes the round before; after two
+            // rounds without a look both are forgotten.
+            let two = lasted > ROUND.saturating_add(ROUND);
             self.uncollected = [if two { 0 } else { self.uncollected[1] }, 0];
-            self.epoch = self.epoch.wrapping_add(if two { 2 } else { 1 });
-            self.epoch_began = self.latest;
+            self.round = self.round.wrapping_add(if two { 2 } else { 1 });
+            self.round_began = self.latest;
         }
     }
 
@@ -241,7 +245,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ///
     /// While there are any, a newcomer does not return at once even if its permit is available: it
     /// joins the line, is granted, and is woken behind the earlier waiters. Rounds last for
-    /// `PATIENCE`; only this round and the one before are counted, so a future that never runs does
+    /// `ROUND`; only this round and the one before are counted, so a future that never runs does
     /// not keep all newcomers in line for ever.
     pub(crate) fn uncollected(&self) -> usize {
         self.uncollected[0] + self.uncollected[1]
@@ -283,6 +287,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
+        // Not `schedule`, which borrows the seats as well.
         self.seats.tell(&Schedule { rule, settings: &self.settings, emptied: None }, now, place, ask, at)
     }
 
@@ -462,11 +467,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         match state {
             State::Waiting(_) => None,
-            State::Granted(Uncollected { grant, epoch }) => {
-                self.uncount_collected(woken_by, epoch);
+            State::Granted(Uncollected { grant, round }) => {
+                self.uncount_collected(woken_by, round);
                 Some(Ok(Passed::Granted(self.hand_over(grant, kind))))
             }
-            State::Passed(refusal) => Some(Ok(Passed::Shadow(refusal))),
+            State::Shadowed(refusal) => Some(Ok(Passed::Shadow(refusal))),
             State::Refused(refusal) => Some(Err(refusal)),
         }
     }
@@ -478,19 +483,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         charge: R::Charge,
         woken_by: WokenBy<C::RuntimeId>,
     ) -> Uncollected<R::Charge> {
-        let grant = Uncollected { grant: self.track(rule, charge), epoch: self.epoch };
+        let grant = Uncollected { grant: self.track(rule, charge), round: self.round };
         if !matches!(woken_by, WokenBy::Nobody) {
             if self.uncollected == [0, 0] {
-                self.epoch_began = self.latest;
+                self.round_began = self.latest;
             }
             self.uncollected[1] += 1;
         }
         grant
     }
 
-    /// A grant of this epoch was collected, or given up.
-    fn uncount_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, epoch: u32) {
-        match self.epoch.wrapping_sub(epoch) {
+    /// A grant of this round was collected, or given up.
+    fn uncount_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, round: u32) {
+        match self.round.wrapping_sub(round) {
             _ if matches!(woken_by, WokenBy::Nobody) => {}
             0 => self.uncollected[1] -= 1,
             1 => self.uncollected[0] -= 1,
@@ -522,14 +527,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let Entry { woken_by, state, .. } = self.entries.remove(key as usize);
         match state {
             State::Waiting(waker) => visit.deferred.discard.extend(waker),
-            State::Granted(Uncollected { grant, epoch }) => {
-                self.uncount_collected(woken_by, epoch);
+            State::Granted(Uncollected { grant, round }) => {
+                self.uncount_collected(woken_by, round);
                 if counts(visit.rule, &grant.charge) {
                     return Some(grant);
                 }
                 self.undo(visit, grant);
             }
-            State::Passed(_) | State::Refused(_) => {}
+            State::Shadowed(_) | State::Refused(_) => {}
         }
         None
     }

@@ -6,6 +6,7 @@
 //! | `pause` | `pace` | time | the limiter is | a request |
 //! |---|---|---|---|---|
 //! | none | none | | open | needs no lock |
+//! | none | | `opens` is [`Nanos::MAX`] | closed | takes the lock, and is refused |
 //! | some | | before `opens` | paused | waits at least until `opens` |
 //! | some | | from `opens` on | paused; the next lock holder ends the pause as of `opens` | takes the lock, and so ends the pause first |
 //! | none | some | before the pace is over | open, and spaces its grants | takes the lock |

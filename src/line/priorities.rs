@@ -1,8 +1,8 @@
-//! The levels of importance in a line: one for each priority that waits, the most important first.
+//! The classes of a line: one for each priority that waits, the most important first.
 //!
-//! The line itself is linked through its entries. A level knows where it ends, so that a newcomer
+//! The line itself is linked through its entries. A class knows where it ends, so that a newcomer
 //! finds its place without passing the waiters, and the sum of its entries, so that the newcomer's
-//! due time can be told. There are as many levels as different priorities in line, at most 256: a
+//! due time can be told. There are as many classes as different priorities in line, at most 256: a
 //! sorted list that is searched by halving, and keeps its memory while no request waits.
 
 use crate::line::sizes::Sizes;
@@ -16,9 +16,9 @@ pub(crate) struct Class<Ahead> {
     /// The last entry.
     pub(crate) last: u32,
     pub(crate) len: usize,
-    /// All of this level, summed.
+    /// The requests of this class, summed.
     pub(crate) ahead: Ahead,
-    /// All of this level, counted by what they ask for.
+    /// The requests of this class, counted by what they ask for.
     pub(crate) sizes: Sizes,
     /// The first blocked thread.
     pub(crate) first_thread: u32,
@@ -39,12 +39,12 @@ impl<Ahead: Default> Priorities<Ahead> {
         &self.0
     }
 
-    /// The levels that go before a newcomer of this priority.
+    /// The classes that go before a newcomer of this priority.
     pub(crate) fn before(&self, priority: i8) -> &[Class<Ahead>] {
         &self.0[..self.count_before(priority)]
     }
 
-    /// The levels that a newcomer of this priority goes before.
+    /// The classes that a newcomer of this priority goes before.
     pub(crate) fn behind(&self, priority: i8) -> &[Class<Ahead>] {
         &self.0[self.count_before(priority)..]
     }
@@ -58,7 +58,7 @@ impl<Ahead: Default> Priorities<Ahead> {
         self.0.partition_point(|class| class.priority >= priority)
     }
 
-    /// The level of a priority. It is made if no waiter has that priority.
+    /// The class of a priority. It is made if no waiter has that priority.
     pub(crate) fn class(&mut self, priority: i8) -> &mut Class<Ahead> {
         let count = self.count_before(priority);
         let at = match count.checked_sub(1) {
@@ -80,7 +80,7 @@ impl<Ahead: Default> Priorities<Ahead> {
         &mut self.0[at]
     }
 
-    /// Removes a level without entries.
+    /// Removes a class without entries.
     pub(crate) fn forget(&mut self, priority: i8) {
         self.0.retain(|class| class.priority != priority);
     }

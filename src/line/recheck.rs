@@ -46,11 +46,11 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any
     // One that panics must not take the others with it. The limiter may be gone with its last
     // reference, which is foreign code, too.
     let mut recheck = |shared: Arc<dyn Recheck>| {
-        let rung = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
             shared.recheck();
             drop(shared);
         }));
-        match (rung, &panic) {
+        match (outcome, &panic) {
             (Ok(()), _) => {}
             (Err(first), None) => panic = Some(first),
             // Dropping what it carries is foreign code, too.

@@ -41,7 +41,7 @@
 //! If permits come earlier here, the first seat that is here is rung: its composite finds its time
 //! anew. The next one is rung when that one has left or waits for another limiter. If permits come
 //! later, a composite finds its later time at its former one. A change also rings the first
-//! [`RUNG`] seats at once, so that their composites refuse the waiters that it makes too late. Only
+//! [`MOST_RINGS`] seats at once, so that their composites refuse the waiters that it makes too late. Only
 //! shadow mode rings all seats, once when it begins, so many at a time: each composite finds a time
 //! without this limiter. Later seats are told that it is due at once.
 
@@ -65,7 +65,7 @@ pub(crate) const CLOCK_SKEW: Nanos = Nanos::new(100_000);
 const BACKFILL_DEPTH: usize = 8;
 
 /// So many seats, the first ones, are rung by a change. Each costs the caller some microseconds.
-const RUNG: usize = 64;
+const MOST_RINGS: usize = 64;
 
 /// The seats of a block, at most twice as many: about the root of the most seats expected.
 const BLOCK: usize = 128;
@@ -361,7 +361,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// Rings the first seats, after a change.
     pub(crate) fn ring_first(&self, deferred: &mut Deferred<C>) {
-        let first = self.list.values().take(RUNG);
+        let first = self.list.values().take(MOST_RINGS);
         deferred.rechecks.extend(first.filter_map(|seat| seat.shared.upgrade()));
     }
 
@@ -369,7 +369,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// more.
     pub(crate) fn ring_from(&self, place: u64, deferred: &mut Deferred<C>) -> Option<u64> {
         let mut seats = self.list.range(place..);
-        let first = seats.by_ref().take(RUNG).filter_map(|(_, seat)| seat.shared.upgrade());
+        let first = seats.by_ref().take(MOST_RINGS).filter_map(|(_, seat)| seat.shared.upgrade());
         deferred.rechecks.extend(first);
         seats.next().map(|(place, _)| *place)
     }

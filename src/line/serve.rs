@@ -3,7 +3,7 @@
 
 use crate::clock::Timer;
 use crate::error::Refusal;
-use crate::line::due::{FORESEEN, Schedule};
+use crate::line::due::Schedule;
 use crate::line::rule::Rule;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State, WokenBy};
@@ -41,6 +41,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let schedule = Schedule { rule: visit.rule, settings: &self.settings, emptied: None };
             self.seats.ring(&schedule, now, visit.deferred);
         }
+        // Only for a composite, which has to wait for its members.
         let first = self.entries.get(self.head as usize).zip(due);
         let first = first.map(|(first, due)| (&first.ask, first.priority, due));
         let look_at = visit.rule.wait_first(now, first, visit.deferred);
@@ -55,7 +56,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) else { break };
             let (key, refusal) = (self.head, limited(self.due(rule, now, *place, &ahead, ask), now));
             rule.add(&mut ahead, ask);
-            self.answer(visit, key, State::Passed(refusal));
+            self.answer(visit, key, State::Shadowed(refusal));
         }
     }
 
@@ -78,9 +79,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let key = self.head;
             let (ask, none) = (first.ask.clone(), R::Ahead::default());
             let &Entry { most, place, woken_by, since, deadline, priority, .. } = first;
-            // A reservation that no task awaits is asked for as of the grant before it, which tells
-            // when it was due: nothing wakes it, so that may be long ago. As of now, a policy that
-            // counts would answer "now" for any time that has passed.
+            // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
+            // policy that counts says "now" of any time that has passed. So it is asked as of the
+            // grant before the reservation, and then tells when the reservation was due.
             let unattended =
                 matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.is_empty();
             let begins = since.max(self.charged).max(self.settings.opens_for(now));
@@ -190,109 +191,5 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             }
         }
         self.deadlines.first().map_or(Nanos::MAX, |(deadline, _)| *deadline)
-    }
-
-    /// Computes times and weights anew after a change. Of the first [`FORESEEN`] waiters, refuses
-    /// at once each that will miss its deadline or can never be served. A waiter further back is
-    /// refused at its deadline, or when it is the first.
-    pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
-        let Visit { rule, now, .. } = *visit;
-        self.memo.set(None);
-        if !self.priorities.weigh(|sizes| rule.weigh(sizes)) {
-            return self.retime_all(visit);
-        }
-        if !self.seats.is_empty() {
-            return self.retime_among_seats(visit);
-        }
-        let opens = self.settings.opens_for(now);
-        let (mut key, mut forecast) = (self.head, self.forecast(rule, now));
-        // Only a deadline makes a due time matter.
-        let mut deadlines = self.deadlines.len();
-        for _ in 0..FORESEEN {
-            let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
-            else {
-                break;
-            };
-            if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
-                // The policy can no longer give so many at once. The waiter would keep all others
-                // waiting for ever.
-                self.answer(visit, key, State::Refused(never));
-            } else if deadline < Nanos::MAX {
-                let mark = forecast.mark();
-                let due = self.foresee(rule, &mut forecast, ask, priority).max(opens);
-                if due > deadline {
-                    forecast.go_back(&mark);
-                    let refusal = self.too_early(due, deadline);
-                    self.answer(visit, key, State::Refused(refusal));
-                }
-                deadlines = deadlines.saturating_sub(1);
-            } else if deadlines > 0 {
-                self.foresee(rule, &mut forecast, ask, priority);
-            }
-            key = next;
-        }
-    }
-
-    /// As [`retime`](Self::retime), where composites have seats. The first [`FORESEEN`] are counted
-    /// with the seats that are here.
-    fn retime_among_seats(&mut self, visit: &mut Visit<'_, R, C>) {
-        let Visit { rule, now, .. } = *visit;
-        let (mut ahead, mut passed, mut key, mut left) = (R::Ahead::default(), 0, self.head, FORESEEN);
-        while left > 0
-            && let Some(&Entry { ref ask, place, priority, next, deadline, .. }) =
-                self.entries.get(key as usize)
-        {
-            for ask in self.seats.here_between(passed, place).take(left) {
-                rule.add(&mut ahead, ask);
-                left -= 1;
-            }
-            (passed, left) = (place, left.saturating_sub(1));
-            let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
-                Some(never)
-            } else if deadline < Nanos::MAX {
-                let due = self.seats.due_among(&self.schedule(rule), (now, now), (place, 0), &ahead, ask);
-                (due > deadline).then(|| self.too_early(due, deadline))
-            } else {
-                None
-            };
-            match refusal {
-                Some(refusal) => self.answer(visit, key, State::Refused(refusal)),
-                None => rule.add(&mut ahead, ask),
-            }
-            key = next;
-        }
-    }
-
-    /// Weighs each request anew, where sizes do not tell its weight: in the line of a composite.
-    fn retime_all(&mut self, visit: &mut Visit<'_, R, C>) {
-        let Visit { rule, now, .. } = *visit;
-        // Counted anew: the sums so far are at the old rate.
-        let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.priorities.all().len());
-        let mut ahead = R::Ahead::default();
-        let mut key = self.head;
-        while let Some(entry) = self.entries.get(key as usize) {
-            let &Entry { place, priority, next, deadline, .. } = entry;
-            let ask = entry.ask.clone();
-            let due = self.due(rule, now, place, &ahead, &ask);
-            if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
-                // The policy can no longer give so many at once, as in `retime`.
-                self.answer(visit, key, State::Refused(never));
-            } else if due > deadline {
-                let refusal = self.too_early(due, deadline);
-                self.answer(visit, key, State::Refused(refusal));
-            } else {
-                rule.add(&mut ahead, &ask);
-                if sums.last().is_none_or(|(class, _)| *class != priority) {
-                    sums.push((priority, R::Ahead::default()));
-                }
-                if let Some((_, sum)) = sums.last_mut() {
-                    rule.add(sum, &ask);
-                }
-            }
-            key = next;
-        }
-        for (priority, sum) in sums {
-            self.priorities.class(priority).ahead = sum;
-        }
     }
 }

@@ -104,8 +104,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.leave_alarm(old, deferred);
     }
 
-    /// The first blocked thread of a level from an entry on. Each entry is passed once, since all
-    /// threads of the level stand behind its first.
+    /// The first blocked thread of a class from an entry on. Each entry is passed once, since all
+    /// threads of the class stand behind its first.
     pub(super) fn thread_from(&self, mut key: u32, priority: i8) -> u32 {
         while let Some(entry) = self.entries.get(key as usize)
             && entry.priority == priority

@@ -71,7 +71,7 @@ impl<const N: usize> Published<N> {
         }
     }
 
-    /// The last publication, as the last of as many.
+    /// A copy of the words, with the same version.
     pub(crate) fn copy(&self) -> (Self, [u64; N]) {
         let (words, version) = self.read_with_version(0);
         let slots = [words.map(AtomicU64::new), words.map(AtomicU64::new)];

@@ -146,7 +146,8 @@ impl AnyState {
     /// refused.
     #[inline]
     fn is_still(&self, era: u32) -> bool {
-        // The load of the state that refused comes before this fence (6).
+        // The load of the state that refused comes before this fence (6). So the load behind it may
+        // be relaxed.
         fence(Ordering::Acquire);
         self.era.load(Ordering::Relaxed) == 2 * era
     }

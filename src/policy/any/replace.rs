@@ -57,6 +57,7 @@ impl AnyPolicy {
     fn replace(&self, state: &AnyState, at: Nanos, new: Kind, keep: Keep) {
         // Relaxed: only a change writes the number, and the caller excludes other changes.
         let era = state.era.load(Ordering::Relaxed);
+        // Relaxed: the fence behind it orders this store.
         state.era.store(era | 1, Ordering::Relaxed);
         // A thread that reads what comes after this fence, and fences, too, finds the era odd (1).
         fence(Ordering::Release);

@@ -70,9 +70,9 @@ pub(super) const PLAIN: u64 = 0;
 /// no sense together.
 pub(super) const IN_STEPS: u64 = 1;
 /// Open, and unlimited, or without any tokens coming in, or too small for one permit.
-const OTHER: u64 = 3;
+const OTHER: u64 = 2;
 /// A change is replacing the terms, and no request passes.
-pub(super) const CLOSED: u64 = 2;
+pub(super) const CLOSED: u64 = 3;
 
 /// The numbers that decide about one permit while the bucket is [`PLAIN`].
 pub(super) struct Hot {

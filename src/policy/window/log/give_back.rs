@@ -187,6 +187,7 @@ impl GiveBack {
         let slot = &self.slot(version).credits;
         // Fails if another taker has made them known, or if the slot has a newer version. Release:
         // a taker that reads these credits sees the head by which this one left some out (4).
+        // Relaxed on failure: nothing is read after it.
         slot.compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 

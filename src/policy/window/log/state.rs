@@ -146,6 +146,7 @@ impl LogState {
     #[inline]
     fn exchange_word(&self, word: u128, new: Head) -> Result<u128, u128> {
         // Release: publishes the credits and the times that this thread made sure of (4, 5).
+        // Acquire: what this thread looks at next is as new as the head that it found.
         self.head.compare_exchange_weak(word, new.encode(), Ordering::AcqRel, Ordering::Acquire)
     }
 
@@ -291,6 +292,7 @@ impl LogState {
         self.exchange_word(word, new)?;
         // One place needs no second look at the head: the exchange was that look. If this exchange
         // fails, a helper may have written the place, and `help` finds out. Release: as in `write`.
+        // Relaxed on failure: `help` loads the place anew.
         let written = n == 1
             && (there >= time
                 || next.compare_exchange(there, time, Ordering::AcqRel, Ordering::Relaxed).is_ok());
