@@ -32,6 +32,15 @@ pub use lease::LeaseCounts;
 pub use limiter::{LimiterBuilder, StoreLimiter};
 pub use store::{Counts, Store, StoreBuilder, WhileAway};
 
+/// How many servers a fleet needs, and what it gets: measured and simulated.
+///
+#[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet.md"))]
+#[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet_cluster.md"))]
+#[cfg_attr(doc, doc = include_str!("../docs/pictures/simulation_loads.md"))]
+#[cfg_attr(doc, doc = include_str!("../docs/pictures/simulation_faults.md"))]
+#[doc = include_str!("../docs/PLANNING.md")]
+pub mod planning {}
+
 #[doc = include_str!("../docs/token_servers.md")]
 pub mod token_servers {}
 

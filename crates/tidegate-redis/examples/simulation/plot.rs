@@ -1,6 +1,8 @@
 //! Draws panels of curves, one below the other.
 
 use std::error::Error;
+use std::ffi::OsStr;
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
@@ -41,7 +43,8 @@ pub(crate) struct Panel {
     pub(crate) bands: Vec<Band>,
 }
 
-/// Writes an SVG.
+/// Writes an SVG, and a Markdown file that makes its name a link: rustdoc has no place for files, so
+/// there the pictures are in the text.
 pub(crate) fn draw(path: &Path, panels: &[Panel]) -> Result<(), Box<dyn Error>> {
     let size = (WIDTH, HEIGHT * u32::try_from(panels.len())?);
     let area = SVGBackend::new(path, size).into_drawing_area();
@@ -50,7 +53,20 @@ pub(crate) fn draw(path: &Path, panels: &[Panel]) -> Result<(), Box<dyn Error>> 
         panel.draw(part)?;
     }
     area.present()?;
+    drop(area);
+    // A blank line would end it where it stands in a text.
+    let svg = fs::read_to_string(path)?.replace("\n\n", "\n");
+    fs::write(path, &svg)?;
+    let name = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+    fs::write(path.with_extension("md"), format!("[{name}]: data:image/svg+xml,{}\n", escaped(&svg)))?;
     Ok(())
+}
+
+/// As a part of a link.
+fn escaped(svg: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/:=,;!*".contains(&byte);
+    let percent = |byte: u8| if is_plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
+    svg.bytes().map(percent).collect()
 }
 
 impl Panel {

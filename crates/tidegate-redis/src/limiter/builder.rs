@@ -31,7 +31,8 @@ pub struct LimiterBuilder {
 
 impl Store {
     /// A limiter for this tag: a user, a tenant, an API key, or the name of what all share. Limits
-    /// of one tag lie in one slot of a cluster, so they can be decided together.
+    /// of one tag lie in one slot of a cluster, so they can be decided together. A limiter has one tag:
+    /// limits of two tags may lie on two servers, and no call decides about both.
     ///
     /// A limiter costs the client no call, and little beside one: make one for each tag when it is
     /// needed, and drop it. For millions of tags a client keeps nothing. The state is in the store,
