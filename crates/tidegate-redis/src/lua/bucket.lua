@@ -20,6 +20,11 @@
 --   | 2     | unit  |       | the price (mode 2: the refill) by which the level counts          |
 --   | 3     | spent | 1     | 1 if the stock is spent when the pause ends: until then the level |
 --   |       |       |       | is the one from before, for a pause that is ended sooner          |
+--   | 4     | shift | us    | how much later `booked` is than the last grant, by a pause         |
+--
+-- Pause. Nothing comes in, so at its end the level is the one from before, as of an instant that is
+-- as much later as the pause was long. `hold` moves `booked` to the instant for the end that is
+-- foreseen, and an earlier end moves it back by the rest, but never behind a grant.
 --
 -- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
 -- an integer, and time adds p for each us. Nothing is rounded but due instants, up to whole us. In
@@ -29,10 +34,10 @@ kinds.bucket = {
   read = function(l, value)
     local t = l.terms
     local unit = t[7] == 2 and t[1] or t[2]
-    l.spent = 0
+    l.spent, l.shift = 0, 0
     if value then
       local level, old
-      level, old, l.spent = struct.unpack('>ddd', value, 41 + 16 * l.free)
+      level, old, l.spent, l.shift = struct.unpack('>dddd', value, 41 + 16 * l.free)
       -- Other terms: a bucket keeps its permits, and SmoothBursty its times.
       if old ~= unit and old > 0 and unit > 0 and level > -MOST then
         local count = math.floor(level / old)
@@ -119,7 +124,14 @@ kinds.bucket = {
       l.level, l.spent = kinds.bucket.level_at(l, l.at, kinds.bucket.cap(l, 1)), 0
     end
     if not keep then l.spent = 1 end
-    l.booked = math.max(l.at, till)
+    local more = math.max(0, till - math.max(l.now, l.held))
+    l.shift = (l.now < l.held and l.shift or 0) + more
+    l.booked = l.at + more
+  end,
+
+  resume = function(l)
+    l.booked, l.spent = l.booked - math.min(l.held - l.now, l.shift), 0
+    l.shift = 0
   end,
 
   left = function(l, at)
@@ -147,6 +159,6 @@ kinds.bucket = {
   end,
 
   value = function(l)
-    return struct.pack('>ddd', l.level, l.unit, l.spent)
+    return struct.pack('>dddd', l.level, l.unit, l.spent, l.shift)
   end,
 }

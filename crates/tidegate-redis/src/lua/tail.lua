@@ -165,6 +165,7 @@ local function reserve(longest, shadow, is_last)
       table.remove(l.places, place_of(l, free))
     elseif l.n > 0 then
       l.kind.take(l, math.max(due, l.at), l.n)
+      l.shift = 0
     end
     if l.n > 0 then change(l) end
   end
@@ -258,8 +259,7 @@ elseif operation == 'resume' then
     local rest = l.held - l.now
     held[i] = rest > 0 and 1 or 0
     if rest > 0 then
-      -- The level of a bucket stood still at `booked`.
-      if l.kind.hold then l.booked, l.spent = math.max(l.now, l.booked - rest), 0 end
+      if l.kind.resume then l.kind.resume(l) end
       l.held = 0
       change(l)
     end

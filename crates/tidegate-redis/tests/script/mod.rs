@@ -6,6 +6,7 @@ mod clients;
 pub(crate) mod conformance;
 mod counting;
 mod odd_rates;
+mod refunds;
 mod several;
 
 #[path = "../support/mod.rs"]
