@@ -65,6 +65,9 @@ pub(crate) enum Undecided {
 }
 
 impl Undecided {
+    /// The thread of a store cannot wait for a store.
+    pub(crate) const HERE: Undecided = Undecided::Away(Duration::MAX);
+
     /// How long the store is still left alone.
     pub(crate) fn rest(self) -> Duration {
         match self {

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tidegate::{AllOf, AllRefusal, Events, PolicyConfig, StoreEvent};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::block_on::{block_on, this_thread_makes_calls};
 use crate::breaker::{Admission, Breaker};
 use crate::clients::{self, Clients};
 #[cfg(feature = "tls")]
@@ -128,6 +130,8 @@ struct Inner {
     while_away: WhileAway,
     leases: Arc<LeaseCounters>,
     shares: Shares,
+    /// The runtime of the thread; none if that is the caller's.
+    runtime: OnceLock<Handle>,
 }
 
 /// What the thread and the handles share.
@@ -409,6 +413,11 @@ impl Store {
         &self.0.leases
     }
 
+    /// Waits for a future on this thread. `None`, without polling it, on the thread of a store.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        block_on(self.0.runtime.get(), future)
+    }
+
     pub(crate) async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {
         let (sender, receiver) = oneshot::channel();
         self.send(by_hash, script, move |answer| _ = sender.send(answer));
@@ -466,7 +475,9 @@ impl StoreBuilder {
     }
 
     /// Sets the observer of all limiters of the store, and of the calls to it. It is told of no tag
-    /// and of no key. [`Events::store`] is called on the thread of the store: be quick.
+    /// and of no key. [`Events::store`] is called on the thread of the store: be quick. A call there
+    /// that would block the thread is refused at once, as [`StoreLimiter`](crate::StoreLimiter)
+    /// tells.
     ///
     /// # Examples
     ///
@@ -496,9 +507,13 @@ impl StoreBuilder {
         let (store, work) = self.parts(servers)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        _ = store.0.runtime.set(runtime.handle().clone());
         std::thread::Builder::new()
             .name("tidegate-redis".into())
-            .spawn(move || runtime.block_on(work))
+            .spawn(move || {
+                this_thread_makes_calls();
+                runtime.block_on(work);
+            })
             .map_err(|error| OpenError::Thread { kind: error.kind() })?;
         Ok(store)
     }
@@ -536,6 +551,7 @@ impl StoreBuilder {
             while_away,
             leases,
             shares,
+            runtime: OnceLock::new(),
         };
         Ok((Store(Arc::new(inner)), work))
     }

@@ -17,7 +17,6 @@ use tidegate::{
 };
 use tokio::sync::{Notify, oneshot};
 
-use crate::block_on::block_on;
 use crate::counting::call::{Operation, Told};
 use crate::counting::line::{Answer, Held, Line, Shared, left};
 use crate::error::BuildError;
@@ -62,6 +61,11 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// Dropping a waiting future withdraws its request. If it was granted already, its permits are
 /// given back. Permits go back by a message that is not waited for, and that is repeated until the
 /// store answers.
+///
+/// # Blocking
+///
+/// As for [`StoreLimiter`](crate::StoreLimiter), a call that would block the thread of a store is
+/// refused at once as [`Refusal::Unavailable`].
 ///
 /// # While the store is away
 ///
@@ -208,6 +212,13 @@ impl StoreCountingLimit {
         })
     }
 
+    /// Waits for an answer on this thread.
+    fn blocking(&self, wait: AcquireAny) -> Result<AllPermits, AllRefusal> {
+        // The thread of a store cannot wait for a store.
+        let refused = || Err(unavailable(Away::For(Duration::MAX)).into());
+        self.0.store.block_on(wait).unwrap_or_else(refused)
+    }
+
     fn refused(&self, request: &Request, refusal: Refusal) -> AllRefusal {
         match (request.tells_left, refusal) {
             (true, Refusal::InUse { limit }) => {
@@ -290,7 +301,7 @@ fn unavailable(away: Away) -> Refusal {
 
 impl Limiter for StoreCountingLimit {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        block_on(self.acquire_now(request))
+        self.blocking(self.acquire_now(request))
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
@@ -308,7 +319,7 @@ impl Limiter for StoreCountingLimit {
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        block_on(self.acquire(request))
+        self.blocking(self.acquire(request))
     }
 
     /// A place in the line of this process. It holds its permits from its grant until it is dropped
@@ -325,7 +336,8 @@ impl Limiter for StoreCountingLimit {
     /// While the store does not answer, nothing is available.
     fn status(&self) -> AllStatus {
         let nothing = Left::new(self.limit().into(), 0);
-        block_on(StoreCountingLimit::status(self)).unwrap_or_else(|_| self.status_of(nothing, Duration::ZERO))
+        let state = self.0.store.block_on(StoreCountingLimit::status(self));
+        state.and_then(Result::ok).unwrap_or_else(|| self.status_of(nothing, Duration::ZERO))
     }
 
     /// For all processes. The message is not waited for. Permits that are out stay out.
@@ -337,7 +349,11 @@ impl Limiter for StoreCountingLimit {
     }
 
     fn resume(&self) -> bool {
-        block_on(self.ask(Operation::Resume)).is_ok_and(|told| told.granted == [true])
+        let Some(told) = self.0.store.block_on(self.ask(Operation::Resume)) else {
+            self.0.tell(Operation::Resume);
+            return false;
+        };
+        told.is_ok_and(|told| told.granted == [true])
     }
 
     /// Charges nothing: no call would give the permits back.

@@ -18,11 +18,10 @@ use tidegate::{
 
 pub use builder::LimiterBuilder;
 
-use crate::block_on::block_on;
 use crate::line::{Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
-use crate::set::{Instead, Set};
+use crate::set::{Instead, Set, Undecided};
 use request::{Ask, Won};
 use reserved::{Degraded, Reserved};
 
@@ -61,6 +60,14 @@ use reserved::{Degraded, Reserved};
 /// [`status`](AnyLimiter::status), [`keep_at_most`](AnyLimiter::keep_at_most) and
 /// [`resume`](AnyLimiter::resume) block the calling thread for the round trip, at most for the
 /// [timeout](crate::StoreBuilder::timeout) of the store.
+/// [`blocking_acquire`](AnyLimiter::blocking_acquire) blocks it until the permits are due. All of
+/// them work on the threads of a tokio runtime, also on its only one, whose other tasks wait
+/// meanwhile.
+///
+/// Observers of a store and wakers run on the thread of the store, which cannot wait for itself. A
+/// call there that would block sends nothing, and is refused at once as [`Refusal::Unavailable`].
+/// There `status` tells that nothing is available, and `resume` does not wait for its message, and
+/// returns `false`. Spawn a task that awaits the permits instead.
 #[derive(Clone, Debug)]
 pub struct StoreLimiter(Arc<Set>);
 
@@ -126,8 +133,40 @@ impl StoreLimiter {
         self.0.ask(operation, &costs).await.map_err(|undecided| self.0.unavailable(undecided))
     }
 
-    fn told(&self, ask: &Ask, answer: &Result<AllPermits, AllRefusal>) {
-        if let Some(watch) = Watch::new(&self.0, ask.permits()) {
+    /// The answer of the leases, if they have one.
+    fn by_lease(&self, request: &AllRequest<'_>) -> Option<Result<AllPermits, AllRefusal>> {
+        let answer = self.0.leases_for(request)?.now(&self.0, request)?;
+        self.told(request, &answer);
+        Some(answer)
+    }
+
+    /// The answer of the store, without a wait for permits.
+    fn by_store(&self, request: &AllRequest<'_>) -> AcquireAny {
+        let ask = match Ask::new(&self.0, request) {
+            Ok(ask) => ask,
+            Err(refusal) => return AcquireAny::ready(Err(refusal)),
+        };
+        let this = self.clone();
+        AcquireAny::new(async move {
+            let watch = Watch::new(&this.0, ask.permits());
+            this.clone().decided(ask, Duration::ZERO, watch).await
+        })
+    }
+
+    /// Waits for an answer on this thread.
+    fn blocking(&self, request: &AllRequest<'_>, wait: AcquireAny) -> Result<AllPermits, AllRefusal> {
+        self.0.store.block_on(wait).unwrap_or_else(|| {
+            let answer = Err(self.0.unavailable(Undecided::HERE));
+            self.told(request, &answer);
+            answer
+        })
+    }
+
+    fn told(&self, request: &AllRequest<'_>, answer: &Result<AllPermits, AllRefusal>) {
+        if !self.0.observers.is_empty()
+            && let Ok(ask) = Ask::new(&self.0, request)
+            && let Some(watch) = Watch::new(&self.0, ask.permits())
+        {
             watch.answered(answer.as_ref());
         }
     }
@@ -226,29 +265,17 @@ impl Drop for Waiting<'_> {
 
 impl Limiter for StoreLimiter {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        block_on(self.acquire_now(request))
+        match self.by_lease(request) {
+            Some(answer) => answer,
+            None => self.blocking(request, self.by_store(request)),
+        }
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
-        if let Some(leases) = self.0.leases_for(request)
-            && let Some(answer) = leases.now(&self.0, request)
-        {
-            if !self.0.observers.is_empty()
-                && let Ok(ask) = Ask::new(&self.0, request)
-            {
-                self.told(&ask, &answer);
-            }
-            return AcquireAny::ready(answer);
+        match self.by_lease(request) {
+            Some(answer) => AcquireAny::ready(answer),
+            None => self.by_store(request),
         }
-        let ask = match Ask::new(&self.0, request) {
-            Ok(ask) => ask,
-            Err(refusal) => return AcquireAny::ready(Err(refusal)),
-        };
-        let this = self.clone();
-        AcquireAny::new(async move {
-            let watch = Watch::new(&this.0, ask.permits());
-            this.clone().decided(ask, Duration::ZERO, watch).await
-        })
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
@@ -274,7 +301,7 @@ impl Limiter for StoreLimiter {
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        block_on(self.acquire(request))
+        self.blocking(request, self.acquire(request))
     }
 
     /// The place is booked in the store. It is given back when it is dropped, as far as
@@ -300,12 +327,14 @@ impl Limiter for StoreLimiter {
         }
         let longest = ask.all_else.within.unwrap_or(Duration::MAX);
         let mut ticket = Ticket::new(&self.0, ask.asked(&self.0, longest, false));
-        let undecided = match block_on(poll_fn(|context| ticket.poll_decided(context))) {
-            Outcome::Granted(()) => {
+        let outcome = self.0.store.block_on(poll_fn(|context| ticket.poll_decided(context)));
+        let undecided = match outcome {
+            Some(Outcome::Granted(())) => {
                 return Ok(AnyReservation::new(Reserved::waits(self, ask, ticket, watch)));
             }
-            Outcome::Refused(refusal) => return Err(refused(watch, refusal)),
-            Outcome::Undecided(undecided) => undecided,
+            Some(Outcome::Refused(refusal)) => return Err(refused(watch, refusal)),
+            Some(Outcome::Undecided(undecided)) => undecided,
+            None => return Err(refused(watch, self.0.unavailable(Undecided::HERE))),
         };
         match self.0.instead(undecided) {
             Instead::Everyone => {
@@ -324,7 +353,7 @@ impl Limiter for StoreLimiter {
 
     /// While the store does not answer, nothing is available.
     fn status(&self) -> AllStatus {
-        block_on(StoreLimiter::status(self)).unwrap_or_else(|_| {
+        self.0.store.block_on(StoreLimiter::status(self)).and_then(Result::ok).unwrap_or_else(|| {
             let members = self.0.members.iter().map(|member| {
                 let nothing = tidegate::Left::new(member.terms.limit, 0);
                 (member.name.as_str(), Status::from(nothing).rate(member.terms.rate))
@@ -353,7 +382,10 @@ impl Limiter for StoreLimiter {
             leases.forget();
         }
         self.0.resume();
-        let reply = block_on(self.ask_all(Operation::Resume));
+        let Some(reply) = self.0.store.block_on(self.ask_all(Operation::Resume)) else {
+            self.0.tell(Operation::Resume, &vec![(1, 1); self.0.members.len()], &[]);
+            return false;
+        };
         let was_paused = reply.is_ok_and(|reply| reply.limits.iter().any(|told| told.other > 0));
         if was_paused {
             self.0.observers.report(|events| events.resumed());
@@ -375,9 +407,12 @@ impl Limiter for StoreLimiter {
         let any = 1 << 52;
         let mut costs = vec![(any, any); self.0.members.len()];
         costs[member] = (permits.min(any), permits.min(any));
-        let lost = self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)));
-        let reply = block_on(self.0.ask(Operation::Keep, &costs));
-        let taken = reply.map(|reply| reply.limits[member].other + lost);
+        let asked = async {
+            let lost = self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)));
+            let reply = self.0.ask(Operation::Keep, &costs).await?;
+            Ok(reply.limits[member].other + lost)
+        };
+        let taken = self.0.store.block_on(asked).unwrap_or(Err(Undecided::HERE));
         taken.map_err(|undecided| self.0.unavailable(undecided))
     }
 

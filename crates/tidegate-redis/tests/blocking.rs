@@ -1,0 +1,162 @@
+//! Calls that block a thread: on the only thread of a runtime, under paused time, and on the thread
+//! of a store.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+use support::Server;
+use tidegate::{AnyLimiter, Events, Refusal, Request, StoreEvent};
+use tidegate_redis::{Store, StoreBuilder, WhileAway};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const MS: Duration = Duration::from_millis(1);
+
+/// With a deadline that no machine misses.
+fn builder(server: &Server) -> StoreBuilder {
+    Store::builder(server.url()).timeout(Duration::from_secs(60))
+}
+
+fn limiter(store: &Store, line: &str) -> AnyLimiter {
+    store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap().into()
+}
+
+/// The thread that parks is the only one that rings the timers of its runtime.
+#[tokio::test]
+async fn a_booked_request_blocks_the_only_thread_of_a_runtime() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let limiter = limiter(&store, "token_bucket 100/s burst 1");
+    for _ in 0..3 {
+        let _ = limiter.blocking_acquire().unwrap();
+    }
+    let unblocked = tokio::time::timeout(HOUR, limiter.acquire());
+    let _ = unblocked.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_leased_request_blocks_the_only_thread_of_a_runtime() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let limiter = store.limiter("all").limit("limit", "token_bucket 100/s burst 2".parse().unwrap());
+    let limiter = AnyLimiter::from(limiter.leased().build().unwrap());
+    for _ in 0..6 {
+        let _ = limiter.blocking_acquire().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_share_blocks_the_only_thread_of_a_runtime() {
+    let store = Store::builder("redis+unix:///nowhere/s").while_away(WhileAway::ShareOf(NonZeroU32::MIN));
+    let limiter = limiter(&store.open().unwrap(), "token_bucket 100/s burst 1");
+    for _ in 0..3 {
+        assert!(limiter.blocking_acquire().unwrap().is_degraded());
+    }
+}
+
+#[tokio::test]
+async fn a_counting_limit_blocks_the_only_thread_of_a_runtime_no_longer_than_told() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let limit = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
+    let _held = limit.blocking_acquire().unwrap();
+    let refused = limit.blocking_acquire_many(Request::from(1).within(MS)).unwrap_err();
+    assert_eq!(refused.refusal(), Some(Refusal::InUse { limit: 1 }));
+}
+
+/// An hour of paused time.
+#[tokio::test(start_paused = true)]
+async fn a_blocked_thread_follows_the_paused_time_of_its_runtime() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let limiter = limiter(&store, "token_bucket 1/h burst 1");
+    let _ = limiter.acquire().await.unwrap();
+    let (runtime, blocked) = (tokio::runtime::Handle::current(), limiter.clone());
+    let (done, is_done) = tokio::sync::oneshot::channel();
+    let thread = std::thread::spawn(move || {
+        let _inside = runtime.enter();
+        let _ = blocked.blocking_acquire().unwrap();
+        done.send(()).unwrap();
+    });
+    is_done.await.unwrap();
+    thread.join().unwrap();
+}
+
+/// What calls that block are answered on the thread of a store.
+#[derive(Default)]
+struct Calls {
+    limiters: OnceLock<[AnyLimiter; 3]>,
+    answers: Mutex<Vec<Option<Refusal>>>,
+}
+
+impl Calls {
+    fn make(&self) {
+        let Some([one, leased, counting]) = self.limiters.get() else { return };
+        let mut answers = Vec::new();
+        for limiter in [one, leased, counting] {
+            let request = Request::from(1);
+            answers.push(limiter.try_acquire_many(request).err().and_then(|error| error.refusal()));
+            let answer = limiter.blocking_acquire_many(request);
+            answers.push(answer.err().and_then(|error| error.refusal()));
+            assert!(!limiter.resume());
+            assert_eq!(limiter.status().members[0].1.available, 0);
+        }
+        answers.push(one.reserve(1).err().and_then(|error| error.refusal()));
+        answers.push(one.keep_at_most("limit", 0).err().and_then(|error| error.refusal()));
+        *self.answers.lock().unwrap() = answers;
+    }
+
+    /// Makes the limiters, whose calls these are.
+    fn limit(&self, store: &Store) -> AnyLimiter {
+        let one = limiter(store, "token_bucket 1/h burst 1");
+        let leased = store.limiter("leased").limit("limit", "token_bucket 1/h burst 1".parse().unwrap());
+        let leased = AnyLimiter::from(leased.leased().build().unwrap());
+        let counting = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
+        assert!(self.limiters.set([one.clone(), leased, counting]).is_ok());
+        one
+    }
+}
+
+const UNAVAILABLE: Option<Refusal> = Some(Refusal::Unavailable { retry_after: tidegate::Nanos::MAX });
+
+impl Events for Calls {
+    fn store(&self, _: &StoreEvent) {
+        self.make();
+    }
+}
+
+impl Wake for Calls {
+    fn wake(self: Arc<Self>) {
+        self.make();
+    }
+}
+
+#[test]
+fn an_observer_that_blocks_the_thread_of_its_store_is_refused() {
+    let Some(server) = Server::start() else { return };
+    let calls = Arc::new(Calls::default());
+    let store = builder(&server).observed_by(calls.clone()).open().unwrap();
+    // The observer was told before the caller had its answer.
+    let _ = calls.limit(&store).try_acquire().unwrap();
+    assert_eq!(*calls.answers.lock().unwrap(), [UNAVAILABLE; 8]);
+}
+
+#[test]
+fn a_waker_that_blocks_the_thread_of_its_store_is_refused() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let calls = Arc::new(Calls::default());
+    let limiter = calls.limit(&store);
+    let mut wait = limiter.acquire();
+    let waker = Waker::from(calls.clone());
+    assert!(std::pin::Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
+    // The thread of the store has called the waker once it answers the next call.
+    support::wait_until("the waker is called", || !calls.answers.lock().unwrap().is_empty());
+    assert_eq!(*calls.answers.lock().unwrap(), [UNAVAILABLE; 8]);
+    let _ = limiter.status();
+}
