@@ -115,8 +115,8 @@ pub enum StoreEvent {
     Unknown,
     /// The store did not carry out a call.
     Failed,
-    /// A call was not made, since the store did not answer earlier calls, or since too many calls
-    /// are in flight.
+    /// A call was not made, since the store did not answer earlier calls, since too many calls are
+    /// in flight, or since too little time is left for an answer.
     Skipped,
     /// A call showed that the store is not as it must be: a password, a permission, or a foreign
     /// value under a key.

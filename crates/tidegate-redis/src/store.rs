@@ -101,7 +101,8 @@ pub struct Counts {
     pub unknown: u64,
     /// Calls that the store did not carry out.
     pub failed: u64,
-    /// Calls that were answered without asking, since the store had not answered before.
+    /// Calls that were answered without asking: the store had not answered before, too many calls
+    /// were in flight, or their requests had waited for more than three quarters of the deadline.
     pub skipped: u64,
     /// Calls that showed that the store is not as it must be.
     pub misconfigured: u64,
@@ -621,23 +622,22 @@ impl Shared {
         // First, since a probe that is admitted has to be made.
         let _place = match InFlight::new(&self.in_flight) {
             Some(place) => place,
-            None => {
-                count(&self.counters.skipped);
-                self.tell(StoreEvent::Skipped);
-                return Err(Away::For(Duration::ZERO));
-            }
+            None => return Err(self.skip(Duration::ZERO)),
         };
+        // Requests wait for a call that is in flight, so that one was slow, too.
+        let left = self.timeout.saturating_sub(waited);
+        if left < self.timeout / 4 {
+            return Err(self.skip(Duration::ZERO));
+        }
         let server = self.servers.server_of(by_hash);
         let admission = lock(&server.breaker).admit(began.elapsed());
         if let Admission::Rest(rest) = admission {
-            count(&self.counters.skipped);
-            self.tell(StoreEvent::Skipped);
-            return Err(Away::For(rest));
+            return Err(self.skip(rest));
         }
         let sent = Sent::default();
         let call = self.servers.call(by_hash, script, &sent);
         let asked = Instant::now();
-        let outcome = tokio::time::timeout(self.timeout.saturating_sub(waited), call).await;
+        let outcome = tokio::time::timeout(left, call).await;
         self.is_far.store(asked.elapsed() > self.timeout / 4, Ordering::Relaxed);
         let failure = match outcome {
             Ok(Ok(value)) => {
@@ -680,6 +680,13 @@ impl Shared {
             self.tell(StoreEvent::Opened);
         }
         Err(Away::For(rest))
+    }
+
+    /// A call that is not made: the store may be asked again after this time.
+    fn skip(&self, rest: Duration) -> Away {
+        self.counters.skipped.fetch_add(1, Ordering::Relaxed);
+        self.tell(StoreEvent::Skipped);
+        Away::For(rest)
     }
 
     /// A server answered a call.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, QueueBounds, Refusal, Request, WhenFull};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, Nanos, QueueBounds, Refusal, Request, WhenFull};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter};
 use tokio::task::JoinHandle;
@@ -443,6 +443,35 @@ fn a_line_behind_a_call_that_failed_is_not_sent() {
         assert_eq!((began.elapsed(), store.counts().unknown, store.counts().degraded), (50 * MS, 1, 3));
         model.stop(false);
         sleep(10 * MS).await;
+        assert_eq!(limiter.status().await.unwrap().members[0].1.available, 9);
+    });
+}
+
+/// Requests that waited for a slow call would be charged, and told of no answer.
+#[test]
+fn a_call_with_too_little_time_left_is_not_sent() {
+    run(async {
+        let model = Model::new(1, network(6 * MS));
+        let (store, limiter) = open(&model, "token_bucket 1/h burst 10").await;
+        // The first call had to connect.
+        let _ = limiter.status().await.unwrap();
+        let calls = model.calls();
+        model.stop(true);
+        let slow = spawn(&limiter, 1);
+        sleep(MS).await;
+        let late = [spawn(&limiter, 1), spawn(&limiter, 1)];
+        // The first answer comes after 45 ms of 50.
+        sleep(38 * MS).await;
+        model.stop(false);
+        let (answer, _) = slow.await.unwrap();
+        let _ = answer.unwrap();
+        for late in late {
+            let (answer, _) = late.await.unwrap();
+            assert!(is(&answer, &Refusal::Unavailable { retry_after: Nanos::ZERO }), "{answer:?}");
+        }
+        let counts = store.counts();
+        assert_eq!((counts.answered, counts.unknown, counts.failed, counts.skipped), (3, 0, 0, 1));
+        assert_eq!((model.calls(), store.trouble()), (calls + 1, None));
         assert_eq!(limiter.status().await.unwrap().members[0].1.available, 9);
     });
 }
