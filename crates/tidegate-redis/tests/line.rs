@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, Nanos, QueueBounds, Refusal, Request, WhenFull};
+use tidegate::{
+    AllPermits, AllRefusal, AllRequest, AnyLimiter, Nanos, QueueBounds, Refusal, Request, WhenFull,
+};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter};
 use tokio::task::JoinHandle;

@@ -59,11 +59,19 @@ pub(super) fn meaning(error: &RedisError) -> Meaning {
     }
 }
 
-/// What a message may tell: the words of the server, and never an address or a password.
+/// What a message may tell: the words of the server, and never an address or a part of a login.
 pub(super) fn told(error: &RedisError) -> String {
+    let text = error.detail().unwrap_or_default();
+    // The arguments of AUTH follow.
+    let text = text.split(", with args").next().unwrap_or_default();
     match error.code() {
         Some(code @ ("MOVED" | "ASK")) => format!("{code}: the server is part of a cluster"),
-        Some(code) => format!("{code} {}", error.detail().unwrap_or_default()).trim_end().to_owned(),
+        Some(code) => match text.split_once(" has no permissions") {
+            // The name of the user goes before.
+            Some((_, to)) => format!("{code} the user has no permissions{to}"),
+            None if code == "NOPERM" => "NOPERM the user has too few permissions".to_owned(),
+            None => format!("{code} {text}").trim_end().to_owned(),
+        },
         None => error.category().to_owned(),
     }
 }
@@ -86,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_without_addresses() {
+    fn errors_are_told_without_addresses_and_logins() {
         for (text, means, says) in [
             ("MOVED 866 10.1.2.3:7001", Meaning::Moved("10.1.2.3:7001".into()), "MOVED: the server is part"),
             ("ASK 866 host:7001", Meaning::Ask("host:7001".into()), "ASK: the server is part of a cluster"),
@@ -94,13 +102,32 @@ mod tests {
             ("TRYAGAIN Multiple keys request", Meaning::NotReady, "TRYAGAIN Multiple keys request"),
             ("ERR max number of clients reached", Meaning::Refused, "ERR max number of clients reached"),
             ("ERR Error running script: Script killed by user", Meaning::Refused, "ERR Error running"),
-            ("NOPERM no", Meaning::Misconfigured, "NOPERM no"),
+            ("NOPERM no", Meaning::Misconfigured, "NOPERM "),
             ("ERR unknown command 'EVALSHA'", Meaning::Misconfigured, "ERR unknown command 'EVALSHA'"),
+            // Servers name the user since version 7, and a command that they do not know with its
+            // arguments.
+            (
+                "NOPERM User u5er has no permissions to run the 'get' command",
+                Meaning::Misconfigured,
+                "NOPERM the user has no permissions to run the 'get' command",
+            ),
+            (
+                "ERR ACL failure in script: User u5er has no permissions to run the 'get' command",
+                Meaning::Misconfigured,
+                "ERR the user has no permissions to run the 'get' command",
+            ),
+            ("NOPERM u5er may not", Meaning::Misconfigured, "NOPERM the user has too few permissions"),
+            (
+                "ERR unknown command `AUTH`, with args beginning with: `u5er`, `5ecret`, ",
+                Meaning::Misconfigured,
+                "ERR unknown command `AUTH`",
+            ),
         ] {
             let error = error(text);
             assert_eq!(meaning(&error), means, "{text}");
             assert!(told(&error).starts_with(says), "{text}: {}", told(&error));
-            assert!(!told(&error).contains("700"), "{text}: {}", told(&error));
+            let secrets = ["700", "u5er", "5ecret"];
+            assert!(secrets.iter().all(|secret| !told(&error).contains(secret)), "{text}: {}", told(&error));
         }
     }
 }

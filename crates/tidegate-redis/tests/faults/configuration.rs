@@ -95,7 +95,7 @@ async fn a_foreign_value_under_a_key_is_told() {
 async fn no_secret_is_told() {
     let Some(server) = Server::start_at_port(&["--requirepass", "5ecret-right"]) else { return };
     let port = server.port().to_string();
-    let secrets = ["5ecret", "u5er", "127.0.0.1", "localhost", "n0de.invalid", port.as_str()];
+    let secrets = ["5ecret", "u5er", "pass-word", "127.0.0.1", "localhost", "n0de.invalid", port.as_str()];
     let mut told = String::new();
     let hosts = format!("127.0.0.1:{port},localhost:{port},n0de.invalid");
     let urls = [
@@ -109,6 +109,10 @@ async fn no_secret_is_told() {
         format!("redis+cluster://:5ecret-right@{hosts}"),
         format!("redis+sentinel://u5er:5ecret@{hosts}/localhost?sentinel_password=5ecret-right"),
         format!("redis+sentinel://u5er:5ecret@{hosts}/localhost"),
+        // Users with a permission too few, in the first call and in a script.
+        user(&server, "u5er-lean", "-@all +eval ~*"),
+        user(&server, "u5er-rich", "+@all -get ~*"),
+        user(&server, "u5er-else", "+@all ~5ecret"),
         // No addresses.
         format!("redis://u5er:5ecret@127.0.0.1:{port}0000"),
         format!("redis://u5er:5ecret@localhost:{port}/localhost"),
