@@ -9,7 +9,7 @@ use crate::support::bucket;
 use proptest::prelude::*;
 use tidegate::{
     AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation,
-    CountingLimit, Limiter, ManualClock, Pause, Rate, RateLimiter, Refusal, Request, TokenBucket,
+    CountingLimit, Limiter, ManualClock, Pause, RateLimiter, Refusal, Request, TokenBucket,
 };
 
 /// What a call, or the passing of time, does.
@@ -152,7 +152,7 @@ proptest! {
         use tidegate::{KeyedRateLimiter, OfKey};
 
         let (clock, other) = (ManualClock::new(), ManualClock::new());
-        let policy = TokenBucket::new(Rate::per_second(5), 5);
+        let policy = TokenBucket::new(tidegate::Rate::per_second(5), 5);
         let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
         let any = AnyLimiter::from(OfKey::new(&keys, 7));
         prop_assert_eq!(play_any(&any, &clock, &acts), play(&bucket(&other, 5, 5), &other, &acts));
@@ -234,7 +234,7 @@ fn a_composite_is_charged_and_lowered_by_name() {
 #[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn a_wait_through_a_handle_can_be_dropped() {
-    let policy = TokenBucket::new(Rate::per_second(10), 1);
+    let policy = TokenBucket::new(tidegate::Rate::per_second(10), 1);
     let limiter = RateLimiter::with_clock(policy, tidegate::TokioClock::new());
     let any = AnyLimiter::from(limiter.clone());
     drop(any.acquire().await.expect("there"));

@@ -9,7 +9,7 @@ use crate::support::bucket;
 use proptest::prelude::*;
 use tidegate::{
     AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyPolicy, CountingLimit, Events,
-    ManualClock, Rate, RateLimiter, Refusal, Request, TokenBucket,
+    ManualClock, RateLimiter, Refusal, Request, TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -190,7 +190,7 @@ fn a_key_tells_its_own_numbers() {
     use tidegate::{KeyedAllOf, KeyedRateLimiter, OfKey};
 
     let clock = ManualClock::new();
-    let policy = TokenBucket::new(Rate::per_second(1), 5);
+    let policy = TokenBucket::new(tidegate::Rate::per_second(1), 5);
     let users: KeyedRateLimiter<String, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
     let everyone = bucket(&clock, 1, 8);
     let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users).with("everyone", &everyone);

@@ -3,10 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::time::Duration;
-use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, ManualClock, Rate, Refusal, Request,
-    TokenBucket,
-};
+use tidegate::{AllOf, AllRefusal, AllRequest, AnyLimiter, CountingLimit, ManualClock, Refusal, Request};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_ok};
 
@@ -122,7 +119,7 @@ fn a_composite_of_keys_takes_as_many() {
     use tidegate::{KeyedAllOf, KeyedRateLimiter};
 
     let clock = ManualClock::new();
-    let policy = TokenBucket::new(Rate::per_second(10), 20);
+    let policy = tidegate::TokenBucket::new(tidegate::Rate::per_second(10), 20);
     let users: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
     let (all_users, calls) = (bucket(&clock, 10, 50), bucket(&clock, 10, 50));
     let api = KeyedAllOf::new("user", &users).with("all users", &all_users).with("calls", &calls);
